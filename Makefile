@@ -1,0 +1,43 @@
+# Each target is complete from nothing: it makes its own environment in .venv, installs, and runs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help install demo test lint types unit bench clean
+
+help:
+	@echo "make demo    record real Atari play, serve it from a local Google Cloud Storage, download, inspect, verify, sample"
+	@echo "make test    lint, types and tests"
+	@echo "make bench   the benchmarks at a size that takes a few minutes"
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "rbdata needs Python 3.10 or newer; try: make PYTHON=python3.11"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); apt-get update -qq && apt-get install -y -qq python3-venv && $(PYTHON) -m venv $(VENV); }
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@mkdir -p $(VENV)/typecheck && ln -sfn ../.. $(VENV)/typecheck/rbdata
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/python examples/demo.py
+
+test: lint types unit
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# The checkout's own folder may have any name; the link gives the package the name it is imported by.
+types: $(STAMP)
+	cd $(VENV)/typecheck && ../bin/mypy --config-file rbdata/pyproject.toml -p rbdata
+
+unit: $(STAMP)
+	$(BIN)/pytest
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/run.py
+
+clean:
+	rm -rf $(VENV) .demo .bench build *.egg-info

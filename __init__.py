@@ -1,0 +1,3 @@
+"""rbdata."""
+
+from ._version import __version__ as __version__
