@@ -1,3 +1,59 @@
-"""rbdata."""
+"""Offline reinforcement learning datasets: fetch, convert to memory-mapped TED, sample at the speed of memory.
+
+    import rbdata
+
+    rbdata.download("Pong/5", procs=8)
+    buffer = rbdata.load("Pong/5", batch_size=256, frame_stack=4)
+    batch = buffer.sample()                      # a TED TensorDict, with "index"
+
+Names are loaded when first used, so that ``import rbdata`` and the command line stay fast.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from ._version import __version__ as __version__
+from .errors import RbdataError as RbdataError
+
+if TYPE_CHECKING:
+    from .api import convert, delete, download, list_datasets, load, open_dataset
+    from .storage.dataset import Dataset
+    from .storage.replay import ReplayBuffer
+
+_HOMES = {
+    "convert": ".api",
+    "delete": ".api",
+    "download": ".api",
+    "list_datasets": ".api",
+    "load": ".api",
+    "open_dataset": ".api",
+    "Dataset": ".storage.dataset",
+    "ReplayBuffer": ".storage.replay",
+}
+
+__all__ = [
+    "Dataset",
+    "RbdataError",
+    "ReplayBuffer",
+    "__version__",
+    "convert",
+    "delete",
+    "download",
+    "list_datasets",
+    "load",
+    "open_dataset",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name], __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,291 @@
+"""The Atari DQN Replay dataset: 60 games, 5 runs each, about 50 M steps a run.
+
+Agarwal, Schuurmans, Norouzi, "An Optimistic Perspective on Offline Reinforcement Learning", ICML 2020
+(https://arxiv.org/abs/1907.04543). Logged by a Nature-DQN with sticky actions (0.25), frame skip 4, 84x84 greyscale,
+rewards clipped to [-1, 1] before they were stored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import CorruptSourceError, ObjectNotFoundError, UsageError
+from ...storage.codecs import RowEncoder
+from ...storage.columns import ColumnWriter
+from ...storage.schema import Leaf, Schema, ted_flags
+from ..fetch import Location, RemoteObject, read_all, resolve
+from ..gunzip import gunzip
+from ..npy import NpyStream
+from ..source import ConvertOptions, Plan
+from . import frames
+from .games import GAMES, RUNS
+from .ring import TIME_LIMIT, RingArrays, RingPlanner
+from .shards import ARRAYS, FRAME, Shard, find_shards, format_numbers, group, select
+
+HOME = "gs://atari-replay-datasets/dqn"
+LICENCE = "Apache-2.0 (code); the data are published for research, see https://offline-rl.github.io"
+CITATION = (
+    "Rishabh Agarwal, Dale Schuurmans, Mohammad Norouzi. An Optimistic Perspective on Offline Reinforcement Learning. "
+    "ICML 2020. arXiv:1907.04543"
+)
+#: A compressed small array is at most about as large as its 4 M bytes; this leaves room for rings 60 times as long.
+_SMALL_BYTES = 1 << 28
+
+
+class AtariSource:
+    """Names are ``<Game>/<run>``."""
+
+    name = "atari"
+    home = HOME
+
+    def names(self) -> Sequence[str]:
+        return [f"{game}/{run}" for game in GAMES for run in RUNS]
+
+    def knows(self, name: str) -> bool:
+        game, _, run = name.partition("/")
+        return game in GAMES and run in {str(number) for number in RUNS}
+
+    def open(self, name: str, location: Location, options: ConvertOptions) -> AtariJob:
+        """Lists the run's shards; raises ObjectNotFoundError when there are none, or not those asked for."""
+        game, _, run = name.partition("/")
+        return AtariJob(name, location, find_shards(location, game, int(run)), options)
+
+    def open_folder(self, location: Location, options: ConvertOptions) -> AtariJob:
+        """A folder that holds the ``*_ckpt.N.gz`` files, or a ``replay_logs`` folder that does."""
+        for folder in ("", "replay_logs"):
+            try:
+                shards = group(location.list(folder), location.url)
+            except ObjectNotFoundError:
+                continue
+            if shards:
+                return AtariJob(None, location, shards, options)
+        message = f"{location.url} holds no DQN Replay shards"
+        raise ObjectNotFoundError(message, hint="expected files like $store$_observation_ckpt.0.gz directly in it")
+
+
+class AtariJob:
+    """One run, from shards at a place to a dataset."""
+
+    def __init__(self, name: str | None, location: Location, shards: list[Shard], options: ConvertOptions) -> None:
+        wanted = None if options.parts is None else list(options.parts)
+        self.name, self.location, self.options = name, location, options
+        self.available = shards
+        chosen = select(shards, wanted, f"{name or location.url}")
+        objects = [item for shard in chosen for item in shard.objects.values()]
+        stated = {item.url: item for item in resolve(location, objects)}
+        self.shards = [Shard(s.number, {key: stated[item.url] for key, item in s.objects.items()}) for s in chosen]
+        self.time_limit = TIME_LIMIT if options.time_limit is None else options.time_limit
+        if self.time_limit == 1 or self.time_limit < 0:
+            raise UsageError(f"a time limit of {self.time_limit} steps makes no sense", hint="0 means no time limit")
+        self.schema = schema(options)
+        self.bulk = tuple(name for name in ("observation", "next/observation") if name in self.schema)
+        self._parts: list[Any] = []
+        self._samples: np.ndarray | None = None
+
+    def identity(self) -> dict[str, Any]:
+        return {
+            "converter": "atari-dqn-replay 1",
+            "leaves": [leaf.to_json() for leaf in self.schema],
+            "unknown_next": self.options.unknown_next,
+            "time_limit": self.time_limit,
+            "objects": [
+                [shard.number, key, item.size, dict(item.checksums) or item.version]
+                for shard in self.shards
+                for key, item in sorted(shard.objects.items())
+            ],
+        }
+
+    def parts(self) -> int:
+        return len(self.shards)
+
+    # -- plan ------------------------------------------------------------------------------------------------------
+
+    def plan(self, columns: ColumnWriter, on_progress: Callable[[int, int], None]) -> Plan:
+        """Fetches the small arrays of every shard (about 1 MB each) and lays out all rows."""
+
+        def emit(action: np.ndarray, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> None:
+            columns.append(
+                {
+                    "action": action,
+                    "next/reward": reward[:, None],
+                    "next/done": (terminated | truncated)[:, None],
+                    "next/terminated": terminated[:, None],
+                    "next/truncated": truncated[:, None],
+                }
+            )
+
+        def peek(number: int, rows: list[int]) -> list[bool]:
+            (shard,) = (shard for shard in self.shards if shard.number == number)
+            return frames.peek_blank(self.location, shard.observation, rows)
+
+        planner = RingPlanner(emit, peek, unknown_next=self.options.unknown_next, time_limit=self.time_limit)
+        before = self._neighbour()
+        for done, ring in enumerate(self._small_arrays()):
+            planner.add(ring, before if not done else None)
+            on_progress(done + 1, len(self.shards))
+        planner.finish()
+        self._parts = planner.parts
+        parts = [
+            {
+                "name": f"shard {part.number}",
+                "number": part.number,
+                "first_state": part.first,
+                "states": part.states,
+            }
+            for part in planner.parts
+        ]
+        return Plan(
+            episodes=planner.episodes.table(),
+            counts=dataclasses.asdict(planner.counts),
+            notes=_notes(planner, self),
+            parts=parts,
+            fetch_bytes=[shard.observation.size or 0 for shard in self.shards],
+            spaces={
+                "observation": {"type": "Box", "low": 0, "high": 255, "shape": list(FRAME), "dtype": "uint8"},
+                "action": {"type": "Discrete", "n": None, "note": "the game's minimal action set"},
+            },
+        )
+
+    def _neighbour(self) -> RingArrays | None:
+        """The small arrays of the shard right before the first one wanted, where there is one: it knows the padding."""
+        first = self.shards[0].number
+        earlier = [shard for shard in self.available if shard.number < first]
+        return self._read_small(earlier[-1]) if earlier else None
+
+    def _small_arrays(self):
+        """In order, a few shards ahead of the planner, so that latency is paid once."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(4, "rbdata-plan") as pool:
+            ahead = 4
+            futures = [pool.submit(self._read_small, shard) for shard in self.shards[:ahead]]
+            try:
+                for index in range(len(self.shards)):
+                    yield futures[index].result()
+                    futures[index] = None  # type: ignore[call-overload]  # its arrays may go
+                    if index + ahead < len(self.shards):
+                        futures.append(pool.submit(self._read_small, self.shards[index + ahead]))
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def _read_small(self, shard: Shard) -> RingArrays:
+        arrays = {}
+        for key in ("action", "reward", "terminal", "add_count"):
+            item = shard.objects[key]
+            data = read_all(self.location, item, limit_bytes=_SMALL_BYTES)
+            arrays[key] = NpyStream(gunzip([data], item.url), ARRAYS[key], item.url).array()
+        count = int(arrays.pop("add_count"))
+        label = f"shard {shard.number} of {self.name or self.location.url}"
+        return RingArrays(shard.number, label, add_count=count, **arrays)
+
+    # -- frames ----------------------------------------------------------------------------------------------------
+
+    def dictionary(self) -> bytes:
+        from ...storage.codecs import train_dictionary
+
+        return train_dictionary(self._sample_rows())
+
+    def row_estimate(self, dictionary: bytes) -> float:
+        leaf = self.schema["observation"]
+        if leaf.codec == "raw":
+            return leaf.row_bytes * (1 if leaf.kind == "state" else 2)
+        rows = self._sample_rows()
+        starts = np.arange(len(rows), dtype=np.int64) * leaf.row_bytes
+        _, lengths = RowEncoder(dictionary).encode(np.ascontiguousarray(rows).data, starts, leaf.row_bytes)
+        return float(lengths.mean()) + 8
+
+    def _sample_rows(self) -> np.ndarray:
+        if self._samples is None:
+            pairs = [(part, shard.observation) for part, shard in zip(self._parts, self.shards)]
+            self._samples = frames.sample_rows(self.location, pairs)
+            if not len(self._samples):
+                raise CorruptSourceError(f"no frames could be sampled from {self.location.url}")
+        return self._samples
+
+    def tasks(self, folder: Path, threads: int) -> Sequence[frames.FillTask]:
+        states = self._parts[-1].first + self._parts[-1].states
+        return [
+            frames.FillTask(index, part, shard.observation, self.location, folder, self.schema, states, threads)
+            for index, (part, shard) in enumerate(zip(self._parts, self.shards))
+        ]
+
+    fill = staticmethod(frames.fill)
+
+    # -- what the manifest says ------------------------------------------------------------------------------------
+
+    def objects(self) -> list[dict[str, Any]]:
+        return [
+            {"name": item.name, "size": item.size, "checksums": dict(item.checksums)}
+            for shard in self.shards
+            for _, item in sorted(shard.objects.items())
+        ]
+
+    def about(self) -> dict[str, Any]:
+        options = self.options
+        return {
+            "source": {
+                "name": "atari",
+                "upstream": "dqn-replay",
+                "dataset": self.name,
+                "options": {
+                    "codec": self.schema["observation"].codec,
+                    "layout": options.layout,
+                    "unknown_next": options.unknown_next,
+                    "time_limit": self.time_limit,
+                },
+                "shards": [shard.number for shard in self.shards],
+                "all_shards": options.parts is None,
+            },
+            "licence": LICENCE,
+            "citation": CITATION,
+        }
+
+
+def schema(options: ConvertOptions) -> Schema:
+    """Frames as a state leaf (or, with layout ``ted``, twice as step leaves), the rest as TED has it."""
+    small = (Leaf("action", "step", "int32", ()), *ted_flags())
+    if options.layout == "ted":
+        if options.codec == "zstd":
+            message = "layout ted is for readers that know no codec: its frames are raw"
+            raise UsageError(message, hint="leave out --codec zstd, or --layout ted")
+        big = (Leaf("observation", "step", "uint8", FRAME), Leaf("next/observation", "step", "uint8", FRAME))
+    else:
+        codec = "raw" if options.codec == "raw" else "zstd"
+        big = (Leaf("observation", "state", "uint8", FRAME, codec=codec),)
+    return Schema((*big, *small))
+
+
+def _notes(planner: RingPlanner, job: AtariJob) -> list[str]:
+    """What a user should know about the values, in sentences."""
+    counts = planner.counts
+    notes = ["Rewards were clipped to [-1, 1] before they were published; game scores cannot be recovered."]
+    if counts.time_limit_episodes:
+        notes.append(
+            f"{counts.time_limit_episodes} episodes of exactly {job.time_limit} rows ended by the clock: the data say "
+            "terminal, they are truncated here."
+        )
+    if job.options.unknown_next == "zero" and (counts.cut_episodes or counts.time_limit_episodes):
+        notes.append("Rows whose successor is not in the data are kept, truncated, with a successor of zeros.")
+    elif counts.given_up_steps:
+        notes.append(
+            f"{counts.given_up_steps} rows whose successor is not in the data (the data end there, a lap is missing, or "
+            "the clock ran out) were given up; their frame is the final observation of the step before."
+        )
+    for gap in counts.gaps:
+        lost = gap["laps_missing"]
+        what = "an unknown number of laps is" if lost is None else f"{lost} lap{'s are' if lost != 1 else ' is'}"
+        notes.append(f"Before shard {gap['before_shard']} {what} missing.")
+    if counts.unclipped_rewards:
+        notes.append(f"{counts.unclipped_rewards} rewards lie outside [-1, 1], unlike in the published data.")
+    left_out = sorted({shard.number for shard in job.available} - {shard.number for shard in job.shards})
+    if left_out:
+        notes.append(f"Shards not taken: {format_numbers(left_out)}.")
+    return notes
+
+
+__all__ = ["HOME", "AtariJob", "AtariSource", "RemoteObject", "schema"]

@@ -1,0 +1,75 @@
+"""As whom to ask Google Cloud Storage: anonymously, or with the application-default credentials."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .location import FetchOptions
+
+if TYPE_CHECKING:
+    from google.cloud.storage import Client
+
+
+def login_order(options: FetchOptions) -> tuple[bool, ...]:
+    """Whether to log in, in the order to try. Who pays (user_project) must be known, so logs in first."""
+    if options.anonymous is True:
+        return (False,)
+    if options.anonymous is False:
+        return (True,)
+    return (True, False) if options.user_project else (False, True)
+
+
+def may_have_credentials() -> bool:
+    """Whether application-default credentials may exist.
+
+    Asking google.auth outright can take many seconds on a machine outside Google's cloud: it looks for a metadata
+    server on the network.
+    """
+    if any(os.environ.get(name) for name in ("GOOGLE_APPLICATION_CREDENTIALS", "K_SERVICE", "GAE_ENV")):
+        return True
+    folder = os.environ.get("CLOUDSDK_CONFIG")
+    config = Path(folder) if folder else Path(os.path.expanduser("~/.config/gcloud"))  # noqa: PTH111
+    if (config / "application_default_credentials.json").is_file():
+        return True
+    try:
+        return Path("/sys/class/dmi/id/product_name").read_text().startswith("Google")
+    except OSError:
+        return False
+
+
+class Door:
+    """The clients of one process, and which of them was let in last."""
+
+    def __init__(self, options: FetchOptions) -> None:
+        self._options = options
+        self._clients: dict[bool, Client | None] = {}
+        self.opened_as: bool | None = None
+
+    def order(self) -> tuple[bool, ...]:
+        order = login_order(self._options)
+        return tuple(sorted(order, key=lambda login: login != self.opened_as)) if self.opened_as is not None else order
+
+    def client(self, login: bool) -> Client | None:
+        """None where there is nothing to log in with and nobody insists on it."""
+        if login not in self._clients:
+            insists = self._options.anonymous is False
+            self._clients[login] = self._make(login) if not login or insists or may_have_credentials() else None
+        return self._clients[login]
+
+    def _make(self, login: bool) -> Client:
+        from google.cloud import storage
+
+        if login:
+            import google.auth
+
+            credentials, project = google.auth.default(scopes=["https://www.googleapis.com/auth/devstorage.read_only"])
+            client = storage.Client(project=project or "<none>", credentials=credentials)
+        else:
+            client = storage.Client.create_anonymous_client()
+        # Releases from 3.13 on ask for the bucket's own metadata in a background thread before every call, for a
+        # telemetry we do not use; anonymous readers are refused that, so it would be asked again and again.
+        if hasattr(client, "_bucket_metadata_cache"):
+            client._bucket_metadata_cache = None
+        return client

@@ -1,0 +1,95 @@
+"""What the headers of a web server's answer say about an object."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from ...errors import FetchError, ObjectChangedError
+from .failures import status_error
+from .location import RemoteObject
+
+
+def accepted_encoding(url: str) -> str:
+    """The Accept-Encoding that makes the server send the bytes as stored.
+
+    'identity' everywhere but at Google: there it means that objects stored with gzip encoding are unpacked on the way.
+    """
+    host = urlsplit(url).hostname or ""
+    return "gzip" if host == "storage.googleapis.com" or host.endswith(".storage.googleapis.com") else "identity"
+
+
+def stated_version(headers: Mapping[str, str]) -> str | None:
+    """The strong ETag, else Last-Modified: what may stand in If-Range. A weak ETag does not promise equal bytes."""
+    tag = headers.get("ETag", "")
+    if tag.startswith('"'):
+        return tag
+    return headers.get("Last-Modified")
+
+
+def stated_checksums(headers: Mapping[str, str]) -> dict[str, str]:
+    """Checksums of the whole object in the headers of a whole response. (An ETag is not an MD5.)"""
+    found = {}
+    for item in headers.get("x-goog-hash", "").split(","):
+        name, _, value = item.strip().partition("=")
+        if name in ("crc32c", "md5"):
+            found[name] = hex_of_base64(value)
+    if "Content-MD5" in headers:
+        found["md5"] = hex_of_base64(headers["Content-MD5"])
+    return {name: value for name, value in found.items() if value}
+
+
+def hex_of_base64(text: str) -> str:
+    """Lowercase hex of base64; '' for what is not base64."""
+    try:
+        return base64.b64decode(text, validate=True).hex()
+    except (binascii.Error, ValueError):
+        return ""
+
+
+def check_same_object(obj: RemoteObject, offset: int, status: int, headers: Mapping[str, str]) -> int:
+    """How many leading bytes of this answer to `bytes=offset-` are not wanted.
+
+    Raises ObjectChangedError when the answer is about another object, FetchError when it is no sensible answer.
+    """
+    changed = f"{obj.url} was replaced while it was being read"
+    hint = "start again: what was fetched of the old one is of no use"
+    first, total = content_range(headers)
+    version = stated_version(headers)
+    if status == 416:
+        if obj.size is None and total == offset:
+            return 0
+        raise ObjectChangedError(f"{changed}: it has no byte {offset} now", hint=hint)
+    if obj.version is not None and version is not None and obj.version != version:
+        raise ObjectChangedError(f"{changed}: {obj.version} is {version} now", hint=hint)
+    size = total if status == 206 else length(headers)
+    if obj.size is not None and size is not None and obj.size != size:
+        raise ObjectChangedError(f"{changed}: {obj.size} bytes are {size} now", hint=hint)
+    if status == 206:
+        if first != offset:
+            message = f"{obj.url}: asked for the bytes from {offset}, the server sent those from {first}"
+            raise FetchError(message, hint="use another mirror (--mirror)")
+        return 0
+    if status != 200:
+        raise status_error(status, obj.url, headers)
+    # The server does not know ranges: what we have comes again.
+    return offset
+
+
+def content_range(headers: Mapping[str, str]) -> tuple[int | None, int | None]:
+    """First byte and total size out of ``bytes 5-9/10``, ``bytes */10``, ``bytes 5-9/*``."""
+    span, _, total = headers.get("Content-Range", "").removeprefix("bytes").strip().partition("/")
+    first = span.partition("-")[0]
+    return int(first) if first.isdigit() else None, int(total) if total.isdigit() else None
+
+
+def length(headers: Mapping[str, str]) -> int | None:
+    text = headers.get("Content-Length", "")
+    return int(text) if text.isdigit() else None
+
+
+def is_web_page(headers: Mapping[str, str]) -> bool:
+    kind = headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    return kind in ("text/html", "application/xhtml+xml")

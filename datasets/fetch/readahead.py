@@ -1,0 +1,126 @@
+"""An iterator run in a thread of its own, some items ahead: the network works while its bytes are being unpacked."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from ...errors import UsageError
+
+T = TypeVar("T")
+
+# How long `close` waits for the thread. It may sit in a read from a silent server; it is a daemon and ends by itself.
+CLOSE_SECONDS = 1.0
+
+
+def readahead(iterable: Iterable[T], depth: int) -> Readahead[T]:
+    """The same items in the same order, up to `depth` of them fetched in advance by a thread that starts at once.
+
+    An exception of the inner iterator is raised where the item would have come. Close it (or use it in a `with`) when
+    not reading to the end: that stops the thread and closes the inner iterator.
+    """
+    return Readahead(iterable, depth)
+
+
+class Readahead(Generic[T]):
+    def __init__(self, iterable: Iterable[T], depth: int) -> None:
+        if depth < 1:
+            message = f"depth must be at least 1, not {depth}"
+            raise UsageError(message)
+        self._channel = _Channel(depth)
+        # The thread knows the channel, not this object: a forgotten one is collected, and then ends its thread.
+        self._thread = threading.Thread(
+            target=_run, args=(iter(iterable), self._channel), name="rbdata-readahead", daemon=True
+        )
+        self._stop = weakref.finalize(self, self._channel.stop)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        return self._channel.take()
+
+    def close(self) -> None:
+        """Stop the thread and close the inner iterator; items not yet taken are gone. May be called twice."""
+        self._stop()
+        if self._thread is not threading.current_thread():
+            self._thread.join(CLOSE_SECONDS)
+
+    def __enter__(self) -> Readahead[T]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Channel:
+    """What passes between the thread and the consumer; `end` is set when nothing more will."""
+
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+        self._items: deque[Any] = deque()
+        self._changed = threading.Condition()
+        self._end: BaseException | None = None
+
+    def put(self, item: Any) -> bool:
+        """Wait for room and put the item; False when nobody wants items any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._items) < self._depth or self._end is not None)
+            if self._end is not None:
+                return False
+            self._items.append(item)
+            self._changed.notify_all()
+            return True
+
+    def finish(self, end: BaseException) -> None:
+        """No more items: `end` is raised after the last one."""
+        with self._changed:
+            if self._end is None:
+                self._end = end
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """The consumer has gone: drop what is there and let the thread end."""
+        with self._changed:
+            self._items.clear()
+            self._end = StopIteration()
+            self._changed.notify_all()
+
+    def take(self) -> Any:
+        with self._changed:
+            self._changed.wait_for(lambda: self._items or self._end is not None)
+            if self._items:
+                item = self._items.popleft()
+                self._changed.notify_all()
+                return item
+            end = self._end
+            # Raised once; after that it is simply at its end, as a generator is.
+            self._end = StopIteration()
+        assert end is not None
+        raise end
+
+
+def _run(iterator: Iterator[Any], channel: _Channel) -> None:
+    end: BaseException = StopIteration()
+    try:
+        for item in iterator:
+            if not channel.put(item):
+                break
+            # Held here, the item would stay in memory until the next one comes.
+            del item
+    except BaseException as error:
+        end = error
+    try:
+        close = getattr(iterator, "close", None)
+        if close is not None:
+            close()
+    except BaseException as error:
+        end = error if isinstance(end, StopIteration) else end
+    channel.finish(end)

@@ -1,0 +1,86 @@
+"""When to try again: a pure decision, and the loop that acts on it."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ...errors import TransientFetchError
+from .failures import retry_after
+from .location import FetchOptions
+
+T = TypeVar("T")
+
+# A server that asks for more patience than this is as good as closed.
+LONGEST_WAIT = 300.0
+
+
+@dataclass(frozen=True)
+class Retry:
+    """A retry that is about to happen, as `on_retry` callbacks receive it."""
+
+    url: str
+    offset: int
+    """Byte of the object where it goes on."""
+    failures: int
+    """Failures in a row without a new byte, this one included."""
+    attempts: int
+    """Failures after which it gives up."""
+    wait: float
+    """Seconds until the next attempt."""
+    error: TransientFetchError
+
+
+def wait_before_retry(failures: int, options: FetchOptions, *, asked: float | None, jitter: float) -> float | None:
+    """Seconds to wait after the `failures`-th failure in a row; None to give up.
+
+    Exponential and capped, spread by `jitter` (0 to 1) over the upper half, so that many workers do not come back at
+    once. `asked` (Retry-After, in seconds) is a lower bound.
+    """
+    if failures >= options.attempts:
+        return None
+    if asked is not None and asked > LONGEST_WAIT:
+        return None
+    full = min(options.backoff_cap, options.backoff * 2.0 ** min(failures - 1, 60))
+    return max(full * (0.5 + 0.5 * jitter), asked or 0.0)
+
+
+def next_try(error: TransientFetchError, url: str, offset: int, failures: int, options: FetchOptions) -> Retry:
+    """The retry to make after this failure.
+
+    Raises the error itself, with the number of attempts, when there is none to make.
+    """
+    asked = retry_after(error)
+    wait = wait_before_retry(failures, options, asked=asked, jitter=random.random())
+    if wait is not None:
+        return Retry(url, offset, failures, options.attempts, wait, error)
+    if failures >= options.attempts:
+        why = f"gave up after {failures} attempt{'s' if failures > 1 else ''}"
+    else:
+        why = f"the server asks to come back in {asked:.0f} seconds"
+    message = f"{error}; {why}"
+    raise TransientFetchError(message, hint=error.hint) from error
+
+
+def retrying(
+    call: Callable[[], T],
+    *,
+    url: str,
+    options: FetchOptions,
+    on_retry: Callable[[Retry], None] | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> T:
+    """What `call` returns, called again while it raises TransientFetchError, as often as `options` allow."""
+    failures = 0
+    while True:
+        try:
+            return call()
+        except TransientFetchError as error:
+            failures += 1
+            retry = next_try(error, url, 0, failures, options)
+        if on_retry is not None:
+            on_retry(retry)
+        sleep(retry.wait)

@@ -1,0 +1,130 @@
+"""The datasets on this machine: which there are, where, and in what state; open them, delete them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from .. import config
+from ..errors import DatasetNotFoundError, NotADatasetError, RbdataError, UnknownDatasetError
+from ..storage.folder import JOURNAL, DatasetPlace, find_datasets
+from ..storage.journal import Journal
+from ..storage.manifest import FILENAME, read_manifest
+from . import catalogue
+
+if TYPE_CHECKING:
+    from ..storage.dataset import Dataset
+
+State = Literal["complete", "partial", "damaged"]
+
+
+@dataclass(frozen=True)
+class LocalDataset:
+    """One dataset found under the root. Counts are None while it is partial; ``done`` is the share of parts finished."""
+
+    id: str
+    path: Path
+    state: State
+    steps: int | None
+    episodes: int | None
+    bytes: int
+    done: float
+    problem: str | None = None
+
+
+def list_local(root: str | os.PathLike[str] | None = None) -> list[LocalDataset]:
+    """Everything under the root, sorted by id; an empty list when there is no root yet. Reads manifests only."""
+    where = config.root(root)
+    return [_describe(*entry) for entry in find_datasets(where)] if where.is_dir() else []
+
+
+def local_ids(root: str | os.PathLike[str] | None = None) -> list[str]:
+    """Ids of the complete datasets under the root."""
+    where = config.root(root)
+    return [dataset_id for dataset_id, _, complete in find_datasets(where) if complete] if where.is_dir() else []
+
+
+def find(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> Path:
+    """The folder of a dataset, by id (full or bare) or by path.
+
+    Raises DatasetNotFoundError when the id is known but not here, UnknownDatasetError when nothing has that name,
+    NotADatasetError when a path is given that holds none.
+    """
+    text = os.fspath(id_or_path)
+    as_path = Path(text).expanduser()
+    if (as_path / FILENAME).is_file():
+        return as_path.absolute()
+    if as_path.is_absolute() or text.startswith((".", "~")):
+        message = (
+            f"{text} holds no dataset: there is no {FILENAME} in it" if as_path.is_dir() else f"there is no {text}"
+        )
+        raise NotADatasetError(message, hint="`rbdata list --local` shows the datasets that are there")
+    where = config.root(root)
+    dataset_id, source = catalogue.resolve(text, local_ids(where))
+    place = DatasetPlace(where, dataset_id)
+    if place.exists():
+        return place.path
+    if place.working.is_dir():
+        message = f"{dataset_id} is not complete under {where}"
+        raise DatasetNotFoundError(message, hint=f"continue it: rbdata download {dataset_id}")
+    message = f"{dataset_id} is not under {where}"
+    hint = f"get it: rbdata download {dataset_id}" if source else "choose another --root or RBDATA_ROOT"
+    raise DatasetNotFoundError(message, hint=hint)
+
+
+def open_dataset(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> Dataset:
+    """Open a dataset read-only, by id or path; errors as `find`. Reads the manifest and maps the files, no rows."""
+    from ..storage.dataset import Dataset
+
+    return Dataset(find(id_or_path, root))
+
+
+def deletable(text: str, root: str | os.PathLike[str] | None = None) -> DatasetPlace:
+    """The place of a dataset, complete or not, that can be deleted; raises DatasetNotFoundError when nothing is there."""
+    where = config.root(root)
+    there = {entry.id for entry in list_local(where)}
+    try:
+        dataset_id, _ = catalogue.resolve(text, there)
+    except UnknownDatasetError:
+        if text not in there:
+            raise
+        dataset_id = text
+    place = DatasetPlace(where, dataset_id)
+    if not (place.path.exists() or place.path.is_symlink() or place.working.exists()):
+        message = f"{dataset_id} is not under {where}: nothing to delete"
+        raise DatasetNotFoundError(message, hint="`rbdata list --local` shows what is there")
+    return place
+
+
+def delete(place: DatasetPlace) -> None:
+    """Remove a dataset and its remains; raises DatasetBusyError while another process writes it."""
+    with place.lock():
+        place.remove()
+    place.prune_parents()
+
+
+def disk_use(path: Path) -> int:
+    """Bytes that a folder takes on disk (holes in files do not count), links not followed."""
+    return sum(stat.st_blocks * 512 for stat in _stats(path))
+
+
+def _stats(path: Path) -> Iterator[os.stat_result]:
+    for folder, _, files in os.walk(path):
+        for name in files:
+            yield (Path(folder) / name).lstat()
+
+
+def _describe(dataset_id: str, path: Path, complete: bool) -> LocalDataset:
+    if not complete:
+        journal = Journal(path / JOURNAL)
+        done = len(journal.find("part"))
+        total = next((entry["parts"] for entry in journal.entries if entry.get("kind") == "plan"), 0)
+        return LocalDataset(dataset_id, path, "partial", None, None, disk_use(path), done / total if total else 0.0)
+    try:
+        manifest = read_manifest(path)
+    except RbdataError as error:
+        return LocalDataset(dataset_id, path, "damaged", None, None, disk_use(path), 0.0, str(error))
+    return LocalDataset(dataset_id, path, "complete", manifest.steps, manifest.episodes, manifest.bytes, 1.0)

@@ -1,0 +1,123 @@
+"""What a source is: it knows one provider's data, and turns a dataset's name into a job that the rest can run.
+
+The catalogue asks sources which names they know. ``Source.open`` finds the raw objects and returns a ``Job``; a job says
+what identifies its result, plans the rows, and makes the tasks that fill them. Downloading and converting are the same
+job with raw data from different places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from ..storage.columns import ColumnWriter
+from ..storage.episodes import EpisodeTable
+from ..storage.schema import Schema
+from .fetch import Location
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """How to convert; part of what identifies a dataset's bytes.
+
+    ``codec`` is that of large leaves (``auto``: zstd). ``layout`` ``ted`` writes large leaves twice, as plain TED.
+    ``unknown_next``: see `datasets.atari.ring`. ``parts`` selects raw objects by number (None: all there are).
+    """
+
+    codec: Literal["auto", "raw", "zstd"] = "auto"
+    layout: Literal["auto", "ted"] = "auto"
+    unknown_next: Literal["truncate", "zero"] = "truncate"
+    time_limit: int | None = None
+    parts: tuple[int, ...] | None = None
+
+
+@dataclass
+class Plan:
+    """What a job will write: row counts, and where the bytes come from."""
+
+    episodes: EpisodeTable
+    counts: dict[str, Any]
+    notes: list[str]
+    parts: list[dict[str, Any]]
+    #: Bytes still to be fetched from the source, by part.
+    fetch_bytes: list[int]
+    spaces: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> int:
+        return self.episodes.steps
+
+    @property
+    def states(self) -> int:
+        return self.episodes.steps + len(self.episodes)
+
+
+class Task(Protocol):
+    """One part to fill; picklable."""
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def rows(self) -> int: ...
+
+
+#: Told by a worker while it fills: rows done, bytes fetched, retries.
+OnBlock = Callable[[int, int, int], None]
+
+
+class Job(Protocol):
+    """One conversion, bound to a place."""
+
+    schema: Schema
+    bulk: tuple[str, ...]
+    location: Location
+
+    def identity(self) -> dict[str, Any]:
+        """Everything the resulting bytes depend on, as JSON."""
+
+    def parts(self) -> int:
+        """Into how many parts the bulk leaves are divided."""
+
+    def plan(self, columns: ColumnWriter, on_progress: Callable[[int, int], None]) -> Plan:
+        """Read what is cheap to read, append all step rows, and know all counts."""
+
+    def dictionary(self) -> bytes:
+        """The dictionary for compressed bulk leaves; call after ``plan``."""
+
+    def row_estimate(self, dictionary: bytes) -> float:
+        """Bytes on disk of one state row; call after ``plan``."""
+
+    def tasks(self, folder: Path, threads: int) -> Sequence[Task]:
+        """The work that fills the parts of a working folder; call after ``plan``."""
+
+    #: Does one task: ``fill(task, on_block) -> record``. A plain function, so that it can be sent to another process.
+    fill: Callable[[Any, OnBlock], dict[str, Any]]
+
+    def objects(self) -> Iterable[dict[str, Any]]:
+        """The raw objects as the manifest records them."""
+
+    def about(self) -> dict[str, Any]:
+        """``source`` of the manifest, and ``licence``, ``citation``."""
+
+
+class Source(Protocol):
+    """One provider."""
+
+    name: str
+    #: Where the provider's own copy is.
+    home: str
+
+    def names(self) -> Sequence[str]:
+        """All dataset names it knows, without asking the network."""
+
+    def knows(self, name: str) -> bool:
+        """Whether a name is one of its own."""
+
+    def open(self, name: str, location: Location, options: ConvertOptions) -> Job:
+        """Find the raw objects of a dataset at a place (the home or a mirror)."""
+
+    def open_folder(self, location: Location, options: ConvertOptions) -> Job:
+        """Find the raw objects directly in a folder that is not laid out as the provider does it."""

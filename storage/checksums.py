@@ -1,0 +1,65 @@
+"""Checksums of what was written, by range.
+
+A file of a dataset is covered by consecutive ranges, each with its own crc32c: ``[length, "8 hex digits"]`` in the
+manifest, in order from offset 0. Ranges are the pieces in which the file was written (decided by the plan, not by the
+number of processes), so that every byte is summed while it passes by, and ``verify`` can say which part is damaged.
+
+crc32c is the checksum Google Cloud Storage states for every object: https://cloud.google.com/storage/docs/data-validation
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+
+#: Bytes read at a time when a file is summed again.
+BLOCK = 1 << 22
+
+Range = tuple[int, str]
+
+
+class Crc32c:
+    """A running crc32c that also counts bytes."""
+
+    def __init__(self) -> None:
+        self._value = 0
+        self.length = 0
+
+    def update(self, data: Any) -> None:
+        """Add bytes (anything with the buffer protocol)."""
+        chunk = data if isinstance(data, bytes) else bytes(data)
+        self._value = google_crc32c.extend(self._value, chunk)
+        self.length += len(chunk)
+
+    @property
+    def hex(self) -> str:
+        """Eight lowercase hex digits."""
+        return f"{self._value:08x}"
+
+    @property
+    def range(self) -> Range:
+        """What the manifest records."""
+        return (self.length, self.hex)
+
+
+def crc32c(data: Any) -> str:
+    """crc32c of a buffer, as eight hex digits."""
+    checksum = Crc32c()
+    checksum.update(data)
+    return checksum.hex
+
+
+def sum_ranges(path: Path, lengths: list[int]) -> Iterator[Range]:
+    """Sum consecutive ranges of a file, a block at a time; a file that ends early gives shorter ranges."""
+    with path.open("rb") as file:
+        for length in lengths:
+            checksum = Crc32c()
+            while checksum.length < length:
+                block = file.read(min(BLOCK, length - checksum.length))
+                if not block:
+                    break
+                checksum.update(block)
+            yield checksum.range

@@ -1,0 +1,162 @@
+"""The ``zstd`` row codec: every row compressed on its own, with one dictionary for the whole leaf.
+
+A compressed leaf is a folder of three flat files:
+
+    blob        the compressed rows, one after the other; each is one zstd frame that states its content size and
+                carries neither checksum nor dictionary id (the ranges of the manifest check the bytes)
+    offsets     int64 [rows + 1]: row i lies at blob[offsets[i]:offsets[i + 1]]
+    dictionary  the zstd dictionary, or empty
+
+Any row decodes alone. Two consecutive 84x84 Atari frames share nearly everything, but a row that leaned on its
+neighbour could not be read without it; a dictionary trained on rows from all over the data recovers most of the loss
+(measured on 1M real frames: 26 times smaller).
+
+Format of a frame: RFC 8878. The batch calls of the ``zstandard`` package take one buffer and a table of segments
+(offset, length: uint64 pairs), so that a whole batch is one call in C with the GIL released.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from ..errors import DamagedDatasetError
+
+LEVEL = 3
+DICTIONARY_BYTES = 110 * 1024
+#: Fewer samples than this give dictionaries worse than none.
+MIN_SAMPLES = 64
+#: Below this many rows a second thread costs more than it saves.
+ROWS_PER_THREAD = 64
+
+
+def train_dictionary(rows: np.ndarray) -> bytes:
+    """Train a dictionary on sample rows, uint8 ``[n, row_bytes]``; empty when they are too few or too alike.
+
+    Deterministic: the same rows give the same dictionary.
+    """
+    import zstandard
+
+    if len(rows) < MIN_SAMPLES:
+        return b""
+    try:
+        return zstandard.train_dictionary(DICTIONARY_BYTES, [row.tobytes() for row in rows], level=LEVEL).as_bytes()
+    except zstandard.ZstdError:
+        return b""  # rows too small or all the same: they compress well enough alone
+
+
+class RowEncoder:
+    """Compresses rows; holds the dictionary digested for compression. One per process."""
+
+    def __init__(self, dictionary: bytes, threads: int = 1) -> None:
+        import zstandard
+
+        self._zstandard = zstandard
+        self.threads = threads
+        options: dict[str, Any] = {"write_content_size": 1, "write_checksum": 0, "write_dict_id": 0}
+        parameters = zstandard.ZstdCompressionParameters.from_level(LEVEL, **options)
+        if dictionary:
+            digest = zstandard.ZstdCompressionDict(dictionary)
+            digest.precompute_compress(compression_params=parameters)
+            self._compressor = zstandard.ZstdCompressor(dict_data=digest, compression_params=parameters)
+        else:
+            self._compressor = zstandard.ZstdCompressor(compression_params=parameters)
+
+    def encode(self, buffer: Any, starts: np.ndarray, row_bytes: int) -> tuple[bytes, np.ndarray]:
+        """Compress the rows that begin at byte ``starts`` (int64 ``[n]``) of a buffer.
+
+        Returns the compressed rows joined, and their lengths (int64 ``[n]``). The result does not depend on ``threads``.
+        """
+        segments = np.empty((len(starts), 2), np.uint64)
+        segments[:, 0] = starts
+        segments[:, 1] = row_bytes
+        source = self._zstandard.BufferWithSegments(buffer, segments.tobytes())
+        frames = self._compressor.multi_compress_to_buffer(source, threads=self.threads)
+        lengths = np.fromiter(map(len, frames), np.int64, len(starts))
+        return b"".join(frames), lengths
+
+
+class RowDecoder:
+    """Decompresses rows of a blob. Not shared between threads at the same time: each has its own contexts."""
+
+    def __init__(self, dictionary: bytes, row_bytes: int) -> None:
+        import zstandard
+
+        self._zstandard = zstandard
+        self.row_bytes = row_bytes
+        digest = zstandard.ZstdCompressionDict(dictionary) if dictionary else None
+        self._decompressor = zstandard.ZstdDecompressor(dict_data=digest)
+
+    def decode_into(self, blob: np.ndarray, starts: np.ndarray, lengths: np.ndarray, out: np.ndarray) -> None:
+        """Decode rows at ``starts`` (int64 ``[n]``) with ``lengths`` into ``out``, uint8 ``[n, row_bytes]``.
+
+        Raises DamagedDatasetError when a row does not decode.
+        """
+        count = len(starts)
+        if not count:
+            return
+        segments = np.empty((count, 2), np.uint64)
+        segments[:, 0] = starts
+        segments[:, 1] = lengths
+        sizes = np.full(count, self.row_bytes, np.uint64)
+        try:
+            rows = self._decompressor.multi_decompress_to_buffer(
+                self._zstandard.BufferWithSegments(blob, segments.tobytes()),
+                decompressed_sizes=sizes.tobytes(),
+                threads=1,
+            )
+        except (self._zstandard.ZstdError, ValueError) as error:
+            message = f"a compressed row does not decode: {error}"
+            raise DamagedDatasetError(message, hint="`rbdata verify` names the damaged files") from error
+        flat = _contiguous(rows, self.row_bytes)
+        if flat is None:
+            flat = np.frombuffer(b"".join(rows), np.uint8)
+        np.copyto(out, flat.reshape(count, self.row_bytes))
+
+
+class ParallelDecoder:
+    """Splits a batch over threads, each with its own decoder. Created on first use, never pickled."""
+
+    def __init__(self, dictionary: bytes, row_bytes: int, threads: int) -> None:
+        self._decoders = [RowDecoder(dictionary, row_bytes) for _ in range(max(1, threads))]
+        self._pool = ThreadPoolExecutor(len(self._decoders), "rbdata-zstd") if len(self._decoders) > 1 else None
+        self.row_bytes = row_bytes
+
+    def decode(self, blob: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Decode rows of a blob; returns uint8 ``[n, row_bytes]``, freshly allocated and writable."""
+        count = len(starts)
+        out = np.empty((count, self.row_bytes), np.uint8)
+        pieces = min(len(self._decoders), max(1, count // ROWS_PER_THREAD))
+        if pieces == 1 or self._pool is None:
+            self._decoders[0].decode_into(blob, starts, lengths, out)
+            return out
+        # Split by compressed bytes: rows differ a lot, and the slowest piece sets the time.
+        weights = np.cumsum(lengths)
+        cuts = [0, *np.searchsorted(weights, weights[-1] * np.arange(1, pieces) / pieces).tolist(), count]
+        futures = [
+            self._pool.submit(decoder.decode_into, blob, starts[low:high], lengths[low:high], out[low:high])
+            for decoder, low, high in zip(self._decoders[1:], cuts[1:], cuts[2:])
+        ]
+        self._decoders[0].decode_into(blob, starts[: cuts[1]], lengths[: cuts[1]], out[: cuts[1]])
+        for future in futures:
+            future.result()
+        return out
+
+
+def _contiguous(rows: Any, row_bytes: int) -> np.ndarray | None:
+    """The decoded rows as one array without a copy, where they lie one after the other in memory.
+
+    With one thread ``zstandard`` decodes a whole batch into one allocation and hands out views of it. That is checked
+    here by address rather than believed; the array keeps the first view, and so the allocation, alive.
+    """
+    count = len(rows)
+    first = np.frombuffer(rows[0], np.uint8)
+    last = np.frombuffer(rows[count - 1], np.uint8)
+    if len(first) != row_bytes or len(last) != row_bytes:
+        return None
+    begin, end = first.ctypes.data, last.ctypes.data
+    if end - begin != (count - 1) * row_bytes:
+        return None
+    return np.lib.stride_tricks.as_strided(first, (count * row_bytes,), (1,), writeable=False)

@@ -1,0 +1,130 @@
+"""The episode table: where each episode lies, how it ended and what it returned.
+
+Four flat arrays in ``episodes/`` (with a ``meta.json``, so that tensordict opens the folder too):
+
+    start    int64    first step of the episode; episodes are in order and leave no gaps
+    length   int64    its number of steps, at least 1
+    return   float64  sum of its rewards
+    outcome  uint8    how it ended: 1 terminated, 2 truncated (a time limit), 3 cut (the data end there)
+    midway   bool     whether its beginning is missing from the data
+
+State rows need no table of their own: each episode has one more of them than steps, so the first state row of episode e
+is ``start[e] + e``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import InvariantError
+from .checksums import crc32c
+from .tensordict_meta import write_meta
+
+FOLDER = "episodes"
+TERMINATED, TRUNCATED, CUT = 1, 2, 3
+OUTCOMES = {TERMINATED: "terminated", TRUNCATED: "truncated", CUT: "cut"}
+
+_COLUMNS = {"start": "int64", "length": "int64", "return": "float64", "outcome": "uint8", "midway": "bool"}
+
+
+@dataclass(frozen=True)
+class EpisodeTable:
+    """The table in memory: arrays ``[episodes]``, views of the mapped files where it was opened from a folder."""
+
+    start: np.ndarray
+    length: np.ndarray
+    returns: np.ndarray
+    outcome: np.ndarray
+    midway: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def steps(self) -> int:
+        """Steps of all episodes together."""
+        return int(self.start[-1] + self.length[-1]) if len(self) else 0
+
+    @property
+    def state_start(self) -> np.ndarray:
+        """First state row of every episode, int64."""
+        return self.start + np.arange(len(self))
+
+    def check(self) -> None:
+        """Raise InvariantError unless the episodes are contiguous, in order and not empty."""
+        if not len(self):
+            return
+        if (
+            self.start[0] != 0
+            or (self.length < 1).any()
+            or (self.start[1:] != self.start[:-1] + self.length[:-1]).any()
+        ):
+            raise InvariantError("the episode table leaves gaps, overlaps, or has empty episodes")
+
+    def summary(self) -> tuple[dict[str, float], dict[str, float]]:
+        """``(returns, lengths)``: mean, std, min and max over episodes, for the manifest."""
+        return _statistics(self.returns), _statistics(self.length)
+
+    def write(self, folder: Path) -> dict[str, list[list[object]]]:
+        """Write the table into a dataset folder; returns the checksum ranges of its files."""
+        self.check()
+        target = folder / FOLDER
+        target.mkdir(parents=True, exist_ok=True)
+        ranges: dict[str, list[list[object]]] = {}
+        for name, array in zip(_COLUMNS, (self.start, self.length, self.returns, self.outcome, self.midway)):
+            data = np.ascontiguousarray(array, np.dtype(_COLUMNS[name]).newbyteorder("<")).tobytes()
+            (target / f"{name}.memmap").write_bytes(data)
+            ranges[f"{FOLDER}/{name}.memmap"] = [[len(data), crc32c(data)]]
+        leaves = {name: (dtype, (len(self),)) for name, dtype in _COLUMNS.items()}
+        ranges.update(write_meta(folder, FOLDER, leaves, len(self)))
+        return ranges
+
+
+def open_episodes(folder: Path, episodes: int) -> EpisodeTable:
+    """Map the table of a dataset; nothing is read until it is used."""
+    arrays = []
+    for name, dtype in _COLUMNS.items():
+        if episodes:
+            arrays.append(np.memmap(folder / FOLDER / f"{name}.memmap", dtype, "c", shape=(episodes,)))
+        else:
+            arrays.append(np.empty(0, dtype))
+    return EpisodeTable(*arrays)
+
+
+class EpisodeBuilder:
+    """Collects episodes while a plan is made."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[int, float, int, bool]] = []
+
+    def add(self, length: int, total: float, outcome: int, *, midway: bool = False) -> None:
+        """Append an episode of ``length`` steps with return ``total``."""
+        self._rows.append((length, total, outcome, midway))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def table(self) -> EpisodeTable:
+        """The table of all episodes added."""
+        length = np.array([row[0] for row in self._rows], np.int64)
+        return EpisodeTable(
+            start=np.cumsum(length) - length,
+            length=length,
+            returns=np.array([row[1] for row in self._rows], np.float64),
+            outcome=np.array([row[2] for row in self._rows], np.uint8),
+            midway=np.array([row[3] for row in self._rows], bool),
+        )
+
+
+def _statistics(values: np.ndarray) -> dict[str, float]:
+    if not len(values):
+        return {}
+    return {
+        "mean": float(np.mean(values)),
+        "std": float(np.std(values)),
+        "min": float(np.min(values)),
+        "max": float(np.max(values)),
+    }

@@ -1,0 +1,168 @@
+"""Where datasets lie: ``<root>/<source>/<name>``, and beside it what belongs to an unfinished one.
+
+<root>/atari/Pong/5              the dataset: complete, or not there at all
+<root>/atari/Pong/.5.writing/    leaves being filled, journal, parts; renamed to the above when complete
+<root>/atari/Pong/.5.lock        the writer's lock
+<root>/atari/Pong/.5.old/        the dataset being replaced, for the moment between two renames
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import DiskSpaceError, RootNotWritableError, UsageError
+from .lock import WriterLock
+from .manifest import FILENAME, sync_folder
+
+JOURNAL = "journal.jsonl"
+PARTS = "parts"
+
+
+@dataclass(frozen=True)
+class DatasetPlace:
+    """The paths of one dataset under a root."""
+
+    root: Path
+    id: str
+
+    def __post_init__(self) -> None:
+        check_id(self.id)
+
+    @property
+    def path(self) -> Path:
+        """The dataset itself."""
+        return self.root.joinpath(*self.id.split("/"))
+
+    @property
+    def working(self) -> Path:
+        """The dataset while it is being written."""
+        return self._beside("writing")
+
+    @property
+    def old(self) -> Path:
+        """The dataset that a finished one is about to replace."""
+        return self._beside("old")
+
+    def lock(self) -> WriterLock:
+        """The writer's lock, to be entered."""
+        return WriterLock(self._beside("lock"), self.id)
+
+    def exists(self) -> bool:
+        """Whether a dataset is there (its manifest is)."""
+        return (self.path / FILENAME).is_file()
+
+    def _beside(self, suffix: str) -> Path:
+        return self.path.with_name(f".{self.path.name}.{suffix}")
+
+    def recover(self) -> None:
+        """Finish the renames of a commit that was killed between them. Call with the lock held."""
+        if not self.path.exists():
+            if (self.working / FILENAME).is_file() and not (self.working / JOURNAL).exists():
+                self.working.rename(self.path)
+            elif (self.old / FILENAME).is_file():
+                self.old.rename(self.path)
+        if self.path.exists():
+            remove_tree(self.old)
+
+    def install(self) -> None:
+        """Make the finished working folder the dataset. Call with the lock held, manifest written."""
+        remove_tree(self.old)
+        if self.path.exists():
+            self.path.rename(self.old)
+        self.working.rename(self.path)
+        sync_folder(self.path.parent)
+        remove_tree(self.old)
+
+    def remove(self) -> None:
+        """Delete the dataset and all its remains, and folders above it that become empty. Call with the lock held."""
+        # The manifest goes first: what is half deleted is no dataset.
+        if not self.path.is_symlink():
+            (self.path / FILENAME).unlink(missing_ok=True)
+        for path in (self.path, self.working, self.old):
+            remove_tree(path)
+
+    def prune_parents(self) -> None:
+        """Remove the folders between root and dataset that hold nothing any more."""
+        for parent in self.path.parents:
+            if parent == self.root or self.root not in parent.parents:
+                return
+            try:
+                parent.rmdir()
+            except OSError:
+                return
+
+
+def check_id(dataset_id: str) -> None:
+    """Refuse ids that are no ids: empty parts, parts that begin with a dot or climb out of the root."""
+    parts = dataset_id.split("/")
+    bad = [part for part in parts if not part or part.startswith((".", "-", "~")) or "\\" in part or "\0" in part]
+    if len(parts) < 2 or bad or any(part.strip() != part for part in parts):
+        message = f"{dataset_id!r} is not a dataset id"
+        raise UsageError(message, hint="an id is source/name, for example atari/Pong/5 or my/pong")
+
+
+def make_writable(root: Path) -> None:
+    """Create the root if need be; raises RootNotWritableError naming the ways to choose another one."""
+    hint = "choose another one with --root or RBDATA_ROOT"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise RootNotWritableError(f"the root {root} is not a folder", hint=hint) from error
+    except OSError as error:
+        raise RootNotWritableError(f"the root {root} cannot be created: {error.strerror}", hint=hint) from error
+    probe = root / f".rbdata-probe-{os.getpid()}"
+    try:
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise RootNotWritableError(f"the root {root} cannot be written to: {error.strerror}", hint=hint) from error
+
+
+def free_bytes(path: Path) -> int:
+    """Free disk for the nearest existing folder at or above ``path``."""
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+def check_space(path: Path, needed: int, what: str) -> None:
+    """Raise DiskSpaceError when ``needed`` bytes and a reserve of 2 % or 64 MiB do not fit."""
+    free = free_bytes(path)
+    reserve = max(needed // 50, 64 << 20)
+    if needed + reserve > free:
+        message = (
+            f"{what} needs about {needed / 1e9:.2f} GB on {path}, where {free / 1e9:.2f} GB are free "
+            f"({reserve / 1e9:.2f} GB are kept in reserve)"
+        )
+        raise DiskSpaceError(message, hint="make room, or choose another disk with --root or RBDATA_ROOT")
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder, never following links out of it; nothing happens when it is not there."""
+    if path.is_symlink():
+        path.unlink()
+    elif path.is_dir():
+        shutil.rmtree(path)
+
+
+def find_datasets(root: Path) -> Iterator[tuple[str, Path, bool]]:
+    """Walk a root: ``(id, folder, complete)`` for every dataset and every unfinished one, sorted by id."""
+    found = []
+    for folder, names, files in os.walk(root):
+        here = Path(folder)
+        relative = here.relative_to(root).parts
+        if FILENAME in files and len(relative) >= 2:
+            found.append(("/".join(relative), here, True))
+            names.clear()
+            continue
+        for name in list(names):
+            if name.startswith("."):
+                names.remove(name)
+                if name.endswith(".writing") and relative:
+                    found.append(("/".join((*relative, name[1 : -len(".writing")])), here / name, False))
+    complete = {dataset_id for dataset_id, _, done in found if done}
+    yield from sorted(entry for entry in found if entry[2] or entry[0] not in complete)

@@ -1,0 +1,156 @@
+"""The manifest: ``rbdata.json``, what makes a folder a dataset.
+
+Format version 1. One JSON object:
+
+    format, format_version   "rbdata", 1
+    id                       full dataset id, "atari/Pong/5"
+    steps, episodes          row counts; state leaves have steps + episodes rows
+    leaves                   [{name, kind, dtype, shape, codec, constant?}]
+    spaces                   {"observation": ..., "action": ...} as JSON
+    source                   {name, options, objects: [{name, size, checksums}], ...}: what was converted, and how
+    counts                   what the conversion met and did: pads, given-up rows, gaps, cut episodes, ...
+    notes                    sentences for people, shown by inspect
+    returns, lengths         {mean, std, min, max} over episodes
+    parts                    [{name, states, rows}]: which state rows came from which source object
+    files                    {path: [[length, crc32c], ...]}: every file but this one, in ranges
+    licence, citation, lineage
+    provenance               when, by which version, from where: the only part that differs between two
+                             conversions of the same data
+    checksum                 crc32c of all of the above, as canonical JSON (sorted keys, no spaces)
+
+It is written last, to a temporary name, synced, and renamed: a folder without it is not a dataset. Readers refuse a
+larger format_version and ignore keys they do not know.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from ..errors import DamagedDatasetError, FormatVersionError, NotADatasetError, SchemaError
+from .checksums import crc32c
+from .schema import Leaf, Schema
+
+FILENAME = "rbdata.json"
+FORMAT = "rbdata"
+FORMAT_VERSION = 1
+
+
+@dataclass
+class Manifest:
+    """The manifest, read or about to be written. Fields are those of the format above."""
+
+    id: str
+    schema: Schema
+    steps: int
+    episodes: int
+    source: dict[str, Any]
+    files: dict[str, list[list[Any]]] = field(default_factory=dict)
+    parts: list[dict[str, Any]] = field(default_factory=list)
+    spaces: dict[str, Any] = field(default_factory=dict)
+    counts: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    returns: dict[str, float] = field(default_factory=dict)
+    lengths: dict[str, float] = field(default_factory=dict)
+    licence: str | None = None
+    citation: str | None = None
+    lineage: dict[str, Any] | None = None
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def states(self) -> int:
+        """Rows of the state leaves."""
+        return self.steps + self.episodes
+
+    def rows(self, leaf: Leaf) -> int:
+        """Rows of a leaf."""
+        return self.steps if leaf.kind == "step" else self.states
+
+    @property
+    def bytes(self) -> int:
+        """Bytes on disk of everything the manifest lists."""
+        return sum(length for ranges in self.files.values() for length, _ in ranges)
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object, checksum included."""
+        record: dict[str, Any] = {"format": FORMAT, "format_version": FORMAT_VERSION}
+        for entry in fields(self):
+            if entry.name == "schema":
+                record["leaves"] = [leaf.to_json() for leaf in self.schema]
+            else:
+                record[entry.name] = getattr(self, entry.name)
+        record["checksum"] = _checksum(record)
+        return record
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read a dataset's manifest.
+
+    Raises NotADatasetError when there is none or it is something else, FormatVersionError when a newer rbdata wrote it,
+    DamagedDatasetError when its own checksum does not match.
+    """
+    path = folder / FILENAME
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        message = f"{folder} holds no dataset: there is no {FILENAME} in it"
+        raise NotADatasetError(message, hint="`rbdata list --local` shows the datasets that are there") from error
+    except UnicodeDecodeError as error:
+        raise DamagedDatasetError(f"{path} is not text", hint=_REDO) from error
+    try:
+        record = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DamagedDatasetError(f"{path} is not JSON: {error}", hint=_REDO) from error
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        raise NotADatasetError(f"{path} is not a manifest written by rbdata")
+    version = record.get("format_version")
+    if not isinstance(version, int) or version > FORMAT_VERSION:
+        message = f"{folder} was written in format version {version}; this rbdata reads up to {FORMAT_VERSION}"
+        raise FormatVersionError(message, hint="upgrade it: pip install -U rbdata")
+    if record.get("checksum") != _checksum(record):
+        raise DamagedDatasetError(f"{path} does not match its own checksum: it was edited or damaged", hint=_REDO)
+    try:
+        values = {entry.name: record[entry.name] for entry in fields(Manifest) if entry.name != "schema"}
+        schema = Schema(tuple(Leaf.from_json(leaf) for leaf in record["leaves"]))
+    except (KeyError, TypeError, SchemaError) as error:
+        raise DamagedDatasetError(f"{path} is malformed: {error}", hint=_REDO) from error
+    return Manifest(schema=schema, **values)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write ``rbdata.json`` atomically and durably."""
+    write_atomically(folder / FILENAME, json.dumps(manifest.to_json(), indent=1).encode() + b"\n")
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a whole small file so that it is either the old one or the new one, also after a power cut."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and new files in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        pass  # some network filesystems do not sync directories; they order renames themselves
+    finally:
+        os.close(descriptor)
+
+
+def _checksum(record: dict[str, Any]) -> str:
+    content = {key: value for key, value in record.items() if key != "checksum"}
+    # Python writes floats in their shortest exact form, so reading and writing again gives the same text.
+    return crc32c(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
+
+
+_REDO = "download or convert the dataset again with --force"

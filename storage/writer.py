@@ -1,0 +1,218 @@
+"""Plan, fill, commit: how a dataset folder comes to be.
+
+1. *Plan*: step leaves and the episode table are written from what is cheap to read; all row counts are then known.
+2. *Fill*: workers fill the state leaves, part by part (``parts``); the journal records every finished part. Finished
+   compressed parts are appended to the blob in order, while later ones are still on their way.
+3. *Commit*: the manifest is written and the working folder renamed to the dataset.
+
+Killed at any moment, the next writer with the same fingerprint goes on from the journal and ends with the same bytes. A
+working folder with another fingerprint is not silently thrown away.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import DatasetExistsError
+from .checksums import Crc32c, crc32c
+from .codecs import RowEncoder
+from .columns import ColumnWriter, leaf_path
+from .episodes import FOLDER as EPISODES
+from .episodes import EpisodeTable
+from .folder import JOURNAL, PARTS, DatasetPlace, remove_tree
+from .journal import Journal
+from .manifest import Manifest, sync_folder, write_manifest
+from .parts import RawSink, Sink, TedSink, ZstdSink, part_path, preallocate, read_lengths, read_pieces
+from .schema import Leaf, Schema
+from .tensordict_meta import write_meta
+
+Files = dict[str, list[list[Any]]]
+
+
+class DatasetWriter:
+    """Writes one dataset. Use it with the place's lock held.
+
+    ``fingerprint`` is a string that stands for everything the resulting bytes depend on. ``restart`` throws unfinished
+    work away instead of going on with it; without it, unfinished work of another fingerprint raises DatasetExistsError.
+    ``bulk`` names the leaves that workers fill in ``parts`` parts; the plan appends all others.
+    """
+
+    def __init__(
+        self,
+        place: DatasetPlace,
+        schema: Schema,
+        fingerprint: str,
+        *,
+        bulk: tuple[str, ...] = (),
+        parts: int = 0,
+        restart: bool = False,
+    ) -> None:
+        self.place, self.schema, self.parts = place, schema, parts
+        self.bulk = tuple(schema[name] for name in bulk)
+        self.folder = place.working
+        self.files: Files = {}
+        journal = Journal(self.folder / JOURNAL)
+        if restart or journal.fingerprint is None:
+            remove_tree(self.folder)
+            self.folder.mkdir(parents=True)
+            journal = Journal(self.folder / JOURNAL)
+            journal.start(fingerprint)
+            journal.record({"kind": "plan", "parts": parts})
+        elif journal.fingerprint != fingerprint:
+            message = f"an unfinished {place.id} is there, begun with other options, shards or source files"
+            hint = f"go on with the options it was begun with, or start over with --force ({self.folder})"
+            raise DatasetExistsError(message, hint=hint)
+        self._journal = journal
+
+    # -- plan ------------------------------------------------------------------------------------------------------
+
+    def columns(self) -> ColumnWriter:
+        """Where the plan appends step rows; they are written anew on every run, and come out the same."""
+        return ColumnWriter(self.folder, Schema(tuple(leaf for leaf in self.schema.steps if leaf not in self.bulk)))
+
+    def planned(self, files: Mapping[str, list[list[Any]]], episodes: EpisodeTable) -> None:
+        """Take over the finished columns (``ColumnWriter.close``) and the episode table, and make room for the states."""
+        self.files.update(files)
+        self.files.update(episodes.write(self.folder))
+        self.episodes = episodes
+        self.steps, self.states = episodes.steps, episodes.steps + len(episodes)
+        for leaf in self.bulk:
+            if leaf.codec == "raw":
+                rows = self.states if leaf.kind == "state" else self.steps
+                preallocate(leaf_path(self.folder, leaf), rows * leaf.row_bytes)
+
+    def dictionary(self, leaf: Leaf, data: bytes) -> None:
+        """Store the dictionary of a compressed leaf."""
+        path = self.folder.joinpath(*leaf.key) / "dictionary"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        self.files[f"{leaf.name}/dictionary"] = [[len(data), crc32c(data)]]
+
+    # -- fill ------------------------------------------------------------------------------------------------------
+
+    def done(self) -> set[int]:
+        """Numbers of the parts that are already filled."""
+        return set(self._journal.find("part"))
+
+    def part_done(self, number: int, record: Mapping[str, Any]) -> None:
+        """Record a filled part: for each bulk leaf, what its sink's ``finish`` returned."""
+        self._journal.record({"kind": "part", "number": number, "leaves": dict(record)})
+
+    def merge(self) -> None:
+        """Append to the blobs the finished parts that are next in line."""
+        finished, merged = self._journal.find("part"), self._journal.find("merged")
+        number = len(merged)
+        while number < self.parts and number in finished:
+            before = merged.get(number - 1)
+            entry: dict[str, Any] = {"kind": "merged", "number": number, "leaves": {}}
+            for leaf in self._compressed():
+                last = before["leaves"][leaf.name] if before else {"blob": 0, "rows": 0}
+                entry["leaves"][leaf.name] = self._merge_part(leaf, number, finished[number]["leaves"][leaf.name], last)
+            self._journal.record(entry)
+            merged[number] = entry
+            for leaf in self._compressed():
+                path = part_path(self.folder, leaf, number)
+                path.unlink(missing_ok=True)
+                path.with_suffix(".lengths").unlink(missing_ok=True)
+            number += 1
+
+    def _merge_part(self, leaf: Leaf, number: int, part: Mapping[str, Any], last: Mapping[str, int]) -> dict[str, Any]:
+        path = part_path(self.folder, leaf, number)
+        folder = self.folder.joinpath(*leaf.key)
+        lengths = read_lengths(path)
+        offsets = last["blob"] + np.cumsum(lengths)
+        if number == 0:
+            offsets = np.concatenate([[0], offsets])
+        blob = _append(folder / "blob", last["blob"], read_pieces(path, part["pieces"]))
+        table_at = 8 * (last["rows"] + 1) if number else 0
+        table = _append(folder / "offsets", table_at, [offsets.astype("<i8").tobytes()])
+        return {
+            "blob": last["blob"] + blob.length,
+            "rows": last["rows"] + len(lengths),
+            "ranges": {"blob": list(blob.range), "offsets": list(table.range)},
+        }
+
+    def _compressed(self) -> list[Leaf]:
+        return [leaf for leaf in self.bulk if leaf.codec == "zstd"]
+
+    # -- commit ----------------------------------------------------------------------------------------------------
+
+    def commit(self, manifest: Manifest) -> Path:
+        """Write the manifest (its ``files`` are filled in here) and make the folder the dataset; returns its path."""
+        finished, merged = self._journal.find("part"), self._journal.find("merged")
+        for number in range(self.parts):
+            for record in finished[number]["leaves"].values():
+                for path, ranges in record.get("ranges", {}).items():
+                    self.files.setdefault(path, []).extend(ranges)
+            for leaf in self._compressed():
+                for name, piece in merged[number]["leaves"][leaf.name]["ranges"].items():
+                    self.files.setdefault(f"{leaf.name}/{name}", []).append(piece)
+        shown = {
+            leaf.name: (leaf.dtype, (self.steps, *leaf.shape)) for leaf in self.schema.steps if leaf.codec == "raw"
+        }
+        self.files.update(write_meta(self.folder, "", shown, self.steps))
+        manifest.files = dict(sorted(self.files.items()))
+        _sync_files(self.folder, manifest.files)
+        write_manifest(self.folder, manifest)
+        remove_tree(self.folder / PARTS)
+        (self.folder / JOURNAL).unlink()
+        self.place.install()
+        return self.place.path
+
+
+def open_sink(
+    folder: Path, schema: Schema, name: str, number: int, first: int, rows: int, states: int, encoder: RowEncoder | None
+) -> Sink:
+    """The sink for one part of a bulk leaf in a working folder. Called in the workers.
+
+    ``first`` and ``rows`` are the part's state rows, ``states`` those of the whole dataset. A leaf that is a step leaf
+    takes state rows all the same, and its ``next/`` twin is filled with it.
+    """
+    leaf = schema[name]
+    if leaf.kind == "step":
+        start = np.fromfile(folder / EPISODES / "start.memmap", "<i8")
+        return TedSink(folder, leaf, first, rows, start + np.arange(len(start)), states)
+    if leaf.codec == "zstd":
+        assert encoder is not None
+        return ZstdSink(folder, number, leaf, rows, encoder)
+    return RawSink(folder, leaf, first, rows)
+
+
+def fingerprint(content: Mapping[str, Any]) -> str:
+    """A short string for everything the resulting bytes depend on."""
+    import hashlib
+
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _append(path: Path, at: int, blocks: Any) -> Crc32c:
+    """Write blocks from byte ``at`` on, cutting off whatever an interrupted run left behind it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    checksum = Crc32c()
+    with path.open("r+b" if path.exists() else "w+b") as file:
+        file.seek(at)
+        for block in blocks:
+            file.write(block)
+            checksum.update(block)
+        file.truncate()
+        file.flush()
+        os.fsync(file.fileno())
+    return checksum
+
+
+def _sync_files(folder: Path, files: Mapping[str, Any]) -> None:
+    """Make every file durable before the manifest says it is there."""
+    for name in files:
+        descriptor = os.open(folder / name, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    for parent in sorted({(folder / name).parent for name in files}):
+        sync_folder(parent)
