@@ -71,6 +71,9 @@ class TransientFetchError(FetchError, ConnectionError):
 
     code = "connection"
 
+    #: Seconds the server asked to wait before the next try, where it did.
+    retry_after: float | None = None
+
 
 class ObjectChangedError(FetchError):
     """The object was replaced at the source while it was being read."""

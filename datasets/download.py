@@ -20,7 +20,7 @@ from ..storage.folder import DatasetPlace, check_space, free_bytes, make_writabl
 from ..storage.manifest import Manifest, read_manifest
 from ..storage.writer import DatasetWriter, fingerprint
 from . import catalogue
-from .fetch import FetchOptions, fetch_to_file, open_location
+from .fetch import FetchOptions, open_location
 from .pool import TaskProgress, run_tasks, usable_cpus
 from .source import ConvertOptions, Job, Plan
 

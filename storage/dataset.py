@@ -1,0 +1,193 @@
+"""A dataset folder, opened for reading.
+
+Opening reads the manifest and maps the files; no row is touched, however many there are. Everything returned is private
+to the caller: writing into it never reaches the files. A dataset pickles as its path, and may be used by several threads
+and after a fork.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from ..errors import UsageError
+from .episodes import EpisodeTable, open_episodes
+from .manifest import Manifest, read_manifest
+from .rows import Rows, open_rows
+from .schema import Schema
+from .ted import nest
+from .window import Pad, read_window
+
+
+class Dataset:
+    """Read-only view of a dataset folder.
+
+    ``len(dataset)`` is its number of steps. ``dataset[i]``, ``dataset[a:b]`` and ``dataset[indices]`` give TED TensorDicts
+    (batch ``[]``, ``[b - a]``, ``[n]``); ``dataset["next/reward"]`` (or a tuple key) one whole leaf.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.manifest: Manifest = read_manifest(self.path)
+
+    @property
+    def id(self) -> str:
+        return self.manifest.id
+
+    @property
+    def schema(self) -> Schema:
+        return self.manifest.schema
+
+    def __len__(self) -> int:
+        return self.manifest.steps
+
+    def __repr__(self) -> str:
+        return f"Dataset({self.id!r}, steps={len(self)}, episodes={self.manifest.episodes}, path={str(self.path)!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Dataset, (self.path,))
+
+    @cached_property
+    def episodes(self) -> EpisodeTable:
+        """Where each episode lies, how it ended, what it returned."""
+        return open_episodes(self.path, self.manifest.episodes)
+
+    @cached_property
+    def episode_starts(self) -> torch.Tensor:
+        """First step of every episode and, last, the number of steps: int64 ``[episodes + 1]``."""
+        return torch.from_numpy(np.append(self.episodes.start, len(self)))
+
+    @cached_property
+    def rows(self) -> dict[str, Rows]:
+        """The leaves by name, mapped."""
+        return {leaf.name: open_rows(self.path, leaf, self.manifest.rows(leaf)) for leaf in self.schema}
+
+    def episode_of(self, steps: torch.Tensor) -> torch.Tensor:
+        """The episode each step belongs to, int64, same shape."""
+        return torch.searchsorted(self.episode_starts, steps, right=True) - 1
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def read(
+        self,
+        steps: torch.Tensor | Iterable[int],
+        *,
+        before: int = 0,
+        length: int = 1,
+        after: int = 0,
+        keys: Iterable[str] | None = None,
+        pad: Pad = "zero",
+    ) -> TensorDict:
+        """Windows of ``before + length + after`` steps, beginning ``before`` steps ahead of each of ``steps``.
+
+        Returns TED with batch ``[B, before + length + after]`` and ``mask`` (bool, same shape): False where the window
+        leaves the episode and its rows are padding. ``keys`` limits the leaves (``"next/observation"`` of a state leaf is
+        ``"observation"``). Raises UsageError for steps outside the dataset, negative extents and unknown keys.
+        """
+        index = self._checked(steps)
+        if min(before, length - 1, after) < 0:
+            raise UsageError(f"a window of before={before}, length={length}, after={after} makes no sense")
+        extent = before + length + after
+        episode = self.episode_of(index)
+        low, high = self.episode_starts[episode], self.episode_starts[episode + 1]
+        first = index - before
+        position = first[:, None] + torch.arange(extent)
+        columns: dict[str, torch.Tensor] = {"mask": (position >= low[:, None]) & (position < high[:, None])}
+        for name in self._names(keys):
+            rows = self.rows[name]
+            if rows.leaf.kind == "step":
+                columns[name] = read_window(rows, first, extent, low, high, pad)
+            else:
+                # State row of step i in episode e is i + e, and an episode has one more of them.
+                states = read_window(rows, first + episode, extent + 1, low + episode, high + episode + 1, pad)
+                columns[name], columns["next/" + name] = states[:, :-1], states[:, 1:]
+        return nest(columns, (len(index), extent))
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, str):
+            return self._leaf(key)
+        if isinstance(key, tuple) and key and all(isinstance(part, str) for part in key):
+            return self._leaf("/".join(key))
+        if isinstance(key, slice):
+            return self._range(*key.indices(len(self)))
+        if isinstance(key, (int, np.integer)):
+            step = int(key) + (len(self) if key < 0 else 0)
+            return self.read([step]).exclude("mask")[0, 0]
+        index = torch.as_tensor(key)
+        if index.dtype == torch.bool:
+            index = index.nonzero().squeeze(1)
+        index = torch.where(index < 0, index + len(self), index)
+        return self.read(index.reshape(-1)).exclude("mask")[:, 0].reshape(index.shape)
+
+    def episode(self, number: int) -> TensorDict:
+        """One whole episode as TED, batch ``[its length]``."""
+        if not -len(self.episodes) <= number < len(self.episodes):
+            raise UsageError(f"there is no episode {number}: {self.id} has {len(self.episodes)}")
+        number %= len(self.episodes)
+        start = int(self.episodes.start[number])
+        return self._range(start, start + int(self.episodes.length[number]), 1)
+
+    def to_tensordict(self) -> TensorDict:
+        """The whole dataset in memory, as TED with batch ``[steps]``; state leaves become ``key`` and ``next/key``."""
+        return self._range(0, len(self), 1)
+
+    def _range(self, start: int, stop: int, step: int) -> TensorDict:
+        if step != 1:
+            index = torch.arange(start, stop, step)
+            return self.read(index).exclude("mask")[:, 0]
+        stop = max(start, stop)
+        steps = torch.arange(start, stop)
+        episode = self.episode_of(steps)
+        columns: dict[str, torch.Tensor] = {}
+        for name, rows in self.rows.items():
+            if rows.leaf.kind == "step":
+                columns[name] = rows.block(start, stop).clone()  # the mapping is shared by all readers of this process
+            else:
+                shift = episode[0] if len(steps) else 0
+                last = (int(steps[-1] + episode[-1]) + 2) if len(steps) else 0
+                states = rows.block(int(start + shift), last) if len(steps) else rows.block(0, 0)
+                local = steps + episode - (start + shift)
+                columns[name], columns["next/" + name] = (
+                    states.index_select(0, local),
+                    states.index_select(0, local + 1),
+                )
+        return nest(columns, (stop - start,))
+
+    def _leaf(self, name: str) -> torch.Tensor:
+        if name in self.rows:
+            rows = self.rows[name]
+            if rows.leaf.kind == "step":
+                return rows.block(0, rows.count).clone()
+        elif not (name.startswith("next/") and name[5:] in self.rows and self.rows[name[5:]].leaf.kind == "state"):
+            raise KeyError(f"{name!r} is not among {', '.join(self.schema_names)}")
+        return self._range(0, len(self), 1)[tuple(name.split("/"))]
+
+    @property
+    def schema_names(self) -> list[str]:
+        """All TED keys as paths, those of state leaves under both names."""
+        names = [leaf.name for leaf in self.schema]
+        return names + ["next/" + leaf.name for leaf in self.schema.states]
+
+    def _names(self, keys: Iterable[str] | None) -> list[str]:
+        if keys is None:
+            return list(self.rows)
+        wanted = list(keys)
+        unknown = [name for name in wanted if name not in self.rows]
+        if unknown:
+            raise UsageError(f"unknown keys {', '.join(unknown)}", hint=f"there are {', '.join(self.rows)}")
+        return wanted
+
+    def _checked(self, steps: torch.Tensor | Iterable[int]) -> torch.Tensor:
+        index = torch.as_tensor(steps if isinstance(steps, torch.Tensor) else list(steps), dtype=torch.int64)
+        if index.ndim != 1:
+            raise UsageError(f"steps must be one-dimensional, not {tuple(index.shape)}")
+        if len(index) and (int(index.min()) < 0 or int(index.max()) >= len(self)):
+            raise UsageError(f"steps {int(index.min())}..{int(index.max())} are not all below {len(self)}")
+        return index

@@ -1,0 +1,108 @@
+"""TED, the TorchRL Episode Data format, and what must hold in it.
+
+https://docs.pytorch.org/rl/stable/reference/data.html (TED). A flat, time-ordered TensorDict: the root is what is known
+at time t (observation, action, done, terminated, truncated), ``next`` what the action led to (observation, reward, done,
+terminated, truncated). ``done = terminated | truncated``; flags are bool ``[..., 1]``, rewards float32 ``[..., 1]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from tensordict import TensorDict
+
+from .schema import FLAGS
+
+if TYPE_CHECKING:
+    from .dataset import Dataset
+
+
+def nest(columns: Mapping[str, torch.Tensor], batch: tuple[int, ...]) -> TensorDict:
+    """A nested TensorDict from path names; every tensor must begin with ``batch``."""
+    tree: dict[str, dict[str, torch.Tensor]] = {"": {}}
+    for name, tensor in columns.items():
+        level, _, last = name.rpartition("/")
+        tree.setdefault(level, {})[last] = tensor
+    size = torch.Size(batch)
+    # The constructor checks every shape; here they are known to be right, and batches are made thousands of times a
+    # second.
+    made = {level: TensorDict._new_unsafe(content, batch_size=size) for level, content in tree.items()}
+    for level in sorted(made, key=lambda level: -level.count("/") if level else 1):
+        if level:
+            parent, _, last = level.rpartition("/")
+            if parent not in made:
+                made[parent] = TensorDict._new_unsafe({}, batch_size=size)
+            made[parent]._set_str(last, made[level], validated=True, inplace=False, non_blocking=False)
+    return made[""]
+
+
+def check_invariants(dataset: Dataset, block: int = 65_536) -> list[str]:
+    """Everything that must hold in a dataset; returns what does not, in words (an empty list when all is well).
+
+    Checked for every row, in bounded memory: flags are bool ``[1]`` and ``done == terminated | truncated``; rewards are
+    float32 ``[1]`` and finite; root flags are False; every episode ends with done and has none before; episodes are
+    contiguous; outcomes agree with the flags; inside an episode the next observation of a step is the observation of the
+    following one; returns are the sums of rewards.
+    """
+    problems = _check_keys(dataset)
+    if problems:
+        return problems
+    episodes = dataset.episodes
+    if len(episodes) and (episodes.start[0] != 0 or episodes.steps != len(dataset)):
+        problems.append(f"the episode table covers {episodes.steps} steps, the dataset has {len(dataset)}")
+    try:
+        episodes.check()
+    except ValueError as error:
+        return [*problems, str(error)]
+    twins = [
+        (leaf.name, "next/" + leaf.name)
+        for leaf in dataset.schema.steps
+        if "next/" + leaf.name in dataset.schema and leaf.name not in FLAGS
+    ]
+    returns = torch.zeros(len(episodes), dtype=torch.float64)
+    outcome = torch.from_numpy(episodes.outcome.astype("int64"))
+    last = dataset.episode_starts[1:] - 1
+    for low in range(0, len(dataset), block):
+        high = min(low + block, len(dataset))
+        flags = {name: dataset.rows["next/" + name].block(low, high).squeeze(1) for name in FLAGS}
+        reward = dataset.rows["next/reward"].block(low, high).squeeze(1)
+        steps = torch.arange(low, high)
+        episode = dataset.episode_of(steps)
+        ends = last[episode] == steps
+        found = {
+            "done differs from terminated | truncated": flags["done"] != (flags["terminated"] | flags["truncated"]),
+            "an episode does not end with done, or goes on after it": flags["done"] != ends,
+            "a reward is not finite": ~torch.isfinite(reward),
+            "the episode table says terminated, the flags do not (or the reverse)": ends
+            & (flags["terminated"] != (outcome[episode] == 1)),
+        }
+        for name in FLAGS:
+            found[f"root {name} is set"] = dataset.rows[name].block(low, high).squeeze(1)
+        for name, successor in twins:
+            inner = torch.zeros(high - low, dtype=torch.bool)
+            after = dataset.rows[name].block(low + 1, min(high + 1, len(dataset))).flatten(1)
+            here = dataset.rows[successor].block(low, low + len(after)).flatten(1)
+            inner[: len(after)] = (after != here).any(1) & ~(torch.isnan(after) & torch.isnan(here)).any(1)
+            found[f"{successor} is not the following {name}"] = inner & ~ends
+        problems += [f"{what} (step {low + int(bad.nonzero()[0])})" for what, bad in found.items() if bad.any()]
+        returns.index_add_(0, episode, reward.double())
+    if not torch.allclose(returns, torch.from_numpy(episodes.returns.astype("float64")), rtol=1e-9, atol=1e-6):
+        problems.append("episode returns are not the sums of the rewards")
+    return list(dict.fromkeys(problems))
+
+
+def _check_keys(dataset: Dataset) -> list[str]:
+    problems = []
+    for prefix in ("", "next/"):
+        for name in FLAGS:
+            leaf = dataset.schema[prefix + name] if prefix + name in dataset.schema else None
+            if leaf is None or leaf.dtype != "bool" or leaf.shape != (1,):
+                problems.append(f"{prefix + name} is missing, or not bool [1]")
+    reward = dataset.schema["next/reward"] if "next/reward" in dataset.schema else None
+    if reward is None or reward.dtype != "float32" or reward.shape != (1,):
+        problems.append("next/reward is missing, or not float32 [1]")
+    if "reward" in dataset.schema:
+        problems.append("a reward at the root: rewards belong under next")
+    return problems
