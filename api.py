@@ -1,11 +1,122 @@
-"""The Python face of the commands; see each function."""
+"""The Python face of the commands: the same verbs, the same defaults."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    pass
+    from .datasets.download import Listener
+    from .datasets.local import LocalDataset
+    from .storage.dataset import Dataset
+    from .storage.replay import ReplayBuffer
 
-PathLike = str | os.PathLike[str] if TYPE_CHECKING else Any
+PathLike = str | os.PathLike[str]
+
+
+def download(
+    dataset_id: str,
+    *,
+    root: PathLike | None = None,
+    mirror: str | None = None,
+    procs: int | None = None,
+    shards: str | Sequence[int] | None = None,
+    codec: Literal["auto", "raw", "zstd"] = "auto",
+    layout: Literal["auto", "ted"] = "auto",
+    unknown_next: Literal["truncate", "zero"] = "truncate",
+    keep_raw: bool = False,
+    force: bool = False,
+    user_project: str | None = None,
+    listener: Listener | None = None,
+) -> Dataset:
+    """Get a dataset from its source (or a ``mirror``) and open it; what is complete is only opened.
+
+    An interrupted download goes on where it stopped. ``shards`` is a selection such as ``"0-4,7"``. For the rest see
+    `datasets.download.Request` and `datasets.source.ConvertOptions`. Raises what `datasets.download.download` raises.
+    """
+    from .datasets.download import Request
+    from .datasets.download import download as run
+    from .datasets.fetch import FetchOptions
+    from .datasets.source import ConvertOptions
+    from .storage.dataset import Dataset
+
+    options = ConvertOptions(codec, layout, unknown_next, parts=_parts(shards))
+    request = Request(
+        dataset_id,
+        root=None if root is None else Path(root),
+        mirror=mirror,
+        procs=procs,
+        options=options,
+        fetch=FetchOptions(user_project=user_project),
+        keep_raw=keep_raw,
+        force=force,
+    )
+    return Dataset(run(request, listener).path)
+
+
+def convert(
+    path: PathLike,
+    dataset_id: str,
+    *,
+    source: str = "atari",
+    root: PathLike | None = None,
+    procs: int | None = None,
+    shards: str | Sequence[int] | None = None,
+    codec: Literal["auto", "raw", "zstd"] = "auto",
+    layout: Literal["auto", "ted"] = "auto",
+    unknown_next: Literal["truncate", "zero"] = "truncate",
+    force: bool = False,
+    listener: Listener | None = None,
+) -> Dataset:
+    """Convert raw data of a source that are in a folder already into the dataset ``dataset_id``, and open it."""
+    from .datasets.download import Request
+    from .datasets.download import convert as run
+    from .datasets.source import ConvertOptions
+    from .storage.dataset import Dataset
+
+    options = ConvertOptions(codec, layout, unknown_next, parts=_parts(shards))
+    request = Request(dataset_id, root=None if root is None else Path(root), procs=procs, options=options, force=force)
+    return Dataset(run(Path(path), source, request, listener).path)
+
+
+def open_dataset(id_or_path: PathLike, *, root: PathLike | None = None) -> Dataset:
+    """Open a dataset read-only, by id (full or bare) or by path. Raises what `datasets.local.find` raises."""
+    from .datasets.local import open_dataset as run
+
+    return run(id_or_path, root)
+
+
+def load(id_or_path: PathLike | Dataset, *, root: PathLike | None = None, **options: Any) -> ReplayBuffer:
+    """A `ReplayBuffer` over a dataset (by id, path, or already open); ``options`` are the buffer's."""
+    from .storage.dataset import Dataset
+    from .storage.replay import ReplayBuffer
+
+    dataset = id_or_path if isinstance(id_or_path, Dataset) else open_dataset(id_or_path, root=root)
+    return ReplayBuffer(dataset, **options)
+
+
+def list_datasets(*, root: PathLike | None = None) -> list[LocalDataset]:
+    """What is on this machine: id, path, state, steps, episodes, bytes."""
+    from .datasets.local import list_local
+
+    return list_local(root)
+
+
+def delete(dataset_id: str, *, root: PathLike | None = None) -> None:
+    """Remove a dataset, complete or not, and all that belongs to it."""
+    from .datasets.local import deletable
+    from .datasets.local import delete as run
+
+    run(deletable(dataset_id, root))
+
+
+def _parts(shards: str | Sequence[int] | None) -> tuple[int, ...] | None:
+    if shards is None:
+        return None
+    if isinstance(shards, str):
+        from .datasets.atari.shards import parse_selection
+
+        return tuple(parse_selection(shards))
+    return tuple(sorted(set(shards)))

@@ -1,0 +1,68 @@
+"""The command line: ``rbdata COMMAND ...``.
+
+One module per command, each with a ``run`` whose signature is the command's and whose docstring is its help; ``group``
+loads the one that is asked for. Commands ask the library, and say what it answers through ``console.out``. Nothing else
+happens here.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NoReturn
+
+from .console import out
+from .failures import INTERRUPTED, explain
+
+
+def main() -> NoReturn:
+    """The ``rbdata`` program."""
+    code = run(sys.argv[1:])
+    if code == INTERRUPTED:
+        # What the exception held on to goes first, worker processes among it. Then no more waiting: at a regular exit
+        # Python joins the threads that still listen to the network.
+        gc.collect()
+        os._exit(code)
+    sys.exit(code)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command line; returns the exit code, never raises."""
+    out.configure(arguments)
+    code = 0
+    try:
+        from .group import invoke
+
+        code = invoke(list(arguments))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        pass  # the reader of the answer has enough (``| head``): that is no failure
+    except BaseException as error:
+        code = _report(error)
+    # Python flushes both streams once more at exit; what cannot be delivered must not make noise then.
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (BrokenPipeError, ValueError):
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return code
+
+
+def _report(error: BaseException) -> int:
+    """Say what went wrong; returns the exit code. Ends in here so that the exception, and all it holds, is let go."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else 1
+    failure = explain(error)
+    with suppress(BrokenPipeError):
+        if out.debug:
+            traceback.print_exception(error, file=sys.stderr)
+        if out.json:
+            out.document({"error": failure.to_json()})
+        else:
+            out.fail(failure)
+    return failure.exit_code

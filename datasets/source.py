@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 from ..storage.columns import ColumnWriter
 from ..storage.episodes import EpisodeTable
 from ..storage.schema import Schema
-from .fetch import Location
+from .fetch import Location, RemoteObject
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,9 @@ class Job(Protocol):
 
     def objects(self) -> Iterable[dict[str, Any]]:
         """The raw objects as the manifest records them."""
+
+    def raw_objects(self) -> list[tuple[str, RemoteObject]]:
+        """The raw objects with their paths in a mirror laid out as the provider does it."""
 
     def about(self) -> dict[str, Any]:
         """``source`` of the manifest, and ``licence``, ``citation``."""

@@ -150,6 +150,10 @@ class Schema:
                 return leaf
         raise KeyError(name)
 
+    def get(self, name: str) -> Leaf | None:
+        """The leaf of this name, None where there is none."""
+        return next((leaf for leaf in self.leaves if leaf.name == name), None)
+
     def __contains__(self, name: str) -> bool:
         return any(leaf.name == name for leaf in self.leaves)
 

@@ -97,10 +97,10 @@ def _check_keys(dataset: Dataset) -> list[str]:
     problems = []
     for prefix in ("", "next/"):
         for name in FLAGS:
-            leaf = dataset.schema[prefix + name] if prefix + name in dataset.schema else None
+            leaf = dataset.schema.get(prefix + name)
             if leaf is None or leaf.dtype != "bool" or leaf.shape != (1,):
                 problems.append(f"{prefix + name} is missing, or not bool [1]")
-    reward = dataset.schema["next/reward"] if "next/reward" in dataset.schema else None
+    reward = dataset.schema.get("next/reward")
     if reward is None or reward.dtype != "float32" or reward.shape != (1,):
         problems.append("next/reward is missing, or not float32 [1]")
     if "reward" in dataset.schema:

@@ -96,13 +96,13 @@ class DatasetWriter:
 
     # -- fill ------------------------------------------------------------------------------------------------------
 
-    def done(self) -> set[int]:
-        """Numbers of the parts that are already filled."""
-        return set(self._journal.find("part"))
-
     def part_done(self, number: int, record: Mapping[str, Any]) -> None:
-        """Record a filled part: for each bulk leaf, what its sink's ``finish`` returned."""
-        self._journal.record({"kind": "part", "number": number, "leaves": dict(record)})
+        """Record a filled part: ``leaves`` holds for each bulk leaf what its sink's ``finish`` returned."""
+        self._journal.record({**record, "kind": "part", "number": number})
+
+    def parts_done(self) -> dict[int, dict[str, Any]]:
+        """The records of the parts that are filled, by number."""
+        return self._journal.find("part")
 
     def merge(self) -> None:
         """Append to the blobs the finished parts that are next in line."""

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import CorruptSourceError
+from ...storage.checksums import Crc32c
 from ...storage.codecs import RowEncoder
 from ...storage.schema import Schema
 from ...storage.writer import open_sink
@@ -55,14 +56,17 @@ class FillTask:
 
 
 def fill(task: FillTask, on_block: OnBlock) -> dict[str, Any]:
-    """Fetch, convert and store one part; returns its record for the journal, with the object's checksum as found."""
+    """Fetch, convert and store one part.
+
+    Returns its record for the journal: what the sink says of each leaf, and the object's checksum as found.
+    """
     leaf = task.schema["observation"]
     dictionary = task.folder / "observation" / "dictionary"
     encoder = RowEncoder(dictionary.read_bytes(), task.threads) if leaf.codec == "zstd" else None
     part = task.part
     sink = open_sink(task.folder, task.schema, "observation", task.index, part.first, part.states, task.states, encoder)
     if not part.states:
-        return {"observation": sink.finish()}  # a final dump with nothing new in it
+        return {"leaves": {"observation": sink.finish()}, "crc32c": None}  # a final dump with nothing new in it
     segments = part.segments[np.argsort(part.segments[:, 0], kind="stable")]
     with closing(_Frames(task.location, task.obj)) as frames:
         if frames.rows != part.capacity:
@@ -73,7 +77,8 @@ def fill(task: FillTask, on_block: OnBlock) -> dict[str, Any]:
             for position, starts in place(segments, first, count):
                 sink.write(position, block, starts)
             on_block(first + count, frames.fetched, frames.retries)
-    return {"observation": sink.finish()}
+        found = frames.crc32c
+    return {"leaves": {"observation": sink.finish()}, "crc32c": found}
 
 
 def place(segments: np.ndarray, first: int, count: int) -> Iterator[tuple[int, np.ndarray]]:
@@ -119,9 +124,10 @@ def _check_padding(part: PartPlan, segments: np.ndarray, first: int, count: int,
 class _Frames:
     """An observation object as a stream of blocks, with what was fetched for it so far."""
 
-    def __init__(self, location: Location, obj: RemoteObject, rows: int | None = None) -> None:
+    def __init__(self, location: Location, obj: RemoteObject) -> None:
         self.fetched = self.retries = 0
-        self._network = readahead(stream(location, obj, on_bytes=self._count, on_retry=self._retry), depth=16)
+        self._crc32c = Crc32c()
+        self._network = readahead(self._counted(stream(location, obj, on_retry=self._retry)), depth=16)
         self._obj = obj
         try:
             self._npy = NpyStream(gunzip(self._network, obj.url), ARRAYS["observation"], obj.url)
@@ -138,8 +144,16 @@ class _Frames:
     def close(self) -> None:
         self._network.close()
 
-    def _count(self, length: int) -> None:
-        self.fetched += length
+    @property
+    def crc32c(self) -> str:
+        """Of all bytes fetched so far."""
+        return self._crc32c.hex
+
+    def _counted(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        for piece in pieces:
+            self.fetched += len(piece)
+            self._crc32c.update(piece)
+            yield piece
 
     def _retry(self, _: object) -> None:
         self.retries += 1

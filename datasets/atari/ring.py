@@ -185,11 +185,11 @@ class RingPlanner:
             message = f"{ring.name} has {ring.capacity} rows, {self._previous[0].name} has {self._previous[0].capacity}"
             raise CorruptSourceError(message, hint="files of different runs are mixed; check the mirror")
         lap = find_lap(ring, previous)
-        if lap.lap is not None and previous is not None and previous[1] is not None and lap.valid:
-            if lap.lap <= previous[1]:
-                message = f"{ring.name} is of lap {lap.lap}, the file before it of lap {previous[1]}"
-                raise CorruptSourceError(message, hint="files of different runs are mixed; check the mirror")
-        continues = previous is not None and previous[1] is not None and lap.lap == previous[1] + 1
+        last = previous[1] if previous is not None else None
+        if lap.lap is not None and last is not None and lap.valid and lap.lap <= last:
+            message = f"{ring.name} is of lap {lap.lap}, the file before it of lap {last}"
+            raise CorruptSourceError(message, hint="files of different runs are mixed; check the mirror")
+        continues = last is not None and lap.lap == last + 1
         if not lap.valid and not lap.seam:
             continues = True  # nothing new: whatever is open stays open
         elif self._previous is None or not continues:

@@ -8,6 +8,7 @@ rewards clipped to [-1, 1] before they were stored.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import CorruptSourceError, ObjectNotFoundError, UsageError
+from ...storage.checksums import crc32c
 from ...storage.codecs import RowEncoder
 from ...storage.columns import ColumnWriter
 from ...storage.schema import Leaf, Schema, ted_flags
@@ -24,7 +26,7 @@ from ..npy import NpyStream
 from ..source import ConvertOptions, Plan
 from . import frames
 from .games import GAMES, RUNS
-from .ring import TIME_LIMIT, RingArrays, RingPlanner
+from .ring import TIME_LIMIT, PartPlan, RingArrays, RingPlanner
 from .shards import ARRAYS, FRAME, Shard, find_shards, format_numbers, group, select
 
 HOME = "gs://atari-replay-datasets/dqn"
@@ -85,6 +87,7 @@ class AtariJob:
         self.schema = schema(options)
         self.bulk = tuple(name for name in ("observation", "next/observation") if name in self.schema)
         self._parts: list[Any] = []
+        self._found: dict[str, str] = {}
         self._samples: np.ndarray | None = None
 
     def identity(self) -> dict[str, Any]:
@@ -136,8 +139,10 @@ class AtariJob:
                 "number": part.number,
                 "first_state": part.first,
                 "states": part.states,
+                "layout": _layout(part),
+                "object": _describe(shard.observation),
             }
-            for part in planner.parts
+            for part, shard in zip(planner.parts, self.shards)
         ]
         return Plan(
             episodes=planner.episodes.table(),
@@ -178,6 +183,7 @@ class AtariJob:
         for key in ("action", "reward", "terminal", "add_count"):
             item = shard.objects[key]
             data = read_all(self.location, item, limit_bytes=_SMALL_BYTES)
+            self._found[item.url] = crc32c(data)
             arrays[key] = NpyStream(gunzip([data], item.url), ARRAYS[key], item.url).array()
         count = int(arrays.pop("add_count"))
         label = f"shard {shard.number} of {self.name or self.location.url}"
@@ -220,9 +226,17 @@ class AtariJob:
 
     def objects(self) -> list[dict[str, Any]]:
         return [
-            {"name": item.name, "size": item.size, "checksums": dict(item.checksums)}
+            _describe(item, self._found.get(item.url))
             for shard in self.shards
-            for _, item in sorted(shard.objects.items())
+            for key, item in sorted(shard.objects.items())
+            if key != "observation"  # these are in the parts
+        ]
+
+    def raw_objects(self) -> list[tuple[str, RemoteObject]]:
+        return [
+            (f"dqn/{self.name}/replay_logs/{item.name}", item)
+            for shard in self.shards
+            for item in shard.objects.values()
         ]
 
     def about(self) -> dict[str, Any]:
@@ -258,6 +272,17 @@ def schema(options: ConvertOptions) -> Schema:
         codec = "raw" if options.codec == "raw" else "zstd"
         big = (Leaf("observation", "state", "uint8", FRAME, codec=codec),)
     return Schema((*big, *small))
+
+
+def _layout(part: PartPlan) -> str:
+    """Stands for which frames of an object become which state rows of a part."""
+    rows = [part.capacity, part.valid, part.seam, part.states, part.segments.tolist()]
+    return crc32c(json.dumps(rows).encode())
+
+
+def _describe(item: RemoteObject, found: str | None = None) -> dict[str, Any]:
+    """An object as the manifest records it; the checksum is the one found, or else the one stated."""
+    return {"name": item.name, "size": item.size, "crc32c": found or item.checksums.get("crc32c")}
 
 
 def _notes(planner: RingPlanner, job: AtariJob) -> list[str]:

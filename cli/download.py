@@ -1,0 +1,78 @@
+"""``rbdata download``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from .options import (
+    AnyIds,
+    Codec,
+    DryRun,
+    Force,
+    Layout,
+    Procs,
+    Root,
+    Shards,
+    UnknownNext,
+    UserProject,
+    rows_selected,
+)
+
+EXAMPLES = """
+  rbdata download Pong/5 --procs 8
+  rbdata download Pong/5 --mirror /data/dqn --shards 0-4 --dry-run
+  rbdata download atari/Pong/1 atari/Pong/2 --mirror gs://my-bucket/dqn
+"""
+
+
+def run(
+    ids: AnyIds,
+    procs: Procs = None,
+    shards: Shards = None,
+    mirror: Annotated[
+        str | None,
+        typer.Option(metavar="M", help="Another place with the provider's layout: folder, http(s)://, gs://."),
+    ] = None,
+    codec: Codec = "auto",
+    layout: Layout = "auto",
+    unknown_next: UnknownNext = "truncate",
+    keep_raw: Annotated[bool, typer.Option("--keep-raw", help="Keep the raw files too, under ROOT/.raw.")] = False,
+    force: Force = False,
+    dry_run: DryRun = False,
+    root: Root = None,
+    user_project: UserProject = None,
+) -> int:
+    """Fetch datasets and convert them on the way.
+
+    What is complete is left alone; what an earlier run began is continued, with the same command. One of several that
+    fails does not stop the others.
+    """
+    from ..datasets.download import Request, download
+    from ..datasets.fetch import FetchOptions
+    from ..datasets.source import ConvertOptions
+    from .outcome import Result, attempt, finish, work
+
+    requests = [
+        Request(
+            id=one,
+            root=root,
+            mirror=mirror,
+            procs=procs,
+            options=ConvertOptions(codec=codec, layout=layout, unknown_next=unknown_next, parts=rows_selected(shards)),
+            fetch=FetchOptions(user_project=user_project),
+            keep_raw=keep_raw,
+            force=force,
+            dry_run=dry_run,
+        )
+        for one in dict.fromkeys(ids)
+    ]
+    if len(requests) == 1:
+        outcome = work(ids[0], lambda listener: download(requests[0], listener))
+        return finish([Result(outcome.id, outcome)], root)
+    results = [
+        attempt(request.id, lambda listener, request=request: download(request, listener))  # type: ignore[misc]
+        for request in requests
+    ]
+    return finish(results, root)

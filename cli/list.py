@@ -1,0 +1,146 @@
+"""``rbdata list``."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from fnmatch import fnmatchcase
+from typing import Annotated, Any
+
+import typer
+
+from . import text
+from .console import Column, out
+from .options import Root, complete_source
+
+EXAMPLES = """
+  rbdata list
+  rbdata list --match '*breakout*'
+  rbdata list --local --quiet | xargs rbdata verify
+"""
+
+#: More catalogue rows than this are shown as a summary on a terminal.
+FEW = 40
+
+COLUMNS = (
+    Column("id"),
+    Column("state"),
+    Column("steps", text.count, right=True),
+    Column("episodes", text.count, right=True, optional=True),
+    Column("size", text.size, right=True),
+)
+
+
+def run(
+    source: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only this source.", autocompletion=complete_source)
+    ] = None,
+    local: Annotated[bool, typer.Option("--local", help="Only what is on this machine.")] = False,
+    match: Annotated[
+        str | None, typer.Option(metavar="GLOB", help="Only ids or names like this, such as 'pong*'.")
+    ] = None,
+    root: Root = None,
+) -> None:
+    """Show the datasets on this machine and those that can be had.
+
+    State is complete, partial (an unfinished download and how far it is), damaged, or - for what is not here. In a pipe
+    every dataset is one tab-separated row of id, state, steps, episodes and bytes. Nothing here asks the network.
+    """
+    from .. import config
+    from ..datasets import catalogue
+    from ..datasets.local import list_local
+
+    if source is not None and source != catalogue.MINE:
+        catalogue.load_source(source)  # complains about unknown names
+    here = [one for one in list_local(root) if _wanted(one.id, source, match)]
+    ids = {one.id for one in here}
+    listed = [] if local or source == catalogue.MINE else catalogue.known_ids(source)
+    absent = [one for one in listed if one not in ids and _wanted(one, None, match)]
+    where = config.root(root)
+
+    if out.json:
+        rows = [_record(one) for one in here] + [{"id": one, "state": "absent"} for one in absent]
+        out.document({"root": str(where), "datasets": rows})
+    elif out.quiet:
+        for one in (*ids_of(here), *absent):
+            out.line(one)
+    elif out.on_terminal and len(absent) > FEW:
+        if here:
+            out.table(COLUMNS, map(_row, here))
+            out.line()
+        _summary(absent)
+    elif here or absent:
+        out.table(COLUMNS, [*map(_row, here), *((one, None, None, None, None) for one in absent)])
+    if not here and not absent:
+        out.note(f"no dataset is called like {match!r}" if match else f"no datasets under {where}")
+    for one in here:
+        if one.problem:
+            out.note(f"{one.id}: {one.problem}")
+
+
+def _wanted(dataset_id: str, source: str | None, match: str | None) -> bool:
+    if source is not None and not dataset_id.startswith(source + "/"):
+        return False
+    if match is None:
+        return True
+    name, pattern = dataset_id.lower(), match.lower()
+    return fnmatchcase(name, pattern) or fnmatchcase(name.partition("/")[2], pattern)
+
+
+def ids_of(datasets: list[Any]) -> list[str]:
+    return [one.id for one in datasets]
+
+
+def _row(dataset: Any) -> tuple[Any, ...]:
+    state = f"partial {text.percent(dataset.done)}" if dataset.state == "partial" else dataset.state
+    return dataset.id, state, dataset.steps, dataset.episodes, dataset.bytes
+
+
+def _record(dataset: Any) -> dict[str, Any]:
+    return {
+        "id": dataset.id,
+        "state": dataset.state,
+        "path": str(dataset.path),
+        "steps": dataset.steps,
+        "episodes": dataset.episodes,
+        "bytes": dataset.bytes,
+        "done": round(dataset.done, 4),
+        "problem": dataset.problem,
+    }
+
+
+def _summary(ids: list[str]) -> None:
+    """The catalogue on a page: by source, and names that differ in their last part only on one line."""
+    sources: dict[str, list[str]] = defaultdict(list)
+    for one in ids:
+        head, _, name = one.partition("/")
+        sources[head].append(name)
+    for number, (source, names) in enumerate(sources.items()):
+        if number:
+            out.line()
+        folded = _folded(names)
+        ends = {name.rpartition("/")[2] for name in folded}
+        if len(ends) == 1 and len(folded) > 1:
+            (end,) = ends
+            out.line(f"{source}: {text.many(len(names), 'dataset')} to download, {source}/NAME/{end}")
+            folded = [name.rpartition("/")[0] for name in folded]
+        else:
+            out.line(f"{source}: {text.many(len(names), 'dataset')} to download")
+        for line in text.in_columns(folded, out.width):
+            out.line(line)
+    out.hint(f"rbdata download {ids[0]}")
+
+
+def _folded(names: list[str]) -> list[str]:
+    """``Pong/1, Pong/2, Pong/3, Tennis/4`` -> ``Pong/1-3, Tennis/4``."""
+    from ..datasets.atari.shards import format_numbers
+
+    families: dict[str, list[int]] = defaultdict(list)
+    folded: list[str] = []
+    for name in names:
+        head, _, tail = name.rpartition("/")
+        if head and tail.isdecimal():
+            families[head].append(int(tail))
+        else:
+            folded.append(name)
+    runs = [f"{head}/{format_numbers(sorted(numbers)).replace(', ', ',')}" for head, numbers in families.items()]
+    return runs + folded

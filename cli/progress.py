@@ -1,0 +1,244 @@
+"""How far a download is: bars on a terminal, a line now and then elsewhere.
+
+Both listen to the same events (`datasets.download.Listener`) and ask the same ``Tally`` for rate and time left.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from . import text
+from .console import out
+
+if TYPE_CHECKING:
+    from ..datasets.download import Listener, Outlook
+    from ..datasets.pool import TaskProgress
+
+#: Seconds between two plain lines, and before the first.
+EVERY = 10.0
+#: The rate is that of the last so many seconds.
+WINDOW = 20.0
+
+
+class Tally:
+    """What has been done of what is to be done, in bytes where sizes are known and in parts where they are not."""
+
+    def __init__(self, outlook: Outlook, clock: Callable[[], float] = time.monotonic) -> None:
+        self.parts, self.done_parts = outlook.parts, outlook.done_parts
+        self.bytes = outlook.fetch_bytes
+        self.tasks: dict[int, TaskProgress] = {}
+        self.finished: set[int] = set()
+        self._clock = clock
+        self._left = max(1, outlook.parts - outlook.done_parts)
+        self._marks: deque[tuple[float, float, int]] = deque([(clock(), 0.0, 0)])
+
+    def update(self, tasks: list[TaskProgress]) -> None:
+        self.tasks.update((task.index, task) for task in tasks)
+        now = self._clock()
+        self._marks.append((now, self.share, self.fetched))
+        while len(self._marks) > 2 and now - self._marks[0][0] > WINDOW:
+            self._marks.popleft()
+
+    def finish(self, index: int) -> None:
+        self.finished.add(index)
+        self.done_parts += 1
+
+    @property
+    def running(self) -> list[TaskProgress]:
+        """Parts at work, in order."""
+        return [task for index, task in sorted(self.tasks.items()) if index not in self.finished]
+
+    @property
+    def fetched(self) -> int:
+        """Bytes that have come in."""
+        return sum(task.fetched for task in self.tasks.values())
+
+    @property
+    def retries(self) -> int:
+        return sum(task.retries for task in self.tasks.values())
+
+    @property
+    def share(self) -> float:
+        """0 to 1, of the work of this run. Rows, not bytes: they are read ahead of what is written."""
+        running = sum(task.rows / max(1, task.total) for task in self.running)
+        return min(1.0, (len(self.finished) + running) / self._left)
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second."""
+        return self._speed(2)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """An honest guess, or None while there is nothing to base one on."""
+        speed = self._speed(1)
+        return (1 - self.share) / speed if speed > 0 else None
+
+    def _speed(self, field: int) -> float:
+        first, last = self._marks[0], self._marks[-1]
+        passed = last[0] - first[0]
+        return (last[field] - first[field]) / passed if passed > 0 else 0.0
+
+    def words(self) -> list[str]:
+        """Amount, rate, time left, retries: the most important first, as far as known."""
+        words = [f"part {min(self.done_parts + 1, self.parts)} of {self.parts}"] if not self.bytes else []
+        if self.bytes:
+            words.append(f"{text.size(min(self.fetched, self.bytes))} of {text.size(self.bytes)}")
+        if self.rate >= 1:
+            words.append(f"{text.size(self.rate)}/s")
+        left = self.seconds_left
+        if left is not None:
+            words.append(f"{text.duration(left)} left")
+        if self.retries:
+            words.append(f"{self.retries} retr{'y' if self.retries == 1 else 'ies'}")
+        return words
+
+
+@contextmanager
+def shown(dataset_id: str, on_outlook: Callable[[Outlook], None]) -> Iterator[Listener]:
+    """A listener that shows how a run proceeds, for as long as the block lasts. ``on_outlook`` sees the plan first."""
+    from ..datasets.download import Listener
+
+    if out.quiet:
+        yield Listener(outlook=on_outlook)
+    elif out.live:
+        with _Bars(on_outlook) as bars:
+            yield bars.listener()
+    else:
+        yield _Lines(dataset_id, on_outlook).listener()
+
+
+class _Lines:
+    """For logs: nothing about what is quick, a line every few seconds about what is not."""
+
+    def __init__(self, dataset_id: str, on_outlook: Callable[[Outlook], None]) -> None:
+        self._id, self._on_outlook = dataset_id, on_outlook
+        self._tally: Tally | None = None
+        self._last = time.monotonic()
+
+    def listener(self) -> Listener:
+        from ..datasets.download import Listener
+
+        return Listener(
+            planned=lambda done, total: self._now_and_then(f"planning, {done} of {total} raw files read"),
+            outlook=self._outlook,
+            progress=self._progress,
+            part_done=self._part_done,
+            fetched=lambda name, done, total: self._now_and_then(f"{name}, {text.size(done)} of {text.size(total)}"),
+        )
+
+    def _outlook(self, outlook: Outlook) -> None:
+        self._on_outlook(outlook)
+        self._tally = Tally(outlook)
+
+    def _progress(self, tasks: list[TaskProgress]) -> None:
+        if self._tally:
+            self._tally.update(tasks)
+            self._tell(self._tally)
+
+    def _part_done(self, index: int) -> None:
+        if self._tally:
+            self._tally.finish(index)
+            self._tell(self._tally)
+
+    def _tell(self, tally: Tally) -> None:
+        self._now_and_then(", ".join([text.percent(tally.share), *tally.words()]))
+
+    def _now_and_then(self, what: str) -> None:
+        now = time.monotonic()
+        if now - self._last >= EVERY:
+            self._last = now
+            out.note(f"{self._id}: {what}")
+
+
+class _Bars:
+    """For terminals: one bar for each part at work, and one for all. They are gone when the work is done."""
+
+    def __init__(self, on_outlook: Callable[[Outlook], None]) -> None:
+        import sys
+
+        from rich.console import Console as Screen
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        self._on_outlook = on_outlook
+        self._tally: Tally | None = None
+        screen = Screen(file=sys.stderr, highlight=False)
+        #: What does not fit is cut off at the right, the least important words being there.
+        self._room = max(2, screen.height - 4)
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=max(8, min(30, screen.width // 4))),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("{task.fields[words]}", markup=False),
+            console=screen,
+            transient=True,
+            refresh_per_second=5,
+        )
+        self._bars: dict[Any, Any] = {}
+
+    def __enter__(self) -> _Bars:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def listener(self) -> Listener:
+        from ..datasets.download import Listener
+
+        return Listener(
+            stage=lambda what: self._draw("stage", what, None),
+            planned=lambda done, total: self._draw("stage", "planning", done / max(1, total), f"{done} of {total}"),
+            outlook=self._outlook,
+            progress=self._tasks,
+            part_done=self._part_done,
+            fetched=self._fetched,
+        )
+
+    def _outlook(self, outlook: Outlook) -> None:
+        self._drop("stage")
+        self._progress.stop()
+        self._on_outlook(outlook)
+        self._tally = Tally(outlook)
+
+    def _tasks(self, tasks: list[TaskProgress]) -> None:
+        if self._tally is None:
+            return
+        self._tally.update(tasks)
+        for task in self._tally.running[: self._room]:
+            self._draw(task.index, f"part {task.index + 1}", task.rows / max(1, task.total), text.size(task.fetched))
+        self._total(self._tally)
+
+    def _part_done(self, index: int) -> None:
+        self._drop(index)
+        if self._tally is not None:
+            self._tally.finish(index)
+            self._total(self._tally)
+
+    def _total(self, tally: Tally) -> None:
+        self._drop("total")  # drawn anew, so that it stays the last
+        self._draw("total", "total", tally.share, self._fitting(tally.words()))
+
+    def _fetched(self, name: str, done: int, total: int) -> None:
+        self._draw("fetch", name, done / max(1, total), f"{text.size(done)} of {text.size(total)}")
+
+    def _fitting(self, words: list[str]) -> str:
+        room = self._progress.console.width - max(8, min(30, self._progress.console.width // 4)) - 18
+        while len(words) > 1 and len(", ".join(words)) > room:
+            # Time left matters more than the rate, and that more than the amount.
+            words = words[1:]
+        return ", ".join(words)
+
+    def _draw(self, key: object, what: str, share: float | None, words: str = "") -> None:
+        self._progress.start()
+        if key not in self._bars:
+            self._bars[key] = self._progress.add_task(what, total=None, words="")
+        total = None if share is None else 1.0
+        self._progress.update(self._bars[key], description=what, total=total, completed=share or 0.0, words=words)
+
+    def _drop(self, key: object) -> None:
+        if key in self._bars:
+            self._progress.remove_task(self._bars.pop(key))

@@ -1,0 +1,85 @@
+"""Numbers and words the way people read them: sizes, counts, durations, wrapped paragraphs. Pure functions."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from collections.abc import Sequence
+
+_UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
+
+
+def size(amount: float) -> str:
+    """Bytes in decimal units, as disks and networks count: 1.1 MB."""
+    unit = 0
+    while amount >= 999.5 and unit < len(_UNITS) - 1:
+        amount /= 1000
+        unit += 1
+    if unit == 0:
+        return f"{amount:.0f} byte{'' if amount == 1 else 's'}"
+    return f"{amount:.{2 if amount < 9.995 else 1 if amount < 99.95 else 0}f} {_UNITS[unit]}"
+
+
+def count(number: int) -> str:
+    """Digits in groups: 49,999,750."""
+    return f"{number:,}"
+
+
+def many(number: int, what: str) -> str:
+    """A count with its noun: 1 episode, 2 episodes."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def real(number: float) -> str:
+    """A measured number in five digits: -3.2104, 1,032.4."""
+    if number == int(number) and abs(number) < 1e15:
+        return f"{int(number):,}"
+    return f"{number:,.1f}" if abs(number) >= 1000 else f"{number:.5g}"
+
+
+def percent(share: float) -> str:
+    """A share, never rounded up to 100 %."""
+    return f"{int(min(max(share, 0.0), 1.0) * 100 + 1e-9)}%"
+
+
+def duration(seconds: float) -> str:
+    """Two units at most: 0.4 s, 12 s, 4 min 12 s, 2 h 05 min."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def command(*words: object) -> str:
+    """A command line that can be pasted into a shell."""
+    return shlex.join(str(word) for word in words)
+
+
+def wrapped(text: str, width: int | None, first: str = "", rest: str | None = None) -> str:
+    """A paragraph under a prefix; as one line where there is no width (a pipe, a log)."""
+    if width is None:
+        return first + text
+    indent = " " * len(first) if rest is None else rest
+    return textwrap.fill(
+        text,
+        max(width, len(indent) + 20),
+        initial_indent=first,
+        subsequent_indent=indent,
+        # Paths, URLs and commands are to be copied, so they stay whole.
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def in_columns(words: Sequence[str], width: int, indent: str = "  ") -> list[str]:
+    """Words down the columns of a page, as ``ls`` does."""
+    if not words:
+        return []
+    cell = max(map(len, words)) + 2
+    columns = max(1, (width - len(indent) + 2) // cell)
+    rows = -(-len(words) // columns)
+    return [(indent + "".join(word.ljust(cell) for word in words[row::rows])).rstrip() for row in range(rows)]
