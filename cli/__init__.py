@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
@@ -58,11 +57,10 @@ def _report(error: BaseException) -> int:
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 1
     failure = explain(error)
-    with suppress(BrokenPipeError):
-        if out.debug:
-            traceback.print_exception(error, file=sys.stderr)
-        if out.json:
+    if out.json:
+        out.trace(error)
+        with suppress(BrokenPipeError):
             out.document({"error": failure.to_json()})
-        else:
-            out.fail(failure)
+    else:
+        out.fail(error, failure)
     return failure.exit_code

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -93,7 +94,7 @@ class Console:
             for row in rows:
                 self.line("\t".join("-" if value is None else str(value) for value in row))
             return
-        cells = [["-" if v is None else column.show(v) for column, v in zip(columns, row)] for row in rows]
+        cells = [[_cell(column, value) for column, value in zip(columns, row)] for row in rows]
         titles = [column.title for column in columns]
         widths = [max(map(len, entries)) for entries in zip(titles, *cells)]
         shown = list(range(len(columns)))
@@ -135,14 +136,22 @@ class Console:
         if not self.json:
             self.note(content, "next: ")
 
-    def fail(self, failure: Failure, about: str = "") -> None:
-        """An error, in two lines at most; --quiet does not silence it."""
+    def fail(self, error: BaseException, failure: Failure, about: str = "") -> None:
+        """An error, in two lines at most (and where it came from, with --debug); --quiet does not silence it."""
+        self.trace(error)
         self._aside(f"{about}: {failure.message}" if about else failure.message, "error: ")
         if failure.hint:
             self._aside(failure.hint, "hint: ")
 
-    def confirm(self, question: str) -> bool:
-        """Ask a yes-or-no question; call only where ``can_ask``."""
+    def trace(self, error: BaseException) -> None:
+        """With --debug, where an error came from."""
+        if self.debug:
+            self._write("".join(traceback.format_exception(error)))
+
+    def confirm(self, question: str, about: Sequence[str] = ()) -> bool:
+        """Ask a yes-or-no question below the lines it is about; call only where ``can_ask``."""
+        for line in about:
+            self._write(line + "\n")
         self._write(f"{question} [y/N] ")
         answer = sys.stdin.readline()
         if not answer.endswith("\n"):
@@ -170,6 +179,12 @@ class Console:
     def _bold(self, content: str) -> str:
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") in (None, "", "dumb")
         return content if plain else f"\x1b[1m{content}\x1b[0m"
+
+
+def _cell(column: Column, value: Any) -> str:
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) else column.show(value)
 
 
 def _is_terminal(stream: TextIO | None) -> bool:

@@ -37,7 +37,8 @@ class Commands(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands = dict.fromkeys(COMMANDS)  # type: ignore[arg-type]  # the names alone, for suggestions
+        names: Any = dict.fromkeys(COMMANDS)  # without commands, which Typer does not need for its suggestions
+        self.commands = names
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return load(cmd_name) if cmd_name in COMMANDS else None

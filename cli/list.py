@@ -52,24 +52,24 @@ def run(
     if source is not None and source != catalogue.MINE:
         catalogue.load_source(source)  # complains about unknown names
     here = [one for one in list_local(root) if _wanted(one.id, source, match)]
-    ids = {one.id for one in here}
+    ids = [one.id for one in here]
     listed = [] if local or source == catalogue.MINE else catalogue.known_ids(source)
-    absent = [one for one in listed if one not in ids and _wanted(one, None, match)]
+    absent = [name for name in listed if name not in ids and _wanted(name, None, match)]
     where = config.root(root)
 
     if out.json:
-        rows = [_record(one) for one in here] + [{"id": one, "state": "absent"} for one in absent]
+        rows = [_record(one) for one in here] + [{"id": name, "state": "absent"} for name in absent]
         out.document({"root": str(where), "datasets": rows})
     elif out.quiet:
-        for one in (*ids_of(here), *absent):
-            out.line(one)
+        for name in (*ids, *absent):
+            out.line(name)
     elif out.on_terminal and len(absent) > FEW:
         if here:
             out.table(COLUMNS, map(_row, here))
             out.line()
         _summary(absent)
     elif here or absent:
-        out.table(COLUMNS, [*map(_row, here), *((one, None, None, None, None) for one in absent)])
+        out.table(COLUMNS, [*map(_row, here), *((name, None, None, None, None) for name in absent)])
     if not here and not absent:
         out.note(f"no dataset is called like {match!r}" if match else f"no datasets under {where}")
     for one in here:
@@ -84,10 +84,6 @@ def _wanted(dataset_id: str, source: str | None, match: str | None) -> bool:
         return True
     name, pattern = dataset_id.lower(), match.lower()
     return fnmatchcase(name, pattern) or fnmatchcase(name.partition("/")[2], pattern)
-
-
-def ids_of(datasets: list[Any]) -> list[str]:
-    return [one.id for one in datasets]
 
 
 def _row(dataset: Any) -> tuple[Any, ...]:

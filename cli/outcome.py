@@ -104,10 +104,8 @@ def attempt(dataset_id: str, act: Callable[[Listener], Outcome]) -> Result:
     except Interrupted:
         raise
     except Exception as error:
-        if out.debug:
-            raise
         failure = explain(error)
-        out.fail(failure, dataset_id)
+        out.fail(error, failure, dataset_id)
         return Result(dataset_id, None, failure)
     return Result(outcome.id, outcome)
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: Seconds between two plain lines, and before the first.
 EVERY = 10.0
+#: What takes less than so many seconds needs no bar.
+SOON = 0.5
 #: The rate is that of the last so many seconds.
 WINDOW = 20.0
 
@@ -112,6 +114,22 @@ def shown(dataset_id: str, on_outlook: Callable[[Outlook], None]) -> Iterator[Li
         yield _Lines(dataset_id, on_outlook).listener()
 
 
+@contextmanager
+def bytes_checked(title: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar for reading at the speed of the disk, where that takes a while; told ``(done, total)`` in bytes."""
+    if not out.live:
+        yield None
+        return
+    began = time.monotonic()
+    with _Bars(lambda outlook: None) as bars:
+
+        def on_progress(done: int, total: int) -> None:
+            if time.monotonic() - began > SOON:
+                bars.show("bytes", title, done / max(1, total), f"{text.size(done)} of {text.size(total)}")
+
+        yield on_progress
+
+
 class _Lines:
     """For logs: nothing about what is quick, a line every few seconds about what is not."""
 
@@ -190,8 +208,8 @@ class _Bars:
         from ..datasets.download import Listener
 
         return Listener(
-            stage=lambda what: self._draw("stage", what, None),
-            planned=lambda done, total: self._draw("stage", "planning", done / max(1, total), f"{done} of {total}"),
+            stage=lambda what: self.show("stage", what, None),
+            planned=lambda done, total: self.show("stage", "planning", done / max(1, total), f"{done} of {total}"),
             outlook=self._outlook,
             progress=self._tasks,
             part_done=self._part_done,
@@ -209,7 +227,7 @@ class _Bars:
             return
         self._tally.update(tasks)
         for task in self._tally.running[: self._room]:
-            self._draw(task.index, f"part {task.index + 1}", task.rows / max(1, task.total), text.size(task.fetched))
+            self.show(task.index, f"part {task.index + 1}", task.rows / max(1, task.total), text.size(task.fetched))
         self._total(self._tally)
 
     def _part_done(self, index: int) -> None:
@@ -220,10 +238,10 @@ class _Bars:
 
     def _total(self, tally: Tally) -> None:
         self._drop("total")  # drawn anew, so that it stays the last
-        self._draw("total", "total", tally.share, self._fitting(tally.words()))
+        self.show("total", "total", tally.share, self._fitting(tally.words()))
 
     def _fetched(self, name: str, done: int, total: int) -> None:
-        self._draw("fetch", name, done / max(1, total), f"{text.size(done)} of {text.size(total)}")
+        self.show("fetch", name, done / max(1, total), f"{text.size(done)} of {text.size(total)}")
 
     def _fitting(self, words: list[str]) -> str:
         room = self._progress.console.width - max(8, min(30, self._progress.console.width // 4)) - 18
@@ -232,7 +250,7 @@ class _Bars:
             words = words[1:]
         return ", ".join(words)
 
-    def _draw(self, key: object, what: str, share: float | None, words: str = "") -> None:
+    def show(self, key: object, what: str, share: float | None, words: str = "") -> None:
         self._progress.start()
         if key not in self._bars:
             self._bars[key] = self._progress.add_task(what, total=None, words="")

@@ -32,7 +32,7 @@ def many(number: int, what: str) -> str:
 
 def real(number: float) -> str:
     """A measured number in five digits: -3.2104, 1,032.4."""
-    if number == int(number) and abs(number) < 1e15:
+    if float(number).is_integer() and abs(number) < 1e15:
         return f"{int(number):,}"
     return f"{number:,.1f}" if abs(number) >= 1000 else f"{number:.5g}"
 

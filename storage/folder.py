@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import DiskSpaceError, RootNotWritableError, UsageError
+from ..errors import DatasetExistsError, DiskSpaceError, RootNotWritableError, UsageError
 from .lock import WriterLock
 from .manifest import FILENAME, sync_folder
 
 JOURNAL = "journal.jsonl"
-PARTS = "parts"
+PARTS = ".parts"  # a name that no leaf can have
 
 
 @dataclass(frozen=True)
@@ -58,20 +58,34 @@ class DatasetPlace:
     def _beside(self, suffix: str) -> Path:
         return self.path.with_name(f".{self.path.name}.{suffix}")
 
+    def check_free(self) -> None:
+        """Raise DatasetExistsError when something other than a dataset is in the way, or a dataset is above or below.
+
+        What replaces a folder removes everything in it, so no dataset may lie inside another.
+        """
+        if self.path.is_dir() and not self.exists() and any(self.path.iterdir()):
+            message = f"{self.path} is in the way: it is not a dataset"
+            raise DatasetExistsError(message, hint="choose another name, or another --root")
+        for parent in self.path.parents:
+            if parent == self.root:
+                return
+            if (parent / FILENAME).is_file():
+                message = f"{self.id} would lie inside another dataset, {parent}"
+                raise DatasetExistsError(message, hint="choose another name")
+
     def recover(self) -> None:
-        """Finish the renames of a commit that was killed between them. Call with the lock held."""
-        if not self.path.exists():
-            if (self.working / FILENAME).is_file() and not (self.working / JOURNAL).exists():
-                self.working.rename(self.path)
-            elif (self.old / FILENAME).is_file():
-                self.old.rename(self.path)
-        if self.path.exists():
+        """Finish a commit that was killed after the journal was closed. Call with the lock held."""
+        if (self.working / FILENAME).is_file() and not (self.working / JOURNAL).exists():
+            self.install()
+        elif not os.path.lexists(self.path) and (self.old / FILENAME).is_file():
+            self.old.rename(self.path)
+        if os.path.lexists(self.path):
             remove_tree(self.old)
 
     def install(self) -> None:
         """Make the finished working folder the dataset. Call with the lock held, manifest written."""
-        remove_tree(self.old)
-        if self.path.exists():
+        if os.path.lexists(self.path):
+            remove_tree(self.old)
             self.path.rename(self.old)
         self.working.rename(self.path)
         sync_folder(self.path.parent)
@@ -164,5 +178,8 @@ def find_datasets(root: Path) -> Iterator[tuple[str, Path, bool]]:
                 names.remove(name)
                 if name.endswith(".writing") and relative:
                     found.append(("/".join((*relative, name[1 : -len(".writing")])), here / name, False))
+            elif relative and (here / name).is_symlink() and (here / name / FILENAME).is_file():
+                # A dataset moved to another disk; other links are not followed.
+                found.append(("/".join((*relative, name)), here / name, True))
     complete = {dataset_id for dataset_id, _, done in found if done}
     yield from sorted(entry for entry in found if entry[2] or entry[0] not in complete)

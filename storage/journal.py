@@ -2,7 +2,8 @@
 
 The first line says what is being made: a fingerprint of everything that decides the resulting bytes. Each later line
 records one finished piece of work and is synced before the work counts as done. A line cut short by a crash is the last
-one, and is ignored.
+one, and is ignored; the next line takes its place. Reading changes nothing: `rbdata list` reads the journal of a
+writer at work.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ class Journal:
         self.path = path
         self.fingerprint: str | None = None
         self.entries: list[dict[str, Any]] = []
+        self._sound = 0  # bytes of whole, readable lines
         self._read()
 
     def start(self, fingerprint: str) -> None:
         """Begin anew."""
         self.fingerprint = fingerprint
         self.entries = []
-        self.path.unlink(missing_ok=True)
+        self._sound = 0
         self._append({"fingerprint": fingerprint})
 
     def record(self, entry: dict[str, Any]) -> None:
@@ -43,26 +45,26 @@ class Journal:
             lines = self.path.read_bytes().split(b"\n")
         except FileNotFoundError:
             return
-        whole = lines[:-1]  # what follows the last line feed was cut short, or is empty
-        records = []
-        for line in whole:
+        records: list[dict[str, Any]] = []
+        for line in lines[:-1]:  # what follows the last line feed was cut short, or is empty
             try:
-                records.append(json.loads(line))
+                record = json.loads(line)
             except ValueError:
                 break
-        if not records:
-            return
-        self.fingerprint = records[0].get("fingerprint")
-        self.entries = records[1:]
-        # Write the sound part again, so that the next line does not follow half a one.
-        if lines[-1] or len(records) < len(whole):
-            sound = b"".join(json.dumps(record).encode() + b"\n" for record in records)
-            temporary = self.path.with_name(self.path.name + ".tmp")
-            temporary.write_bytes(sound)
-            temporary.replace(self.path)
+            if not isinstance(record, dict):
+                break
+            records.append(record)
+            self._sound += len(line) + 1
+        if records:
+            self.fingerprint = records[0].get("fingerprint")
+            self.entries = records[1:]
 
     def _append(self, record: dict[str, Any]) -> None:
-        with self.path.open("ab") as file:
-            file.write(json.dumps(record).encode() + b"\n")
+        line = json.dumps(record).encode() + b"\n"
+        with self.path.open("r+b" if self.path.exists() else "wb") as file:
+            file.seek(self._sound)
+            file.truncate()
+            file.write(line)
             file.flush()
             os.fsync(file.fileno())
+        self._sound += len(line)

@@ -41,8 +41,11 @@ DTYPES = (
     "float64",
 )
 
-#: Names at the top of the folder that leaves may not take.
-RESERVED = frozenset({"episodes", "index"})
+#: Names at the top that leaves may not take: the folder's own, and what reading adds to a batch.
+RESERVED = frozenset({"episodes", "index", "mask"})
+
+#: Names that leaves may take nowhere: tensordict's ``meta.json`` holds entries of its own under them, beside the leaves.
+RESERVED_EVERYWHERE = frozenset({"shape", "device", "_type"})
 
 _KEY_PART = re.compile(r"[A-Za-z0-9_]+")
 
@@ -78,6 +81,10 @@ class Leaf:
             raise SchemaError(f"leaf {self.name}: codec {self.codec!r} is not one of {', '.join(CODECS)}")
         if any(size < 1 for size in self.shape):
             raise SchemaError(f"leaf {self.name}: shape {self.shape} has an empty dimension")
+        if self.kind == "state" and self.key[0] == "next":
+            raise SchemaError(f"leaf {self.name}: a state leaf is named by its root key, it gives next/ as well")
+        if self.constant is not None and not isinstance(self.constant, (bool, int, float)):
+            raise SchemaError(f"leaf {self.name}: constant {self.constant!r} is not a number")
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -119,7 +126,9 @@ class Leaf:
                 codec=str(record["codec"]),
                 constant=record.get("constant"),
             )
-        except (KeyError, TypeError) as error:
+        except SchemaError:
+            raise
+        except (KeyError, TypeError, ValueError) as error:
             message = f"a leaf of the manifest is malformed: {record!r}"
             raise SchemaError(message) from error
 
@@ -131,15 +140,12 @@ class Schema:
     leaves: tuple[Leaf, ...]
 
     def __post_init__(self) -> None:
-        names = [leaf.name for leaf in self.leaves]
+        names = self.names
         for name in names:
             if names.count(name) > 1:
-                raise SchemaError(f"key {name} is there twice")
+                raise SchemaError(f"key {name} is there twice (a state leaf gives its key and the one under next)")
             if any(other.startswith(name + "/") for other in names):
                 raise SchemaError(f"key {name} is both a tensor and a folder of tensors")
-        for leaf in self.leaves:
-            if leaf.kind == "state" and "next/" + leaf.name in names:
-                raise SchemaError(f"state leaf {leaf.name} already gives next/{leaf.name}")
 
     def __iter__(self):
         return iter(self.leaves)
@@ -156,6 +162,11 @@ class Schema:
 
     def __contains__(self, name: str) -> bool:
         return any(leaf.name == name for leaf in self.leaves)
+
+    @property
+    def names(self) -> list[str]:
+        """All TED keys as paths; those of state leaves under both names."""
+        return [leaf.name for leaf in self.leaves] + ["next/" + leaf.name for leaf in self.states]
 
     @property
     def steps(self) -> tuple[Leaf, ...]:
@@ -178,7 +189,7 @@ def check_key(name: str) -> None:
     if not all(_KEY_PART.fullmatch(part) for part in parts):
         message = f"key {name!r} is not made of letters, digits and underscores"
         raise SchemaError(message, hint="rename it, or use rbdata.storage.schema.clean_keys to map names")
-    if parts[0] in RESERVED or parts[-1] in ("meta", "rbdata"):
+    if parts[0] in RESERVED or not RESERVED_EVERYWHERE.isdisjoint(parts):
         raise SchemaError(f"key {name!r} is reserved for the dataset folder itself")
 
 
@@ -186,14 +197,18 @@ def clean_keys(names: Iterable[str]) -> dict[str, str]:
     """Map provider names to legal keys, one to one.
 
     ``/`` stays a level; every other character outside letters, digits and underscore becomes ``_``. Empty parts become
-    ``_``. Raises SchemaError when two names fall together, naming both.
+    ``_``, and reserved names get one at their end. Raises SchemaError when two names fall together, naming both.
     """
     mapping: dict[str, str] = {}
     taken: dict[str, str] = {}
     for name in names:
-        parts = [re.sub(r"[^A-Za-z0-9_]", "_", part) or "_" for part in name.split("/")]
-        if any(part in ("_" * 1, "__") and original in (".", "..") for part, original in zip(parts, name.split("/"))):
+        originals = name.split("/")
+        if not {".", ".."}.isdisjoint(originals):
             raise SchemaError(f"key {name!r} would leave its folder")
+        parts = [re.sub(r"[^A-Za-z0-9_]", "_", part) or "_" for part in originals]
+        parts = [part + "_" if part in RESERVED_EVERYWHERE else part for part in parts]
+        if parts[0] in RESERVED:
+            parts[0] += "_"
         key = "/".join(parts)
         if key in taken:
             raise SchemaError(f"keys {taken[key]!r} and {name!r} would both become {key!r}")

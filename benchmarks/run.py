@@ -1,0 +1,153 @@
+"""rbdata beside TorchRL and beside the floor, on the same shards in the same run.
+
+    python benchmarks/run.py                           # 100k-row shard: about 3 minutes
+    python benchmarks/run.py --rows 1000000            # the public data's size: TorchRL takes up to 20 GB of memory
+
+Conversion: seconds, peak memory and bytes on disk of `AtariDQNExperienceReplay._preproc_run` and of ``rbdata.download``
+from a directory mirror (one process), each in a fresh process, imports included, interleaved. Sampling: transitions a
+second of random batches of 256, page cache warm, and what one bare `index_select` of the same windows does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torchrl_atari
+from atari_shards import Base, write_shards
+from harness import Cost, compare, disk_use, gunzip_floor, interleave, machine, measure, median, rate, size, table
+
+WORK = Path(".bench")
+BATCH = 256
+
+
+def convert(mirror: Path, game: str, root: Path, codec: str) -> None:
+    """``rbdata.download`` as a user calls it, one process."""
+    shutil.rmtree(root, ignore_errors=True)
+    import rbdata
+
+    rbdata.download(f"{game}/1", root=root, mirror=str(mirror), procs=1, codec=codec)
+
+
+def convert_torchrl(shard: Path, dataset: Path) -> None:
+    shutil.rmtree(dataset, ignore_errors=True)
+    torchrl_atari.convert(shard, dataset, 0)
+
+
+def sample(root: Path, game: str, threads: int, seconds: float, **options: Any) -> float:
+    """Transitions a second of ``rbdata.load(...).sample()``."""
+    import rbdata
+    import torch
+
+    torch.set_num_threads(threads)
+    buffer = rbdata.load(f"{game}/1", root=root, batch_size=BATCH, seed=0, **options)
+    _warm(buffer.dataset)
+    return rate(buffer.sample, BATCH, seconds)
+
+
+def floor(root: Path, game: str, threads: int, seconds: float, window: int) -> float:
+    """Transitions a second of nothing but one `index_select` of windows of the dataset's own raw frames."""
+    import rbdata
+    import torch
+
+    torch.set_num_threads(threads)
+    dataset = rbdata.open_dataset(f"{game}/1", root=root)
+    _warm(dataset)
+    frames = dataset.rows["observation"].block(0, dataset.manifest.states).view(dataset.manifest.states, -1)
+    words = frames.view(torch.int64)
+    width = words.shape[1]
+    windows = words.as_strided((len(words) - window + 1, window * width), (width, 1))
+    return rate(lambda: windows.index_select(0, torch.randint(len(windows), (BATCH,))), BATCH, seconds)
+
+
+def _warm(dataset: Any) -> None:
+    for path in dataset.manifest.files:
+        with (dataset.path / path).open("rb") as file:
+            while file.read(1 << 24):
+                pass
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--game", default="SpaceInvaders", help="its frames decide how well things compress")
+    parser.add_argument("--rows", type=int, default=100_000, help="rows of the shard; 1000000 in the public data")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of sampling, for each figure")
+    parser.add_argument("--no-torchrl", action="store_true", help="leave TorchRL out")
+    args = parser.parse_args()
+
+    mirror = WORK / f"mirror-{args.rows}"
+    shard = mirror / "dqn" / args.game / "1" / "replay_logs"
+    if not list(shard.glob("*observation_ckpt.0.gz")):
+        print(f"making a shard of {args.rows} rows of {args.game} ...", flush=True)
+        write_shards(Base(args.game, 60_000), shard, args.rows, 1, scratch=WORK / "scratch")
+    print(machine(), end="\n\n", flush=True)
+    roots = {codec: WORK / "rbdata" / codec for codec in ("zstd", "raw")}
+    theirs = WORK / "torchrl" / args.game / "1"
+    try:
+        _conversion(args, mirror, shard, roots, theirs)
+        _sampling(args, roots, theirs)
+    finally:
+        shutil.rmtree(WORK / "rbdata", ignore_errors=True)
+        shutil.rmtree(WORK / "torchrl", ignore_errors=True)
+
+
+def _conversion(args: argparse.Namespace, mirror: Path, shard: Path, roots: dict[str, Path], theirs: Path) -> None:
+    rivals: dict[str, Callable[[], Cost]] = {}
+    if not args.no_torchrl:
+        rivals["TorchRL"] = partial(measure, convert_torchrl, shard, theirs)
+    for codec, root in roots.items():
+        rivals[f"rbdata {codec}"] = partial(measure, convert, mirror, args.game, root, codec)
+    costs = interleave(rivals, args.repeats)
+    print(f"convert one shard of {args.rows} rows of {args.game}")
+    print(compare(costs))
+    file = next(shard.glob("*observation_ckpt.0.gz"))
+    floor = median(measure(gunzip_floor, file) for _ in range(args.repeats))
+    print(f"floor: gunzip alone {floor.wall:.2f} s for {size(floor.result)} from {size(file.stat().st_size)}")
+    for name, path in {**{f"rbdata {codec}": root for codec, root in roots.items()}, "TorchRL": theirs}.items():
+        if path.exists():
+            print(f"on disk, {name}: {size(disk_use(path))}")
+    print(flush=True)
+
+
+def _sampling(args: argparse.Namespace, roots: dict[str, Path], theirs: Path) -> None:
+    rows = []
+    for threads in sorted({1, min(2, os.cpu_count() or 1)}):
+        rivals: dict[str, Callable[[], Cost]] = {}
+        for what, window, options in (("frame + next", 2, {}), ("4-stack + next", 5, {"frame_stack": 4})):
+            rivals[f"floor, {what}"] = partial(
+                measure, floor, roots["raw"], args.game, threads, args.seconds, window=window
+            )
+            for codec, root in roots.items():
+                rivals[f"rbdata {codec}, {what}"] = partial(
+                    measure, sample, root, args.game, threads, args.seconds, **options
+                )
+        rivals["rbdata raw, slices of 32"] = partial(
+            measure, sample, roots["raw"], args.game, threads, args.seconds, slice_len=32
+        )
+        rivals["rbdata zstd, slices of 32"] = partial(
+            measure, sample, roots["zstd"], args.game, threads, args.seconds, slice_len=32
+        )
+        if not args.no_torchrl:
+            rivals["TorchRL, frame + next"] = partial(
+                measure, torchrl_atari.sample, theirs.absolute(), threads=threads, seconds=args.seconds
+            )
+        rates = {
+            name: statistics.median(cost.result for cost in costs)
+            for name, costs in interleave(rivals, args.repeats).items()
+        }
+        for name, value in rates.items():
+            base = rates.get(f"floor, {name.partition(', ')[2]}")
+            share = f"{value / base:.0%}" if base and not name.startswith("floor") else ""
+            rows.append([name, threads, f"{value:,.0f}", share])
+    print(table(["sample 256", "threads", "transitions/s", "of the floor"], rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Pictures of a dataset: returns and lengths over episodes, and a sheet of frames. Needs the extra ``plot``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import MissingExtraError, UsageError
+
+if TYPE_CHECKING:
+    from ..storage.episodes import EpisodeTable
+
+#: Frames on a sheet: rows and columns.
+SHEET = (4, 8)
+#: Episodes are drawn as at most so many points; more cannot be told apart.
+POINTS = 5000
+
+
+def draw_episodes(table: EpisodeTable, title: str, target: Path) -> None:
+    """Return and length of every episode, in the order of the dataset, with a running mean."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise _missing("matplotlib") from error
+    import numpy as np
+
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    FigureCanvasAgg(figure)  # pyplot would look for a display, and is slow to import
+    window = max(1, len(table) // 50)
+    every = max(1, len(table) // POINTS)
+    steps = (np.asarray(table.start) + np.asarray(table.length)) / 1e6
+    for axes, values, name in zip(
+        figure.subplots(2, 1, sharex=True), (table.returns, table.length), ("return", "length")
+    ):
+        values = np.asarray(values, np.float64)
+        axes.plot(steps[::every], values[::every], ".", markersize=3, alpha=0.4)
+        if len(values) >= 3 * window > 3:
+            mean = np.convolve(values, np.full(window, 1 / window), "valid")
+            axes.plot(steps[window - 1 :], mean, label=f"mean of {window} episodes")
+            axes.legend(frameon=False)
+        axes.set_ylabel(name)
+        axes.grid(alpha=0.3)
+    axes.set_xlabel("million steps")
+    figure.suptitle(title)
+    try:
+        figure.savefig(target)
+    except ValueError as error:
+        raise UsageError(
+            f"cannot draw {target}: {error}", hint="give a name that ends in .png, .pdf or .svg"
+        ) from error
+
+
+def draw_frames(folder: Path, target: Path) -> None:
+    """States from all over a dataset, as pictures in reading order."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise _missing("Pillow") from error
+    import numpy as np
+
+    from ..storage.dataset import Dataset
+
+    dataset = Dataset(folder)
+    name = _frame_leaf(dataset)
+    rows, columns = SHEET
+    steps = np.unique(np.linspace(0, len(dataset) - 1, rows * columns).astype(np.int64))
+    shots = np.asarray(dataset.read(steps.tolist(), keys=[name])[tuple(name.split("/"))][:, 0])
+    if shots.ndim == 4 and shots.shape[1] in (1, 3) and shots.shape[-1] not in (1, 3):
+        shots = shots.transpose(0, 2, 3, 1)
+    shots = shots.reshape(*shots.shape[:3], -1)
+    height, width, channels = shots.shape[1:]
+    sheet = np.full((rows * (height + 2) - 2, columns * (width + 2) - 2, channels), 255, np.uint8)
+    for number, shot in enumerate(shots):
+        y, x = number // columns * (height + 2), number % columns * (width + 2)
+        sheet[y : y + height, x : x + width] = shot
+    try:
+        Image.fromarray(sheet[..., 0] if channels == 1 else sheet).save(target)
+    except ValueError as error:
+        raise UsageError(f"cannot draw {target}: {error}", hint="give a name that ends in .png or .jpg") from error
+
+
+def _frame_leaf(dataset: Any) -> str:
+    """The first leaf that looks like pictures: uint8 and two dimensions or more."""
+    for leaf in dataset.schema:
+        pixels = leaf.shape[:-1] if len(leaf.shape) == 3 and leaf.shape[-1] in (1, 3) else leaf.shape
+        pixels = pixels[1:] if len(pixels) == 3 and pixels[0] in (1, 3) else pixels
+        if leaf.dtype == "uint8" and len(pixels) == 2 and not leaf.name.startswith("next/"):
+            return leaf.name
+    names = ", ".join(leaf.name for leaf in dataset.schema)
+    raise UsageError(f"{dataset.id} holds no frames", hint=f"its tensors are {names}")
+
+
+def _missing(package: str) -> MissingExtraError:
+    return MissingExtraError(f"{package} is not installed", hint="pip install 'rbdata[plot]'")

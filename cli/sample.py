@@ -1,0 +1,175 @@
+"""``rbdata sample``."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import DatasetExistsError
+from . import text
+from .console import Column, Fact, out
+from .options import LocalId, Root
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+EXAMPLES = """
+  rbdata sample Pong/5
+  rbdata sample Pong/5 -n 256 --frame-stack 4 --bench
+  rbdata sample Pong/5 -n 64 --slice-len 16 --seed 1 --out batch.npz
+"""
+
+#: A benchmark takes so many turns, each so many seconds long.
+TURNS, TURN = 6, 0.25
+#: The copy floor gathers from a block this large, in bytes: more than caches hold.
+FLOOR_BYTES = 1 << 28
+
+_COLUMNS = (
+    Column("key"),
+    Column("shape"),
+    Column("dtype", optional=True),
+    Column("min", text.real, right=True),
+    Column("mean", text.real, right=True),
+    Column("max", text.real, right=True),
+)
+
+
+def run(
+    dataset: LocalId,
+    n: Annotated[int, typer.Option("-n", "--batch-size", min=1, metavar="N", help="Steps in a batch.")] = 32,
+    slice_len: Annotated[
+        int | None, typer.Option(min=1, metavar="L", help="Draw slices of so many consecutive steps.")
+    ] = None,
+    frame_stack: Annotated[int | None, typer.Option(min=1, metavar="K", help="Stack the last K observations.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="S", help="Same seed, same batch.")] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="PATH", help="Write the batch: NAME.npz, or a folder for TensorDict.load_memmap."
+        ),
+    ] = None,
+    bench: Annotated[bool, typer.Option("--bench", help="Measure how fast batches come.")] = False,
+    root: Root = None,
+) -> None:
+    """Draw a batch and show it.
+
+    A benchmark compares with the copy floor: gathering as many bytes from memory by torch.index_select.
+    """
+    if save is not None:
+        _refuse_existing(save)
+    from ..api import load
+
+    options = {"batch_size": n, "slice_len": slice_len, "frame_stack": frame_stack, "seed": seed}
+    buffer = load(dataset, root=root, **{name: value for name, value in options.items() if value is not None})
+    batch = buffer.sample()
+    if save is not None:
+        _write(batch, save)
+    speed = _measure(buffer.sample, batch) if bench else None
+
+    index = batch["index"].reshape(-1)
+    if out.json:
+        document: dict[str, Any] = {
+            "batch_size": list(batch.batch_size),
+            "index": index.tolist(),
+            "tensors": [dict(zip(("key", "shape", "dtype", "min", "mean", "max"), row)) for row in _rows(batch)],
+            "out": None if save is None else str(save.absolute()),
+        }
+        out.document(document | ({"bench": speed} if speed else {}))
+    elif out.quiet:
+        if save is not None:
+            out.line(str(save))
+    elif speed:
+        out.facts(_speed_facts(speed))
+    else:
+        out.table(_COLUMNS, _rows(batch))
+        shown = ", ".join(map(str, index[:8].tolist())) + (", ..." if len(index) > 8 else "")
+        out.facts([Fact("first index" if len(index) > 8 else "index", shown)])
+    if save is not None:
+        out.note(f"wrote {save}")
+
+
+def _rows(batch: TensorDict) -> list[tuple[Any, ...]]:
+    """Key, shape, dtype, min, mean, max of every tensor."""
+    rows: list[tuple[Any, ...]] = []
+    for key, value in batch.items(include_nested=True, leaves_only=True):
+        name = "/".join(key) if isinstance(key, tuple) else key
+        numbers = value.double()
+        low, mean, high = (float(part) for part in (numbers.min(), numbers.mean(), numbers.max()))
+        shape = list(value.shape) if out.json else f"[{', '.join(map(str, value.shape))}]"
+        rows.append((name, shape, str(value.dtype).removeprefix("torch."), low, mean, high))
+    return sorted(rows, key=lambda row: (row[0].startswith("next/"), row[0] == "index", row[0]))
+
+
+def _refuse_existing(target: Path) -> None:
+    if target.exists() and (target.suffix == ".npz" or not target.is_dir() or any(target.iterdir())):
+        raise DatasetExistsError(f"{target} is there already", hint="remove it, or choose another name for --out")
+
+
+def _write(batch: TensorDict, target: Path) -> None:
+    """As ``.npz`` (keys as paths, readable with allow_pickle=False), or as a memory-mapped TensorDict."""
+    if target.suffix != ".npz":
+        batch.memmap(str(target))
+        return
+    import numpy as np
+
+    arrays = {
+        "/".join(key) if isinstance(key, tuple) else key: value.numpy()
+        for key, value in batch.items(include_nested=True, leaves_only=True)
+    }
+    with target.open("xb") as file:
+        np.savez(file, **arrays)
+
+
+def _measure(sample: Callable[[], TensorDict], batch: TensorDict) -> dict[str, float]:
+    """Batches and transitions a second, and the share of what copying alone would reach."""
+    size = sum(value.numel() * value.element_size() for value in batch.values(include_nested=True, leaves_only=True))
+    rows = batch.numel()
+    seconds, floor = _times(sample, _copy(rows, max(8, size // rows // 8 * 8)))
+    return {
+        "batches_per_second": 1 / seconds,
+        "transitions_per_second": rows / seconds,
+        "bytes_per_second": size / seconds,
+        "batch_bytes": size,
+        "floor_batches_per_second": 1 / floor,
+        "share_of_floor": floor / seconds,
+    }
+
+
+def _copy(rows: int, row_bytes: int) -> Callable[[], object]:
+    """Gather ``rows`` random rows of ``row_bytes`` from memory."""
+    import torch
+
+    block = torch.ones((max(rows, FLOOR_BYTES // row_bytes), row_bytes // 8), dtype=torch.int64)
+    target = torch.empty((rows, row_bytes // 8), dtype=torch.int64)
+    return lambda: torch.index_select(block, 0, torch.randint(len(block), (rows,)), out=target)
+
+
+def _times(*acts: Callable[[], object]) -> list[float]:
+    """Seconds a call takes: the median, in turns, so that a machine busy with other things slows all alike."""
+    seconds: list[list[float]] = [[] for _ in acts]
+    for turn in range(TURNS + 1):
+        for act, taken in zip(acts, seconds):
+            end = time.perf_counter() + TURN
+            while (began := time.perf_counter()) < end:
+                act()
+                if turn:  # the first one warms up
+                    taken.append(time.perf_counter() - began)
+    return [statistics.median(taken) for taken in seconds]
+
+
+def _speed_facts(speed: dict[str, float]) -> list[Fact]:
+    return [
+        Fact("batches", f"{text.real(speed['batches_per_second'])} a second", speed["batches_per_second"]),
+        Fact("transitions", f"{text.count(round(speed['transitions_per_second']))} a second", speed["transitions_per_second"]),
+        Fact("bytes", f"{text.size(speed['bytes_per_second'])}/s", speed["bytes_per_second"]),
+        Fact(
+            "copy floor",
+            f"{text.percent(speed['share_of_floor'])} of {text.real(speed['floor_batches_per_second'])} batches a second",
+            speed["share_of_floor"],
+        ),
+    ]

@@ -1,0 +1,13 @@
+"""What several test modules share: DQN Replay runs with known contents."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def own_settings(monkeypatch, tmp_path):
+    """No test looks at, or writes to, what the developer's machine has configured."""
+    for name in ("RBDATA_MIRROR", "RBDATA_ATARI_MIRROR", "STORAGE_EMULATOR_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RBDATA_ROOT", str(tmp_path / "root-by-default"))
