@@ -30,17 +30,17 @@ def download(
     force: bool = False,
     user_project: str | None = None,
     listener: Listener | None = None,
-) -> Dataset:
-    """Get a dataset from its source (or a ``mirror``) and open it; what is complete is only opened.
+) -> Path:
+    """Get a dataset from its source (or a ``mirror``); returns its folder, which `load` and `open_dataset` take.
 
-    An interrupted download goes on where it stopped. ``shards`` is a selection such as ``"0-4,7"``. For the rest see
-    `datasets.download.Request` and `datasets.source.ConvertOptions`. Raises what `datasets.download.download` raises.
+    What is complete is left as it is; an interrupted download goes on where it stopped. ``shards`` is a selection such as
+    ``"0-4,7"``. For the rest see `datasets.request.Request` and `datasets.source.ConvertOptions`. Raises what
+    `datasets.download.download` raises.
     """
     from .datasets.download import Request
     from .datasets.download import download as run
     from .datasets.fetch import FetchOptions
     from .datasets.source import ConvertOptions
-    from .storage.dataset import Dataset
 
     options = ConvertOptions(codec, layout, unknown_next, parts=_parts(shards))
     request = Request(
@@ -53,7 +53,7 @@ def download(
         keep_raw=keep_raw,
         force=force,
     )
-    return Dataset(run(request, listener).path)
+    return run(request, listener).path
 
 
 def convert(
@@ -69,16 +69,15 @@ def convert(
     unknown_next: Literal["truncate", "zero"] = "truncate",
     force: bool = False,
     listener: Listener | None = None,
-) -> Dataset:
-    """Convert raw data of a source that are in a folder already into the dataset ``dataset_id``, and open it."""
+) -> Path:
+    """Convert raw data of a source that are in a folder already into the dataset ``dataset_id``; returns its folder."""
     from .datasets.download import Request
     from .datasets.download import convert as run
     from .datasets.source import ConvertOptions
-    from .storage.dataset import Dataset
 
     options = ConvertOptions(codec, layout, unknown_next, parts=_parts(shards))
     request = Request(dataset_id, root=None if root is None else Path(root), procs=procs, options=options, force=force)
-    return Dataset(run(Path(path), source, request, listener).path)
+    return run(Path(path), source, request, listener).path
 
 
 def open_dataset(id_or_path: PathLike, *, root: PathLike | None = None) -> Dataset:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from .console import out
+from .console import ReaderGone, out
 from .failures import INTERRUPTED, explain
 
 
@@ -36,20 +36,26 @@ def run(arguments: Sequence[str]) -> int:
     try:
         from .group import invoke
 
-        code = invoke(list(arguments))
-        sys.stdout.flush()
-    except BrokenPipeError:
+        code = invoke([*arguments])  # `list` is a module of this package
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except (BrokenPipeError, ReaderGone):
         pass  # the reader of the answer has enough (``| head``): that is no failure
     except BaseException as error:
         code = _report(error)
-    # Python flushes both streams once more at exit; what cannot be delivered must not make noise then.
+    _forget_undelivered()
+    return code
+
+
+def _forget_undelivered() -> None:
+    """Python flushes both streams once more at exit: what cannot be delivered must not make noise then."""
     for stream in (sys.stdout, sys.stderr):
         try:
-            stream.flush()
-        except (BrokenPipeError, ValueError):
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
             with suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    return code
 
 
 def _report(error: BaseException) -> int:
@@ -59,7 +65,7 @@ def _report(error: BaseException) -> int:
     failure = explain(error)
     if out.json:
         out.trace(error)
-        with suppress(BrokenPipeError):
+        with suppress(OSError, ReaderGone):
             out.document({"error": failure.to_json()})
     else:
         out.fail(error, failure)

@@ -20,6 +20,11 @@ from typing import Any, TextIO
 from . import text
 from .failures import Failure
 
+
+class ReaderGone(Exception):
+    """Whoever read the answer has enough (``| head``): the rest need not be said. No failure."""
+
+
 #: Columns of a page where the terminal does not say how wide it is.
 DEFAULT_WIDTH = 80
 
@@ -54,7 +59,7 @@ class Console:
 
     def configure(self, arguments: Sequence[str]) -> None:
         """Take the mode from the command line, before it is parsed: wrong arguments are answered in that mode too."""
-        words = list(arguments)
+        self.arguments = words = list(arguments)
         if "--" in words:
             words = words[: words.index("--")]
         self.json = "--json" in words
@@ -86,7 +91,10 @@ class Console:
 
     def line(self, content: str = "") -> None:
         """One line of the answer."""
-        print(content, file=sys.stdout)
+        try:
+            print(content, file=sys.stdout)
+        except BrokenPipeError as error:
+            raise ReaderGone from error
 
     def table(self, columns: Sequence[Column], rows: Iterable[Sequence[Any]]) -> None:
         """Rows of bare values."""

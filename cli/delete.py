@@ -37,11 +37,12 @@ def run(
     places = list({place.id: place for place in (deletable(one, root) for one in ids)}.values())
     sizes = [sum(disk_use(path) for path in (place.path, place.working, place.old)) for place in places]
     rows = [(place.id, size, str(place.path)) for place, size in zip(places, sizes)]
-    total = f"{text.many(len(places), 'dataset')}, {text.size(sum(sizes))}"
+    what = places[0].id if len(places) == 1 else text.many(len(places), "dataset")
+    total = f"{what}, {text.size(sum(sizes))}"
 
     if not yes and not dry_run:
         if not out.can_ask:
-            message = f"{total}: not deleted, as nobody is there to confirm it"
+            message = f"nothing deleted ({total}): nobody is there to confirm it"
             raise UsageError(message, hint="say --yes to delete without being asked")
         if not out.confirm(f"Delete {total}?", [f"{one}  {text.size(size)}  {path}" for one, size, path in rows]):
             out.note("nothing is deleted")

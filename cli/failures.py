@@ -53,10 +53,11 @@ def explain(error: BaseException) -> Failure:
         return Failure("interrupted", "interrupted", None, INTERRUPTED)
     if isinstance(error, MemoryError):
         return Failure("memory", "out of memory", _SYSTEM[errno.ENOMEM][1], 1)
-    if isinstance(error, OSError) and error.errno in _SYSTEM:
-        code, hint = _SYSTEM[error.errno]
+    if isinstance(error, OSError) and error.errno is not None:
         what = error.strerror or str(error)
-        return Failure(code, f"{what}: {error.filename}" if error.filename else what, hint, 1)
+        message = f"{what}: {error.filename}" if error.filename else what
+        code, hint = _SYSTEM.get(error.errno, ("system", "--debug shows where it happened"))
+        return Failure(code, message, hint, 1)
     wrong = _wrong_arguments(error)
     if wrong:
         return wrong

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -9,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from .._version import __version__
+from .console import ReaderGone
 from .failures import Interrupted
 
 #: In the order one meets them. The module of the same name has the command's ``run`` and ``EXAMPLES``.
@@ -43,12 +46,13 @@ class Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return load(cmd_name) if cmd_name in COMMANDS else None
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with _not_for_typer():
+            return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with _not_for_typer():
             return super().invoke(ctx)
-        except KeyboardInterrupt as error:
-            # Typer would end here without a word.
-            raise Interrupted("interrupted") from error
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """The list in the help, without loading anything."""
@@ -56,10 +60,22 @@ class Commands(TyperGroup):
             formatter.write_dl(list(COMMANDS.items()))
 
 
+@contextmanager
+def _not_for_typer() -> Iterator[None]:
+    """Typer would end without a word on Ctrl-C, and call it a failure when the reader of the answer has enough."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise Interrupted("interrupted") from error
+    except BrokenPipeError as error:
+        raise ReaderGone from error
+
+
 def load(name: str) -> Any:
     """A command, made from the ``run`` of its module; it also takes the options that all commands have."""
     module = import_module(f".{name}", __package__)
-    epilog = f"\b\nExamples:\n{module.EXAMPLES.rstrip()}\n\n{getattr(module, 'EXIT_CODES', EXIT_CODES)}"
+    examples = module.EXAMPLES.strip("\n")
+    epilog = f"\b\nExamples:\n{examples}\n\n{getattr(module, 'EXIT_CODES', EXIT_CODES)}"
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command(name, epilog=epilog)(module.run)
     command = typer.main.get_command(app)
@@ -111,9 +127,12 @@ def invoke(arguments: list[str]) -> int:
         version: Annotated[
             bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
         ] = False,
-        debug: Annotated[bool, typer.Option("--debug", help="Show where an error came from.")] = False,
     ) -> None:
         """Datasets for offline reinforcement learning: get them once, sample them at the speed of memory."""
 
-    result = typer.main.get_command(app).main(arguments, prog_name="rbdata", standalone_mode=False)
+    group = typer.main.get_command(app)
+    group.params.extend(_common())
+    result = group.main(arguments or ["--help"], prog_name="rbdata", standalone_mode=False)
+    if not arguments:
+        return 2
     return result if isinstance(result, int) else 0

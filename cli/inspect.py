@@ -55,7 +55,7 @@ def run(
     """Show what a dataset holds: tensors, episodes, returns, origin.
 
     Kind tells how a tensor is stored: step, one row for each transition; state, one row for each state, which serves as
-    both KEY and next/KEY. Only the manifest and the episode table are read, so size does not matter.
+    both KEY and next/KEY. No rows are read, however many there are, unless frames are to be drawn.
     """
     from ..datasets.local import find
     from ..storage.episodes import open_episodes
@@ -64,17 +64,16 @@ def run(
     path = find(dataset, root)
     manifest = read_manifest(path)
     table = open_episodes(path, manifest.episodes)
-    pictures = []
-    if plot is not None:
-        from .pictures import draw_episodes
+    pictures = [picture for picture in (plot, frames) if picture is not None]
+    if pictures:
+        from .pictures import check_target, draw_episodes, draw_frames
 
-        draw_episodes(table, manifest.id, plot)
-        pictures.append(plot)
-    if frames is not None:
-        from .pictures import draw_frames
-
-        draw_frames(path, frames)
-        pictures.append(frames)
+        for picture in pictures:
+            check_target(picture)
+        if plot is not None:
+            draw_episodes(table, manifest.id, plot)
+        if frames is not None:
+            draw_frames(path, frames)
 
     if out.json:
         record = _record(path, manifest, table)
@@ -165,7 +164,10 @@ def _origin(manifest: Manifest) -> list[Fact]:
         ("options", ", ".join(f"{key} {value}" for key, value in manifest.source.get("options", {}).items())),
         ("location", provenance.get("location")),
         ("created", f"{provenance.get('created')} by rbdata {provenance.get('rbdata_version')}"),
-        ("objects", objects and f"{text.count(len(objects))}, {text.size(raw)}{', checksums stated' if stated else ''}"),
+        (
+            "objects",
+            objects and f"{text.count(len(objects))}, {text.size(raw)}{', checksums stated' if stated else ''}",
+        ),
         ("lineage", manifest.lineage),
         ("licence", manifest.licence),
         ("citation", manifest.citation),

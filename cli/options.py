@@ -47,10 +47,10 @@ def _argument(what: str, complete: Callable[..., list[str]], metavar: str) -> An
 
 
 AnyIds = Annotated[
-    list[str], _argument("Dataset ids: source/name, or the name alone where one source has it.", _complete_any, "ID...")
+    list[str], _argument("Dataset ids: source/name, or the name alone where one source has it.", _complete_any, "ID")
 ]
-LocalIds = Annotated[list[str], _argument("Datasets on this machine: ids or folders.", _complete_local, "ID...")]
-RemainingIds = Annotated[list[str], _argument("Datasets on this machine, finished or not.", _complete_remains, "ID...")]
+LocalIds = Annotated[list[str], _argument("Datasets on this machine: ids or folders.", _complete_local, "ID")]
+RemainingIds = Annotated[list[str], _argument("Datasets on this machine, finished or not.", _complete_remains, "ID")]
 LocalId = Annotated[str, _argument("A dataset on this machine: its id or its folder.", _complete_local, "ID")]
 
 Root = Annotated[

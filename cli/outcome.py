@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,9 +52,9 @@ def work(dataset_id: str, act: Callable[[Listener], Outcome]) -> Outcome:
 
 
 def _interrupted(dataset_id: str, outlook: Outlook | None, finished: int) -> Interrupted:
-    words = sys.argv[1:]
+    words = out.arguments
     if outlook is None:
-        message = f"interrupted before anything of {dataset_id} was converted"
+        message = f"interrupted while {dataset_id} was being planned; parts finished before are kept"
     else:
         message = f"interrupted: {outlook.done_parts + finished} of {outlook.parts} parts of {dataset_id} are kept"
         if not (outlook.path / "rbdata.json").is_file():

@@ -16,11 +16,18 @@ SHEET = (4, 8)
 POINTS = 5000
 
 
+def check_target(target: Path) -> None:
+    """Refuse a place no picture can be written to, before any work is done."""
+    if not target.parent.is_dir():
+        raise UsageError(f"there is no folder {target.parent}", hint="make it, or draw somewhere else")
+
+
 def draw_episodes(table: EpisodeTable, title: str, target: Path) -> None:
     """Return and length of every episode, in the order of the dataset, with a running mean."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+        from matplotlib.ticker import EngFormatter
     except ImportError as error:
         raise _missing("matplotlib") from error
     import numpy as np
@@ -29,19 +36,20 @@ def draw_episodes(table: EpisodeTable, title: str, target: Path) -> None:
     FigureCanvasAgg(figure)  # pyplot would look for a display, and is slow to import
     window = max(1, len(table) // 50)
     every = max(1, len(table) // POINTS)
-    steps = (np.asarray(table.start) + np.asarray(table.length)) / 1e6
+    steps = np.asarray(table.start) + np.asarray(table.length)
     for axes, values, name in zip(
         figure.subplots(2, 1, sharex=True), (table.returns, table.length), ("return", "length")
     ):
         values = np.asarray(values, np.float64)
-        axes.plot(steps[::every], values[::every], ".", markersize=3, alpha=0.4)
+        axes.plot(steps[::every], values[::every], ".", markersize=4, alpha=0.5)
         if len(values) >= 3 * window > 3:
             mean = np.convolve(values, np.full(window, 1 / window), "valid")
             axes.plot(steps[window - 1 :], mean, label=f"mean of {window} episodes")
             axes.legend(frameon=False)
         axes.set_ylabel(name)
         axes.grid(alpha=0.3)
-    axes.set_xlabel("million steps")
+    axes.set_xlabel("steps")
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     figure.suptitle(title)
     try:
         figure.savefig(target)

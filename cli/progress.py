@@ -5,6 +5,7 @@ Both listen to the same events (`datasets.download.Listener`) and ask the same `
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -125,7 +126,7 @@ def bytes_checked(title: str) -> Iterator[Callable[[int, int], None] | None]:
 
         def on_progress(done: int, total: int) -> None:
             if time.monotonic() - began > SOON:
-                bars.show("bytes", title, done / max(1, total), f"{text.size(done)} of {text.size(total)}")
+                bars.show("bytes", title, done / max(1, total), _of(done, total))
 
         yield on_progress
 
@@ -146,7 +147,7 @@ class _Lines:
             outlook=self._outlook,
             progress=self._progress,
             part_done=self._part_done,
-            fetched=lambda name, done, total: self._now_and_then(f"{name}, {text.size(done)} of {text.size(total)}"),
+            fetched=lambda name, done, total: self._now_and_then(f"raw files, {_of(done, total)}"),
         )
 
     def _outlook(self, outlook: Outlook) -> None:
@@ -174,29 +175,34 @@ class _Lines:
 
 
 class _Bars:
-    """For terminals: one bar for each part at work, and one for all. They are gone when the work is done."""
+    """For terminals: one bar for all, and one for each part at work. They are gone when the work is done."""
 
     def __init__(self, on_outlook: Callable[[Outlook], None]) -> None:
-        import sys
-
         from rich.console import Console as Screen
         from rich.progress import BarColumn, Progress, TextColumn
+        from rich.text import Text
+
+        class Bar(BarColumn):
+            def render(self, task: Any) -> Any:
+                # What has no measure is told in words only.
+                return Text() if task.total is None else super().render(task)
 
         self._on_outlook = on_outlook
         self._tally: Tally | None = None
         screen = Screen(file=sys.stderr, highlight=False)
-        #: What does not fit is cut off at the right, the least important words being there.
-        self._room = max(2, screen.height - 4)
+        bar = max(8, min(30, screen.width // 4))
+        #: Columns for words behind a bar, and bars that fit below each other.
+        self._room, self._bars_at_most = screen.width - bar - 16, max(2, screen.height - 4)
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=max(8, min(30, screen.width // 4))),
-            TextColumn("{task.percentage:>3.0f}%"),
+            Bar(bar),
+            TextColumn("{task.fields[share]}", justify="right"),
             TextColumn("{task.fields[words]}", markup=False),
             console=screen,
             transient=True,
             refresh_per_second=5,
         )
-        self._bars: dict[Any, Any] = {}
+        self._rows: dict[object, Any] = {}
 
     def __enter__(self) -> _Bars:
         return self
@@ -208,27 +214,38 @@ class _Bars:
         from ..datasets.download import Listener
 
         return Listener(
-            stage=lambda what: self.show("stage", what, None),
-            planned=lambda done, total: self.show("stage", "planning", done / max(1, total), f"{done} of {total}"),
+            stage=self._stage,
+            planned=self._planned,
             outlook=self._outlook,
-            progress=self._tasks,
+            progress=self._progressed,
             part_done=self._part_done,
-            fetched=self._fetched,
+            fetched=lambda name, done, total: self.show("raw", "raw files", done / max(1, total), _of(done, total)),
         )
 
-    def _outlook(self, outlook: Outlook) -> None:
+    def _stage(self, what: str) -> None:
+        if self._tally is None:
+            self.show("stage", what, None)
+        else:
+            self.show("total", "total", self._tally.share, what)
+
+    def _planned(self, done: int, total: int) -> None:
         self._drop("stage")
+        self.show("plan", "planning", done / max(1, total), f"{done} of {total}")
+
+    def _outlook(self, outlook: Outlook) -> None:
+        for key in list(self._rows):
+            self._drop(key)
         self._progress.stop()
         self._on_outlook(outlook)
         self._tally = Tally(outlook)
 
-    def _tasks(self, tasks: list[TaskProgress]) -> None:
+    def _progressed(self, tasks: list[TaskProgress]) -> None:
         if self._tally is None:
             return
         self._tally.update(tasks)
-        for task in self._tally.running[: self._room]:
-            self.show(task.index, f"part {task.index + 1}", task.rows / max(1, task.total), text.size(task.fetched))
         self._total(self._tally)
+        for task in self._tally.running[: self._bars_at_most]:
+            self.show(task.index, f"part {task.index + 1}", task.rows / max(1, task.total), text.size(task.fetched))
 
     def _part_done(self, index: int) -> None:
         self._drop(index)
@@ -237,26 +254,25 @@ class _Bars:
             self._total(self._tally)
 
     def _total(self, tally: Tally) -> None:
-        self._drop("total")  # drawn anew, so that it stays the last
-        self.show("total", "total", tally.share, self._fitting(tally.words()))
-
-    def _fetched(self, name: str, done: int, total: int) -> None:
-        self.show("fetch", name, done / max(1, total), f"{text.size(done)} of {text.size(total)}")
-
-    def _fitting(self, words: list[str]) -> str:
-        room = self._progress.console.width - max(8, min(30, self._progress.console.width // 4)) - 18
-        while len(words) > 1 and len(", ".join(words)) > room:
-            # Time left matters more than the rate, and that more than the amount.
-            words = words[1:]
-        return ", ".join(words)
+        words = tally.words()
+        while len(words) > 1 and len(", ".join(words)) > self._room:
+            words = words[1:]  # time left matters more than the rate, and that more than the amount
+        self.show("total", "total", tally.share, ", ".join(words))
 
     def show(self, key: object, what: str, share: float | None, words: str = "") -> None:
+        """Draw a row, or change it; without a share it is words only."""
         self._progress.start()
-        if key not in self._bars:
-            self._bars[key] = self._progress.add_task(what, total=None, words="")
+        fields: dict[str, Any] = {"words": words, "share": "" if share is None else text.percent(share)}
         total = None if share is None else 1.0
-        self._progress.update(self._bars[key], description=what, total=total, completed=share or 0.0, words=words)
+        if key in self._rows:
+            self._progress.update(self._rows[key], description=what, total=total, completed=share or 0.0, **fields)
+        else:
+            self._rows[key] = self._progress.add_task(what, total=total, completed=share or 0.0, **fields)  # type: ignore[arg-type]
 
     def _drop(self, key: object) -> None:
-        if key in self._bars:
-            self._progress.remove_task(self._bars.pop(key))
+        if key in self._rows:
+            self._progress.remove_task(self._rows.pop(key))
+
+
+def _of(done: int, total: int) -> str:
+    return f"{text.size(done)} of {text.size(total)}"

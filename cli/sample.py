@@ -165,7 +165,11 @@ def _times(*acts: Callable[[], object]) -> list[float]:
 def _speed_facts(speed: dict[str, float]) -> list[Fact]:
     return [
         Fact("batches", f"{text.real(speed['batches_per_second'])} a second", speed["batches_per_second"]),
-        Fact("transitions", f"{text.count(round(speed['transitions_per_second']))} a second", speed["transitions_per_second"]),
+        Fact(
+            "transitions",
+            f"{text.count(round(speed['transitions_per_second']))} a second",
+            speed["transitions_per_second"],
+        ),
         Fact("bytes", f"{text.size(speed['bytes_per_second'])}/s", speed["bytes_per_second"]),
         Fact(
             "copy floor",

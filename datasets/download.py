@@ -14,16 +14,17 @@ from pathlib import Path
 from .. import config
 from .._version import __version__
 from ..errors import DatasetExistsError, NotADatasetError, ObjectNotFoundError, UsageError
+from ..storage.checksums import crc32c
 from ..storage.columns import ColumnWriter
-from ..storage.folder import DatasetPlace, check_space, free_bytes, make_writable, remove_tree
+from ..storage.folder import RAW, DatasetPlace, check_space, free_bytes, make_writable, remove_tree
 from ..storage.manifest import Manifest, read_manifest
 from ..storage.reuse import OldDataset
 from ..storage.schema import Leaf, Schema
 from ..storage.writer import DatasetWriter, fingerprint
 from . import catalogue
-from .fetch import open_location
+from .fetch import RemoteObject, open_location
 from .pool import run_tasks, usable_cpus
-from .raw import keep_raw
+from .raw import fetch_all, keep_raw
 from .request import Listener as Listener
 from .request import Outcome as Outcome
 from .request import Outlook as Outlook
@@ -109,6 +110,7 @@ def _differences(manifest: Manifest, options: ConvertOptions) -> list[str]:
         "layout": options.layout,
         "unknown_next": options.unknown_next,
         "time_limit": options.time_limit,
+        **options.extra,
     }
     return [name for name, value in asked.items() if value is not None and recorded.get(name, value) != value]
 
@@ -116,9 +118,7 @@ def _differences(manifest: Manifest, options: ConvertOptions) -> list[str]:
 def _run(job: Job, place: DatasetPlace, request: Request, listener: Listener, url: str) -> Outcome:
     began = time.monotonic()
     if request.dry_run:
-        plan = job.plan(ColumnWriter(None, _plan_schema(job)), listener.planned)
-        dictionary = job.dictionary() if _compressed(job) else b""
-        outlook = _outlook(job, plan, place, dictionary, done=set())
+        outlook = _dry_run(job, place, listener)
         listener.outlook(outlook)
         return Outcome(place.id, place.path, "planned", None, time.monotonic() - began, outlook)
     make_writable(place.root)
@@ -135,7 +135,7 @@ def _run(job: Job, place: DatasetPlace, request: Request, listener: Listener, ur
         try:
             outlook, manifest = _write(writer, job, place, request, listener, old, url)
         except BaseException:
-            if not writer.parts_done():
+            if not writer.parts_done() and not (writer.folder / RAW).exists():
                 remove_tree(writer.folder)  # nothing worth keeping for the next run
             raise
     return Outcome(place.id, place.path, "written", manifest, time.monotonic() - began, outlook)
@@ -150,9 +150,10 @@ def _write(
     old: OldDataset | None,
     url: str,
 ) -> tuple[Outlook, Manifest]:
+    paths = _local_files(job, writer.folder / RAW, listener)
     columns = writer.columns()
     try:
-        plan = job.plan(columns, listener.planned)
+        plan = job.plan(columns, paths, listener.planned)
         files = columns.close()
     finally:
         columns.abandon()
@@ -185,6 +186,38 @@ def _write(
     return outlook, manifest
 
 
+def _dry_run(job: Job, place: DatasetPlace, listener: Listener) -> Outlook:
+    """What would be done. Where raw files must be fetched whole before they can be read, only their sizes are known."""
+    files = job.files()
+    paths = {item.url: Path(item.url) for item in files if is_local(item)}
+    if len(paths) < len(files):
+        size = sum(item.size or 0 for item in files)
+        free = free_bytes(place.path)
+        return Outlook(place.id, place.path, job.location.url, len(files), size, 0, 0, size, free, 0, 0)
+    plan = job.plan(ColumnWriter(None, _plan_schema(job)), paths, listener.planned)
+    return _outlook(job, plan, place, job.dictionary() if _compressed(job) else b"", done=set())
+
+
+def _local_files(job: Job, folder: Path, listener: Listener) -> dict[str, Path]:
+    """Where a job's whole files lie: in place where the source is a directory, else fetched into ``folder``."""
+    files = job.files()
+    remote = [item for item in files if not is_local(item)]
+    if remote:
+        listener.stage("fetching the raw files")
+        fetch_all(folder, [(_file_name(item), item) for item in remote], job.location, listener.fetched)
+    return {item.url: Path(item.url) if is_local(item) else folder / _file_name(item) for item in files}
+
+
+def is_local(item: RemoteObject) -> bool:
+    """Whether an object is a file that can be opened where it is."""
+    return item.url.startswith("/")
+
+
+def _file_name(item: RemoteObject) -> str:
+    """Different objects may have the same last name."""
+    return f"{crc32c(item.url.encode())}-{item.name}"
+
+
 def _plan_schema(job: Job) -> Schema:
     return Schema(tuple(leaf for leaf in job.schema.steps if leaf.name not in job.bulk))
 
@@ -197,7 +230,7 @@ def _outlook(job: Job, plan: Plan, place: DatasetPlace, dictionary: bytes, done:
     """Work out what is still to be fetched and written."""
     left = [index for index in range(job.parts()) if index not in done]
     states = sum(plan.parts[index]["states"] for index in left)
-    disk = int(states * job.row_estimate(dictionary))
+    disk = int(states * job.row_estimate(dictionary)) if states else 0
     if _compressed(job) and left:
         disk += disk // len(left)  # a finished part lies beside the blob until it is appended
     return Outlook(

@@ -16,7 +16,8 @@ from ..errors import CorruptSourceError
 
 #: More rows than this in one array are taken for nonsense (the public shards have 1 M).
 MAX_ROWS = 1 << 28
-_MAX_HEADER = 1 << 16
+#: numpy writes 128 bytes; long ones are made to overwhelm the parser.
+_MAX_HEADER = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class NpyStream:
             block = np.empty((count + spare) * self.row_bytes, np.uint8)
             block[count * self.row_bytes :] = 0
             wanted = count * self.row_bytes
-            got = self.read_into(memoryview(block)[:wanted])
+            got = self.read_into(block.data[:wanted])
             if got < wanted:
                 have = first + got // self.row_bytes
                 message = f"{self._name} is cut short: {have} whole rows instead of {self.rows}"
@@ -115,8 +116,11 @@ class NpyStream:
         read = np.lib.format.read_array_header_1_0 if version == 1 else np.lib.format.read_array_header_2_0
         try:
             shape, fortran, dtype = read(text, max_header_size=_MAX_HEADER)
-        except ValueError as error:
-            raise CorruptSourceError(f"{self._name}: unreadable .npy header: {error}", hint=_DAMAGED) from error
+        except Exception as error:
+            # The header is a Python literal, and what its parser raises (TokenError, MemoryError, RecursionError, ...)
+            # depends on who wrote it.
+            why = str(error).partition("\n")[0][:120]
+            raise CorruptSourceError(f"{self._name}: unreadable .npy header: {why}", hint=_DAMAGED) from error
         if dtype.hasobject:
             message = f"{self._name} asks for pickle (dtype object), which is never read: it could run any code"
             raise CorruptSourceError(message)

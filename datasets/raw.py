@@ -31,14 +31,25 @@ def keep_raw(
     stored so far and the bytes in all.
     """
     mirror = root / FOLDER / source
-    missing = [(path, item) for path, item in objects if not _is_sound(mirror / path, item)]
+    fetch_all(mirror, objects, location, on_bytes)
+    return mirror
+
+
+def fetch_all(
+    folder: Path,
+    objects: list[tuple[str, RemoteObject]],
+    location: Location,
+    on_bytes: Callable[[str, int, int], None],
+) -> None:
+    """The same into any folder: several connections, resumable across processes, checked."""
+    missing = [(path, item) for path, item in objects if not _is_sound(folder / path, item)]
     total = sum(item.size or 0 for _, item in missing)
-    check_space(mirror, total, "the raw data")
+    check_space(folder, total, "the raw data")
     stored, lock = 0, Lock()
 
     def fetch(entry: tuple[str, RemoteObject]) -> None:
         path, item = entry
-        target = mirror / path
+        target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
 
         def count(length: int) -> None:
@@ -54,7 +65,6 @@ def keep_raw(
         list(pool.map(fetch, missing))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-    return mirror
 
 
 def _is_sound(path: Path, item: RemoteObject) -> bool:

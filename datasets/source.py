@@ -7,7 +7,7 @@ job with raw data from different places.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -31,6 +31,8 @@ class ConvertOptions:
     unknown_next: Literal["truncate", "zero"] = "truncate"
     time_limit: int | None = None
     parts: tuple[int, ...] | None = None
+    #: Options of one source only, by name; that source checks them.
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -81,8 +83,15 @@ class Job(Protocol):
     def parts(self) -> int:
         """Into how many parts the bulk leaves are divided."""
 
-    def plan(self, columns: ColumnWriter, on_progress: Callable[[int, int], None]) -> Plan:
-        """Read what is cheap to read, append all step rows, and know all counts."""
+    def files(self) -> Sequence[RemoteObject]:
+        """Raw objects that must lie whole on a disk to be read (HDF5 and the like); none where all is streamed."""
+
+    def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
+        """Read what is cheap to read, append all step rows, and know all counts.
+
+        ``files`` are where the objects that ``files()`` asked for lie, by url. Call ``columns.reserve`` before rows are
+        appended, as soon as their number is known.
+        """
 
     def dictionary(self) -> bytes:
         """The dictionary for compressed bulk leaves; call after ``plan``."""

@@ -54,7 +54,7 @@ class RowEncoder:
     def __init__(self, dictionary: bytes, threads: int = 1) -> None:
         import zstandard
 
-        self._zstandard = zstandard
+        self._zstandard: Any = zstandard
         self.threads = threads
         options: dict[str, Any] = {"write_content_size": 1, "write_checksum": 0, "write_dict_id": 0}
         parameters = zstandard.ZstdCompressionParameters.from_level(LEVEL, **options)
@@ -74,7 +74,7 @@ class RowEncoder:
         segments[:, 0] = starts
         segments[:, 1] = row_bytes
         source = self._zstandard.BufferWithSegments(buffer, segments.tobytes())
-        frames = self._compressor.multi_compress_to_buffer(source, threads=self.threads)
+        frames: Any = self._compressor.multi_compress_to_buffer(source, threads=self.threads)
         lengths = np.fromiter(map(len, frames), np.int64, len(starts))
         return b"".join(frames), lengths
 
@@ -85,7 +85,7 @@ class RowDecoder:
     def __init__(self, dictionary: bytes, row_bytes: int) -> None:
         import zstandard
 
-        self._zstandard = zstandard
+        self._zstandard: Any = zstandard
         self.row_bytes = row_bytes
         digest = zstandard.ZstdCompressionDict(dictionary) if dictionary else None
         self._decompressor = zstandard.ZstdDecompressor(dict_data=digest)
@@ -104,7 +104,7 @@ class RowDecoder:
         sizes = np.full(count, self.row_bytes, np.uint64)
         try:
             rows = self._decompressor.multi_decompress_to_buffer(
-                self._zstandard.BufferWithSegments(blob, segments.tobytes()),
+                self._zstandard.BufferWithSegments(blob.data, segments.tobytes()),
                 decompressed_sizes=sizes.tobytes(),
                 threads=1,
             )

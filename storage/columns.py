@@ -14,6 +14,7 @@ import numpy as np
 
 from ..errors import SchemaError
 from .checksums import Crc32c
+from .folder import check_space
 from .schema import Leaf, Schema
 
 _BLOCK = 1 << 22
@@ -37,6 +38,12 @@ class ColumnWriter:
                 path = leaf_path(folder, leaf)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._files[leaf.name] = path.open("wb")
+
+    def reserve(self, rows: int) -> None:
+        """Raise DiskSpaceError when this many rows in all do not fit on the disk."""
+        if self._folder is not None:
+            size = rows * sum(leaf.row_bytes for leaf in self._leaves)
+            check_space(self._folder, size, "the dataset")
 
     def append(self, columns: Mapping[str, np.ndarray]) -> None:
         """Append rows: one array ``[n, *leaf.shape]`` for each step leaf that is not constant.

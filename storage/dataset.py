@@ -52,7 +52,7 @@ class Dataset:
         return f"Dataset({self.id!r}, steps={len(self)}, episodes={self.manifest.episodes}, path={str(self.path)!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Dataset, (self.path,))
+        return (Dataset, (self.path.absolute(),))
 
     @cached_property
     def episodes(self) -> EpisodeTable:
@@ -88,12 +88,16 @@ class Dataset:
         """Windows of ``before + length + after`` steps, beginning ``before`` steps ahead of each of ``steps``.
 
         Returns TED with batch ``[B, before + length + after]`` and ``mask`` (bool, same shape): False where the window
-        leaves the episode and its rows are padding. ``keys`` limits the leaves (``"next/observation"`` of a state leaf is
-        ``"observation"``). Raises UsageError for steps outside the dataset, negative extents and unknown keys.
+        leaves the episode and its rows are padding. A state leaf and its successor are overlapping views of the rows
+        read: ``clone`` one of them before changing it in place. ``keys`` limits the leaves (``"next/observation"`` of a
+        state leaf is ``"observation"``). Raises UsageError for steps outside the dataset, negative extents and unknown
+        keys.
         """
         index = self._checked(steps)
         if min(before, length - 1, after) < 0:
             raise UsageError(f"a window of before={before}, length={length}, after={after} makes no sense")
+        if pad not in ("zero", "repeat"):
+            raise UsageError(f"pad is {pad!r}, not 'zero' or 'repeat'")
         extent = before + length + after
         episode = self.episode_of(index)
         low, high = self.episode_starts[episode], self.episode_starts[episode + 1]
@@ -118,13 +122,19 @@ class Dataset:
         if isinstance(key, slice):
             return self._range(*key.indices(len(self)))
         if isinstance(key, (int, np.integer)):
-            step = int(key) + (len(self) if key < 0 else 0)
-            return self.read([step]).exclude("mask")[0, 0]
+            if not -len(self) <= key < len(self):  # what ends `for step in dataset`
+                raise IndexError(f"there is no step {key}: {self.id} has {len(self)}")
+            return self._steps(torch.tensor([int(key) % len(self)]))[0]
         index = torch.as_tensor(key)
         if index.dtype == torch.bool:
+            if index.shape != (len(self),):
+                raise UsageError(f"a mask of shape {tuple(index.shape)} does not fit {len(self)} steps")
             index = index.nonzero().squeeze(1)
+        if index.numel() and (index.is_floating_point() or index.is_complex()):
+            raise UsageError(f"steps are whole numbers, not {index.dtype}")
+        index = index.long()
         index = torch.where(index < 0, index + len(self), index)
-        return self.read(index.reshape(-1)).exclude("mask")[:, 0].reshape(index.shape)
+        return self._steps(index.reshape(-1)).reshape(index.shape)
 
     def episode(self, number: int) -> TensorDict:
         """One whole episode as TED, batch ``[its length]``."""
@@ -138,54 +148,55 @@ class Dataset:
         """The whole dataset in memory, as TED with batch ``[steps]``; state leaves become ``key`` and ``next/key``."""
         return self._range(0, len(self), 1)
 
+    def _steps(self, index: torch.Tensor) -> TensorDict:
+        return self.read(index).exclude("mask")[:, 0]
+
     def _range(self, start: int, stop: int, step: int) -> TensorDict:
         if step != 1:
-            index = torch.arange(start, stop, step)
-            return self.read(index).exclude("mask")[:, 0]
+            return self._steps(torch.tensor(range(start, stop, step), dtype=torch.int64))
         stop = max(start, stop)
-        steps = torch.arange(start, stop)
-        episode = self.episode_of(steps)
         columns: dict[str, torch.Tensor] = {}
         for name, rows in self.rows.items():
             if rows.leaf.kind == "step":
                 columns[name] = rows.block(start, stop).clone()  # the mapping is shared by all readers of this process
             else:
-                shift = episode[0] if len(steps) else 0
-                last = (int(steps[-1] + episode[-1]) + 2) if len(steps) else 0
-                states = rows.block(int(start + shift), last) if len(steps) else rows.block(0, 0)
-                local = steps + episode - (start + shift)
-                columns[name], columns["next/" + name] = (
-                    states.index_select(0, local),
-                    states.index_select(0, local + 1),
-                )
+                states, local = self._states(rows, start, stop)
+                columns[name] = states.index_select(0, local)
+                columns["next/" + name] = states.index_select(0, local + 1)
         return nest(columns, (stop - start,))
 
-    def _leaf(self, name: str) -> torch.Tensor:
-        if name in self.rows:
-            rows = self.rows[name]
-            if rows.leaf.kind == "step":
-                return rows.block(0, rows.count).clone()
-        elif not (name.startswith("next/") and name[5:] in self.rows and self.rows[name[5:]].leaf.kind == "state"):
-            raise KeyError(f"{name!r} is not among {', '.join(self.schema_names)}")
-        return self._range(0, len(self), 1)[tuple(name.split("/"))]
+    def _states(self, rows: Rows, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The state rows that steps ``start..stop-1`` begin and end with, and where in them each step begins."""
+        if start == stop:
+            return rows.block(0, 0), torch.empty(0, dtype=torch.int64)
+        steps = torch.arange(start, stop)
+        states = steps + self.episode_of(steps)
+        first, last = int(states[0]), int(states[-1]) + 1
+        return rows.block(first, last + 1), states - first
 
-    @property
-    def schema_names(self) -> list[str]:
-        """All TED keys as paths, those of state leaves under both names."""
-        names = [leaf.name for leaf in self.schema]
-        return names + ["next/" + leaf.name for leaf in self.schema.states]
+    def _leaf(self, name: str) -> torch.Tensor:
+        if name not in self.schema.names:
+            raise KeyError(f"{name!r} is not among {', '.join(self.schema.names)}")
+        rows = self.rows[name if name in self.rows else name.removeprefix("next/")]
+        if rows.leaf.kind == "step":
+            return rows.block(0, rows.count).clone()
+        states, local = self._states(rows, 0, len(self))
+        return states.index_select(0, local if name in self.rows else local + 1)
 
     def _names(self, keys: Iterable[str] | None) -> list[str]:
         if keys is None:
             return list(self.rows)
-        wanted = list(keys)
+        wanted = [keys] if isinstance(keys, str) else ["/".join(key) if isinstance(key, tuple) else key for key in keys]
         unknown = [name for name in wanted if name not in self.rows]
         if unknown:
             raise UsageError(f"unknown keys {', '.join(unknown)}", hint=f"there are {', '.join(self.rows)}")
         return wanted
 
     def _checked(self, steps: torch.Tensor | Iterable[int]) -> torch.Tensor:
-        index = torch.as_tensor(steps if isinstance(steps, torch.Tensor) else list(steps), dtype=torch.int64)
+        index = torch.as_tensor(steps if isinstance(steps, (torch.Tensor, np.ndarray)) else list(steps))
+        if index.numel() and (index.is_floating_point() or index.dtype == torch.bool):
+            raise UsageError(f"steps are whole numbers, not {index.dtype}")
+        index = index.long()
         if index.ndim != 1:
             raise UsageError(f"steps must be one-dimensional, not {tuple(index.shape)}")
         if len(index) and (int(index.min()) < 0 or int(index.max()) >= len(self)):

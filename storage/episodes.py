@@ -21,6 +21,7 @@ import numpy as np
 
 from ..errors import InvariantError
 from .checksums import crc32c
+from .mapped import map_array
 from .tensordict_meta import write_meta
 
 FOLDER = "episodes"
@@ -32,7 +33,7 @@ _COLUMNS = {"start": "int64", "length": "int64", "return": "float64", "outcome":
 
 @dataclass(frozen=True)
 class EpisodeTable:
-    """The table in memory: arrays ``[episodes]``, views of the mapped files where it was opened from a folder."""
+    """The table: arrays ``[episodes]``, read-only views of the mapped files where it was opened from a folder."""
 
     start: np.ndarray
     length: np.ndarray
@@ -85,12 +86,11 @@ class EpisodeTable:
 
 def open_episodes(folder: Path, episodes: int) -> EpisodeTable:
     """Map the table of a dataset; nothing is read until it is used."""
-    arrays = []
-    for name, dtype in _COLUMNS.items():
-        if episodes:
-            arrays.append(np.memmap(folder / FOLDER / f"{name}.memmap", dtype, "c", shape=(episodes,)))
-        else:
-            arrays.append(np.empty(0, dtype))
+    arrays = [
+        map_array(folder / FOLDER / f"{name}.memmap", np.dtype(dtype), episodes) for name, dtype in _COLUMNS.items()
+    ]
+    for array in arrays:
+        array.flags.writeable = False
     return EpisodeTable(*arrays)
 
 

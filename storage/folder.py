@@ -20,6 +20,8 @@ from .manifest import FILENAME, sync_folder
 
 JOURNAL = "journal.jsonl"
 PARTS = ".parts"  # a name that no leaf can have
+#: Raw objects that are only needed while the dataset is written.
+RAW = ".raw"
 
 
 @dataclass(frozen=True)

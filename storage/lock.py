@@ -1,8 +1,12 @@
 """One writer per dataset.
 
 The lock is a small JSON file made by exclusive creation, which is atomic on local and on cluster filesystems (``flock``
-is silently a no-op on some of the latter). It names its owner; the owner touches it while it lives. A lock is stale when
-its process is gone (asked on the same machine only) or when it was not touched for ``STALE_AFTER`` seconds.
+is silently a no-op on some of the latter). It names its owner; the owner touches it while it lives. On the owner's own
+machine a lock is stale when its process is gone, however long that process may have been stopped; elsewhere, when it was
+not touched for ``STALE_AFTER`` seconds.
+
+Taking a stale lock away is itself done by one process at a time: if two did it at once, the slower one could take away
+the lock that the faster one has just made.
 """
 
 from __future__ import annotations
@@ -21,6 +25,8 @@ from ..errors import DatasetBusyError
 
 TOUCH_EVERY = 20.0
 STALE_AFTER = 180.0
+#: Taking a stale lock away lasts milliseconds; a process that began it this many seconds ago was killed over it.
+BREAKING_AFTER = 10.0
 
 
 class WriterLock:
@@ -46,6 +52,7 @@ class WriterLock:
                 )
                 raise DatasetBusyError(message, hint=f"wait for it, or stop it; if it is long gone, remove {self.path}")
             self._break(owner)
+        self._stop.clear()
         self._thread = threading.Thread(target=self._touch, name="rbdata-lock", daemon=True)
         self._thread.start()
         return self
@@ -59,39 +66,34 @@ class WriterLock:
             self.path.unlink(missing_ok=True)
 
     def _create(self) -> bool:
-        record = {"pid": os.getpid(), "host": socket.gethostname(), "space": _pid_space(), "token": self._token}
-        data = json.dumps({**record, "since": time.time()}).encode()
+        pid = os.getpid()
+        record = {"pid": pid, "host": socket.gethostname(), "space": _pid_space(), "started": _started(pid)}
+        record.update(token=self._token, since=time.time())
         # Written aside and linked into place: the lock is never seen half-written.
         temporary = self.path.with_name(f"{self.path.name}.{self._token}")
-        temporary.write_bytes(data)
+        temporary.write_bytes(json.dumps(record).encode())
         try:
-            os.link(temporary, self.path)
-        except FileExistsError:
-            return False
-        except OSError:  # no hard links on this filesystem
-            with contextlib.suppress(FileExistsError):
-                descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(data)
-                return True
-            return False
+            return _place(temporary, self.path)
         finally:
             temporary.unlink(missing_ok=True)
-        return True
 
     def _break(self, owner: dict[str, Any]) -> None:
-        """Take a stale lock away. Of several processes that try, the rename lets one succeed."""
-        grave = self.path.with_name(f"{self.path.name}.{self._token}.stale")
+        """Take a stale lock away, unless another process is doing so or has done it."""
+        breaking = self.path.with_name(f"{self.path.name}.breaking")
         try:
-            self.path.rename(grave)
-        except FileNotFoundError:
+            os.close(os.open(breaking, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        except FileExistsError:
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - breaking.stat().st_mtime > BREAKING_AFTER:
+                    breaking.unlink()
+            time.sleep(0.01)
             return
-        found = _read(grave)
-        if found is not None and found.get("token") != owner.get("token"):
-            # Another process broke the stale lock first, and this is its fresh one: give it back.
-            with contextlib.suppress(FileExistsError):
-                os.link(grave, self.path)
-        grave.unlink(missing_ok=True)
+        try:
+            found = _read(self.path)
+            if found is not None and found.get("token") == owner.get("token"):
+                self.path.unlink(missing_ok=True)
+        finally:
+            breaking.unlink(missing_ok=True)
 
     def _touch(self) -> None:
         while not self._stop.wait(TOUCH_EVERY):
@@ -109,22 +111,49 @@ def _read(path: Path) -> dict[str, Any] | None:
     return owner if isinstance(owner, dict) else {}
 
 
+def _place(temporary: Path, path: Path) -> bool:
+    """Give a finished file its name, unless something has it; says whether it did."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    except OSError:  # no hard links on this filesystem
+        try:
+            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        except FileExistsError:
+            return False
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(temporary.read_bytes())
+    return True
+
+
 def _is_stale(path: Path, owner: dict[str, Any]) -> bool:
     try:
         age = time.time() - path.stat().st_mtime
     except FileNotFoundError:
         return True
-    if age > STALE_AFTER:
-        return True
-    if owner.get("host") != socket.gethostname() or owner.get("space") != _pid_space():
-        return False
+    pid = owner.get("pid")
+    if isinstance(pid, int) and owner.get("host") == socket.gethostname() and owner.get("space") == _pid_space():
+        started = _started(pid)
+        if started is not None and owner.get("started") is not None:
+            return started != owner["started"]  # also when the number now belongs to another process
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        except OSError:
+            pass  # another user's: it lives
+    return age > STALE_AFTER
+
+
+def _started(pid: int) -> str | None:
+    """When a process began (ticks since boot), "" for one that has ended, None where there is no telling."""
     try:
-        os.kill(int(owner.get("pid", 0)), 0)
-    except ProcessLookupError:
-        return True
-    except (OSError, ValueError):
-        return False
-    return False
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    return "" if fields[0] in "ZX" else fields[19]
 
 
 def _pid_space() -> str:

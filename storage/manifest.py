@@ -82,6 +82,8 @@ class Manifest:
                 record["leaves"] = [leaf.to_json() for leaf in self.schema]
             else:
                 record[entry.name] = getattr(self, entry.name)
+        # The checksum is that of the object as it will be read: keys that are numbers become strings, for example.
+        record = json.loads(json.dumps(record))
         record["checksum"] = _checksum(record)
         return record
 
@@ -102,7 +104,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise DamagedDatasetError(f"{path} is not text", hint=_REDO) from error
     try:
         record = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise DamagedDatasetError(f"{path} is not JSON: {error}", hint=_REDO) from error
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise NotADatasetError(f"{path} is not a manifest written by rbdata")
@@ -117,6 +119,9 @@ def read_manifest(folder: Path) -> Manifest:
         schema = Schema(tuple(Leaf.from_json(leaf) for leaf in record["leaves"]))
     except (KeyError, TypeError, SchemaError) as error:
         raise DamagedDatasetError(f"{path} is malformed: {error}", hint=_REDO) from error
+    counts = (values["steps"], values["episodes"])
+    if not all(isinstance(count, int) and count >= 0 for count in counts) or not isinstance(values["files"], dict):
+        raise DamagedDatasetError(f"{path} is malformed: it counts {counts} steps and episodes", hint=_REDO)
     return Manifest(schema=schema, **values)
 
 

@@ -24,6 +24,7 @@ from .checksums import Crc32c
 from .codecs import RowEncoder
 from .columns import leaf_path
 from .folder import PARTS
+from .manifest import sync_folder
 from .schema import Leaf
 
 
@@ -60,6 +61,7 @@ class ZstdSink:
         self._pieces: list[Piece] = []
 
     def write(self, position: int, buffer: Any, starts: np.ndarray) -> None:
+        _check_rows(position, len(starts), self._rows)
         data, lengths = self._encoder.encode(buffer, starts, self._leaf.row_bytes)
         self._lengths[position : position + len(starts)] = lengths
         offset = self._file.tell()
@@ -74,6 +76,7 @@ class ZstdSink:
             file.write(self._lengths.tobytes())
             file.flush()
             os.fsync(file.fileno())
+        sync_folder(self._path.parent)
         return {"pieces": [asdict(piece) for piece in _in_order(self._pieces, self._rows)]}
 
 
@@ -85,6 +88,7 @@ class RawSink:
         self._name, self._rows = leaf.name + ".memmap", rows
 
     def write(self, position: int, buffer: Any, starts: np.ndarray) -> None:
+        _check_rows(position, len(starts), self._rows)
         self._file.write(position, buffer, starts)
 
     def finish(self) -> dict[str, Any]:
@@ -103,7 +107,7 @@ class TedSink:
         self._first, self._starts = first, state_starts
         self._ends = np.append(state_starts[1:], states) - 1
         begin, end = self._rows_before(first), self._rows_before(first + rows)
-        self._begin, self._rows = begin, (end[0] - begin[0], end[1] - begin[1])
+        self._begin, self._rows, self._states = begin, (end[0] - begin[0], end[1] - begin[1]), rows
         next_leaf = Leaf("next/" + leaf.name, "step", leaf.dtype, leaf.shape)
         self._root = _RowFile(leaf_path(folder, leaf), leaf.row_bytes, begin[0])
         self._next = _RowFile(leaf_path(folder, next_leaf), leaf.row_bytes, begin[1])
@@ -117,6 +121,7 @@ class TedSink:
         )
 
     def write(self, position: int, buffer: Any, starts: np.ndarray) -> None:
+        _check_rows(position, len(starts), self._states)
         states = self._first + position + np.arange(len(starts))
         episode = np.searchsorted(self._starts, states, "right") - 1
         is_first = self._starts[episode] == states
@@ -162,6 +167,12 @@ class _RowFile:
         os.fsync(self._descriptor)
         os.close(self._descriptor)
         return [[piece.length, piece.crc32c] for piece in _in_order(self._pieces, rows)]
+
+
+def _check_rows(position: int, count: int, rows: int) -> None:
+    """Raised before anything is written: beyond its end lie the rows of another part."""
+    if not 0 <= position <= position + count <= rows:
+        raise RbdataError(f"rows {position}..{position + count - 1} are outside a part of {rows} rows")
 
 
 def _extend(pieces: list[Piece], piece: Piece) -> None:
@@ -212,9 +223,19 @@ def read_lengths(path: Path) -> np.ndarray:
     return np.fromfile(path.with_suffix(".lengths"), np.int64)
 
 
+def part_is_there(path: Path, pieces: list[dict[str, Any]]) -> bool:
+    """Whether a part's files are there, in the size that its record says."""
+    try:
+        size, lengths = path.stat().st_size, path.with_suffix(".lengths").stat().st_size
+    except FileNotFoundError:
+        return False
+    return size == sum(piece["length"] for piece in pieces) and lengths == 8 * sum(piece["rows"] for piece in pieces)
+
+
 def preallocate(path: Path, size: int) -> None:
     """Create a file of its final size (or keep it, when it has it); rows are then written in place."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         if os.fstat(file.fileno()).st_size != size:
             file.truncate(size)
+    sync_folder(path.parent)

@@ -7,6 +7,7 @@ rows is then one long row, copied at memory speed (element-wise indexing, ``tens
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +17,7 @@ import torch
 from ..errors import DamagedDatasetError
 from .codecs import ParallelDecoder
 from .columns import leaf_path
+from .mapped import VERIFY, map_array
 from .schema import Leaf
 
 _WORDS = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8))
@@ -33,6 +35,9 @@ class Rows(Protocol):
         Every ``first`` must lie in ``[0, count - length]``.
         """
 
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        """Single rows (``index`` int64 ``[B]``): a fresh ``[B, *shape]``."""
+
     def block(self, start: int, stop: int) -> torch.Tensor:
         """Rows ``start..stop-1``, ``[stop - start, *shape]``; raw leaves give a private view, others fresh memory."""
 
@@ -42,17 +47,14 @@ class RawRows:
 
     def __init__(self, folder: Path, leaf: Leaf, count: int) -> None:
         self.leaf, self.count = leaf, count
-        path = leaf_path(folder, leaf)
-        _check_size(path, count * leaf.row_bytes)
-        data = (
-            torch.from_file(str(path), shared=False, size=count * leaf.row_bytes, dtype=torch.uint8) if count else None
-        )
-        bytes_ = data if data is not None else torch.empty(0, dtype=torch.uint8)
+        bytes_ = torch.from_numpy(map_array(leaf_path(folder, leaf), np.dtype(np.uint8), count * leaf.row_bytes))
         self.tensor = bytes_.view(torch_dtype(leaf)).view(count, *leaf.shape)
         width, word = next((width, word) for width, word in _WORDS if leaf.row_bytes % width == 0)
         self._words = bytes_.view(word)
         self._per_row = leaf.row_bytes // width
         self._views: dict[int, torch.Tensor] = {}
+        # Where an element is a word already, rows are taken as they are: each view less is a few microseconds.
+        self._plain = width <= self.tensor.element_size()
 
     def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
         view = self._views.get(length)
@@ -61,6 +63,9 @@ class RawRows:
             view = self._views[length] = self._words.as_strided(shape, (self._per_row, 1))
         rows = view.index_select(0, first)
         return rows.view(self.tensor.dtype).view(len(first), length, *self.leaf.shape)
+
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        return self.tensor.index_select(0, index) if self._plain else self.windows(index, 1).squeeze(1)
 
     def block(self, start: int, stop: int) -> torch.Tensor:
         return self.tensor[start:stop]
@@ -72,14 +77,16 @@ class ZstdRows:
     def __init__(self, folder: Path, leaf: Leaf, count: int) -> None:
         self.leaf, self.count = leaf, count
         where = folder.joinpath(*leaf.key)
-        _check_size(where / "offsets", 8 * (count + 1))
-        self._offsets = np.memmap(where / "offsets", "<i8", "c", shape=(count + 1,))
+        self._offsets = map_array(where / "offsets", np.dtype("<i8"), count + 1)
         size = int(self._offsets[count])
-        _check_size(where / "blob", size)
-        self._blob = np.memmap(where / "blob", np.uint8, "c", shape=(size,))
-        self._dictionary = (where / "dictionary").read_bytes()
-        self._decoder: ParallelDecoder | None = None
-        self._threads = 0
+        if size < 0:
+            raise DamagedDatasetError(f"{where / 'offsets'} is damaged", hint=VERIFY)
+        self._blob = map_array(where / "blob", np.dtype(np.uint8), size)
+        try:
+            self._dictionary = (where / "dictionary").read_bytes()
+        except FileNotFoundError as error:
+            raise DamagedDatasetError(f"{error.filename} is missing", hint=VERIFY) from error
+        self._idle: dict[tuple[int, int], list[ParallelDecoder]] = {}
         self._dtype = torch_dtype(leaf)
 
     def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
@@ -88,20 +95,30 @@ class ZstdRows:
             rows = (rows[:, None] + np.arange(length)).reshape(-1)
         return self._decode(rows).view(len(first), length, *self.leaf.shape)
 
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        return self._decode(index.numpy()).view(len(index), *self.leaf.shape)
+
     def block(self, start: int, stop: int) -> torch.Tensor:
         return self._decode(np.arange(start, stop)).view(stop - start, *self.leaf.shape)
 
     def _decode(self, rows: np.ndarray) -> torch.Tensor:
-        threads = torch.get_num_threads()
-        if self._decoder is None or self._threads != threads:
-            self._decoder, self._threads = ParallelDecoder(self._dictionary, self.leaf.row_bytes, threads), threads
         starts = self._offsets[rows]
         lengths = self._offsets[rows + 1] - starts
         if len(rows) and (
             int(lengths.min()) <= 0 or int(starts.min()) < 0 or int((starts + lengths).max()) > len(self._blob)
         ):
-            raise DamagedDatasetError("the offsets of a compressed leaf are damaged", hint=_VERIFY)
-        return torch.from_numpy(self._decoder.decode(self._blob, starts, lengths)).view(self._dtype)
+            raise DamagedDatasetError("the offsets of a compressed leaf are damaged", hint=VERIFY)
+        # A decoder serves one batch at a time, so threads that read at once have one each; after a fork, the threads of
+        # the parent's decoders are not there any more.
+        threads = torch.get_num_threads()
+        idle = self._idle.setdefault((os.getpid(), threads), [])
+        try:
+            decoder = idle.pop()
+        except IndexError:
+            decoder = ParallelDecoder(self._dictionary, self.leaf.row_bytes, threads)
+        decoded = decoder.decode(self._blob, starts, lengths)
+        idle.append(decoder)
+        return torch.from_numpy(decoded).view(self._dtype)
 
 
 class ConstantRows:
@@ -113,6 +130,9 @@ class ConstantRows:
 
     def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
         return self._full(len(first), length)
+
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        return self._full(len(index))
 
     def block(self, start: int, stop: int) -> torch.Tensor:
         return self._full(stop - start)
@@ -129,21 +149,9 @@ def open_rows(folder: Path, leaf: Leaf, count: int) -> Rows:
     """Map a leaf; raises DamagedDatasetError when a file is missing or too short. Reads no rows."""
     if leaf.constant is not None:
         return ConstantRows(leaf, count)
-    try:
-        return ZstdRows(folder, leaf, count) if leaf.codec == "zstd" else RawRows(folder, leaf, count)
-    except FileNotFoundError as error:
-        raise DamagedDatasetError(f"{error.filename} is missing", hint=_VERIFY) from error
+    return ZstdRows(folder, leaf, count) if leaf.codec == "zstd" else RawRows(folder, leaf, count)
 
 
 def torch_dtype(leaf: Leaf) -> torch.dtype:
     """A leaf's dtype as torch names it."""
     return getattr(torch, leaf.dtype)
-
-
-def _check_size(path: Path, size: int) -> None:
-    found = path.stat().st_size
-    if found < size:
-        raise DamagedDatasetError(f"{path} has {found} bytes instead of {size}", hint=_VERIFY)
-
-
-_VERIFY = "`rbdata verify` names what is damaged; download or convert it again with --force"

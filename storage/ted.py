@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from tensordict import TensorDict
 
+from ..errors import InvariantError
 from .schema import FLAGS
 
 if TYPE_CHECKING:
@@ -21,25 +22,28 @@ if TYPE_CHECKING:
 
 def nest(columns: Mapping[str, torch.Tensor], batch: tuple[int, ...]) -> TensorDict:
     """A nested TensorDict from path names; every tensor must begin with ``batch``."""
+    size = torch.Size(batch)
     tree: dict[str, dict[str, torch.Tensor]] = {"": {}}
     for name, tensor in columns.items():
         level, _, last = name.rpartition("/")
         tree.setdefault(level, {})[last] = tensor
-    size = torch.Size(batch)
+    for level in list(tree):
+        while level := level.rpartition("/")[0]:  # a level may hold nothing but deeper ones
+            tree.setdefault(level, {})
     # The constructor checks every shape; here they are known to be right, and batches are made thousands of times a
     # second.
     made = {level: TensorDict._new_unsafe(content, batch_size=size) for level, content in tree.items()}
     for level in sorted(made, key=lambda level: -level.count("/") if level else 1):
         if level:
             parent, _, last = level.rpartition("/")
-            if parent not in made:
-                made[parent] = TensorDict._new_unsafe({}, batch_size=size)
             made[parent]._set_str(last, made[level], validated=True, inplace=False, non_blocking=False)
     return made[""]
 
 
 def check_invariants(dataset: Dataset, block: int = 65_536) -> list[str]:
     """Everything that must hold in a dataset; returns what does not, in words (an empty list when all is well).
+
+    Each kind of problem is reported once, with the first step where it is met.
 
     Checked for every row, in bounded memory: flags are bool ``[1]`` and ``done == terminated | truncated``; rewards are
     float32 ``[1]`` and finite; root flags are False; every episode ends with done and has none before; episodes are
@@ -50,12 +54,13 @@ def check_invariants(dataset: Dataset, block: int = 65_536) -> list[str]:
     if problems:
         return problems
     episodes = dataset.episodes
-    if len(episodes) and (episodes.start[0] != 0 or episodes.steps != len(dataset)):
-        problems.append(f"the episode table covers {episodes.steps} steps, the dataset has {len(dataset)}")
     try:
         episodes.check()
-    except ValueError as error:
-        return [*problems, str(error)]
+    except InvariantError as error:
+        return [str(error)]
+    if episodes.steps != len(dataset):
+        return [f"the episode table covers {episodes.steps} steps, the dataset has {len(dataset)}"]
+    first: dict[str, int] = {}
     twins = [
         (leaf.name, "next/" + leaf.name)
         for leaf in dataset.schema.steps
@@ -84,13 +89,16 @@ def check_invariants(dataset: Dataset, block: int = 65_536) -> list[str]:
             inner = torch.zeros(high - low, dtype=torch.bool)
             after = dataset.rows[name].block(low + 1, min(high + 1, len(dataset))).flatten(1)
             here = dataset.rows[successor].block(low, low + len(after)).flatten(1)
-            inner[: len(after)] = (after != here).any(1) & ~(torch.isnan(after) & torch.isnan(here)).any(1)
+            inner[: len(after)] = ((after != here) & ~((after != after) & (here != here))).any(1)  # NaN is like NaN
             found[f"{successor} is not the following {name}"] = inner & ~ends
-        problems += [f"{what} (step {low + int(bad.nonzero()[0])})" for what, bad in found.items() if bad.any()]
+        for what, bad in found.items():
+            if what not in first and bad.any():
+                first[what] = low + int(bad.nonzero()[0])
         returns.index_add_(0, episode, reward.double())
+    problems = [f"{what} (step {step})" for what, step in first.items()]
     if not torch.allclose(returns, torch.from_numpy(episodes.returns.astype("float64")), rtol=1e-9, atol=1e-6):
         problems.append("episode returns are not the sums of the rewards")
-    return list(dict.fromkeys(problems))
+    return problems
 
 
 def _check_keys(dataset: Dataset) -> list[str]:

@@ -52,14 +52,18 @@ def verify(
         what = _check_size(folder, path, sum(lengths))
         if what is None and not quick:
             at = 0
-            for number, (length, checksum) in enumerate(sum_ranges(folder / path, lengths)):
-                if checksum != ranges[number][1]:
-                    where = _where(manifest, path, number)
-                    report.problems.append(Problem(path, f"bytes {at}..{at + length} are not what was written{where}"))
-                at += length
-                report.bytes += length
-                if on_progress is not None:
-                    on_progress(report.bytes, manifest.bytes)
+            try:
+                for number, (length, checksum) in enumerate(sum_ranges(folder / path, lengths)):
+                    if checksum != ranges[number][1]:
+                        where = _where(manifest, path, number)
+                        what = f"bytes {at}..{at + length} are not what was written{where}"
+                        report.problems.append(Problem(path, what))
+                    at += length
+                    report.bytes += length
+                    if on_progress is not None:
+                        on_progress(report.bytes, manifest.bytes)
+            except OSError as error:  # a failing disk
+                report.problems.append(Problem(path, f"cannot be read after byte {at}: {error.strerror}"))
         elif what is not None:
             report.problems.append(Problem(path, what))
     if report.ok and invariants and not quick:
@@ -77,9 +81,11 @@ def _check_size(folder: Path, path: str, size: int) -> str | None:
     if ".." in Path(path).parts or Path(path).is_absolute():
         return "the manifest names a file outside the dataset"
     try:
+        if not (folder / path).is_file():
+            return "is missing"
         found = (folder / path).stat().st_size
     except OSError as error:
-        return "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+        return f"cannot be read: {error.strerror}"
     return None if found == size else f"has {found} bytes instead of {size}"
 
 

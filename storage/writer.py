@@ -19,16 +19,26 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DatasetExistsError
+from ..errors import DatasetExistsError, RbdataError
 from .checksums import Crc32c, crc32c
 from .codecs import RowEncoder
 from .columns import ColumnWriter, leaf_path
 from .episodes import FOLDER as EPISODES
 from .episodes import EpisodeTable
-from .folder import JOURNAL, PARTS, DatasetPlace, remove_tree
+from .folder import JOURNAL, PARTS, RAW, DatasetPlace, remove_tree
 from .journal import Journal
 from .manifest import Manifest, sync_folder, write_manifest
-from .parts import RawSink, Sink, TedSink, ZstdSink, part_path, preallocate, read_lengths, read_pieces
+from .parts import (
+    RawSink,
+    Sink,
+    TedSink,
+    ZstdSink,
+    part_is_there,
+    part_path,
+    preallocate,
+    read_lengths,
+    read_pieces,
+)
 from .schema import Leaf, Schema
 from .tensordict_meta import write_meta
 
@@ -57,17 +67,19 @@ class DatasetWriter:
         self.bulk = tuple(schema[name] for name in bulk)
         self.folder = place.working
         self.files: Files = {}
+        place.check_free()
         journal = Journal(self.folder / JOURNAL)
         if restart or journal.fingerprint is None:
             remove_tree(self.folder)
             self.folder.mkdir(parents=True)
             journal = Journal(self.folder / JOURNAL)
             journal.start(fingerprint)
-            journal.record({"kind": "plan", "parts": parts})
         elif journal.fingerprint != fingerprint:
             message = f"an unfinished {place.id} is there, begun with other options, shards or source files"
             hint = f"go on with the options it was begun with, or start over with --force ({self.folder})"
             raise DatasetExistsError(message, hint=hint)
+        if not journal.find("plan"):
+            journal.record({"kind": "plan", "parts": parts})
         self._journal = journal
 
     # -- plan ------------------------------------------------------------------------------------------------------
@@ -101,12 +113,20 @@ class DatasetWriter:
         self._journal.record({**record, "kind": "part", "number": number})
 
     def parts_done(self) -> dict[int, dict[str, Any]]:
-        """The records of the parts that are filled, by number."""
-        return self._journal.find("part")
+        """The records of the parts that are filled, by number; a part whose files were lost is to be filled again."""
+        merged = self._journal.find("merged")
+        return {
+            number: record
+            for number, record in self._journal.find("part").items()
+            if number in merged or all(self._is_there(leaf, number, record) for leaf in self._compressed())
+        }
+
+    def _is_there(self, leaf: Leaf, number: int, record: Mapping[str, Any]) -> bool:
+        return part_is_there(part_path(self.folder, leaf, number), record["leaves"][leaf.name]["pieces"])
 
     def merge(self) -> None:
         """Append to the blobs the finished parts that are next in line."""
-        finished, merged = self._journal.find("part"), self._journal.find("merged")
+        finished, merged = self.parts_done(), self._journal.find("merged")
         number = len(merged)
         while number < self.parts and number in finished:
             before = merged.get(number - 1)
@@ -145,7 +165,11 @@ class DatasetWriter:
 
     def commit(self, manifest: Manifest) -> Path:
         """Write the manifest (its ``files`` are filled in here) and make the folder the dataset; returns its path."""
+        self.merge()
         finished, merged = self._journal.find("part"), self._journal.find("merged")
+        missing = [number for number in range(self.parts) if number not in merged]
+        if missing:
+            raise RbdataError(f"{self.place.id} is not finished: parts {missing} are missing")
         for number in range(self.parts):
             for record in finished[number]["leaves"].values():
                 for path, ranges in record.get("ranges", {}).items():
@@ -161,6 +185,7 @@ class DatasetWriter:
         _sync_files(self.folder, manifest.files)
         write_manifest(self.folder, manifest)
         remove_tree(self.folder / PARTS)
+        remove_tree(self.folder / RAW)
         (self.folder / JOURNAL).unlink()
         self.place.install()
         return self.place.path
@@ -203,6 +228,7 @@ def _append(path: Path, at: int, blocks: Any) -> Crc32c:
         file.truncate()
         file.flush()
         os.fsync(file.fileno())
+    sync_folder(path.parent)
     return checksum
 
 

@@ -117,14 +117,19 @@ def fed_truth(
         if dump.suffix not in shards:
             continue
         tags = [int(tag) for tag in dump.step_ids[dump.new_rows()]]
-        if tags and not _continues(writer, dump.suffix, shards):
+        at_a_lap = dump.final and dump.suffix > 0 and dump.add_count == writer.capacity - 1
+        earlier = [number for number in (there if dump.suffix == shards[0] else shards) if number < dump.suffix]
+        if at_a_lap and earlier[-1:] != [dump.suffix - 1]:
+            # The run ended right where a lap did, so this is a copy of the file before it; but that one is not there.
+            tags = [int(dump.step_ids[row - 1]) for row in range(writer.capacity)]
+        if tags and (at_a_lap or not _continues(writer, dump.suffix, shards)):
             # Nothing that was read stands right before: what is open is cut here.
             if rows:
                 _add_episode(truth, rows, unknown_next, time_limit, rows_midway)
                 rows = []
             truth.gaps += dump.suffix != shards[0]
             before_new = None
-            known_start = _start_is_known(writer, dump.suffix, shards, there)
+            known_start = not at_a_lap and _start_is_known(writer, dump.suffix, shards, there)
         for tag in tags:
             if tag == PAD:
                 truth.pads += 1
@@ -269,13 +274,13 @@ def _order(folder: Path, number: int, previous: tuple[int, int | None] | None) -
     if lap is not None:
         return [capacity - 1, *range(capacity - 1)], lap
     if previous is not None:
-        same = []
+        same = [True] * (capacity - 1)  # the last slot was never written in the first lap
         for name in ("action", "reward", "terminal"):
             one, other = load_array(folder, name, previous[0]), load_array(folder, name, number)
-            same.append([one[row] == other[row] for row in range(capacity)])
-        if all(column[row] for column in same for row in range(count, capacity - 1)):
-            if count == capacity - 1 and all(all(column) for column in same):
-                return [], previous[1]
+            same = [same[row] and bool(one[row] == other[row]) for row in range(capacity - 1)]
+        if count == capacity - 1:
+            return ([], previous[1]) if all(same) else ([capacity - 1, *range(count)], None)
+        if all(same[count:]):
             lap = None if previous[1] is None else previous[1] + 1
     return [capacity - 1, *range(count)], lap
 
@@ -328,6 +333,49 @@ def write_run(
             step += 1
     writer.close(final)
     return writer
+
+
+def save_array(folder: Path, name: str, number: int, content: np.ndarray | bytes, level: int = 0) -> Path:
+    """Write one array of one shard: an array as ``.npy`` in gzip, bytes as they are."""
+    from isal import igzip
+
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{'$store$_' if name in ARRAYS else ''}{name}_ckpt.{number}.gz"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        with igzip.IGzipFile(path, "wb", compresslevel=level, mtime=0) as file:
+            np.lib.format.write_array(file, np.asarray(content), allow_pickle=False)
+    return path
+
+
+def save_shard(folder: Path, number: int, add_count: int, terminal: np.ndarray, **arrays: np.ndarray) -> None:
+    """Write a whole shard by hand: black frames, actions and rewards 0, except for what is given."""
+    rows = len(terminal)
+    blank = {"action": np.zeros(rows, np.int32), "reward": np.zeros(rows, np.float32)}
+    for name, array in {**blank, "terminal": terminal.astype(np.uint8), **arrays}.items():
+        if name != "observation":
+            save_array(folder, name, number, array)
+    save_array(folder, "add_count", number, np.array(add_count, np.int64))
+    if "observation" in arrays:
+        save_array(folder, "observation", number, arrays["observation"])
+    else:
+        save_black(folder, number, rows)
+
+
+def save_black(folder: Path, number: int, rows: int, declared: int | None = None) -> Path:
+    """An observation file of black frames, which may declare another number of rows than it has."""
+    from isal import igzip
+
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"$store$_observation_ckpt.{number}.gz"
+    header = {"descr": "|u1", "fortran_order": False, "shape": (rows if declared is None else declared, *FRAME)}
+    with igzip.IGzipFile(path, "wb", compresslevel=1, mtime=0) as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        block = bytes(1000 * FRAME[0] * FRAME[1])
+        for first in range(0, rows, 1000):
+            file.write(block[: min(1000, rows - first) * FRAME[0] * FRAME[1]])
+    return path
 
 
 def pictures(refs: list[Any], folder: Path | None = None, black: frozenset[int] = frozenset()) -> np.ndarray:

@@ -13,7 +13,6 @@ import torch
 from atari_truth import assert_holds, fed_truth, file_truth, write_run
 from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
-
 from rbdata.datasets.atari.games import GAMES
 from rbdata.datasets.download import convert, download
 from rbdata.datasets.request import Request
@@ -83,8 +82,8 @@ def test_chosen_and_missing_shards(run, data, unknown_next):
         numbers = [dump.suffix for dump in writer.dumps]
         there = sorted(data.draw(st.sets(st.sampled_from(numbers), min_size=1), label="there"))
         chosen = sorted(data.draw(st.sets(st.sampled_from(there), min_size=1), label="chosen"))
-        # A run that ended right where a lap did was dumped twice; without the first dump, the second is no repetition.
-        assume(not writer.dumps[-1].final or writer.dumps[-1].add_count != writer.capacity - 1)
+        # Alone, a final dump of a full ring looks like the first lap under another number.
+        assume(not writer.dumps[-1].final or writer.dumps[-1].add_count != writer.capacity - 1 or len(there) > 1)
         for number in set(numbers) - set(there):
             for path in folder.glob(f"*_ckpt.{number}.gz"):
                 path.unlink()
@@ -100,7 +99,10 @@ def test_both_truths_agree(run, data, time_limit):
         writer = write(Path(name), run)
         numbers = [dump.suffix for dump in writer.dumps]
         chosen = sorted(data.draw(st.sets(st.sampled_from(numbers), min_size=1)))
-        one, other = fed_truth(writer, chosen, time_limit=time_limit), file_truth(Path(name), chosen, time_limit=time_limit)
+        one, other = (
+            fed_truth(writer, chosen, time_limit=time_limit),
+            file_truth(Path(name), chosen, time_limit=time_limit),
+        )
         assert [(e.actions, e.rewards, e.outcome, e.midway) for e in one.episodes] == [
             (e.actions, e.rewards, e.outcome, e.midway) for e in other.episodes
         ]
@@ -156,8 +158,9 @@ def test_black_frames_are_frames(run, black):
         black = frozenset(black)
         writer = write_run(folder, capacity, lengths, still_open=still_open, final=final, seed=seed, black=black)
         assume(writer.dumps and truth.ambiguous(writer) is None)
+        # Where reading begins in the middle, padding is told by its content, and a black frame could be some.
         expected = fed_truth(writer)
-        assume(expected.episodes and not expected.gaps)
+        assume(expected.episodes and not expected.gaps and writer.dumps[0].add_count < capacity)
         assert_holds(converted(folder, root), expected, folder, black)
 
 

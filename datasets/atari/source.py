@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,10 @@ class AtariJob:
 
     # -- plan ------------------------------------------------------------------------------------------------------
 
-    def plan(self, columns: ColumnWriter, on_progress: Callable[[int, int], None]) -> Plan:
+    def files(self) -> list[RemoteObject]:
+        return []  # all is streamed
+
+    def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
         """Fetches the small arrays of every shard (about 1 MB each) and lays out all rows."""
 
         def emit(action: np.ndarray, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> None:
@@ -267,7 +270,10 @@ def schema(options: ConvertOptions) -> Schema:
         if options.codec == "zstd":
             message = "layout ted is for readers that know no codec: its frames are raw"
             raise UsageError(message, hint="leave out --codec zstd, or --layout ted")
-        big = (Leaf("observation", "step", "uint8", FRAME), Leaf("next/observation", "step", "uint8", FRAME))
+        big: tuple[Leaf, ...] = (
+            Leaf("observation", "step", "uint8", FRAME),
+            Leaf("next/observation", "step", "uint8", FRAME),
+        )
     else:
         codec = "raw" if options.codec == "raw" else "zstd"
         big = (Leaf("observation", "state", "uint8", FRAME, codec=codec),)

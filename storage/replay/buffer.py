@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ from tensordict import TensorDict
 
 from ...errors import SamplingError, UsageError
 from ..dataset import Dataset
-from .batches import BatchReader
+from .batches import BatchReader, Prepared
 from .samplers import Draw, RandomSampler, Sampler, SamplerWithoutReplacement, SliceSampler, UniformOver
 
 
@@ -65,6 +66,8 @@ class ReplayBuffer:
         else:
             self.sampler = SamplerWithoutReplacement(len(dataset), drop_last=drop_last, shuffle=shuffle)
         self._endless = replacement
+        self._ahead: deque[tuple[Prepared, bool]] = deque()
+        self._ran_out = False
         self._generator = torch.Generator()
         self.set_seed(int(torch.randint(1 << 62, ())) if seed is None else seed)
 
@@ -76,18 +79,29 @@ class ReplayBuffer:
 
     def set_seed(self, seed: int) -> None:
         """Start the sequence of batches that belongs to a seed."""
+        self._ahead.clear()
         self._generator.manual_seed(seed)
 
     def sample(self, batch_size: int | None = None) -> TensorDict:
         """Draw one batch. Raises SamplingError when it cannot be drawn, UsageError without a batch size."""
-        return self._reader.read(self.draw(batch_size))
+        if batch_size is not None and batch_size != self.batch_size:
+            # Out of the usual order: what is drawn ahead stays for the next call without a size.
+            (prepared,) = self._reader.prepare([self.sampler.draw(_checked_size(batch_size), self._generator)])
+            return self._reader.complete(prepared)
+        if not self._ahead:
+            self._draw_ahead()
+        prepared, self._ran_out = self._ahead.popleft()
+        return self._reader.complete(prepared)
 
-    def draw(self, batch_size: int | None = None) -> Draw:
-        """Choose the steps of the next batch, without reading them."""
-        size = self.batch_size if batch_size is None else _checked_size(batch_size)
-        if size is None:
+    def _draw_ahead(self) -> None:
+        if self.batch_size is None:
             raise UsageError("no batch size", hint="give batch_size to load() or to sample()")
-        return self.sampler.draw(size, self._generator)
+        draws: list[Draw] = []
+        ends: list[bool] = []
+        for _ in range(self._reader.ahead(self.batch_size)):
+            draws.append(self.sampler.draw(self.batch_size, self._generator))
+            ends.append(self.sampler.ran_out)
+        self._ahead.extend(zip(self._reader.prepare(draws), ends))
 
     def __getitem__(self, key: Any) -> Any:
         return self.dataset[key]
@@ -97,7 +111,7 @@ class ReplayBuffer:
             raise UsageError("iteration needs batch_size given to load()")
         while True:
             yield self.sample()
-            if not self._endless and self.sampler.ran_out:
+            if not self._endless and self._ran_out:
                 return
 
 

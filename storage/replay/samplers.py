@@ -6,6 +6,7 @@ large the dataset is. It draws from the one generator it is given: the same seed
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -28,6 +29,23 @@ class Draw:
     length: int = 1
     lengths: torch.Tensor | None = None
 
+    @classmethod
+    def join(cls, draws: Sequence[Draw]) -> Draw:
+        """Several draws of one length as one."""
+        start = torch.cat([draw.start for draw in draws])
+        if all(draw.lengths is None for draw in draws):
+            return cls(start, draws[0].length)
+        return cls(start, draws[0].length, torch.cat([draw.each_length() for draw in draws]))
+
+    @property
+    def steps(self) -> int:
+        """How many steps were drawn."""
+        return len(self.start) * self.length if self.lengths is None else int(self.lengths.sum())
+
+    def each_length(self) -> torch.Tensor:
+        """The length of every piece, int64 ``[n]``."""
+        return torch.full((len(self.start),), self.length) if self.lengths is None else self.lengths
+
     def index(self) -> torch.Tensor:
         """All steps drawn, in order, int64."""
         if self.length == 1:
@@ -42,7 +60,8 @@ class Draw:
 class Sampler(Protocol):
     """Draws batches; ``ran_out`` is True after the draw that ended a pass."""
 
-    ran_out: bool
+    @property
+    def ran_out(self) -> bool: ...
 
     def draw(self, batch_size: int, generator: torch.Generator) -> Draw:
         """The next batch. Raises SamplingError when it cannot be drawn."""

@@ -1,0 +1,36 @@
+"""Files mapped into memory, privately: what is written into the arrays never reaches the files."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import DamagedDatasetError
+
+# Linux counts a private writable mapping against the machine's memory, all of it, although hardly a page will ever be
+# written: without this flag a dataset larger than memory cannot be opened. (The mmap module names it from Python 3.13.)
+_FLAGS = mmap.MAP_PRIVATE | (getattr(mmap, "MAP_NORESERVE", 0x4000) if sys.platform == "linux" else 0)
+
+VERIFY = "`rbdata verify` names what is damaged; download or convert it again with --force"
+
+
+def map_array(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
+    """The first ``count`` items of a file; nothing is read until it is used.
+
+    Raises DamagedDatasetError when the file is missing or too short.
+    """
+    size = count * dtype.itemsize
+    try:
+        with path.open("rb") as file:
+            found = file.seek(0, 2)
+            if found < size:
+                raise DamagedDatasetError(f"{path} has {found} bytes instead of {size}", hint=VERIFY)
+            if not size:
+                return np.empty(0, dtype)
+            data = mmap.mmap(file.fileno(), size, flags=_FLAGS, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    except FileNotFoundError as error:
+        raise DamagedDatasetError(f"{path} is missing", hint=VERIFY) from error
+    return np.frombuffer(data, dtype, count)
