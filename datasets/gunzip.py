@@ -10,6 +10,7 @@ are checked.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from ..errors import CorruptSourceError
 
@@ -25,6 +26,7 @@ def gunzip(chunks: Iterable[bytes], name: str) -> Iterator[bytes]:
     """
     from isal import igzip_lib
 
+    damaged: Any = igzip_lib.IsalError
     source = iter(chunks)
     data = _at_least(source, b"", len(MAGIC))
     if not data.startswith(MAGIC):
@@ -34,7 +36,7 @@ def gunzip(chunks: Iterable[bytes], name: str) -> Iterator[bytes]:
         while not member.eof:
             try:
                 piece = member.decompress(data, PIECE)
-            except igzip_lib.IsalError as error:
+            except damaged as error:
                 raise CorruptSourceError(f"{name} is a damaged gzip file: {error}", hint=_REFETCH) from error
             data = b""
             if piece:

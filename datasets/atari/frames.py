@@ -186,8 +186,8 @@ def sample_rows(location: Location, parts: list[tuple[PartPlan, RemoteObject]]) 
     samples = []
     for part, obj in chosen:
         segments = part.segments[part.segments[:, 0] < min(head, part.valid)]
-        rows = np.concatenate([np.arange(row, row + count) for row, count, _, _ in segments.tolist()] or [[]])
-        rows = rows[rows < head].astype(np.int64)
+        runs = [np.arange(row, min(row + count, head)) for row, count, _, _ in segments.tolist()]
+        rows = np.concatenate(runs) if runs else np.empty(0, np.int64)
         rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(want, len(rows))).astype(int))] if len(rows) else rows
         with closing(_Frames(location, obj)) as frames:
             for first, count, block in frames.blocks(BLOCK_ROWS):

@@ -140,14 +140,14 @@ def find_lap(ring: RingArrays, previous: tuple[RingArrays, int | None] | None) -
         return Lap(0, count, seam=False)  # training ended before the first lap did
     if previous is None:
         return Lap(None, count, seam=True)
-    before, lap = previous
+    before, last = previous
     if before.capacity == capacity and logged:
         # Dumped at the very step that logged a lap: of that lap's file it is a copy, and nothing in it is new. (The last
         # slot is not compared: after the first lap it is junk, perhaps NaN.)
         if _same_rows(before, ring, slice(0, capacity - 1)):
-            return Lap(lap, 0, seam=False)
+            return Lap(last, 0, seam=False)
     elif before.capacity == capacity and _same_rows(before, ring, slice(count, capacity - 1)):
-        return Lap(None if lap is None else lap + 1, count, seam=True)
+        return Lap(None if last is None else last + 1, count, seam=True)
     return Lap(None, count, seam=True)
 
 
