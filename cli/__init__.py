@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
@@ -17,15 +18,20 @@ from typing import NoReturn
 from .console import ReaderGone, out
 from .failures import INTERRUPTED, explain
 
+#: Seconds that an interrupted process may take to clean up after its message.
+PATIENCE = 0.5
+
 
 def main() -> NoReturn:
     """The ``rbdata`` program."""
     code = run(sys.argv[1:])
     if code == INTERRUPTED:
-        # What the exception held on to goes first, worker processes among it. Then no more waiting: at a regular exit
-        # Python joins the threads that still listen to the network.
+        # What the exception held on to goes first, worker processes among it. At exit Python joins the threads that still
+        # listen to the network; nobody who pressed Ctrl-C wants to wait for them.
         gc.collect()
-        os._exit(code)
+        patience = threading.Timer(PATIENCE, os._exit, (code,))
+        patience.daemon = True
+        patience.start()
     sys.exit(code)
 
 

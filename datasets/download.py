@@ -257,7 +257,7 @@ def _manifest(job: Job, plan: Plan, dataset_id: str, url: str) -> Manifest:
         schema=job.schema,
         steps=plan.steps,
         episodes=len(plan.episodes),
-        source={**about["source"], "objects": list(job.objects())},
+        source={**about["source"], "objects": [*job.objects(), *(part["object"] for part in plan.parts)]},
         parts=plan.parts,
         spaces=plan.spaces,
         counts=plan.counts,

@@ -115,7 +115,7 @@ class DatasetPlace:
 def check_id(dataset_id: str) -> None:
     """Refuse ids that are no ids: empty parts, parts that begin with a dot or climb out of the root."""
     parts = dataset_id.split("/")
-    bad = [part for part in parts if not part or part.startswith((".", "-", "~")) or "\\" in part or "\0" in part]
+    bad = [part for part in parts if not (part and part.isprintable()) or part[0] in ".-~" or "\\" in part]
     if len(parts) < 2 or bad or any(part.strip() != part for part in parts):
         message = f"{dataset_id!r} is not a dataset id"
         raise UsageError(message, hint="an id is source/name, for example atari/Pong/5 or my/pong")

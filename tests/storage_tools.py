@@ -252,3 +252,8 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {
         path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
     }
+
+
+def names(folder: Path) -> list[str]:
+    """What is in a folder, sorted."""
+    return sorted(path.name for path in folder.iterdir())

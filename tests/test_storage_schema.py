@@ -24,8 +24,40 @@ def test_legal_keys(key):
 
 @pytest.mark.parametrize(
     "key",
-    ["", "/", "a/", "/a", "a//b", ".", "..", "../a", "a/../b", "a.b", "a b", "%", "a%2Fb", "é", "a\n", "a\0", "-", "~"]
-    + ["index", "mask", "episodes", "episodes/start", "shape", "device", "_type", "a/shape", "device/a", "next/_type"],
+    [
+        *(
+            "",
+            "/",
+            "a/",
+            "/a",
+            "a//b",
+            ".",
+            "..",
+            "../a",
+            "a/../b",
+            "a.b",
+            "a b",
+            "%",
+            "a%2Fb",
+            "é",
+            "a\n",
+            "a\0",
+            "-",
+            "~",
+        ),
+        *(
+            "index",
+            "mask",
+            "episodes",
+            "episodes/start",
+            "shape",
+            "device",
+            "_type",
+            "a/shape",
+            "device/a",
+            "next/_type",
+        ),
+    ],
 )
 def test_illegal_keys(key):
     with pytest.raises(SchemaError):
@@ -107,8 +139,11 @@ GOOD = Leaf("x", "step", "int64", (2,)).to_json()
 
 @pytest.mark.parametrize(
     "record",
-    [None, 3, "leaf", [], {}, {**GOOD, "shape": "no"}, {**GOOD, "shape": ["a"]}, {**GOOD, "shape": None}]
-    + [{**GOOD, "kind": []}, {**GOOD, "dtype": None}, {**GOOD, "name": "../x"}, {**GOOD, "constant": []}],
+    [
+        *(None, 3, "leaf", [], {}),
+        *({**GOOD, "shape": "no"}, {**GOOD, "shape": ["a"]}, {**GOOD, "shape": None}, {**GOOD, "kind": []}),
+        *({**GOOD, "dtype": None}, {**GOOD, "name": "../x"}, {**GOOD, "constant": []}),
+    ],
 )
 def test_malformed_leaf_records(record):
     with pytest.raises(SchemaError):
@@ -221,7 +256,7 @@ def test_truncated_at_every_byte(tmp_path):
     write_manifest(tmp_path, example())
     path = tmp_path / FILENAME
     good = path.read_bytes()
-    for length in range(0, len(good) - 2):
+    for length in range(len(good) - 2):
         path.write_bytes(good[:length])
         with pytest.raises(DamagedDatasetError):
             read_manifest(tmp_path)
@@ -253,7 +288,6 @@ def test_other_contents(tmp_path, text, error):
         {"steps": "2"},
         {"episodes": None},
         {"files": []},
-        {"leaves": {}},
         {"leaves": None},
         {"leaves": [3]},
     ],
@@ -262,9 +296,6 @@ def test_well_signed_nonsense(tmp_path, change):
     record = {**example().to_json(), **change}
     record["checksum"] = manifests._checksum(record)
     (tmp_path / FILENAME).write_text(json.dumps(record))
-    if change == {"leaves": {}}:
-        assert read_manifest(tmp_path).schema.leaves == ()
-        return
     with pytest.raises(DamagedDatasetError):
         read_manifest(tmp_path)
 
