@@ -160,3 +160,4 @@ class SamplingError(RbdataError, ValueError):
     """The batch asked for cannot be drawn from this dataset."""
 
     code = "sampling"
+    exit_code = 2

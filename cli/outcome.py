@@ -52,12 +52,14 @@ def work(dataset_id: str, act: Callable[[Listener], Outcome]) -> Outcome:
 
 
 def _interrupted(dataset_id: str, outlook: Outlook | None, finished: int) -> Interrupted:
+    from ..storage.manifest import FILENAME
+
     words = out.arguments
     if outlook is None:
         message = f"interrupted while {dataset_id} was being planned; parts finished before are kept"
     else:
         message = f"interrupted: {outlook.done_parts + finished} of {outlook.parts} parts of {dataset_id} are kept"
-        if not (outlook.path / "rbdata.json").is_file():
+        if not (outlook.path / FILENAME).is_file():
             # Nothing is there to replace, so --force would only throw the finished parts away.
             words = [word for word in words if word != "--force"]
     return Interrupted(message, hint=f"continue with: {text.command('rbdata', *words)}")

@@ -33,6 +33,7 @@ class Tally:
     def __init__(self, outlook: Outlook, clock: Callable[[], float] = time.monotonic) -> None:
         self.parts, self.done_parts = outlook.parts, outlook.done_parts
         self.bytes = outlook.fetch_bytes
+        self.names = outlook.part_names
         self.tasks: dict[int, TaskProgress] = {}
         self.finished: set[int] = set()
         self._clock = clock
@@ -245,7 +246,7 @@ class _Bars:
         self._tally.update(tasks)
         self._total(self._tally)
         for task in self._tally.running[: self._bars_at_most]:
-            self.show(task.index, f"part {task.index + 1}", task.rows / max(1, task.total), text.size(task.fetched))
+            self.show(task.index, self._tally.names[task.index], task.rows / max(1, task.total), text.size(task.fetched))
 
     def _part_done(self, index: int) -> None:
         self._drop(index)

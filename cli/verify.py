@@ -11,7 +11,7 @@ import typer
 from ..errors import RbdataError
 from . import text
 from .console import Column, out
-from .failures import Failure, Interrupted, explain
+from .failures import Failure, explain
 from .options import LocalIds, Root
 from .progress import bytes_checked
 
@@ -57,8 +57,6 @@ def run(
     for dataset in dict.fromkeys(ids):
         try:
             records.append(_check(dataset, root, quick))
-        except Interrupted:
-            raise
         except Exception as error:
             failure = explain(error)
             damaged = failure.code == "damaged"  # the manifest itself

@@ -107,7 +107,7 @@ def _differences(manifest: Manifest, options: ConvertOptions) -> list[str]:
     recorded = manifest.source.get("options", {})
     asked = {
         "codec": None if options.codec == "auto" else options.codec,
-        "layout": options.layout,
+        "layout": None if options.layout == "auto" else options.layout,
         "unknown_next": options.unknown_next,
         "time_limit": options.time_limit,
         **options.extra,
@@ -160,17 +160,15 @@ def _write(
     writer.planned(files, plan.episodes)
     dictionary = b""
     for leaf in _compressed(job):
+        listener.stage("sampling frames")
         dictionary = old.dictionary(leaf) if old else job.dictionary()
         writer.dictionary(leaf, dictionary)
+    if old:
+        _take_over(writer, plan, old, listener)
+    writer.merge()
     outlook = _outlook(job, plan, place, dictionary, set(writer.parts_done()))
     listener.outlook(outlook)
     check_space(place.path, outlook.disk_bytes, place.id)
-    if old:
-        for index, part in enumerate(plan.parts):
-            record = None if index in writer.parts_done() else old.take_over(writer, index, part)
-            if record is not None:
-                writer.part_done(index, record)
-    writer.merge()
     left = [index for index in range(job.parts()) if index not in writer.parts_done()]
     procs = min(request.procs or min(MAX_PROCS, usable_cpus()), max(1, len(left)))
     tasks = [task for task in job.tasks(writer.folder, max(1, usable_cpus() // procs)) if task.index in left]
@@ -184,6 +182,15 @@ def _write(
     manifest = _manifest(job, plan, place.id, url)
     writer.commit(manifest)
     return outlook, manifest
+
+
+def _take_over(writer: DatasetWriter, plan: Plan, old: OldDataset, listener: Listener) -> None:
+    """Copy what a smaller dataset already holds."""
+    listener.stage("taking over what is there")
+    for index, part in enumerate(plan.parts):
+        record = None if index in writer.parts_done() else old.take_over(writer, index, part)
+        if record is not None:
+            writer.part_done(index, record)
 
 
 def _dry_run(job: Job, place: DatasetPlace, listener: Listener) -> Outlook:
@@ -245,6 +252,7 @@ def _outlook(job: Job, plan: Plan, place: DatasetPlace, dictionary: bytes, done:
         free_bytes=free_bytes(place.path),
         done_parts=len(done),
         parts=job.parts(),
+        part_names=[str(part["name"]) for part in plan.parts],
         notes=plan.notes,
     )
 

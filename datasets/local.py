@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from .. import config
-from ..errors import DatasetNotFoundError, NotADatasetError, RbdataError, UnknownDatasetError
+from ..errors import DatasetNotFoundError, NotADatasetError, RbdataError, UnknownDatasetError, UsageError
 from ..storage.folder import JOURNAL, DatasetPlace, find_datasets
 from ..storage.journal import Journal
 from ..storage.manifest import FILENAME, read_manifest
@@ -96,6 +96,9 @@ def deletable(text: str, root: str | os.PathLike[str] | None = None) -> DatasetP
     if not (place.path.exists() or place.path.is_symlink() or place.working.exists()):
         message = f"{dataset_id} is not under {where}: nothing to delete"
         raise DatasetNotFoundError(message, hint="`rbdata list --local` shows what is there")
+    if where.resolve() not in (place.path.parent.resolve(), *place.path.parent.resolve().parents):
+        message = f"{place.path.parent} is a link that leads out of the root {where}: what is behind it is not deleted"
+        raise UsageError(message, hint=f"remove the link itself, or delete with --root {place.path.parent.resolve()}")
     return place
 
 

@@ -104,7 +104,9 @@ def _run_in_processes(
                 yield tasks[futures[future]].index, record
         finished = True
     finally:
-        executor.shutdown(wait=finished, kill_workers=not finished)
+        executor.shutdown(
+            wait=True, kill_workers=not finished
+        )  # nothing may still be writing when the lock is released
         path.unlink(missing_ok=True)
 
 

@@ -19,7 +19,7 @@ class Request:
 
     ``mirror`` replaces the provider's own place. ``procs`` worker processes fill parts (None: one for each processor, up
     to 8). ``keep_raw`` also stores the raw objects, below ``<root>/.raw/``, laid out as a mirror. ``force`` begins anew
-    and replaces what is there. ``dry_run`` plans and stops.
+    and replaces what is there (an interrupted run with ``force`` is continued by the next one). ``dry_run`` plans and stops.
     """
 
     id: str
@@ -48,6 +48,7 @@ class Outlook:
     free_bytes: int
     done_parts: int
     parts: int
+    part_names: Sequence[str] = ()
     notes: Sequence[str] = ()
 
 

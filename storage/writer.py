@@ -49,7 +49,8 @@ class DatasetWriter:
     """Writes one dataset. Use it with the place's lock held.
 
     ``fingerprint`` is a string that stands for everything the resulting bytes depend on. ``restart`` throws unfinished
-    work away instead of going on with it; without it, unfinished work of another fingerprint raises DatasetExistsError.
+    work away instead of going on with it, except what a restart of the same fingerprint began; without it, unfinished
+    work of another fingerprint raises DatasetExistsError.
     ``bulk`` names the leaves that workers fill in ``parts`` parts; the plan appends all others.
     """
 
@@ -69,11 +70,14 @@ class DatasetWriter:
         self.files: Files = {}
         place.check_free()
         journal = Journal(self.folder / JOURNAL)
-        if restart or journal.fingerprint is None:
+        began_anew = journal.fingerprint == fingerprint and bool(journal.find("restart"))
+        if journal.fingerprint is None or (restart and not began_anew):
             remove_tree(self.folder)
             self.folder.mkdir(parents=True)
             journal = Journal(self.folder / JOURNAL)
             journal.start(fingerprint)
+            if restart:
+                journal.record({"kind": "restart"})
         elif journal.fingerprint != fingerprint:
             message = f"an unfinished {place.id} is there, begun with other options, shards or source files"
             hint = f"go on with the options it was begun with, or start over with --force ({self.folder})"

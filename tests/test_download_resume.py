@@ -144,7 +144,9 @@ def in_child(wanted: Request, at: int | None) -> tuple[str, int]:
         inside = str(wanted.root)
 
         def hook(event: str, args: tuple) -> None:
-            if event in CRASH and args and str(args[0]).startswith(inside):
+            # Whole trees are removed with names relative to a descriptor.
+            relative = event in ("os.remove", "os.rmdir") and args[1] != -1
+            if event in CRASH and (relative or str(args[0]).startswith(inside)):
                 if event == "open" and isinstance(args[2], int) and not args[2] & (os.O_WRONLY | os.O_RDWR):
                     return
                 if next(touches) == at:

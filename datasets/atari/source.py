@@ -30,7 +30,7 @@ from .ring import TIME_LIMIT, PartPlan, RingArrays, RingPlanner
 from .shards import ARRAYS, FRAME, Shard, find_shards, format_numbers, group, select
 
 HOME = "gs://atari-replay-datasets/dqn"
-LICENCE = "Apache-2.0 (code); the data are published for research, see https://offline-rl.github.io"
+LICENCE = "not stated for the data (the code is Apache-2.0); see https://research.google/resources/datasets/dqn-replay/"
 CITATION = (
     "Rishabh Agarwal, Dale Schuurmans, Mohammad Norouzi. An Optimistic Perspective on Offline Reinforcement Learning. "
     "ICML 2020. arXiv:1907.04543"
@@ -304,8 +304,9 @@ def _notes(planner: RingPlanner, job: AtariJob) -> list[str]:
         notes.append("Rows whose successor is not in the data are kept, truncated, with a successor of zeros.")
     elif counts.given_up_steps:
         notes.append(
-            f"{counts.given_up_steps} rows whose successor is not in the data (the data end there, a lap is missing, or "
-            "the clock ran out) were given up; their frame is the final observation of the step before."
+            f"Given up: {counts.given_up_steps} row{'s' * (counts.given_up_steps != 1)} whose successor is not in the data "
+            "(the data end there, a lap is missing, or the clock ran out). Their frame is the final observation of the "
+            "step before."
         )
     for gap in counts.gaps:
         lost = gap["laps_missing"]

@@ -14,7 +14,7 @@ from ...errors import UsageError
 T = TypeVar("T")
 
 # How long `close` waits for the thread. It may sit in a read from a silent server; it is a daemon and ends by itself.
-CLOSE_SECONDS = 1.0
+CLOSE_SECONDS = 0.2
 
 
 def readahead(iterable: Iterable[T], depth: int) -> Readahead[T]:

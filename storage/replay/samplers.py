@@ -193,7 +193,8 @@ class SliceSampler:
         assert known is not None
         if batch_size % known:
             name = "slice_len" if self.slice_len else "num_slices"
-            raise SamplingError(f"batch_size {batch_size} cannot be divided by {name} {known}")
+            message = f"batch_size {batch_size} cannot be divided by {name} {known}"
+            raise SamplingError(message, hint=f"for example {known * max(1, round(batch_size / known))}")
         other = batch_size // known
         return (other, known) if self.slice_len else (known, other)
 
