@@ -15,7 +15,7 @@ import numpy as np
 from ..errors import CorruptSourceError
 
 #: More rows than this in one array are taken for nonsense (the public shards have 1 M).
-MAX_ROWS = 1 << 28
+MAX_ROWS = 1 << 26
 #: numpy writes 128 bytes; long ones are made to overwhelm the parser.
 _MAX_HEADER = 1 << 12
 
@@ -100,9 +100,10 @@ class NpyStream:
         return array.astype(self.dtype) if self._swap else array
 
     def _header(self, expected: Expected) -> tuple[np.dtype, tuple[int, ...]]:
-        head = self._take(10)
+        head = self._take(6)
         if not head.startswith(b"\x93NUMPY"):
-            raise CorruptSourceError(f"{self._name} holds no .npy array: it begins with {head[:8]!r}", hint=_DAMAGED)
+            raise CorruptSourceError(f"{self._name} holds no .npy array: it begins with {head!r}", hint=_DAMAGED)
+        head += self._take(4)
         version = head[6]
         if version not in (1, 2, 3):
             raise CorruptSourceError(f"{self._name}: .npy version {version} is unknown", hint=_DAMAGED)
@@ -123,7 +124,7 @@ class NpyStream:
             raise CorruptSourceError(f"{self._name}: unreadable .npy header: {why}", hint=_DAMAGED) from error
         if dtype.hasobject:
             message = f"{self._name} asks for pickle (dtype object), which is never read: it could run any code"
-            raise CorruptSourceError(message)
+            raise CorruptSourceError(message, hint=_DAMAGED)
         fits = len(shape) == len(expected.shape) and all(want in (-1, got) for want, got in zip(expected.shape, shape))
         if dtype.newbyteorder("=") != np.dtype(expected.dtype) or not fits or (fortran and len(shape) > 1):
             wanted = f"{expected.dtype} {_show(expected.shape)}"

@@ -62,6 +62,8 @@ class ZstdSink:
 
     def write(self, position: int, buffer: Any, starts: np.ndarray) -> None:
         _check_rows(position, len(starts), self._rows)
+        if not len(starts):
+            return
         data, lengths = self._encoder.encode(buffer, starts, self._leaf.row_bytes)
         self._lengths[position : position + len(starts)] = lengths
         offset = self._file.tell()
@@ -149,6 +151,8 @@ class _RowFile:
         self._checksum = Crc32c()
 
     def write(self, position: int, buffer: Any, starts: np.ndarray) -> None:
+        if not len(starts):
+            return
         view = memoryview(buffer).cast("B")
         breaks = np.flatnonzero(np.diff(starts) != self._row_bytes) + 1
         for low, high in zip([0, *breaks.tolist()], [*breaks.tolist(), len(starts)]):

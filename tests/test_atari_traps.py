@@ -18,8 +18,6 @@ import pytest
 import torch
 from atari_truth import FRAME, assert_holds, fed_truth, file_truth, frame, save_array, save_shard, write_run
 from dqn_replay_writer import PAD, DQNReplayWriter
-from tensordict import TensorDict
-
 from rbdata.datasets.download import convert, download
 from rbdata.datasets.request import Request
 from rbdata.datasets.source import ConvertOptions
@@ -27,6 +25,7 @@ from rbdata.errors import CorruptSourceError, DiskSpaceError, ObjectNotFoundErro
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.ted import check_invariants
 from rbdata.storage.verify import verify
+from tensordict import TensorDict
 
 REAL = Path(__file__).parent / "data" / "atari"
 LAYOUTS = [{"codec": "raw"}, {"codec": "zstd"}, {"layout": "ted"}]
@@ -58,7 +57,9 @@ def test_trap_01_padding_rows(options, tmp_path):
     dataset = to_dataset(tmp_path / "raw", tmp_path, **options)
     assert_holds(dataset, fed_truth(writer))
     assert -1 not in numbers(dataset["observation"])
-    assert dataset.manifest.counts["pad_rows"] == sum((dump.step_ids[dump.new_rows()] == PAD).sum() for dump in writer.dumps)
+    assert dataset.manifest.counts["pad_rows"] == sum(
+        (dump.step_ids[dump.new_rows()] == PAD).sum() for dump in writer.dumps
+    )
 
 
 def test_trap_01_on_real_shards():
@@ -284,7 +285,7 @@ def test_trap_13_dtypes_and_shapes(options, tmp_path):
     expected = {
         "observation": (torch.uint8, (count, *FRAME)),
         "action": (torch.int32, (count,)),
-        **{name: (torch.bool, (count, 1)) for name in ("done", "terminated", "truncated")},
+        **dict.fromkeys(("done", "terminated", "truncated"), (torch.bool, (count, 1))),
         ("next", "observation"): (torch.uint8, (count, *FRAME)),
         ("next", "reward"): (torch.float32, (count, 1)),
         **{("next", name): (torch.bool, (count, 1)) for name in ("done", "terminated", "truncated")},
@@ -429,7 +430,9 @@ def test_trap_60_episodes_are_contiguous(options, tmp_path):
         assert window.nonzero().flatten().tolist() == by_number
 
 
-@pytest.mark.parametrize("name", ["../../etc/passwd", "atari/../../x", "my/../x", "my//x", "my/.hidden", "/my/x", "my/a\0b"])
+@pytest.mark.parametrize(
+    "name", ["../../etc/passwd", "atari/../../x", "my/../x", "my//x", "my/.hidden", "/my/x", "my/a\0b"]
+)
 def test_trap_61_ids_that_lead_elsewhere(name, tmp_path):
     """An id is no path: nothing is read or written outside the root."""
     write_run(tmp_path / "raw", 20, [50])
@@ -498,7 +501,9 @@ def test_trap_64_disk_estimate(options, tmp_path):
     manifest = download(Request("Pong/5", root=tmp_path, mirror=str(REAL), procs=1, options=chosen)).manifest
     sizes = sum(sum(length for length, _ in ranges) for ranges in manifest.files.values())
     assert (outlook.steps, outlook.episodes) == (manifest.steps, manifest.episodes)
-    beside = 1 / outlook.parts if options.get("codec") == "zstd" else 0  # a finished part lies beside the blob for a while
+    beside = (
+        1 / outlook.parts if options.get("codec") == "zstd" else 0
+    )  # a finished part lies beside the blob for a while
     assert outlook.disk_bytes == pytest.approx(sizes * (1 + beside), rel=0.15 if beside else 0.03)
     objects = (REAL / "dqn" / "Pong" / "5" / "replay_logs").glob("*observation*")
     assert outlook.fetch_bytes == sum(path.stat().st_size for path in objects)

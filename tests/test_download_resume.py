@@ -19,8 +19,6 @@ from pathlib import Path
 import psutil
 import pytest
 from atari_truth import assert_holds, fed_truth, write_run
-from servers import http_server
-
 from rbdata.datasets.download import convert, download
 from rbdata.datasets.request import Listener, Request
 from rbdata.datasets.source import ConvertOptions
@@ -28,6 +26,7 @@ from rbdata.errors import DatasetBusyError, DatasetExistsError
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.folder import DatasetPlace
 from rbdata.storage.verify import verify
+from servers import http_server
 
 LAYOUTS = [{"codec": "raw"}, {"codec": "zstd"}, {"layout": "ted"}]
 each_layout = pytest.mark.parametrize("options", LAYOUTS, ids=["raw", "zstd", "ted"])
@@ -321,7 +320,10 @@ def test_lock_of_a_dead_process_is_taken_over(small_mirror, tmp_path):
 def test_a_living_writer_is_left_alone(small_mirror, tmp_path):
     top, _ = small_mirror
     place = DatasetPlace(tmp_path, "atari/Qbert/2")
-    with place.lock(), pytest.raises(DatasetBusyError, match=rf"atari/Qbert/2 is being written by process {os.getpid()}") as caught:
+    with (
+        place.lock(),
+        pytest.raises(DatasetBusyError, match=rf"atari/Qbert/2 is being written by process {os.getpid()}") as caught,
+    ):
         download(request(top, tmp_path))
     assert caught.value.hint
     assert isinstance(caught.value, BlockingIOError)

@@ -36,6 +36,9 @@ MAX_ACTION = 17
 
 UnknownNext = Literal["truncate", "zero"]
 
+_MIXED = "files of different shards or runs are mixed; check the mirror"
+_DAMAGED = "the file was not written by the DQN Replay logger, or is damaged; try another mirror"
+
 
 @dataclass(frozen=True)
 class RingArrays:
@@ -52,7 +55,7 @@ class RingArrays:
         sizes = {len(self.action), len(self.reward), len(self.terminal)}
         if len(sizes) > 1:
             message = f"{self.name}: {len(self.action)} actions, {len(self.reward)} rewards and {len(self.terminal)} terminals"
-            raise CorruptSourceError(message)
+            raise CorruptSourceError(message, hint=_MIXED)
 
     @property
     def capacity(self) -> int:
@@ -135,7 +138,7 @@ def find_lap(ring: RingArrays, previous: tuple[RingArrays, int | None] | None) -
         return Lap(lap, capacity - 1, seam=lap > 0)
     if not 0 <= count < capacity:
         message = f"{ring.name}: add_count {count} fits no lap of a ring of {capacity} rows"
-        raise CorruptSourceError(message, hint="add_count and the arrays are of different files; check the mirror")
+        raise CorruptSourceError(message, hint=_MIXED)
     if ring.number == 0:
         return Lap(0, count, seam=False)  # training ended before the first lap did
     if previous is None:
@@ -186,12 +189,12 @@ class RingPlanner:
             previous = (before, find_lap(before, None).lap)
         if self._previous is not None and self._previous[0].capacity != ring.capacity:
             message = f"{ring.name} has {ring.capacity} rows, {self._previous[0].name} has {self._previous[0].capacity}"
-            raise CorruptSourceError(message, hint="files of different runs are mixed; check the mirror")
+            raise CorruptSourceError(message, hint=_MIXED)
         lap = find_lap(ring, previous)
         last = previous[1] if previous is not None else None
         if lap.lap is not None and last is not None and lap.valid and lap.lap <= last:
             message = f"{ring.name} is of lap {lap.lap}, the file before it of lap {last}"
-            raise CorruptSourceError(message, hint="files of different runs are mixed; check the mirror")
+            raise CorruptSourceError(message, hint=_MIXED)
         continues = last is not None and lap.lap == last + 1
         if not lap.valid and not lap.seam:
             continues = True  # nothing new: whatever is open stays open
@@ -204,7 +207,9 @@ class RingPlanner:
         """End of the data: the open episode, if any, is cut here."""
         self._cut()
         if not len(self.episodes):
-            raise CorruptSourceError("the shards hold not one complete step")
+            others = f" and {len(self.parts) - 1} more" if len(self.parts) > 1 else ""
+            message = f"there is not one complete step in {self.parts[0].name}{others}"
+            raise CorruptSourceError(message, hint="choose more shards, or another mirror")
 
     @property
     def states(self) -> int:
@@ -249,23 +254,22 @@ class RingPlanner:
         order = lap.order(ring.capacity)
         action, reward, terminal = ring.action[order], ring.reward[order], ring.terminal[order]
         if (terminal > 1).any():
-            raise CorruptSourceError(
-                f"{ring.name}: terminal is {int(terminal.max())} in row {_where(order, terminal > 1)}"
-            )
-        pad = self._mark_pads(terminal.astype(bool))
+            message = f"{ring.name}: terminal is {int(terminal.max())} in row {_where(order, terminal > 1)}"
+            raise CorruptSourceError(message, hint=_DAMAGED)
+        pad = self._mark_pads(ring, order, terminal.astype(bool))
         loud = pad & ((action != 0) | (reward != 0))
         if loud.any():
             message = (
                 f"{ring.name}: row {_where(order, loud)} should be padding (it follows a terminal row) but is not zero"
             )
-            raise CorruptSourceError(message, hint="the file was not written by the DQN Replay logger, or is damaged")
+            raise CorruptSourceError(message, hint=_DAMAGED)
         real = np.flatnonzero(~pad)
         action, reward, terminal = action[real], reward[real], terminal[real].astype(bool)
         wild = (action < 0) | (action > MAX_ACTION) | ~np.isfinite(reward)
         if wild.any():
             index = int(np.argmax(wild))
             message = f"{ring.name}: row {order[real][index]} has action {action[index]} and reward {reward[index]}"
-            raise CorruptSourceError(message, hint="the file is damaged, or not of the DQN Replay dataset")
+            raise CorruptSourceError(message, hint=_DAMAGED)
         self.counts.rows_read += len(order)
         self.counts.pad_rows += int(pad.sum())
         self.counts.stale_rows += ring.capacity - 1 - lap.valid
@@ -273,7 +277,7 @@ class RingPlanner:
         blank_after = self._steps(action, reward, terminal)
         self._place_states(ring, lap, order[real], blank_after)
 
-    def _mark_pads(self, terminal: np.ndarray) -> np.ndarray:
+    def _mark_pads(self, ring: RingArrays, order: np.ndarray, terminal: np.ndarray) -> np.ndarray:
         pad = np.zeros(len(terminal), bool)
         pad[: self._pads_left] = True
         ends = np.flatnonzero(terminal & ~pad)
@@ -282,7 +286,8 @@ class RingPlanner:
             pad[at[at < len(pad)]] = True
         # A terminal flag inside padding cannot be: it would itself be followed by padding.
         if (terminal & pad).any():
-            raise CorruptSourceError("a terminal row where padding should be: the file is damaged")
+            message = f"{ring.name}: row {_where(order, terminal & pad)} should be padding, but is terminal"
+            raise CorruptSourceError(message, hint=_DAMAGED)
         if len(ends):
             self._pads_left = max(0, PADS - (len(terminal) - 1 - int(ends[-1])))
         else:

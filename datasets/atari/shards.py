@@ -36,7 +36,7 @@ _NAME = re.compile(r"(?:\$store\$_)?(observation|action|reward|terminal|add_coun
 
 @dataclass(frozen=True)
 class Shard:
-    """One checkpoint of the ring: its number (the suffix) and its objects by array name."""
+    """One checkpoint of the ring: its number (the suffix) and its objects by array name, as many as there are."""
 
     number: int
     objects: Mapping[str, RemoteObject]
@@ -45,6 +45,11 @@ class Shard:
     def observation(self) -> RemoteObject:
         """The frames: nearly all of the bytes."""
         return self.objects["observation"]
+
+    @property
+    def missing(self) -> list[str]:
+        """The arrays that are not there."""
+        return sorted(set(ARRAYS) - set(self.objects))
 
 
 def find_shards(location: Location, game: str, run: int) -> list[Shard]:
@@ -56,7 +61,7 @@ def find_shards(location: Location, game: str, run: int) -> list[Shard]:
     tried = []
     for folder in (f"{game}/{run}/replay_logs", f"dqn/{game}/{run}/replay_logs", f"{game}/{run}", f"dqn/{game}/{run}"):
         try:
-            found = group(location.list(folder), f"{location.url} ({folder})")
+            found = group(location.list(folder))
         except ObjectNotFoundError:
             found = []
         tried.append(folder)
@@ -67,21 +72,13 @@ def find_shards(location: Location, game: str, run: int) -> list[Shard]:
     raise ObjectNotFoundError(message, hint=hint)
 
 
-def group(objects: Iterable[RemoteObject], where: str) -> list[Shard]:
-    """Group objects into shards by their suffix; other objects are passed over.
-
-    Raises CorruptSourceError when a shard lacks one of its arrays.
-    """
+def group(objects: Iterable[RemoteObject]) -> list[Shard]:
+    """Group objects into shards by their suffix, in numerical order; other objects are passed over."""
     shards: dict[int, dict[str, RemoteObject]] = {}
     for item in objects:
         match = _NAME.fullmatch(item.name)
         if match:
             shards.setdefault(int(match[2]), {})[match[1]] = item
-    for number, members in sorted(shards.items()):
-        missing = sorted(set(ARRAYS) - set(members))
-        if missing:
-            message = f"shard {number} at {where} lacks {', '.join(missing)}"
-            raise CorruptSourceError(message, hint="complete the mirror, or leave the shard out with --shards")
     return [Shard(number, members) for number, members in sorted(shards.items())]
 
 
@@ -99,16 +96,24 @@ def parse_selection(text: str) -> list[int]:
     return sorted(chosen)
 
 
-def select(shards: list[Shard], wanted: list[int] | None, what: str) -> list[Shard]:
-    """The shards asked for, all when ``wanted`` is None. Raises ObjectNotFoundError for those that are not there."""
-    if wanted is None:
-        return shards
+def select(shards: list[Shard], wanted: Iterable[int] | None, what: str) -> list[Shard]:
+    """The shards asked for in numerical order, all when ``wanted`` is None.
+
+    Raises ObjectNotFoundError for those that are not there, CorruptSourceError for those that lack an array.
+    """
     there = {shard.number: shard for shard in shards}
-    missing = [number for number in wanted if number not in there]
-    if missing:
-        message = f"{what} has no shard {', '.join(map(str, missing))}"
+    numbers = sorted(there if wanted is None else set(wanted))
+    if not numbers:
+        raise UsageError(f"no shards of {what} are asked for", hint=f"it has {format_numbers(sorted(there))}")
+    absent = [number for number in numbers if number not in there]
+    if absent:
+        message = f"{what} has no shard {', '.join(map(str, absent))}"
         raise ObjectNotFoundError(message, hint=f"it has {format_numbers(sorted(there))}")
-    return [there[number] for number in wanted]
+    for number in numbers:
+        if there[number].missing:
+            message = f"shard {number} of {what} lacks {', '.join(there[number].missing)}"
+            raise CorruptSourceError(message, hint="complete the mirror, or leave the shard out with --shards")
+    return [there[number] for number in numbers]
 
 
 def format_numbers(numbers: list[int]) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import CorruptSourceError, ObjectNotFoundError, UsageError
+from ...errors import ChecksumError, CorruptSourceError, ObjectNotFoundError, UsageError
 from ...storage.checksums import crc32c
 from ...storage.codecs import RowEncoder
 from ...storage.columns import ColumnWriter
@@ -61,7 +61,7 @@ class AtariSource:
         """A folder that holds the ``*_ckpt.N.gz`` files, or a ``replay_logs`` folder that does."""
         for folder in ("", "replay_logs"):
             try:
-                shards = group(location.list(folder), location.url)
+                shards = group(location.list(folder))
             except ObjectNotFoundError:
                 continue
             if shards:
@@ -74,13 +74,19 @@ class AtariJob:
     """One run, from shards at a place to a dataset."""
 
     def __init__(self, name: str | None, location: Location, shards: list[Shard], options: ConvertOptions) -> None:
-        wanted = None if options.parts is None else list(options.parts)
         self.name, self.location, self.options = name, location, options
         self.available = shards
-        chosen = select(shards, wanted, f"{name or location.url}")
-        objects = [item for shard in chosen for item in shard.objects.values()]
+        chosen = select(shards, options.parts, f"{name or location.url}")
+        earlier = [shard for shard in shards if shard.number < chosen[0].number and not shard.missing][-1:]
+        objects = [item for shard in earlier + chosen for item in shard.objects.values()]
         stated = {item.url: item for item in resolve(location, objects)}
-        self.shards = [Shard(s.number, {key: stated[item.url] for key, item in s.objects.items()}) for s in chosen]
+        described = [
+            Shard(shard.number, {key: stated[item.url] for key, item in shard.objects.items()})
+            for shard in earlier + chosen
+        ]
+        #: The shard right before the first one wanted, where there is one: it knows what that one begins with.
+        self.before = described[0] if earlier else None
+        self.shards = described[len(earlier) :]
         self.time_limit = TIME_LIMIT if options.time_limit is None else options.time_limit
         if self.time_limit == 1 or self.time_limit < 0:
             raise UsageError(f"a time limit of {self.time_limit} steps makes no sense", hint="0 means no time limit")
@@ -98,7 +104,7 @@ class AtariJob:
             "time_limit": self.time_limit,
             "objects": [
                 [shard.number, key, item.size, dict(item.checksums) or item.version]
-                for shard in self.shards
+                for shard in ([self.before] if self.before else []) + self.shards
                 for key, item in sorted(shard.objects.items())
             ],
         }
@@ -160,10 +166,11 @@ class AtariJob:
         )
 
     def _neighbour(self) -> RingArrays | None:
-        """The small arrays of the shard right before the first one wanted, where there is one: it knows the padding."""
-        first = self.shards[0].number
-        earlier = [shard for shard in self.available if shard.number < first]
-        return self._read_small(earlier[-1]) if earlier else None
+        """The small arrays of the shard before the first one wanted; None where there is none, or it is damaged."""
+        try:
+            return self._read_small(self.before) if self.before else None
+        except (ChecksumError, CorruptSourceError):
+            return None  # perhaps the reason why it is not wanted
 
     def _small_arrays(self):
         """In order, a few shards ahead of the planner, so that latency is paid once."""
