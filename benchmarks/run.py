@@ -5,7 +5,7 @@
 
 Conversion: seconds, peak memory and bytes on disk of `AtariDQNExperienceReplay._preproc_run` and of ``rbdata.download``
 from a directory mirror (one process), each in a fresh process, imports included, interleaved. Sampling: transitions a
-second of random batches of 256, page cache warm, and what one bare `index_select` of the same windows does.
+second of random batches of 256, page cache warm, beside one bare `index_select` of the same windows, all in turn.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import os
 import shutil
 import statistics
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,10 +22,16 @@ from typing import Any
 
 import torchrl_atari
 from atari_shards import Base, write_shards
-from harness import Cost, compare, disk_use, gunzip_floor, interleave, machine, measure, median, rate, size, table
+from harness import Cost, compare, disk_use, gunzip_floor, interleave, machine, measure, median, size, table
 
 WORK = Path(".bench")
 BATCH = 256
+#: Ways of sampling: name, rows of the window whose bare gather is the floor (0: no floor), options of ``load``.
+WAYS: list[tuple[str, int, dict[str, Any]]] = [
+    ("frame + next", 2, {}),
+    ("4-stack + next", 5, {"frame_stack": 4}),
+    ("slices of 32", 0, {"slice_len": 32}),
+]
 
 
 def convert(mirror: Path, game: str, root: Path, codec: str) -> None:
@@ -40,46 +47,64 @@ def convert_torchrl(shard: Path, dataset: Path) -> None:
     torchrl_atari.convert(shard, dataset, 0)
 
 
-def sample(root: Path, game: str, threads: int, seconds: float, **options: Any) -> float:
-    """Transitions a second of ``rbdata.load(...).sample()``."""
+def sample_in_turn(roots: dict[str, Path], theirs: Path, game: str, threads: int, seconds: float) -> dict[str, float]:
+    """Median seconds of a batch of every rival, all in one process and in turn: one batch each, round after round.
+
+    A shared machine slows down and speeds up from one second to the next; in turn, it does so for all of them alike.
+    """
+    import warnings
+
     import rbdata
     import torch
 
     torch.set_num_threads(threads)
-    buffer = rbdata.load(f"{game}/1", root=root, batch_size=BATCH, seed=0, **options)
-    _warm(buffer.dataset)
-    return rate(buffer.sample, BATCH, seconds)
+    steps: dict[str, Callable[[], Any]] = {}
+    raw = rbdata.open_dataset(roots["raw"] / "atari" / game / "1")
+    for what, window, options in WAYS:
+        if window:
+            steps[f"floor, {what}"] = _floor(raw, window)
+        for codec, root in roots.items():
+            dataset = rbdata.open_dataset(root / "atari" / game / "1")
+            _warm(dataset)
+            buffer = rbdata.load(dataset, batch_size=BATCH, seed=0, **options)
+            steps[f"rbdata {codec}, {what}"] = buffer.sample
+    if theirs.exists():
+        warnings.simplefilter("ignore")
+        from torchrl.data.datasets.atari_dqn import _AtariStorage
+
+        storage = _AtariStorage(theirs.absolute())
+        for split in storage._split_tds:
+            split.get(("data", "observation")).flatten()[::4096].sum()
+        steps["TorchRL, frame + next"] = lambda: storage.get(torch.randint(len(storage), (BATCH,)))
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    end = time.perf_counter() + seconds * len(steps)
+    while time.perf_counter() < end:
+        for name, step in steps.items():
+            began = time.perf_counter()
+            step()
+            times[name].append(time.perf_counter() - began)
+    return {name: statistics.median(values[len(values) // 10 :]) for name, values in times.items()}
 
 
-def floor(root: Path, game: str, threads: int, seconds: float, window: int) -> float:
-    """Transitions a second of nothing but one `index_select` of windows of the dataset's own raw frames."""
-    import rbdata
+def _floor(dataset: Any, window: int) -> Callable[[], Any]:
+    """Nothing but one `index_select` of windows of the dataset's own raw frames, on 8-byte words."""
     import torch
 
-    torch.set_num_threads(threads)
-    dataset = rbdata.open_dataset(f"{game}/1", root=root)
-    _warm(dataset)
     frames = dataset.rows["observation"].block(0, dataset.manifest.states).view(dataset.manifest.states, -1)
     words = frames.view(torch.int64)
     width = words.shape[1]
     windows = words.as_strided((len(words) - window + 1, window * width), (width, 1))
-    return rate(lambda: windows.index_select(0, torch.randint(len(windows), (BATCH,))), BATCH, seconds)
+    return lambda: windows.index_select(0, torch.randint(len(windows), (BATCH,)))
 
 
 def _warm(dataset: Any) -> None:
     """Touch every page through the mapping itself, so that no figure pays for first faults and another does not."""
     for rows in dataset.rows.values():
         if hasattr(rows, "tensor"):
-            rows.tensor.flatten().view(dtype=torch_uint8())[::4096].sum()
+            rows.tensor.flatten()[::512].sum()
         elif hasattr(rows, "_blob"):
             rows._blob[::4096].sum()
             rows._offsets[::512].sum()
-
-
-def torch_uint8() -> Any:
-    import torch
-
-    return torch.uint8
 
 
 def main() -> None:
@@ -128,34 +153,15 @@ def _conversion(args: argparse.Namespace, mirror: Path, shard: Path, roots: dict
 def _sampling(args: argparse.Namespace, roots: dict[str, Path], theirs: Path) -> None:
     rows = []
     for threads in sorted({1, min(2, os.cpu_count() or 1)}):
-        rivals: dict[str, Callable[[], Cost]] = {}
-        for what, window, options in (("frame + next", 2, {}), ("4-stack + next", 5, {"frame_stack": 4})):
-            rivals[f"floor, {what}"] = partial(
-                measure, floor, roots["raw"], args.game, threads, args.seconds, window=window
-            )
-            for codec, root in roots.items():
-                rivals[f"rbdata {codec}, {what}"] = partial(
-                    measure, sample, root, args.game, threads, args.seconds, **options
-                )
-        rivals["rbdata raw, slices of 32"] = partial(
-            measure, sample, roots["raw"], args.game, threads, args.seconds, slice_len=32
-        )
-        rivals["rbdata zstd, slices of 32"] = partial(
-            measure, sample, roots["zstd"], args.game, threads, args.seconds, slice_len=32
-        )
-        if not args.no_torchrl:
-            rivals["TorchRL, frame + next"] = partial(
-                measure, torchrl_atari.sample, theirs.absolute(), threads=threads, seconds=args.seconds
-            )
-        rates = {
-            name: statistics.median(cost.result for cost in costs)
-            for name, costs in interleave(rivals, args.repeats).items()
-        }
-        for name, value in rates.items():
-            base = rates.get(f"floor, {name.partition(', ')[2]}")
-            share = f"{value / base:.0%}" if base and not name.startswith("floor") else ""
-            rows.append([name, threads, f"{value:,.0f}", share])
-    print(table(["sample 256", "threads", "transitions/s", "of the floor"], rows))
+        runs = [
+            measure(sample_in_turn, roots, theirs, args.game, threads, args.seconds).result for _ in range(args.repeats)
+        ]
+        medians = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+        for name, value in medians.items():
+            base = medians.get(f"floor, {name.partition(', ')[2]}")
+            share = f"{base / value:.0%}" if base and not name.startswith("floor") else ""
+            rows.append([name, threads, f"{value * 1e6:,.0f} us", f"{BATCH / value:,.0f}", share])
+    print(table(["sample 256", "threads", "a batch", "transitions/s", "of the floor"], rows))
 
 
 if __name__ == "__main__":

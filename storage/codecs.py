@@ -90,7 +90,6 @@ class RowDecoder:
 
         self._zstandard: Any = zstandard
         self.row_bytes = row_bytes
-        self._chunk = max(1, _BUFFER_BYTES // row_bytes)
         digest = zstandard.ZstdCompressionDict(dictionary) if dictionary else None
         self._decompressor = zstandard.ZstdDecompressor(dict_data=digest)
 

@@ -87,7 +87,6 @@ class ZstdRows:
         except FileNotFoundError as error:
             raise DamagedDatasetError(f"{error.filename} is missing", hint=VERIFY) from error
         self._idle: dict[tuple[int, int], list[ParallelDecoder]] = {}
-        self._dtype = torch_dtype(leaf)
 
     def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
         rows = first.numpy()
@@ -118,7 +117,7 @@ class ZstdRows:
             decoder = ParallelDecoder(self._dictionary, self.leaf.row_bytes, threads)
         decoded = decoder.decode(self._blob, starts, lengths)
         idle.append(decoder)
-        return torch.from_numpy(decoded).view(self._dtype)
+        return torch.from_numpy(decoded.view(self.leaf.np_dtype))
 
 
 class ConstantRows:

@@ -70,7 +70,7 @@ def get(mirror: Path | str, root: Path, name: str = "Qbert/2", **fields):
 def refused(kind: type[RbdataError], words: str, *arguments, **fields) -> RbdataError:
     """The download fails with this error and these words, says what to do, and leaves no dataset behind."""
     root: Path = arguments[1]
-    before = {path for path in root.rglob("rbdata.json")} if root.is_dir() else set()
+    before = set(root.rglob("rbdata.json")) if root.is_dir() else set()
     with pytest.raises(kind, match=words) as caught:
         get(*arguments, **fields)
     error = caught.value
@@ -79,7 +79,7 @@ def refused(kind: type[RbdataError], words: str, *arguments, **fields) -> Rbdata
     assert len(str(error)) < 400
     assert "\n" not in str(error)
     if root.is_dir():
-        assert {path for path in root.rglob("rbdata.json")} == before
+        assert set(root.rglob("rbdata.json")) == before
         visible = [path for path in root.rglob("*.memmap") if not any(p.startswith(".") for p in path.parts)]
         assert all(
             (path.parent / "rbdata.json").exists() or path.parent.name in ("next", "episodes") for path in visible
@@ -272,13 +272,7 @@ def test_frames_with_a_wrong_crc32c(original, tmp_path, monkeypatch):
         swap(false)
         words = rf"{re.escape(FRAMES_1)}: crc32c is [0-9a-f]{{8}}, the source states [0-9a-f]{{8}}"
         refused(ChecksumError, words, "gs://bucket", tmp_path / "root", options={"codec": "raw"})
-        swap(true)
-        outlooks = []
-        options = ConvertOptions(codec="raw")
-        wanted = Request("Qbert/2", root=tmp_path / "root", mirror="gs://bucket", procs=1, options=options)
-        outcome = download(wanted, Listener(outlook=outlooks.append))
-    assert outlooks[0].done_parts <= 1
-    assert_holds(Dataset(outcome.path), fed_truth(original[1]))
+        assert not (tmp_path / "root" / "atari" / "Qbert" / "2").exists()
 
 
 def packed(array: np.ndarray, **how) -> bytes:
@@ -287,10 +281,12 @@ def packed(array: np.ndarray, **how) -> bytes:
     return gzip.compress(stream.getvalue(), 1)
 
 
+BLANK = np.zeros((30, 84, 84), np.uint8)
+UNPACKED = gzip.decompress(packed(BLANK))
 BAD_FRAMES = {
     "not gzip": (b"<html>log in</html>", "is not gzip although named so: it begins with b'<html>"),
     "unpacked": (
-        gzip.decompress(packed(np.zeros((30, 84, 84), np.uint8))),
+        UNPACKED,
         r"is not gzip although named so: it holds an unpacked \.npy file",
     ),
     "empty": (b"", "is empty"),
@@ -305,8 +301,8 @@ BAD_FRAMES = {
     "rows": (packed(np.zeros((29, 84, 84), np.uint8)), r"has 29 frames; the other arrays have 30 rows"),
     "pickle": (gzip.compress(pickle.dumps({"weights": 1})), r"holds no \.npy array"),
     "objects": (packed(np.array([{}], object), allow_pickle=True), r"asks for pickle \(dtype object\)"),
-    "tail": (packed(np.zeros((30, 84, 84), np.uint8)) + b"more", r"has something after the end of its gzip stream"),
-    "damaged": (packed(np.zeros((30, 84, 84), np.uint8))[:-8] + b"\0" * 8, r"is a damaged gzip file"),
+    "tail": (packed(BLANK) + b"more", r"has something after the end of its gzip stream"),
+    "damaged": (packed(BLANK)[:-8] + b"\0" * 8, r"is a damaged gzip file"),
 }
 
 
