@@ -19,6 +19,7 @@ from .errors import RbdataError as RbdataError
 
 if TYPE_CHECKING:
     from .api import convert, delete, download, list_datasets, load, open_dataset
+    from .datasets.d4rl.scores import normalized_score
     from .storage.dataset import Dataset
     from .storage.replay import ReplayBuffer
 
@@ -28,6 +29,7 @@ _HOMES = {
     "download": ".api",
     "list_datasets": ".api",
     "load": ".api",
+    "normalized_score": ".datasets.d4rl.scores",
     "open_dataset": ".api",
     "Dataset": ".storage.dataset",
     "ReplayBuffer": ".storage.replay",
@@ -43,6 +45,7 @@ __all__ = [
     "download",
     "list_datasets",
     "load",
+    "normalized_score",
     "open_dataset",
 ]
 

@@ -88,12 +88,18 @@ def open_dataset(id_or_path: PathLike, *, root: PathLike | None = None) -> Datas
 
 
 def load(id_or_path: PathLike | Dataset, *, root: PathLike | None = None, **options: Any) -> ReplayBuffer:
-    """A `ReplayBuffer` over a dataset (by id, path, or already open); ``options`` are the buffer's."""
+    """A `ReplayBuffer` over a dataset (by id, path, or already open).
+
+    The ``options`` are those of `storage.replay.loading.load_buffer` and of `ReplayBuffer`: ``batch_size``, ``slice_len``,
+    ``num_slices``, ``strict_length``, ``replacement``, ``frame_stack``, ``n_step``, ``gamma``, ``alpha``, ``beta``,
+    ``transform``, ``prefetch``, ``pin_memory``, ``device``, ``seed``, ``rank``, ``world_size`` and more. Raises UsageError for
+    options that make no sense, and what `open_dataset` raises.
+    """
     from .storage.dataset import Dataset
-    from .storage.replay import ReplayBuffer
+    from .storage.replay.loading import load_buffer
 
     dataset = id_or_path if isinstance(id_or_path, Dataset) else open_dataset(id_or_path, root=root)
-    return ReplayBuffer(dataset, **options)
+    return load_buffer(dataset, **options)
 
 
 def list_datasets(*, root: PathLike | None = None) -> list[LocalDataset]:

@@ -1,26 +1,201 @@
-"""Where things are: command-line flags over environment variables over defaults.
+"""Settings: command-line flags over environment variables over the configuration file over defaults.
 
-RBDATA_ROOT                 where datasets lie (default: the platform's user cache folder + rbdata)
-RBDATA_MIRROR               a mirror for every source
-RBDATA_<SOURCE>_MIRROR      a mirror for one source (RBDATA_ATARI_MIRROR); wins over RBDATA_MIRROR
+    RBDATA_ROOT              where datasets lie (default: the platform's user cache folder + rbdata)
+    RBDATA_MIRROR            a mirror for every source
+    RBDATA_<SOURCE>_MIRROR   a mirror for one source (RBDATA_ATARI_MIRROR); wins over RBDATA_MIRROR
+    RBDATA_PROCS             worker processes
+    RBDATA_UPSTREAM          where Atari runs come from: auto, dqn-replay or rl-unplugged
+    RBDATA_CONFIG            another configuration file
+
+The file is TOML, at ``~/.config/rbdata/config.toml`` (or where the platform keeps such files); all of it is optional:
+
+    root = "/data/rbdata"
+    procs = 8
+    upstream = "auto"
+    mirror = "gs://lab/rbdata"       # for every source
+
+    [mirrors]                        # for one source
+    atari = "/mnt/dqn"
+
+A mirror for one source, wherever it is named, wins over one for every source.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
+
+from .errors import UsageError
+
+FILENAME = "config.toml"
+DEFAULT = "default"
+UPSTREAMS = ("auto", "dqn-replay", "rl-unplugged")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One effective value and where it came from: a variable's name, the file's path, or ``default``."""
+
+    name: str
+    value: Any
+    origin: str
 
 
 def root(given: str | os.PathLike[str] | None = None) -> Path:
     """The folder that datasets lie in, absolute. Nothing is created."""
-    chosen = given or os.environ.get("RBDATA_ROOT")
-    if chosen:
-        return Path(chosen).expanduser().absolute()
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("rbdata"))
+    return Path(given).expanduser().absolute() if given else _root().value
 
 
 def mirror(source: str) -> str | None:
-    """The mirror the environment names for a source, if any."""
-    return os.environ.get(f"RBDATA_{source.upper()}_MIRROR") or os.environ.get("RBDATA_MIRROR") or None
+    """The mirror that the settings name for a source, if any."""
+    return _mirror(source).value
+
+
+def procs(given: int | None = None) -> int | None:
+    """How many worker processes are wanted; None where nobody says."""
+    return given if given is not None else _procs().value
+
+
+def upstream() -> str:
+    """Where Atari runs come from when the command does not say: ``auto``, ``dqn-replay`` or ``rl-unplugged``."""
+    return _upstream().value
+
+
+def effective(given: str | os.PathLike[str] | None = None) -> list[Setting]:
+    """Every setting with its value and origin; ``given`` is the root that a flag names.
+
+    Raises UsageError for a value that makes no sense, naming its origin.
+    """
+    from .datasets.catalogue import source_names
+
+    mirrors = [_mirror(source) for source in source_names()]
+    where = Setting("root", root(given), "--root") if given else _root()
+    return [_file_setting(), where, _procs(), _upstream(), *mirrors]
+
+
+def path() -> Path | None:
+    """The configuration file, there or not; None where RBDATA_CONFIG is set to nothing."""
+    chosen = os.environ.get("RBDATA_CONFIG")
+    if chosen is not None:
+        return Path(chosen).expanduser().absolute() if chosen else None
+    import platformdirs
+
+    return Path(platformdirs.user_config_dir("rbdata")) / FILENAME
+
+
+# -- one by one ------------------------------------------------------------------------------------------------------
+
+
+def _file_setting() -> Setting:
+    where = path()
+    there = where is not None and where.is_file()
+    origin = "RBDATA_CONFIG" if "RBDATA_CONFIG" in os.environ else DEFAULT
+    return Setting("config", str(where) if there else None, origin)
+
+
+def _root() -> Setting:
+    found = _first(("RBDATA_ROOT", os.environ), ("root", _file()))
+    if found:
+        name, value = found
+        return Setting("root", Path(_text(value, "root", name)).expanduser().absolute(), name)
+    import platformdirs
+
+    return Setting("root", Path(platformdirs.user_cache_dir("rbdata")), DEFAULT)
+
+
+def _mirror(source: str) -> Setting:
+    file = _file()
+    found = _first(
+        (f"RBDATA_{source.upper()}_MIRROR", os.environ),
+        (source, file.get("mirrors", {})),
+        ("RBDATA_MIRROR", os.environ),
+        ("mirror", file),
+    )
+    if not found:
+        return Setting(f"mirrors.{source}", None, DEFAULT)
+    name, value = found
+    return Setting(f"mirrors.{source}", _text(value, "a mirror", name), name)
+
+
+def _procs() -> Setting:
+    found = _first(("RBDATA_PROCS", os.environ), ("procs", _file()))
+    if not found:
+        return Setting("procs", None, DEFAULT)
+    name, value = found
+    number = int(value) if isinstance(value, str) and value.strip().isdecimal() else value
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise UsageError(f"{name}: procs is {value!r}, not a number from 1 on", hint="for example: procs = 8")
+    return Setting("procs", number, name)
+
+
+def _upstream() -> Setting:
+    found = _first(("RBDATA_UPSTREAM", os.environ), ("upstream", _file()))
+    if not found:
+        return Setting("upstream", "auto", DEFAULT)
+    name, value = found
+    if value not in UPSTREAMS:
+        raise UsageError(f"{name}: there is no upstream {value!r}", hint=f"choose one of {', '.join(UPSTREAMS)}")
+    return Setting("upstream", value, name)
+
+
+def _first(*places: tuple[str, Mapping[str, Any]]) -> tuple[str, Any] | None:
+    """The first of these names that is set, as (where it was found, value). An empty text sets nothing."""
+    for name, values in places:
+        value = values.get(name)
+        if value not in (None, ""):
+            return (name if values is os.environ else str(path())), value
+    return None
+
+
+def _text(value: Any, what: str, origin: str) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"{origin}: {what} is {value!r}, not a text", hint='texts stand in quotes: root = "/data"')
+    return value
+
+
+# -- the file --------------------------------------------------------------------------------------------------------
+
+_KNOWN = {"root", "procs", "upstream", "mirror", "mirrors"}
+
+
+def _file() -> Mapping[str, Any]:
+    """The file's content; empty where there is none. Raises UsageError for one that cannot be used."""
+    where = path()
+    try:
+        stat = where.stat() if where else None
+    except (FileNotFoundError, NotADirectoryError):
+        stat = None
+    except OSError as error:
+        raise UsageError(f"{where} cannot be read: {error.strerror}", hint="it is rbdata's configuration") from error
+    return _load(where, stat.st_mtime_ns, stat.st_size) if where and stat else {}
+
+
+@lru_cache(maxsize=8)
+def _load(where: Path, mtime_ns: int, size: int) -> Mapping[str, Any]:
+    hint = "it is rbdata's configuration; see docs/mirrors.md for what it may hold"
+    try:
+        import tomllib
+    except ImportError:  # Python 3.10
+        import tomli as tomllib  # type: ignore[no-redef]
+    try:
+        content = tomllib.loads(where.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{where} cannot be read: {error.strerror}", hint=hint) from error
+    except ValueError as error:  # no TOML, or no text
+        raise UsageError(f"{where} is not TOML: {error}", hint=hint) from error
+    unknown = sorted(set(content) - _KNOWN)
+    if unknown:
+        raise UsageError(f"{where}: there is no setting {unknown[0]!r}", hint=f"settings: {', '.join(sorted(_KNOWN))}")
+    if not isinstance(content.get("mirrors", {}), dict):
+        raise UsageError(f"{where}: mirrors is not a table", hint='write [mirrors], and below it atari = "/mnt/dqn"')
+    from .datasets.catalogue import source_names
+
+    strangers = sorted(set(content.get("mirrors", {})) - set(source_names()))
+    if strangers:
+        message = f"{where}: [mirrors] names {strangers[0]!r}, which is no source"
+        raise UsageError(message, hint=f"sources: {', '.join(source_names())}")
+    return content

@@ -161,3 +161,10 @@ class SamplingError(RbdataError, ValueError):
 
     code = "sampling"
     exit_code = 2
+
+
+class ReadOnlyError(RbdataError, RuntimeError):
+    """A write to something that is only read: a dataset, or a buffer over one."""
+
+    code = "read_only"
+    exit_code = 2

@@ -47,10 +47,12 @@ def convert_torchrl(shard: Path, dataset: Path) -> None:
     torchrl_atari.convert(shard, dataset, 0)
 
 
-def sample_in_turn(roots: dict[str, Path], theirs: Path, game: str, threads: int, seconds: float) -> dict[str, float]:
+def sample_in_turn(root: Path, theirs: Path | None, game: str, threads: int, seconds: float) -> dict[str, float]:
     """Median seconds of a batch of every rival, all in one process and in turn: one batch each, round after round.
 
-    A shared machine slows down and speeds up from one second to the next; in turn, it does so for all of them alike.
+    A shared machine slows down and speeds up from one second to the next; in turn, it does so for all of them alike. The
+    raw and the compressed dataset are measured apart: after a parallel gather torch's threads spin for a while, and that
+    would be charged to the decoder's.
     """
     import warnings
 
@@ -59,16 +61,14 @@ def sample_in_turn(roots: dict[str, Path], theirs: Path, game: str, threads: int
 
     torch.set_num_threads(threads)
     steps: dict[str, Callable[[], Any]] = {}
-    raw = rbdata.open_dataset(roots["raw"] / "atari" / game / "1")
+    dataset = rbdata.open_dataset(root / "atari" / game / "1")
+    codec = dataset.schema["observation"].codec
+    _warm(dataset)
     for what, window, options in WAYS:
-        if window:
-            steps[f"floor, {what}"] = _floor(raw, window)
-        for codec, root in roots.items():
-            dataset = rbdata.open_dataset(root / "atari" / game / "1")
-            _warm(dataset)
-            buffer = rbdata.load(dataset, batch_size=BATCH, seed=0, **options)
-            steps[f"rbdata {codec}, {what}"] = buffer.sample
-    if theirs.exists():
+        if window and codec == "raw":
+            steps[f"floor, {what}"] = _floor(dataset, window)
+        steps[f"rbdata {codec}, {what}"] = rbdata.load(dataset, batch_size=BATCH, seed=0, **options).sample
+    if theirs is not None and theirs.exists():
         warnings.simplefilter("ignore")
         from torchrl.data.datasets.atari_dqn import _AtariStorage
 
@@ -154,7 +154,11 @@ def _sampling(args: argparse.Namespace, roots: dict[str, Path], theirs: Path) ->
     rows = []
     for threads in sorted({1, min(2, os.cpu_count() or 1)}):
         runs = [
-            measure(sample_in_turn, roots, theirs, args.game, threads, args.seconds).result for _ in range(args.repeats)
+            {
+                **measure(sample_in_turn, roots["raw"], theirs, args.game, threads, args.seconds).result,
+                **measure(sample_in_turn, roots["zstd"], None, args.game, threads, args.seconds).result,
+            }
+            for _ in range(args.repeats)
         ]
         medians = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
         for name, value in medians.items():

@@ -15,7 +15,12 @@ EXAMPLES = """
 """
 
 
+#: Takes the options of single sources too.
+SOURCE_OPTIONS = True
+
+
 def run(
+    ctx: typer.Context,
     path: Annotated[Path, typer.Argument(metavar="PATH", help="The folder of the raw files.", show_default=False)],
     source: SourceName,
     name: Annotated[str, typer.Option(metavar="ID", help="The id of the new dataset, such as my/pong.")],
@@ -35,8 +40,9 @@ def run(
     from ..datasets.download import Request, convert
     from ..datasets.source import ConvertOptions
     from .outcome import Result, finish, work
+    from .source_options import given
 
-    options = ConvertOptions(codec=codec, layout=layout, unknown_next=unknown_next, parts=rows_selected(shards))
+    options = ConvertOptions(codec, layout, unknown_next, parts=rows_selected(shards), extra=given(ctx))
     request = Request(id=name, root=root, procs=procs, options=options, force=force, dry_run=dry_run)
     outcome = work(name, lambda listener: convert(path.expanduser(), source, request, listener))
     return finish([Result(outcome.id, outcome)], root)

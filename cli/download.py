@@ -22,12 +22,18 @@ from .options import (
 
 EXAMPLES = """
   rbdata download Pong/5 --procs 8
+  rbdata download gymnasium/CartPole-v1 --steps 20000
   rbdata download Pong/5 --mirror /data/dqn --shards 0-4 --dry-run
   rbdata download atari/Pong/1 atari/Pong/2 --mirror gs://my-bucket/dqn
 """
 
 
+#: Takes the options of single sources too.
+SOURCE_OPTIONS = True
+
+
 def run(
+    ctx: typer.Context,
     ids: AnyIds,
     procs: Procs = None,
     shards: Shards = None,
@@ -53,6 +59,9 @@ def run(
     from ..datasets.fetch import FetchOptions
     from ..datasets.source import ConvertOptions
     from .outcome import Result, attempt, finish, work
+    from .source_options import given
+
+    options = ConvertOptions(codec, layout, unknown_next, parts=rows_selected(shards), extra=given(ctx))
 
     requests = [
         Request(
@@ -60,7 +69,7 @@ def run(
             root=root,
             mirror=mirror,
             procs=procs,
-            options=ConvertOptions(codec=codec, layout=layout, unknown_next=unknown_next, parts=rows_selected(shards)),
+            options=options,
             fetch=FetchOptions(user_project=user_project),
             keep_raw=keep_raw,
             force=force,

@@ -23,6 +23,8 @@ COMMANDS = {
     "sample": "Draw a batch, look at it, keep it, or measure the speed.",
     "verify": "Read datasets again and compare with their checksums.",
     "delete": "Remove datasets from this machine.",
+    "mirror": "Copy datasets to a mirror, and see what one holds.",
+    "config": "The settings in force, and where each comes from.",
 }
 
 #: A table of Click's help text: lines after \b stay as they are.
@@ -72,14 +74,28 @@ def _not_for_typer() -> Iterator[None]:
 
 
 def load(name: str) -> Any:
-    """A command, made from the ``run`` of its module; it also takes the options that all commands have."""
+    """A command, made from the ``run`` of its module (or, of several verbs, from its ``VERBS``).
+
+    It also takes the options that all commands have.
+    """
     module = import_module(f".{name}", __package__)
     examples = module.EXAMPLES.strip("\n")
     epilog = f"\b\nExamples:\n{examples}\n\n{getattr(module, 'EXIT_CODES', EXIT_CODES)}"
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(name, epilog=epilog)(module.run)
+    if hasattr(module, "VERBS"):
+        app.callback(help=module.HELP, epilog=epilog)(lambda: None)
+        for verb, function in module.VERBS.items():
+            app.command(verb, epilog=epilog)(function)
+    else:
+        app.command(name, epilog=epilog)(module.run)
     command = typer.main.get_command(app)
+    if getattr(module, "SOURCE_OPTIONS", False):
+        from .source_options import parameters
+
+        command.params.extend(parameters())
     command.params.extend(_common())
+    for verb in getattr(command, "commands", {}).values():
+        verb.params.extend(_common())
     return command
 
 

@@ -20,6 +20,8 @@ EXAMPLES = """
 
 #: More catalogue rows than this are shown as a summary on a terminal.
 FEW = 40
+#: Lines of names for each source, where there are several.
+LINES = 4
 
 COLUMNS = (
     Column("id"),
@@ -110,6 +112,7 @@ def _summary(ids: list[str]) -> None:
     for one in ids:
         head, _, name = one.partition("/")
         sources[head].append(name)
+    alone = len(sources) == 1
     for number, (source, names) in enumerate(sources.items()):
         if number:
             out.line()
@@ -117,12 +120,16 @@ def _summary(ids: list[str]) -> None:
         ends = {name.rpartition("/")[2] for name in folded}
         if len(ends) == 1 and len(folded) > 1:
             (end,) = ends
-            out.line(f"{source}: {text.many(len(names), 'dataset')} to download, {source}/NAME/{end}")
+            out.line(f"{source}: {text.many(len(names), 'dataset')}, {source}/NAME/{end}")
             folded = [name.rpartition("/")[0] for name in folded]
         else:
-            out.line(f"{source}: {text.many(len(names), 'dataset')} to download")
-        for line in text.in_columns(folded, out.width):
+            out.line(f"{source}: {text.many(len(names), 'dataset')}")
+        lines = text.in_columns(folded, out.width)
+        shown = lines if alone or len(lines) <= LINES else lines[: LINES - 1]
+        for line in shown:
             out.line(line)
+        if len(shown) < len(lines):
+            out.line(f"... more: rbdata list --source {source}")
     out.hint(f"rbdata download {ids[0]}")
 
 

@@ -67,10 +67,11 @@ def _interrupted(dataset_id: str, outlook: Outlook | None, finished: int) -> Int
 
 def announcement(outlook: Outlook) -> list[str]:
     """What is about to happen, in a few lines."""
+    some = "some " if outlook.estimated else ""
     lines = [
-        f"from {outlook.location}",
+        f"from {outlook.location}" + (f" ({outlook.why})" if outlook.why else ""),
         f"fetch {text.size(outlook.fetch_bytes)} in {text.many(outlook.parts - outlook.done_parts, 'part')}",
-        f"write {text.many(outlook.steps, 'step')}, {text.many(outlook.episodes, 'episode')}, "
+        f"write {some}{text.many(outlook.steps, 'step')}, {text.many(outlook.episodes, 'episode')}, "
         f"about {text.size(outlook.disk_bytes)} to {outlook.path} ({text.size(outlook.free_bytes)} free)",
     ]
     if outlook.done_parts:

@@ -246,7 +246,9 @@ class _Bars:
         self._tally.update(tasks)
         self._total(self._tally)
         for task in self._tally.running[: self._bars_at_most]:
-            self.show(task.index, self._tally.names[task.index], task.rows / max(1, task.total), text.size(task.fetched))
+            self.show(
+                task.index, self._tally.names[task.index], task.rows / max(1, task.total), text.size(task.fetched)
+            )
 
     def _part_done(self, index: int) -> None:
         self._drop(index)

@@ -15,7 +15,13 @@ from ..storage.folder import check_id
 from .source import Source
 
 #: Source name -> module below this package and class in it. Loaded when asked for.
-_SOURCES = {"atari": ("atari.source", "AtariSource")}
+_SOURCES = {
+    "atari": ("atari.source", "AtariSource"),
+    "d4rl": ("d4rl.source", "D4rlSource"),
+    "minari": ("minari.source", "MinariSource"),
+    "openml": ("openml.source", "OpenmlSource"),
+    "gymnasium": ("gymnasium.source", "GymnasiumSource"),
+}
 
 #: The namespace of datasets that come from no source.
 MINE = "my"
@@ -48,6 +54,8 @@ def resolve(text: str, local: Iterable[str] = ()) -> tuple[str, Source | None]:
     no source has that name. Raises UnknownDatasetError with the nearest names when nothing, or more than one, fits.
     """
     local = list(local)
+    address = split_address(text)
+    text = address[0] if address else text
     if text in local:
         return text, _source_of(text)
     head, _, rest = text.partition("/")
@@ -56,7 +64,7 @@ def resolve(text: str, local: Iterable[str] = ()) -> tuple[str, Source | None]:
         if source.knows(rest):
             return text, source
     else:
-        matches = [name for name in _SOURCES if load_source(name).knows(text)]
+        matches = [name for name in _SOURCES if _means(load_source(name), text)]
         mine = [dataset for dataset in local if dataset.partition("/")[2] == text]
         candidates = sorted({f"{name}/{text}" for name in matches} | set(mine))
         if len(candidates) == 1:
@@ -66,6 +74,19 @@ def resolve(text: str, local: Iterable[str] = ()) -> tuple[str, Source | None]:
     if head == MINE and rest:
         check_id(text)
     raise UnknownDatasetError(f"no dataset is called {text!r}", hint=suggestion(text, local))
+
+
+def split_address(text: str) -> tuple[str, str] | None:
+    """A dataset's address at a provider as (id, mirror): ``hf://owner/D4RL/door/human-v2``; None for what is an id.
+
+    Raises UsageError for an address of no dataset.
+    """
+    if "://" not in text:
+        return None
+    from .minari.names import split_url  # the one provider with addresses of its own
+
+    found = split_url(text)
+    return (f"minari/{found[1]}", found[0]) if found else None
 
 
 def suggestion(text: str, local: Iterable[str] = ()) -> str:
@@ -79,6 +100,11 @@ def suggestion(text: str, local: Iterable[str] = ()) -> str:
     if names:
         return f"did you mean {', '.join(names)}? `rbdata list` shows all"
     return "`rbdata list` shows all"
+
+
+def _means(source: Source, name: str) -> bool:
+    """Whether a bare name is one of a source's. Where any name could be (``open_ended``), only those it lists are."""
+    return name in source.names() if getattr(source, "open_ended", False) else source.knows(name)
 
 
 def _source_of(dataset_id: str) -> Source | None:

@@ -10,10 +10,19 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from .. import config
 from .._version import __version__
-from ..errors import DatasetExistsError, NotADatasetError, ObjectNotFoundError, UsageError
+from ..errors import (
+    DatasetExistsError,
+    FormatVersionError,
+    NotADatasetError,
+    ObjectNotFoundError,
+    RbdataError,
+    UnknownDatasetError,
+    UsageError,
+)
 from ..storage.checksums import crc32c
 from ..storage.columns import ColumnWriter
 from ..storage.folder import RAW, DatasetPlace, check_space, free_bytes, make_writable, remove_tree
@@ -21,7 +30,7 @@ from ..storage.manifest import Manifest, read_manifest
 from ..storage.reuse import OldDataset
 from ..storage.schema import Leaf, Schema
 from ..storage.writer import DatasetWriter, fingerprint
-from . import catalogue
+from . import catalogue, converted
 from .fetch import RemoteObject, open_location
 from .pool import run_tasks, usable_cpus
 from .raw import fetch_all, keep_raw
@@ -30,6 +39,7 @@ from .request import Outcome as Outcome
 from .request import Outlook as Outlook
 from .request import Request as Request
 from .source import ConvertOptions, Job, Plan
+from .spooled import expected, spool_all, spooling
 
 MAX_PROCS = 8
 
@@ -42,25 +52,43 @@ def download(request: Request, listener: Listener | None = None) -> Outcome:
     """
     listener = listener or Listener()
     root = config.root(request.root)
-    dataset_id, source = catalogue.resolve(request.id)
-    if source is None:
+    address = catalogue.split_address(request.id)
+    if address:
+        request = replace(request, id=address[0], mirror=request.mirror or address[1])
+    dataset_id, source = converted.resolve(request.id, request.mirror)
+    mirror = request.mirror or config.mirror(dataset_id.partition("/")[0])
+    if source is None and mirror is None:
         raise UsageError(f"{dataset_id} comes from no source and cannot be downloaded")
     request = replace(request, id=dataset_id, root=root)
     place = DatasetPlace(root, dataset_id)
     existing = what_is_there(place, request)
     if existing is not None:
         return Outcome(dataset_id, place.path, "complete", existing)
-    url = request.mirror or config.mirror(source.name) or source.home
-    location = open_location(url, options=request.fetch)
-    listener.stage(f"looking for {dataset_id} at {location.url}")
+    url = mirror or (source.home if source else "")
+    if mirror or not getattr(source, "makes", False):  # what is made on this machine is looked for nowhere
+        listener.stage(f"looking for {dataset_id} at {open_location(url, options=request.fetch).url}")
+    copied = _copy(url, place, request, listener) if mirror else None
+    if isinstance(copied, Outcome):
+        return copied
     name = dataset_id.partition("/")[2]
-    job = source.open(name, location, request.options)
+    try:
+        if source is None:
+            message = f"no dataset is called {dataset_id!r}, and {open_location(url).url} holds none of that name"
+            raise UnknownDatasetError(message, hint=catalogue.suggestion(dataset_id))
+        job = converted.open_raw(source, name, url, request.options, request.fetch)
+    except ObjectNotFoundError as error:
+        if copied is None:
+            raise
+        message = f"{url} holds {dataset_id} with {', '.join(copied)}, and no raw objects to convert otherwise"
+        raise ObjectNotFoundError(message, hint="ask for it as it is there, or use another mirror") from error
     if request.keep_raw and not request.dry_run:
         make_writable(root)
         listener.stage("fetching the raw files")
-        mirror = keep_raw(root, source.name, job.raw_objects(), location, listener.fetched)
-        job = source.open(name, open_location(mirror, options=request.fetch), request.options)
-    return _run(job, place, request, listener, location.url)
+        home = job.location.url
+        kept = keep_raw(root, source.name, job.raw_objects(), job.location, listener.fetched)
+        job = source.open(name, open_location(kept, options=request.fetch), _as_chosen(job, request.options))
+        return _run(job, place, request, listener, home)
+    return _run(job, place, request, listener, job.location.url)
 
 
 def convert(path: Path, source_name: str, request: Request, listener: Listener | None = None) -> Outcome:
@@ -79,6 +107,31 @@ def convert(path: Path, source_name: str, request: Request, listener: Listener |
     return _run(source.open_folder(location, request.options), place, request, listener, location.url)
 
 
+def _copy(url: str, place: DatasetPlace, request: Request, listener: Listener) -> Outcome | list[str] | None:
+    """Take a converted dataset from a mirror as it is; what it has otherwise where it is not what is asked for."""
+    if request.keep_raw:
+        return None  # raw objects are wanted, and those are not in it
+    found = converted.find_converted(url, place.id, request.fetch)
+    if found is None:
+        return None
+    differs = _missing(found[1], request.options)
+    if differs:
+        recorded = found[1].source.get("options", {})
+        return [f"{name} {recorded.get(name, 'of its own')}" for name in differs]
+    began = time.monotonic()
+    if request.dry_run:
+        outlook, _ = converted.fetch_converted(*found, place, listener, force=request.force, dry_run=True)
+        return Outcome(place.id, place.path, "planned", None, time.monotonic() - began, outlook)
+    make_writable(place.root)
+    with place.lock():
+        place.recover()
+        existing = what_is_there(place, request)
+        if existing is not None:
+            return Outcome(place.id, place.path, "complete", existing)
+        outlook, manifest = converted.fetch_converted(*found, place, listener, force=request.force, dry_run=False)
+    return Outcome(place.id, place.path, "written", manifest, time.monotonic() - began, outlook)
+
+
 def what_is_there(place: DatasetPlace, request: Request) -> Manifest | None:
     """The dataset at a place if it already is what is asked for; None if there is work to do.
 
@@ -88,6 +141,8 @@ def what_is_there(place: DatasetPlace, request: Request) -> Manifest | None:
         return None
     try:
         manifest = read_manifest(place.path)
+    except FormatVersionError:
+        raise
     except NotADatasetError as error:
         if not place.path.is_dir() or any(place.path.iterdir()):
             message = f"{place.path} is in the way: it is not a dataset"
@@ -97,9 +152,14 @@ def what_is_there(place: DatasetPlace, request: Request) -> Manifest | None:
     if differs:
         message = f"{place.id} is there already, converted with another {' and '.join(differs)}"
         raise DatasetExistsError(message, hint="replace it with --force, or delete it first")
-    wanted, have = request.options.parts, manifest.source
+    return None if _missing(manifest, request.options) else manifest
+
+
+def _missing(manifest: Manifest, options: ConvertOptions) -> list[str]:
+    """What keeps a dataset from being what is asked for; one that holds more serves, too."""
+    wanted, have = options.parts, manifest.source
     enough = have.get("all_shards", True) if wanted is None else set(wanted) <= set(have.get("shards", []))
-    return manifest if enough else None
+    return _differences(manifest, options) + ([] if enough else ["choice of shards"])
 
 
 def _differences(manifest: Manifest, options: ConvertOptions) -> list[str]:
@@ -110,9 +170,15 @@ def _differences(manifest: Manifest, options: ConvertOptions) -> list[str]:
         "layout": None if options.layout == "auto" else options.layout,
         "unknown_next": options.unknown_next,
         "time_limit": options.time_limit,
-        **options.extra,
+        **{name: value for name, value in options.extra.items() if value != "auto"},
     }
     return [name for name, value in asked.items() if value is not None and recorded.get(name, value) != value]
+
+
+def _as_chosen(job: Job, options: ConvertOptions) -> ConvertOptions:
+    """Options that choose again what a job chose by itself."""
+    upstream = getattr(job, "upstream", None)
+    return replace(options, extra={**options.extra, "upstream": upstream}) if upstream else options
 
 
 def _run(job: Job, place: DatasetPlace, request: Request, listener: Listener, url: str) -> Outcome:
@@ -127,7 +193,10 @@ def _run(job: Job, place: DatasetPlace, request: Request, listener: Listener, ur
         existing = what_is_there(place, request)  # another process may have finished it meanwhile
         if existing is not None:
             return Outcome(place.id, place.path, "complete", existing)
-        old = None if request.force else OldDataset.open(place.path, job.schema)
+        if request.force and place.exists() and hasattr(job, "replaces"):
+            job.replaces(_objects_of(place))
+        # What is read whole before it is planned takes nothing over.
+        old = None if request.force or spooling(job) else OldDataset.open(place.path, job.schema)
         identity = {"id": place.id, "extends": old.identity if old else None, **job.identity()}
         writer = DatasetWriter(
             place, job.schema, fingerprint(identity), bulk=job.bulk, parts=job.parts(), restart=request.force
@@ -150,29 +219,40 @@ def _write(
     old: OldDataset | None,
     url: str,
 ) -> tuple[Outlook, Manifest]:
+    def procs(tasks: int) -> int:
+        return min(config.procs(request.procs) or min(MAX_PROCS, usable_cpus()), max(1, tasks))
+
     paths = _local_files(job, writer.folder / RAW, listener)
+    first = spooling(job)
+    told = spool_all(first, writer.folder / RAW, place, procs, usable_cpus(), listener) if first else None
+    if _settle(job, paths):
+        writer.lay_out(job.schema, job.bulk, job.parts())
     columns = writer.columns()
     try:
         plan = job.plan(columns, paths, listener.planned)
         files = columns.close()
     finally:
         columns.abandon()
-    writer.planned(files, plan.episodes)
+    writer.planned(files, plan.episodes, plan.digest)
     dictionary = b""
     for leaf in _compressed(job):
         listener.stage("sampling frames")
-        dictionary = old.dictionary(leaf) if old else job.dictionary()
+        dictionary = old.dictionary(leaf) if old else writer.stored_dictionary(leaf) or job.dictionary()
         writer.dictionary(leaf, dictionary)
+    _check_same_objects(writer, plan, place)
     if old:
         _take_over(writer, plan, old, listener)
     writer.merge()
     outlook = _outlook(job, plan, place, dictionary, set(writer.parts_done()))
-    listener.outlook(outlook)
-    check_space(place.path, outlook.disk_bytes, place.id)
+    if told is None:
+        listener.outlook(outlook)
+        check_space(place.path, outlook.disk_bytes, place.id)
+    else:
+        listener = Listener(stage=listener.stage)  # the parts were told of as they were decoded
     left = [index for index in range(job.parts()) if index not in writer.parts_done()]
-    procs = min(request.procs or min(MAX_PROCS, usable_cpus()), max(1, len(left)))
-    tasks = [task for task in job.tasks(writer.folder, max(1, usable_cpus() // procs)) if task.index in left]
-    for index, record in run_tasks(job, tasks, procs, listener.progress):
+    count = procs(len(left))
+    tasks = [task for task in job.tasks(writer.folder, max(1, usable_cpus() // count)) if task.index in left]
+    for index, record in run_tasks(job, tasks, count, listener.progress):
         writer.part_done(index, record)
         writer.merge()
         listener.part_done(index)
@@ -182,6 +262,34 @@ def _write(
     manifest = _manifest(job, plan, place.id, url)
     writer.commit(manifest)
     return outlook, manifest
+
+
+def _settle(job: Job, paths: dict[str, Path]) -> bool:
+    """Let a job look into its whole files where they decide its leaves (``SettlingJob``); whether it is one."""
+    settle = getattr(job, "settle", None)
+    if settle is None:
+        return False
+    settle(paths)
+    return True
+
+
+def _check_same_objects(writer: DatasetWriter, plan: Plan, place: DatasetPlace) -> None:
+    """What an earlier run converted must be what the source states now; it may have come from another mirror."""
+    for index, record in writer.parts_done().items():
+        stated, found = plan.parts[index]["object"]["crc32c"], record.get("crc32c")
+        if stated and found and stated != found:
+            message = (
+                f"{plan.parts[index]['name']} of the unfinished {place.id} came from another object than the one here"
+            )
+            raise DatasetExistsError(message, hint=f"start over with --force ({writer.folder})")
+
+
+def _objects_of(place: DatasetPlace) -> list[dict[str, Any]]:
+    """What the dataset at a place was made from; nothing where that cannot be read any more."""
+    try:
+        return list(read_manifest(place.path).source.get("objects", []))
+    except RbdataError:
+        return []
 
 
 def _take_over(writer: DatasetWriter, plan: Plan, old: OldDataset, listener: Listener) -> None:
@@ -195,12 +303,16 @@ def _take_over(writer: DatasetWriter, plan: Plan, old: OldDataset, listener: Lis
 
 def _dry_run(job: Job, place: DatasetPlace, listener: Listener) -> Outlook:
     """What would be done. Where raw files must be fetched whole before they can be read, only their sizes are known."""
+    first = spooling(job)
+    if first:
+        return expected(first, place)
     files = job.files()
     paths = {item.url: Path(item.url) for item in files if is_local(item)}
     if len(paths) < len(files):
         size = sum(item.size or 0 for item in files)
         free = free_bytes(place.path)
         return Outlook(place.id, place.path, job.location.url, len(files), size, 0, 0, size, free, 0, 0)
+    _settle(job, paths)
     plan = job.plan(ColumnWriter(None, _plan_schema(job)), paths, listener.planned)
     return _outlook(job, plan, place, job.dictionary() if _compressed(job) else b"", done=set())
 
@@ -254,6 +366,7 @@ def _outlook(job: Job, plan: Plan, place: DatasetPlace, dictionary: bytes, done:
         parts=job.parts(),
         part_names=[str(part["name"]) for part in plan.parts],
         notes=plan.notes,
+        why=getattr(job, "why", ""),
     )
 
 
@@ -278,5 +391,6 @@ def _manifest(job: Job, plan: Plan, dataset_id: str, url: str) -> Manifest:
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "rbdata_version": __version__,
             "location": url,
+            **{name: why for name, why in (("why", getattr(job, "why", "")),) if why},
         },
     )

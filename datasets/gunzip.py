@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import CorruptSourceError
 
-PIECE = 1 << 22
+PIECE = 1 << 18
 MAGIC = b"\x1f\x8b"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from threading import Lock
 
 import numpy as np
 
@@ -18,6 +19,11 @@ from ..errors import CorruptSourceError
 MAX_ROWS = 1 << 26
 #: numpy writes 128 bytes; long ones are made to overwhelm the parser.
 _MAX_HEADER = 1 << 12
+
+
+#: numpy parses the header as a Python literal, and CPython 3.11's parser fails now and then when two threads use it at once
+#: (https://github.com/python/cpython/issues/106905).
+_PARSING = Lock()
 
 
 @dataclass(frozen=True)
@@ -116,7 +122,8 @@ class NpyStream:
         text = io.BytesIO(head[8:] + self._take(length))
         read = np.lib.format.read_array_header_1_0 if version == 1 else np.lib.format.read_array_header_2_0
         try:
-            shape, fortran, dtype = read(text, max_header_size=_MAX_HEADER)
+            with _PARSING:
+                shape, fortran, dtype = read(text, max_header_size=_MAX_HEADER)
         except Exception as error:
             # The header is a Python literal, and what its parser raises (TokenError, MemoryError, RecursionError, ...)
             # depends on who wrote it.

@@ -50,6 +50,10 @@ class Outlook:
     parts: int
     part_names: Sequence[str] = ()
     notes: Sequence[str] = ()
+    #: Why it comes from there, where that needs saying.
+    why: str = ""
+    #: Whether the counts are guesses, because they are known only when all has been read.
+    estimated: bool = False
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,8 @@ class Plan:
     #: Bytes still to be fetched from the source, by part.
     fetch_bytes: list[int]
     spaces: dict[str, Any] = field(default_factory=dict)
+    #: Stands for all that the plan was made from: an interrupted run continues only what was planned from the same data.
+    digest: str = ""
 
     @property
     def steps(self) -> int:
@@ -54,6 +56,17 @@ class Plan:
     @property
     def states(self) -> int:
         return self.episodes.steps + len(self.episodes)
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What a job expects that cannot plan before everything is read; bytes still to be fetched and written."""
+
+    fetch_bytes: int
+    steps: int
+    episodes: int
+    disk_bytes: int
+    part_names: Sequence[str]
 
 
 class Task(Protocol):
@@ -113,6 +126,29 @@ class Job(Protocol):
 
     def about(self) -> dict[str, Any]:
         """``source`` of the manifest, and ``licence``, ``citation``."""
+
+
+class SettlingJob(Job, Protocol):
+    """One whose leaves are decided by what its whole files hold (HDF5, tables): its schema is empty until then."""
+
+    def settle(self, files: Mapping[str, Path]) -> None:
+        """Look into the files that ``files()`` asked for, and set ``schema`` and ``bulk``; called before ``plan``."""
+
+    def replaces(self, objects: Sequence[Mapping[str, Any]]) -> None:
+        """Told, before anything is fetched, which objects the dataset about to be replaced was made from."""
+
+
+class SpoolingJob(Job, Protocol):
+    """One whose counts are known only when all of its bytes have been read: these are decoded first, and planned then."""
+
+    def expect(self) -> Expectation:
+        """An estimate, for what is said before the work begins; reads little."""
+
+    def spooling(self, folder: Path, threads: int) -> Sequence[Task]:
+        """The work that decodes into ``folder`` what is not there yet; `plan` and `tasks` find it there."""
+
+    #: Does one of those tasks, as ``fill`` does those of ``tasks``.
+    spool: Callable[[Any, OnBlock], dict[str, Any]]
 
 
 class Source(Protocol):

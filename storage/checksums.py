@@ -17,6 +17,7 @@ import google_crc32c
 
 #: Bytes read at a time when a file is summed again.
 BLOCK = 1 << 22
+_COPY = 1 << 18
 
 Range = tuple[int, str]
 
@@ -30,9 +31,14 @@ class Crc32c:
 
     def update(self, data: Any) -> None:
         """Add bytes (anything with the buffer protocol)."""
-        chunk = data if isinstance(data, bytes) else bytes(data)
-        self._value = google_crc32c.extend(self._value, chunk)
-        self.length += len(chunk)
+        if isinstance(data, bytes):
+            self._value = google_crc32c.extend(self._value, data)
+            self.length += len(data)
+            return
+        view = memoryview(data).cast("B")
+        for at in range(0, len(view), _COPY):  # the library takes bytes only: copies that fit the cache cost little
+            self._value = google_crc32c.extend(self._value, bytes(view[at : at + _COPY]))
+        self.length += len(view)
 
     @property
     def hex(self) -> str:

@@ -102,7 +102,7 @@ class RowDecoder:
         segments[:, 0] = starts
         segments[:, 1] = lengths
         sizes = np.full(min(len(starts), CHUNK_ROWS), self.row_bytes, np.uint64).tobytes()
-        target = memoryview(out.reshape(-1))
+        target = out.reshape(-1).data
         at = 0
         for low in range(0, len(starts), CHUNK_ROWS):
             chunk = segments[low : low + CHUNK_ROWS]
@@ -115,8 +115,8 @@ class RowDecoder:
                 at += self.row_bytes
 
     def _decode(self, blob: Any, segments: np.ndarray, sizes: bytes) -> Any:
-        source = self._zstandard.BufferWithSegments(blob, segments.tobytes())
         try:
+            source = self._zstandard.BufferWithSegments(blob, segments.tobytes())
             return self._decompressor.multi_decompress_to_buffer(source, decompressed_sizes=sizes, threads=1)
         except (self._zstandard.ZstdError, ValueError) as error:
             raise DamagedDatasetError(f"a compressed row does not decode: {error}", hint=_VERIFY) from error

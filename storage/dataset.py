@@ -2,7 +2,7 @@
 
 Opening reads the manifest and maps the files; no row is touched, however many there are. Everything returned is private
 to the caller: writing into it never reaches the files. A dataset pickles as its path, and may be used by several threads
-and after a fork.
+and after a fork (where torch itself needs ``torch.set_num_threads(1)``, which ``DataLoader`` sets in its workers).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Dataset:
 
     def episode_of(self, steps: torch.Tensor) -> torch.Tensor:
         """The episode each step belongs to, int64, same shape."""
-        return torch.searchsorted(self.episode_starts, steps, right=True) - 1
+        return torch.searchsorted(self.episode_starts, steps.contiguous(), right=True) - 1
 
     # -- reading ---------------------------------------------------------------------------------------------------
 

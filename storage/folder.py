@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +66,7 @@ class DatasetPlace:
 
         What replaces a folder removes everything in it, so no dataset may lie inside another.
         """
-        if self.path.is_dir() and not self.exists() and any(self.path.iterdir()):
+        if os.path.lexists(self.path) and not self.exists() and not _is_empty_folder(self.path):
             message = f"{self.path} is in the way: it is not a dataset"
             raise DatasetExistsError(message, hint="choose another name, or another --root")
         for parent in self.path.parents:
@@ -95,11 +96,20 @@ class DatasetPlace:
 
     def remove(self) -> None:
         """Delete the dataset and all its remains, and folders above it that become empty. Call with the lock held."""
+        self.discard_working()
         # The manifest goes first: what is half deleted is no dataset.
         if not self.path.is_symlink():
             (self.path / FILENAME).unlink(missing_ok=True)
-        for path in (self.path, self.working, self.old):
+        for path in (self.path, self.old):
             remove_tree(path)
+
+    def discard_working(self) -> None:
+        """Throw unfinished work away, so that a kill half-way leaves nothing that could be taken for sound."""
+        # Without its manifest the folder is not installed, and without its journal it is not continued.
+        if not self.working.is_symlink():
+            for name in (FILENAME, JOURNAL):
+                (self.working / name).unlink(missing_ok=True)
+        remove_tree(self.working)
 
     def prune_parents(self) -> None:
         """Remove the folders between root and dataset that hold nothing any more."""
@@ -130,12 +140,15 @@ def make_writable(root: Path) -> None:
         raise RootNotWritableError(f"the root {root} is not a folder", hint=hint) from error
     except OSError as error:
         raise RootNotWritableError(f"the root {root} cannot be created: {error.strerror}", hint=hint) from error
-    probe = root / f".rbdata-probe-{os.getpid()}"
     try:
-        probe.touch()
-        probe.unlink()
+        with tempfile.TemporaryFile(dir=root):
+            pass
     except OSError as error:
         raise RootNotWritableError(f"the root {root} cannot be written to: {error.strerror}", hint=hint) from error
+
+
+def _is_empty_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
 
 
 def free_bytes(path: Path) -> int:

@@ -13,6 +13,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from .manifest import write_atomically
+
 
 class Journal:
     """Append-only; ``entries`` are the records after the first line."""
@@ -35,6 +37,15 @@ class Journal:
         """Add a finished piece of work; durable when this returns."""
         self._append(entry)
         self.entries.append(entry)
+
+    def forget(self, kinds: tuple[str, ...]) -> None:
+        """Drop all entries of these kinds: what they record was lost, or is of no use."""
+        kept = [entry for entry in self.entries if entry.get("kind") not in kinds]
+        if len(kept) < len(self.entries):
+            self.entries = kept
+            lines = [json.dumps(entry).encode() + b"\n" for entry in ({"fingerprint": self.fingerprint}, *kept)]
+            write_atomically(self.path, b"".join(lines))
+            self._sound = sum(map(len, lines))
 
     def find(self, kind: str) -> dict[Any, dict[str, Any]]:
         """Entries of a kind by their number: ``{"kind": "part", "number": 3, ...}``."""

@@ -65,6 +65,13 @@ class WriterLock:
         if owner is not None and owner.get("token") == self._token:
             self.path.unlink(missing_ok=True)
 
+    def check(self) -> None:
+        """Raise DatasetBusyError when the lock was lost: another machine took this process for dead."""
+        owner = _read(self.path)
+        if owner is None or owner.get("token") != self._token:
+            message = f"{self.what}: another process took over while this one stood still"
+            raise DatasetBusyError(message, hint="run the command again: what is finished is kept")
+
     def _create(self) -> bool:
         pid = os.getpid()
         record = {"pid": pid, "host": socket.gethostname(), "space": _pid_space(), "started": _started(pid)}

@@ -17,7 +17,7 @@ import torch
 from ..errors import DamagedDatasetError
 from .codecs import ParallelDecoder
 from .columns import leaf_path
-from .mapped import VERIFY, map_array
+from .mapped import VERIFY, map_array, will_read
 from .schema import Leaf
 
 _WORDS = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8))
@@ -47,14 +47,15 @@ class RawRows:
 
     def __init__(self, folder: Path, leaf: Leaf, count: int) -> None:
         self.leaf, self.count = leaf, count
-        bytes_ = torch.from_numpy(map_array(leaf_path(folder, leaf), np.dtype(np.uint8), count * leaf.row_bytes))
+        self._mapped = map_array(leaf_path(folder, leaf), np.dtype(np.uint8), count * leaf.row_bytes)
+        bytes_ = torch.from_numpy(self._mapped)
         self.tensor = bytes_.view(torch_dtype(leaf)).view(count, *leaf.shape)
         width, word = next((width, word) for width, word in _WORDS if leaf.row_bytes % width == 0)
         self._words = bytes_.view(word)
         self._per_row = leaf.row_bytes // width
         self._views: dict[int, torch.Tensor] = {}
         # Where an element is a word already, rows are taken as they are: each view less is a few microseconds.
-        self._plain = width <= self.tensor.element_size()
+        self._plain = width <= self.tensor.element_size() or leaf.row_bytes < 64
 
     def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
         view = self._views.get(length)
@@ -68,6 +69,7 @@ class RawRows:
         return self.tensor.index_select(0, index) if self._plain else self.windows(index, 1).squeeze(1)
 
     def block(self, start: int, stop: int) -> torch.Tensor:
+        will_read(self._mapped, start * self.leaf.row_bytes, stop * self.leaf.row_bytes)
         return self.tensor[start:stop]
 
 

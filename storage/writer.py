@@ -27,7 +27,7 @@ from .episodes import FOLDER as EPISODES
 from .episodes import EpisodeTable
 from .folder import JOURNAL, PARTS, RAW, DatasetPlace, remove_tree
 from .journal import Journal
-from .manifest import Manifest, sync_folder, write_manifest
+from .manifest import Manifest, sync_folder, write_atomically, write_manifest
 from .parts import (
     RawSink,
     Sink,
@@ -72,7 +72,7 @@ class DatasetWriter:
         journal = Journal(self.folder / JOURNAL)
         began_anew = journal.fingerprint == fingerprint and bool(journal.find("restart"))
         if journal.fingerprint is None or (restart and not began_anew):
-            remove_tree(self.folder)
+            place.discard_working()
             self.folder.mkdir(parents=True)
             journal = Journal(self.folder / JOURNAL)
             journal.start(fingerprint)
@@ -86,28 +86,78 @@ class DatasetWriter:
             journal.record({"kind": "plan", "parts": parts})
         self._journal = journal
 
+    def lay_out(self, schema: Schema, bulk: tuple[str, ...] = (), parts: int = 0) -> None:
+        """Set what is only known when the raw files have been looked into; before ``columns``, if at all."""
+        self.schema, self.parts = schema, parts
+        self.bulk = tuple(schema[name] for name in bulk)
+
     # -- plan ------------------------------------------------------------------------------------------------------
 
     def columns(self) -> ColumnWriter:
         """Where the plan appends step rows; they are written anew on every run, and come out the same."""
         return ColumnWriter(self.folder, Schema(tuple(leaf for leaf in self.schema.steps if leaf not in self.bulk)))
 
-    def planned(self, files: Mapping[str, list[list[Any]]], episodes: EpisodeTable) -> None:
-        """Take over the finished columns (``ColumnWriter.close``) and the episode table, and make room for the states."""
+    def planned(self, files: Mapping[str, list[list[Any]]], episodes: EpisodeTable, digest: str = "") -> None:
+        """Take over the finished columns (``ColumnWriter.close``) and the episode table, and make room for the states.
+
+        ``digest`` stands for the plan as it was made from the source's data. Raises DatasetExistsError when unfinished
+        work was planned from other data.
+        """
+        before = self._journal.find("digest").get(None)
+        if before is None:
+            self._journal.record({"kind": "digest", "digest": digest})
+        elif before["digest"] != digest:
+            message = f"the source files of the unfinished {self.place.id} have changed since it was begun"
+            raise DatasetExistsError(message, hint=f"start over with --force ({self.folder})")
         self.files.update(files)
         self.files.update(episodes.write(self.folder))
         self.episodes = episodes
         self.steps, self.states = episodes.steps, episodes.steps + len(episodes)
+        if not self._rows_are_there():
+            self._journal.forget(("part", "merged"))
         for leaf in self.bulk:
             if leaf.codec == "raw":
-                rows = self.states if leaf.kind == "state" else self.steps
-                preallocate(leaf_path(self.folder, leaf), rows * leaf.row_bytes)
+                preallocate(leaf_path(self.folder, leaf), self._raw_bytes(leaf))
+
+    def _raw_bytes(self, leaf: Leaf) -> int:
+        return (self.states if leaf.kind == "state" else self.steps) * leaf.row_bytes
+
+    def _rows_are_there(self) -> bool:
+        """Whether the files that finished parts were written to are as large as the journal says."""
+        merged = self._journal.find("merged")
+        for leaf in self.bulk:
+            if leaf.codec == "raw" and self._journal.find("part"):
+                path = leaf_path(self.folder, leaf)
+                if not path.is_file() or path.stat().st_size != self._raw_bytes(leaf):
+                    return False
+            elif leaf.codec == "zstd" and merged:
+                last = merged[max(merged)]["leaves"][leaf.name]
+                folder = self.folder.joinpath(*leaf.key)
+                for name, size in (("blob", last["blob"]), ("offsets", 8 * (last["rows"] + 1))):
+                    if not (folder / name).is_file() or (folder / name).stat().st_size < size:
+                        return False
+        return True
+
+    def stored_dictionary(self, leaf: Leaf) -> bytes | None:
+        """The dictionary that an interrupted run stored, if it is still what was stored."""
+        entry = self._journal.find("dictionary").get(leaf.name)
+        path = self.folder.joinpath(*leaf.key) / "dictionary"
+        if entry is None or not path.is_file():
+            return None
+        data = path.read_bytes()
+        return data if crc32c(data) == entry["crc32c"] else None
 
     def dictionary(self, leaf: Leaf, data: bytes) -> None:
-        """Store the dictionary of a compressed leaf."""
+        """Store the dictionary of a compressed leaf; rows finished with another one are forgotten."""
         path = self.folder.joinpath(*leaf.key) / "dictionary"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+        entry = self._journal.find("dictionary").get(leaf.name)
+        if entry is None or entry["crc32c"] != crc32c(data):
+            self._journal.forget(("part", "merged", "dictionary"))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, data)
+            self._journal.record({"kind": "dictionary", "number": leaf.name, "crc32c": crc32c(data)})
+        elif self.stored_dictionary(leaf) is None:
+            write_atomically(path, data)
         self.files[f"{leaf.name}/dictionary"] = [[len(data), crc32c(data)]]
 
     # -- fill ------------------------------------------------------------------------------------------------------

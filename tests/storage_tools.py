@@ -10,14 +10,17 @@ leaves, filled part by part), ``ted`` (large rows as plain TED: step leaves, fil
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import multiprocessing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from rbdata.storage.codecs import RowEncoder, train_dictionary
+from rbdata.storage.dataset import Dataset
 from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeBuilder, EpisodeTable
 from rbdata.storage.folder import DatasetPlace
 from rbdata.storage.manifest import Manifest
@@ -228,8 +231,7 @@ class Recipe:
             episodes=len(self.episodes),
             source={"name": "test", "options": {}, "objects": []},
             parts=[
-                {"name": f"part {number}", "states": high - low}
-                for number, (low, high) in enumerate(pairwise(bounds))
+                {"name": f"part {number}", "states": high - low} for number, (low, high) in enumerate(pairwise(bounds))
             ],
             returns=returns,
             lengths=lengths,
@@ -257,3 +259,29 @@ def contents(folder: Path) -> dict[str, bytes]:
 def names(folder: Path) -> list[str]:
     """What is in a folder, sorted."""
     return sorted(path.name for path in folder.iterdir())
+
+
+# -- for child processes, which can import this module but not the tests ---------------------------------------------
+
+
+def in_child(queue: Any, check: Callable[..., bool], *arguments: Any) -> None:
+    queue.put(check(*arguments))
+
+
+def check_reads(dataset: Dataset, episodes: Sequence[Episode]) -> bool:
+    """Whether random batches, large enough for several threads to decode, hold what they must."""
+    if multiprocessing.parent_process():
+        torch.set_num_threads(1)  # torch's own threads do not survive a fork; DataLoader does this in its workers, too
+    truth = torch.from_numpy(columns(episodes)["observation"])
+    generator = torch.Generator().manual_seed(0)
+    draws = (torch.randint(len(truth), (300,), generator=generator) for _ in range(20))
+    return all(torch.equal(dataset.read(steps)["observation"][:, 0], truth[steps]) for steps in draws)
+
+
+def check_decoding(dataset: Dataset, episodes: Sequence[Episode]) -> bool:
+    """The same with our own decoding threads, and none of torch's."""
+    assert torch.get_num_threads() > 1
+    truth = state_rows(episodes, "observation")
+    rows = np.arange(len(truth)).repeat(10)
+    found = dataset.rows["observation"].windows(torch.from_numpy(rows), 1)
+    return np.array_equal(found.numpy()[:, 0], truth[rows])

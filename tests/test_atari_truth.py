@@ -62,7 +62,7 @@ def check(folder: Path, root: Path, expected: truth.Truth, **options) -> None:
     assert check_invariants(dataset) == []
 
 
-@examples(40)
+@examples(30)
 @given(runs(), st.sampled_from(["truncate", "zero"]))
 def test_whole_runs(run, unknown_next):
     with tempfile.TemporaryDirectory() as name:
@@ -73,7 +73,7 @@ def test_whole_runs(run, unknown_next):
         check(folder, root, expected, unknown_next=unknown_next)
 
 
-@examples(40)
+@examples(30)
 @given(runs(), st.data(), st.sampled_from(["truncate", "zero"]))
 def test_chosen_and_missing_shards(run, data, unknown_next):
     with tempfile.TemporaryDirectory() as name:
@@ -91,7 +91,7 @@ def test_chosen_and_missing_shards(run, data, unknown_next):
         check(folder, root, expected, unknown_next=unknown_next, parts=tuple(chosen))
 
 
-@examples(30)
+@examples(20)
 @given(runs(), st.data(), st.integers(2, 12))
 def test_both_truths_agree(run, data, time_limit):
     """The oracles check each other: one knows what was played, the other only the files."""
@@ -111,7 +111,7 @@ def test_both_truths_agree(run, data, time_limit):
             np.testing.assert_array_equal(truth.pictures(mine.frames), truth.pictures(its.frames, Path(name)))
 
 
-@examples(30)
+@examples(20)
 @given(runs(), st.integers(2, 30), st.sampled_from(["truncate", "zero"]))
 def test_any_time_limit(run, time_limit, unknown_next):
     with tempfile.TemporaryDirectory() as name:
@@ -121,7 +121,7 @@ def test_any_time_limit(run, time_limit, unknown_next):
         check(folder, root, expected, unknown_next=unknown_next, time_limit=time_limit)
 
 
-@examples(25)
+@examples(16)
 @given(runs(), st.sampled_from([{"codec": "zstd"}, {"codec": "auto", "layout": "ted"}]), st.data())
 def test_every_codec_and_layout(run, options, data):
     with tempfile.TemporaryDirectory() as name:
@@ -133,7 +133,7 @@ def test_every_codec_and_layout(run, options, data):
         check(folder, root, expected, unknown_next=unknown_next, parts=tuple(chosen), **options)
 
 
-@examples(20)
+@examples(12)
 @given(runs(), st.sampled_from(["raw", "zstd"]))
 def test_frame_stacks(run, codec):
     """``read(before=3)`` is what the agent saw."""
@@ -148,7 +148,7 @@ def test_frame_stacks(run, codec):
         assert window["mask"].sum(1).tolist() == [min(4, index + 1) for index in lengths]
 
 
-@examples(20)
+@examples(12)
 @given(runs(), st.sets(st.integers(0, 120), max_size=20))
 def test_black_frames_are_frames(run, black):
     """Real rows that look exactly like padding, anywhere."""
@@ -207,7 +207,7 @@ def test_real_shards(name, codec, layout, tmp_path):
     inner = terminals[real] == 0
     np.testing.assert_array_equal(dataset["next/observation"].numpy()[inner], frames[real + 1][inner])
     assert not dataset["next/observation"].numpy()[~inner].any()
-    if codec != "auto":
+    if codec == "zstd":
         assert_holds(dataset, file_truth(folder), folder)
         expected = truth.stacks(file_truth(folder), folder)
         steps = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(0))[:500]

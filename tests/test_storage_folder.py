@@ -353,12 +353,13 @@ def test_replacing_a_link_leaves_what_it_points_to(tmp_path):
     assert len(Dataset(moved)) == 7
 
 
-def test_replacing_a_dangling_link(tmp_path):
+def test_a_dangling_link_is_in_the_way(tmp_path):
+    """A dataset linked from a disk that is not there at the moment."""
     place = DatasetPlace(tmp_path, "my/test")
     place.path.parent.mkdir(parents=True)
     place.path.symlink_to(tmp_path / "nowhere")
-    write_dataset(tmp_path, NEW)
-    assert steps_at(place) == 18
+    with pytest.raises(DatasetExistsError, match="in the way"):
+        write_dataset(tmp_path, NEW)
 
 
 def test_no_dataset_inside_another_nor_over_other_files(tmp_path):
@@ -390,8 +391,11 @@ def test_remove_never_follows_links(tmp_path):
     write_dataset(place.root, OLD)
     (place.path / "link").symlink_to(precious)
     (place.path / "next" / "link").symlink_to(precious / "deep" / "file")
-    place.working.symlink_to(precious)
+    for path in (place.working, place.old):
+        path.symlink_to(precious)
+    (precious / FILENAME).write_text("keep me, too")
     place.remove()
+    assert (precious / FILENAME).exists()
     place.prune_parents()
     assert (precious / "deep" / "file").read_text() == "keep me"
     assert names(place.root) == []
@@ -423,8 +427,9 @@ def test_half_removed_is_no_dataset(tmp_path, monkeypatch):
     place = DatasetPlace(tmp_path, "my/test")
     write_dataset(tmp_path, OLD)
 
-    def fail(_):
-        raise OSError("killed")
+    def fail(path):
+        if path == place.path:
+            raise OSError("killed")
 
     monkeypatch.setattr(folders, "remove_tree", fail)
     with pytest.raises(OSError, match="killed"):

@@ -189,6 +189,74 @@ def test_restart_with_the_same_fingerprint(tmp_path):
     assert again.filled == [0, 1]
 
 
+def test_forced_runs_go_on_where_a_forced_run_stopped(tmp_path):
+    with pytest.raises(Stopped):
+        Recipe(EPISODES, "zstd", parts=3, restart=True, stop_after=2).write(tmp_path)
+    again = Recipe(EPISODES, "zstd", parts=3, restart=True)
+    assert verify(again.write(tmp_path)).ok
+    assert again.filled == [2]
+
+
+@pytest.mark.parametrize("layout", BULK)
+def test_lost_rows_are_filled_again(layout, tmp_path):
+    """A file that finished parts were written to is gone, or shorter than the journal says."""
+    truth = contents(write_dataset(tmp_path / "truth", EPISODES, layout, parts=3))
+    place = DatasetPlace(tmp_path / "root", "my/test")
+    names = ("observation/blob", "observation/offsets") if layout == "zstd" else ("observation.memmap",)
+    for name in names:
+        for damage in (Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-9])):
+            with pytest.raises(Stopped):
+                Recipe(EPISODES, layout, parts=3, stop_after=2).write(place.root)
+            damage(place.working / name)
+            again = Recipe(EPISODES, layout, parts=3)
+            assert contents(again.write(place.root)) == truth
+            assert again.filled == [0, 1, 2]
+            shutil.rmtree(place.root)
+
+
+def test_another_dictionary_makes_finished_rows_useless(tmp_path):
+    episodes = make_episodes([100, 30], shape=(300,), dtype="uint8")
+    for first, second in ((True, False), (False, True)):
+        truth = contents(write_dataset(tmp_path / f"truth{second}", episodes, "zstd", parts=3, dictionary=second))
+        root = tmp_path / f"root{second}"
+        with pytest.raises(Stopped):
+            Recipe(episodes, "zstd", parts=3, dictionary=first, stop_after=2).write(root)
+        again = Recipe(episodes, "zstd", parts=3, dictionary=second)
+        assert contents(again.write(root)) == truth
+        assert again.filled == [0, 1, 2]
+
+
+def test_source_that_changed_under_unfinished_work(tmp_path):
+    place = DatasetPlace(tmp_path, "my/test")
+    schema = Schema((LEAF, *ted_flags()))
+
+    def plan(digest: str) -> None:
+        writer = DatasetWriter(place, schema, "print", bulk=("x",), parts=1)
+        columns = writer.columns()
+        flags = dict.fromkeys(("next/done", "next/terminated", "next/truncated"), np.ones((30, 1), bool))
+        columns.append({**flags, "next/reward": np.zeros((30, 1), "float32")})
+        writer.planned(columns.close(), table(EPISODES), digest)
+
+    plan("a")
+    plan("a")
+    with pytest.raises(DatasetExistsError, match="have changed since") as caught:
+        plan("b")
+    assert "--force" in (caught.value.hint or "")
+
+
+def test_journal_forgets(tmp_path):
+    path = tmp_path / "journal"
+    journal = Journal(path)
+    journal.start("print")
+    for kind in ("plan", "part", "merged", "part"):
+        journal.record({"kind": kind})
+    journal.forget(("part", "nothing"))
+    journal.record({"kind": "new"})
+    for found in (journal, Journal(path)):
+        assert found.fingerprint == "print"
+        assert [entry["kind"] for entry in found.entries] == ["plan", "merged", "new"]
+
+
 def test_fingerprint_of_content():
     assert fingerprint({"a": 1, "b": [2]}) == fingerprint({"b": [2], "a": 1})
     assert fingerprint({"a": 1}) != fingerprint({"a": 2})

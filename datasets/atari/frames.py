@@ -28,7 +28,8 @@ from .ring import PartPlan
 from .shards import ARRAYS, FRAME
 
 ROW_BYTES = FRAME[0] * FRAME[1]
-BLOCK_ROWS = 2048
+#: Small blocks stay in the cache between the stages, and their memory is used again instead of being mapped anew.
+BLOCK_ROWS = 512
 #: Rows read from the heads of shards to train the dictionary on, and how many of them it is trained on.
 SAMPLE_READ, SAMPLE_ROWS, SAMPLE_SHARDS = 65_536, 3_000, 16
 

@@ -9,32 +9,34 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...errors import ChecksumError, CorruptSourceError, ObjectNotFoundError, UsageError
+from ...errors import ChecksumError, CorruptSourceError, ObjectNotFoundError
 from ...storage.checksums import crc32c
 from ...storage.codecs import RowEncoder
 from ...storage.columns import ColumnWriter
-from ...storage.schema import Leaf, Schema, ted_flags
 from ..fetch import Location, RemoteObject, read_all, resolve
 from ..gunzip import gunzip
 from ..npy import NpyStream
+from ..rl_unplugged.files import group as group_episodes
 from ..source import ConvertOptions, Plan
 from . import frames
 from .games import GAMES, RUNS
-from .ring import TIME_LIMIT, PartPlan, RingArrays, RingPlanner
-from .shards import ARRAYS, FRAME, Shard, find_shards, format_numbers, group, select
+from .layout import CITATION, CLIPPED, LICENCE, schema, spaces, time_limit
+from .ring import PartPlan, RingArrays, RingPlanner
+from .shards import ARRAYS, Shard, format_numbers, group, select
+from .upstream import AUTO, DQN_REPLAY, HOME, RL_UNPLUGGED, open_run, wanted_upstream
 
-HOME = "gs://atari-replay-datasets/dqn"
-LICENCE = "not stated for the data (the code is Apache-2.0); see https://research.google/resources/datasets/dqn-replay/"
-CITATION = (
-    "Rishabh Agarwal, Dale Schuurmans, Mohammad Norouzi. An Optimistic Perspective on Offline Reinforcement Learning. "
-    "ICML 2020. arXiv:1907.04543"
-)
+if TYPE_CHECKING:
+    from .upstream import AnyJob
+
+#: The arrays that the plan is made from.
+SMALL = ("action", "reward", "terminal", "add_count")
 #: A compressed small array is at most about as large as its 4 M bytes; this leaves room for rings 60 times as long.
 _SMALL_BYTES = 1 << 28
 
@@ -52,26 +54,36 @@ class AtariSource:
         game, _, run = name.partition("/")
         return game in GAMES and run in {str(number) for number in RUNS}
 
-    def open(self, name: str, location: Location, options: ConvertOptions) -> AtariJob:
-        """Lists the run's shards; raises ObjectNotFoundError when there are none, or not those asked for."""
-        game, _, run = name.partition("/")
-        return AtariJob(name, location, find_shards(location, game, int(run)), options)
+    def open(self, name: str, location: Location, options: ConvertOptions) -> AnyJob:
+        """Lists the run's shards, or its episodes at RL Unplugged; raises as `upstream.open_run`."""
+        return open_run(name, location, options)
 
-    def open_folder(self, location: Location, options: ConvertOptions) -> AtariJob:
-        """A folder that holds the ``*_ckpt.N.gz`` files, or a ``replay_logs`` folder that does."""
-        for folder in ("", "replay_logs"):
+    def open_folder(self, location: Location, options: ConvertOptions) -> AnyJob:
+        """A folder that holds ``*_ckpt.N.gz`` or ``run_R-X-of-N`` files, or a ``replay_logs`` folder with the former."""
+        wanted = wanted_upstream(options)
+        for folder in ("", "replay_logs") if wanted in (AUTO, DQN_REPLAY) else ():
             try:
                 shards = group(location.list(folder))
             except ObjectNotFoundError:
                 continue
             if shards:
                 return AtariJob(None, location, shards, options)
-        message = f"{location.url} holds no DQN Replay shards"
-        raise ObjectNotFoundError(message, hint="expected files like $store$_observation_ckpt.0.gz directly in it")
+        episodes = group_episodes(location.list(), None, location.url) if wanted in (AUTO, RL_UNPLUGGED) else []
+        if episodes:
+            from ..rl_unplugged.job import RluJob
+
+            return RluJob(None, location, episodes, options)
+        message = f"{location.url} holds no DQN Replay shards and no RL Unplugged episodes"
+        hint = "expected files like $store$_observation_ckpt.0.gz or run_1-00000-of-00050 directly in it"
+        raise ObjectNotFoundError(message, hint=hint)
 
 
 class AtariJob:
     """One run, from shards at a place to a dataset."""
+
+    upstream = DQN_REPLAY
+    #: Why this place and no other, where that needs saying.
+    why = ""
 
     def __init__(self, name: str | None, location: Location, shards: list[Shard], options: ConvertOptions) -> None:
         self.name, self.location, self.options = name, location, options
@@ -87,9 +99,7 @@ class AtariJob:
         #: The shard right before the first one wanted, where there is one: it knows what that one begins with.
         self.before = described[0] if earlier else None
         self.shards = described[len(earlier) :]
-        self.time_limit = TIME_LIMIT if options.time_limit is None else options.time_limit
-        if self.time_limit == 1 or self.time_limit < 0:
-            raise UsageError(f"a time limit of {self.time_limit} steps makes no sense", hint="0 means no time limit")
+        self.time_limit = time_limit(options)
         self.schema = schema(options)
         self.bulk = tuple(name for name in ("observation", "next/observation") if name in self.schema)
         self._parts: list[Any] = []
@@ -102,10 +112,9 @@ class AtariJob:
             "leaves": [leaf.to_json() for leaf in self.schema],
             "unknown_next": self.options.unknown_next,
             "time_limit": self.time_limit,
+            # Not the checksums: one mirror states them, another does not. The plan's digest is of the contents.
             "objects": [
-                [shard.number, key, item.size, dict(item.checksums) or item.version]
-                for shard in ([self.before] if self.before else []) + self.shards
-                for key, item in sorted(shard.objects.items())
+                [shard.number, key, item.size] for shard in self.shards for key, item in sorted(shard.objects.items())
             ],
         }
 
@@ -153,16 +162,17 @@ class AtariJob:
             }
             for part, shard in zip(planner.parts, self.shards)
         ]
+        small = sorted(
+            (shard.number, key, self._found[shard.objects[key].url]) for shard in self.shards for key in SMALL
+        )
         return Plan(
+            digest=crc32c(json.dumps([small, [part["layout"] for part in parts]]).encode()),
             episodes=planner.episodes.table(),
             counts=dataclasses.asdict(planner.counts),
             notes=_notes(planner, self),
             parts=parts,
             fetch_bytes=[shard.observation.size or 0 for shard in self.shards],
-            spaces={
-                "observation": {"type": "Box", "low": 0, "high": 255, "shape": list(FRAME), "dtype": "uint8"},
-                "action": {"type": "Discrete", "n": None, "note": "the game's minimal action set"},
-            },
+            spaces=spaces(),
         )
 
     def _neighbour(self) -> RingArrays | None:
@@ -176,21 +186,20 @@ class AtariJob:
         """In order, a few shards ahead of the planner, so that latency is paid once."""
         from concurrent.futures import ThreadPoolExecutor
 
-        with ThreadPoolExecutor(4, "rbdata-plan") as pool:
-            ahead = 4
-            futures = [pool.submit(self._read_small, shard) for shard in self.shards[:ahead]]
-            try:
-                for index in range(len(self.shards)):
-                    yield futures[index].result()
-                    futures[index] = None  # type: ignore[call-overload]  # its arrays may go
-                    if index + ahead < len(self.shards):
-                        futures.append(pool.submit(self._read_small, self.shards[index + ahead]))
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
+        ahead = 4
+        pool = ThreadPoolExecutor(ahead, "rbdata-plan")
+        try:
+            futures = deque(pool.submit(self._read_small, shard) for shard in self.shards[:ahead])
+            for index in range(len(self.shards)):
+                yield futures.popleft().result()
+                if index + ahead < len(self.shards):
+                    futures.append(pool.submit(self._read_small, self.shards[index + ahead]))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _read_small(self, shard: Shard) -> RingArrays:
         arrays = {}
-        for key in ("action", "reward", "terminal", "add_count"):
+        for key in SMALL:
             item = shard.objects[key]
             data = read_all(self.location, item, limit_bytes=_SMALL_BYTES)
             self._found[item.url] = crc32c(data)
@@ -254,13 +263,14 @@ class AtariJob:
         return {
             "source": {
                 "name": "atari",
-                "upstream": "dqn-replay",
+                "upstream": self.upstream,
                 "dataset": self.name,
                 "options": {
                     "codec": self.schema["observation"].codec,
                     "layout": options.layout,
                     "unknown_next": options.unknown_next,
                     "time_limit": self.time_limit,
+                    "upstream": self.upstream,
                 },
                 "shards": [shard.number for shard in self.shards],
                 "all_shards": options.parts is None,
@@ -268,23 +278,6 @@ class AtariJob:
             "licence": LICENCE,
             "citation": CITATION,
         }
-
-
-def schema(options: ConvertOptions) -> Schema:
-    """Frames as a state leaf (or, with layout ``ted``, twice as step leaves), the rest as TED has it."""
-    small = (Leaf("action", "step", "int32", ()), *ted_flags())
-    if options.layout == "ted":
-        if options.codec == "zstd":
-            message = "layout ted is for readers that know no codec: its frames are raw"
-            raise UsageError(message, hint="leave out --codec zstd, or --layout ted")
-        big: tuple[Leaf, ...] = (
-            Leaf("observation", "step", "uint8", FRAME),
-            Leaf("next/observation", "step", "uint8", FRAME),
-        )
-    else:
-        codec = "raw" if options.codec == "raw" else "zstd"
-        big = (Leaf("observation", "state", "uint8", FRAME, codec=codec),)
-    return Schema((*big, *small))
 
 
 def _layout(part: PartPlan) -> str:
@@ -301,7 +294,7 @@ def _describe(item: RemoteObject, found: str | None = None) -> dict[str, Any]:
 def _notes(planner: RingPlanner, job: AtariJob) -> list[str]:
     """What a user should know about the values, in sentences."""
     counts = planner.counts
-    notes = ["Rewards were clipped to [-1, 1] before they were published; game scores cannot be recovered."]
+    notes = [CLIPPED]
     if counts.time_limit_episodes:
         notes.append(
             f"{counts.time_limit_episodes} episodes of exactly {job.time_limit} rows ended by the clock: the data say "

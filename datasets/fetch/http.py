@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 FIRST_PIECE = 1 << 16
 PIECE = 1 << 18
 LONGEST_INDEX = 64 << 20
+LONGEST_REFUSAL = 1 << 16
 CONNECTIONS = 8
 
 
@@ -115,8 +116,11 @@ class HttpLocation:
         except Exception as error:
             raise_network_error(error, url)
         if response.status_code >= 400 and response.status_code != 416:
+            refusal = status_error(response.status_code, url, response.headers)
+            # Kept for callers that know what the server may say (OpenML's error codes).
+            vars(refusal)["said"] = _said(response)
             response.close()
-            raise status_error(response.status_code, url, response.headers)
+            raise refusal
         return response
 
     def _new_session(self) -> requests.Session:
@@ -196,6 +200,16 @@ def _refuse_web_page(response: requests.Response, obj: RemoteObject) -> None:
         where = "" if response.url == obj.url else f" ({response.url.partition('?')[0]})"
         message = f"{obj.url}: the server answered with a web page{where}, not with the file"
         raise FetchError(message, hint="the mirror may want a login or may have moved: open the URL in a browser")
+
+
+def _said(response: requests.Response) -> str:
+    """What a refusal says in JSON; '' where it says it in another way, or too slowly."""
+    if "json" not in response.headers.get("Content-Type", ""):
+        return ""
+    try:
+        return response.raw.read(LONGEST_REFUSAL, decode_content=True).decode("utf-8", errors="replace")
+    except Exception:
+        return ""
 
 
 def _page_path(url: str) -> str:

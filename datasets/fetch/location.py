@@ -116,7 +116,8 @@ class Location(Protocol):
 def open_location(url: str | os.PathLike[str], *, options: FetchOptions | None = None) -> Location:
     """The place a path or URL names. Touches neither disk nor network.
 
-    Accepts ``/path``, ``~/path``, ``file://``, ``http(s)://``, ``gs://``. Raises UsageError for anything else.
+    Accepts ``/path``, ``~/path``, ``file://``, ``http(s)://``, ``gs://``, ``hf://``, and with the extra ``remote`` what
+    fsspec knows (``s3://``). Raises UsageError for anything else, MissingExtraError where a package is needed for it.
     """
     text = os.fspath(url)
     options = options or FetchOptions()
@@ -134,9 +135,13 @@ def open_location(url: str | os.PathLike[str], *, options: FetchOptions | None =
         from .gcs import GcsLocation
 
         return GcsLocation.from_url(text, options)
-    message = f"{without_login(text)}: rbdata cannot read {scheme}:// yet"
-    hint = "give a directory, file://, http://, https:// or gs:// URL; copy or mount the data to a directory otherwise"
-    raise UsageError(message, hint=hint)
+    if scheme == "hf":
+        from .hub import HubLocation
+
+        return HubLocation.from_url(text, options)
+    from .remote import FsspecLocation
+
+    return FsspecLocation.from_url(text, options)
 
 
 def checked_path(path: str) -> str:

@@ -87,7 +87,7 @@ def _floats(data: memoryview) -> Iterator[np.ndarray]:
     for number, wire, value in _fields(data):
         if number != 1:
             continue
-        if wire == _BYTES and len(value) % 4 == 0 or wire == _FIXED32:
+        if (wire == _BYTES and len(value) % 4 == 0) or wire == _FIXED32:
             yield np.frombuffer(value, "<f4")
         else:
             raise WireError("a list of floats holds something else")
@@ -197,4 +197,3 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
         shift += 7
         if shift >= 7 * _LONGEST_VARINT:
             raise WireError("an integer is longer than 64 bits")
-

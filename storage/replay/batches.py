@@ -1,11 +1,11 @@
 """From steps drawn to TED batches, with one read for each leaf.
 
 The window decides everything: with a frame stack of k the k - 1 states before a step are read with it, its successor is
-the one state after it, and both stacks are overlapping views of the rows read.
+the one state after it (or n after it), and both stacks are overlapping views of the rows read.
 
 Rewards, flags and the like are a few bytes a step: reading them costs calls, not bytes. So several batches are drawn
-ahead and their small leaves read together (``prepare``); what is left for each batch is the one large read
-(``complete``). Batches never share memory with each other or with the files.
+ahead and their small leaves read together (``prepare``); what is left for each batch is the large reads
+(``complete``). Batches never share memory with each other or with the storage.
 """
 
 from __future__ import annotations
@@ -17,101 +17,193 @@ import torch
 from tensordict import TensorDict
 
 from ...errors import UsageError
-from ..dataset import Dataset
-from ..rows import Rows
-from ..schema import LARGE_ROW
-from ..ted import nest
+from ..schema import FLAGS, LARGE_ROW
 from ..window import read_window
-from .samplers import Draw
+from .draw import Draw
+from .edges import Edges
+from .flags import mark_slices
+from .gather import Readable, by_position
+from .n_step import NStep
+from .nesting import Nesting
+from .storages import Storage
+from .timeline import Timeline
 
 #: Small leaves of this many batches are read together, as long as they stay within ``AHEAD_BYTES``.
 AHEAD = 16
 AHEAD_BYTES = 1 << 20
 
+#: Observations that are laid out as plain TED are stacked when their path begins with one of these.
+STACKED = ("observation", "pixels")
+
 
 @dataclass(frozen=True)
 class Prepared:
-    """A batch whose small leaves are read: columns by name, each ``[steps]`` long."""
+    """A batch whose small leaves are read: columns by path, each ``[steps, ...]``; ``index`` are storage rows.
+
+    ``position`` is their place in time and ``last`` that of the step whose successor is returned, where windows need them.
+    """
 
     draw: Draw
     index: torch.Tensor
+    position: torch.Tensor | None
+    last: torch.Tensor | None
     columns: dict[str, torch.Tensor]
 
 
 class BatchReader:
-    """Reads batches from a dataset; ``frame_stack`` applies to the observations."""
+    """Reads batches from a storage that has fields.
 
-    def __init__(self, dataset: Dataset, *, frame_stack: int | None = None) -> None:
-        if frame_stack is not None and frame_stack < 1:
-            raise UsageError(f"frame_stack must be at least 1, not {frame_stack}")
-        self.dataset, self.stack = dataset, frame_stack
-        rows = dataset.rows.values()
-        self._states = [leaf for leaf in rows if leaf.leaf.kind == "state"]
-        self._stacked_steps = [
-            leaf for leaf in rows if frame_stack and leaf.leaf.name in ("observation", "next/observation")
-        ]
-        self._stacked_steps = [leaf for leaf in self._stacked_steps if leaf.leaf.kind == "step"]
-        steps = [leaf for leaf in rows if leaf.leaf.kind == "step" and leaf not in self._stacked_steps]
-        self._small = [leaf for leaf in steps if leaf.leaf.row_bytes < LARGE_ROW]
-        self._large = [leaf for leaf in steps if leaf.leaf.row_bytes >= LARGE_ROW]
-        self.small_bytes = sum(leaf.leaf.row_bytes for leaf in self._small) + 8
-        if frame_stack and not self._states and not self._stacked_steps:
-            raise UsageError(f"{dataset.id} has no observation to stack")
+    ``frame_stack`` applies to leaves stored once for each state and to observations (``stack_keys`` names others);
+    ``n_step`` to the reward and all else under ``next``. ``marked`` puts what the sampler knows into the batch: ``index``,
+    weights, slice flags. ``edges`` say where episodes end, for draws that do not.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        frame_stack: int | None = None,
+        stack_keys: Sequence[str] | None = None,
+        n_step: NStep | None = None,
+        marked: bool = True,
+        edges: Edges | None = None,
+    ) -> None:
+        fields = storage.fields()
+        if fields is None:
+            raise UsageError("windows need a storage of plain TensorDicts")
+        self.storage, self.stack, self.n_step, self._marked = storage, frame_stack, n_step, marked
+        self._edges = edges or Edges()
+        self._fields = fields
+        self._tail, self._nesting = storage.batch_tail, Nesting()
+        self._windowed = frame_stack is not None or n_step is not None
+        states = [rows for rows in fields.values() if rows.leaf.kind == "state"]
+        self._stacked = self._stacked_names(fields, stack_keys) if frame_stack else []
+        stacked = {*self._stacked, *("next/" + name for name in self._stacked)}
+        self._states = states
+        if frame_stack and not stacked and not states:
+            raise UsageError(f"{storage!r} has no observation to stack", hint="name the keys with stack_keys")
+        if n_step is not None and "next/reward" not in fields:
+            raise UsageError(f"{storage!r} has no next/reward to sum up")
+        special = {*stacked, *(["next/reward"] if n_step else [])}
+        steps = [rows for name, rows in fields.items() if rows.leaf.kind == "step" and name not in special]
+        self._small = [rows for rows in steps if rows.leaf.row_bytes < LARGE_ROW]
+        self._large = [rows for rows in steps if rows.leaf.row_bytes >= LARGE_ROW]
+        extra = sum(fields[name].leaf.row_bytes for name in self._stacked) * (2 * (frame_stack or 0))
+        self._stack_early = bool(self._stacked) and extra < 4 * LARGE_ROW
+        self.small_bytes = sum(rows.leaf.row_bytes for rows in self._small) + 8 + (extra if self._stack_early else 0)
+
+    @staticmethod
+    def _stacked_names(fields: dict[str, Readable], keys: Sequence[str] | None) -> list[str]:
+        """Root paths of the observations to stack that have a leaf of their own for the successor."""
+        steps = [name for name, rows in fields.items() if rows.leaf.kind == "step" and "next/" + name in fields]
+        if keys is None:
+            return [name for name in steps if name.partition("/")[0] in STACKED]
+        unknown = [key for key in keys if key not in fields]
+        if unknown:
+            raise UsageError(f"unknown keys to stack: {', '.join(unknown)}", hint=f"there are {', '.join(fields)}")
+        if any(key in FLAGS for key in keys):
+            raise UsageError("flags cannot be stacked")
+        return [name for name in steps if name in keys]
 
     def ahead(self, batch_size: int) -> int:
         """How many batches of this size are worth preparing together."""
         return max(1, min(AHEAD, AHEAD_BYTES // (batch_size * self.small_bytes)))
 
+    # -- the small leaves of several batches -------------------------------------------------------------------------
+
     def prepare(self, draws: Sequence[Draw]) -> list[Prepared]:
-        """Read the small leaves of several draws of one kind at once."""
+        """Read the small leaves of several draws of one sampler at once."""
         together = draws[0] if len(draws) == 1 else Draw.join(draws)
-        index = together.index()
-        columns = {rows.leaf.name: self._rows_at(rows, together, index) for rows in self._small}
-        if together.length > 1:
-            lengths = together.lengths
-            ends = together.length * torch.arange(1, len(together.start) + 1) if lengths is None else lengths.cumsum(0)
-            for flag in ("next/truncated", "next/done"):
-                columns[flag].index_fill_(0, ends - 1, True)
+        places = together.places()
+        timeline = together.timeline
+        index = places if timeline is None else timeline.rows(places)
+        position = last = None
+        columns: dict[str, torch.Tensor] = {}
+        if self._windowed:
+            timeline = timeline or self.storage.timeline(self._edges)
+            position = timeline.positions(places) if together.timeline is None else places
+        shifted = index
+        if self.n_step is not None:
+            assert timeline is not None and position is not None
+            last = self._look_ahead(timeline, position, columns)
+            shifted = timeline.rows(last)
+        for rows in self._small:
+            columns[rows.leaf.name] = self._step_rows(rows, together, index, shifted)
+        if self._stack_early:
+            assert timeline is not None and position is not None
+            self._read_stacks(timeline, position, last, columns)
+        if self._marked:
+            columns.update(together.info)
+            mark_slices(together, columns)
         if len(draws) == 1:
-            return [Prepared(together, index, columns)]
-        sizes = [draw.steps for draw in draws]
-        pieces = {name: column.split(sizes) for name, column in columns.items()}
-        indices = index.split(sizes)
-        return [
-            Prepared(draw, indices[number], {name: piece[number] for name, piece in pieces.items()})
-            for number, draw in enumerate(draws)
-        ]
+            return [Prepared(together, index, position, last, columns)]
+        return _split(draws, index, position, last, columns)
 
-    def complete(self, prepared: Prepared) -> TensorDict:
-        """Read the large leaves, and make the batch: flat TED ``[steps]`` with ``index``."""
-        draw, index, columns = prepared.draw, prepared.index, prepared.columns
-        for rows in self._large:
-            columns[rows.leaf.name] = self._rows_at(rows, draw, index)
-        if self.stack:
-            episode = self.dataset.episode_of(index)
-            for rows in self._states:
-                name = rows.leaf.name
-                columns[name], columns["next/" + name] = self._stack_states(rows, index, episode)
-            for rows in self._stacked_steps:
-                columns[rows.leaf.name] = self._stack_steps(rows, index, episode)
-        else:
-            for rows in self._states:
-                name = rows.leaf.name
-                columns[name], columns["next/" + name] = self._states_at(rows, draw, index)
-        columns["index"] = index
-        return nest(columns, (len(index),))
+    def _look_ahead(self, timeline: Timeline, position: torch.Tensor, columns: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The n-step reward and what goes with it; returns the positions of the steps the look ahead ends with."""
+        assert self.n_step is not None
+        episode = timeline.episode_of(position)
+        low, high = timeline.starts[episode], timeline.starts[episode + 1]
+        taken = self.n_step.ahead(position, high)
+        rows = by_position(self._fields["next/reward"], timeline)
+        rewards = read_window(rows, position, self.n_step.steps, low, high)
+        columns["next/reward"] = self.n_step.total(rewards)
+        columns["next/original_reward"] = rewards[:, 0].clone()
+        columns["steps_to_next_obs"], columns["gamma"] = taken, self.n_step.discount(taken)
+        return position + taken - 1
 
-    def _rows_at(self, rows: Rows, draw: Draw, index: torch.Tensor) -> torch.Tensor:
+    def _step_rows(self, rows: Readable, draw: Draw, index: torch.Tensor, shifted: torch.Tensor) -> torch.Tensor:
         """The rows of a step leaf, ``[steps, *shape]``."""
-        if draw.length > 1 and draw.lengths is None:
+        if shifted is not index and rows.leaf.name.startswith("next/"):
+            return rows.take(shifted)
+        if draw.length > 1 and draw.lengths is None and draw.timeline is not None and draw.timeline.identity:
             return rows.windows(draw.start, draw.length).flatten(0, 1)
         return rows.take(index)
 
-    def _states_at(self, rows: Rows, draw: Draw, index: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """A state leaf at the steps drawn, and after them."""
-        if draw.length == 1 or draw.lengths is not None:
-            return rows.windows(index + self.dataset.episode_of(index), 2).unbind(1)
-        first = draw.start + self.dataset.episode_of(draw.start)
+    # -- the large leaves of one batch -------------------------------------------------------------------------------
+
+    def complete(self, prepared: Prepared) -> TensorDict:
+        """Read the large leaves, and make the batch: flat TED ``[steps]`` with ``index``."""
+        draw, index, columns = prepared.draw, prepared.index, dict(prepared.columns)
+        timeline = None
+        if self._windowed or self._states:
+            timeline = draw.timeline or self.storage.timeline(self._edges)
+        if self._large:
+            shifted = index if prepared.last is None or timeline is None else timeline.rows(prepared.last)
+            for rows in self._large:
+                columns[rows.leaf.name] = self._step_rows(rows, draw, index, shifted)
+        if self._states:
+            assert timeline is not None
+            for rows in self._states:
+                name = rows.leaf.name
+                columns[name], columns["next/" + name] = self._read_states(rows, timeline, prepared)
+        if self._stacked and not self._stack_early:
+            assert timeline is not None and prepared.position is not None
+            self._read_stacks(timeline, prepared.position, prepared.last, columns)
+        if self._marked:
+            columns["index"] = index
+        return self._nesting.build(columns, (len(index), *self._tail))
+
+    def _read_states(self, rows: Readable, timeline: Timeline, prepared: Prepared) -> tuple[torch.Tensor, torch.Tensor]:
+        """A state leaf at the steps drawn, and after them: the state row of step i in episode e is i + e."""
+        draw, position, last = prepared.draw, prepared.position, prepared.last
+        equal = draw.length > 1 and draw.lengths is None
+        if self.stack:
+            if equal and last is None:
+                return self._slices_of_stacks(rows, timeline, draw)
+            assert position is not None
+            return self._stacks(rows, timeline, position, last)
+        if last is not None:
+            assert position is not None
+            episode = timeline.episode_of(position)
+            # A row of the one after a row of the other: where decoding costs, both in one call.
+            both = rows.take(torch.cat([position + episode, last + episode + 1]))
+            return both.chunk(2)[0], both.chunk(2)[1]
+        if not equal:
+            index = prepared.index
+            pair = rows.windows(index + timeline.episode_of(index), 2)
+            return pair[:, 0], pair[:, 1]
+        first = draw.start + timeline.episode_of(draw.start)
         if rows.leaf.codec == "raw":
             return (
                 rows.windows(first, draw.length).flatten(0, 1),
@@ -121,25 +213,78 @@ class BatchReader:
         read = rows.windows(first, draw.length + 1)
         return read[:, :-1].flatten(0, 1), read[:, 1:].flatten(0, 1)
 
-    def _stack_states(
-        self, rows: Rows, index: torch.Tensor, episode: torch.Tensor
+    def _stacks(
+        self, rows: Readable, timeline: Timeline, position: torch.Tensor, last: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stacks of a state leaf and of its successors, ``[B, k, *shape]`` each: views of k + 1 rows."""
+        """Stacks of a state leaf and of its successors, ``[B, k, *shape]`` each: views of k + 1 (or k + n) rows."""
         assert self.stack
-        starts = self.dataset.episode_starts
-        low, high = starts[episode] + episode, starts[episode + 1] + episode + 1
-        read = read_window(rows, index + episode - (self.stack - 1), self.stack + 1, low, high)
-        return read[:, :-1], read[:, 1:]
+        k, n = self.stack, self.n_step.steps if self.n_step else 1
+        episode = timeline.episode_of(position)
+        low, high = timeline.starts[episode] + episode, timeline.starts[episode + 1] + episode + 1
+        read = read_window(rows, position + episode - (k - 1), k + n, low, high)
+        if last is None:
+            return read[:, :-1], read[:, 1:]
+        after = (last - position + 1)[:, None] + torch.arange(k)
+        return read[:, :k], read[torch.arange(len(read))[:, None], after]
 
-    def _stack_steps(self, rows: Rows, index: torch.Tensor, episode: torch.Tensor) -> torch.Tensor:
-        """The same for observations laid out as plain TED, where root and successor are leaves of their own."""
+    def _slices_of_stacks(self, rows: Readable, timeline: Timeline, draw: Draw) -> tuple[torch.Tensor, torch.Tensor]:
+        """Stacks at every step of slices: each row read once, ``L + k`` of them for a slice of L."""
         assert self.stack
-        starts = self.dataset.episode_starts
-        stack = read_window(rows, index - (self.stack - 1), self.stack, starts[episode], starts[episode + 1])
-        if rows.leaf.name.startswith("next/"):
-            # Early in an episode the first observation is in the stack of a successor, but it is no step's successor.
-            age = index - starts[episode]
-            few = (age < self.stack - 1).nonzero().squeeze(1)
-            if len(few):
-                stack[few, self.stack - 2 - age[few]] = self.dataset.rows["observation"].take(starts[episode[few]])
-        return stack
+        episode = timeline.episode_of(draw.start)
+        low, high = timeline.starts[episode] + episode, timeline.starts[episode + 1] + episode + 1
+        first = draw.start + episode - (self.stack - 1)
+        read = read_window(rows, first, draw.length + self.stack, low, high)
+        stacks = read.unfold(1, self.stack, 1).movedim(-1, 2)  # [n, L + 1, k, *shape]
+        return stacks[:, :-1].flatten(0, 1), stacks[:, 1:].flatten(0, 1)
+
+    def _read_stacks(
+        self,
+        timeline: Timeline,
+        position: torch.Tensor,
+        last: torch.Tensor | None,
+        columns: dict[str, torch.Tensor],
+    ) -> None:
+        """Stacks of observations laid out as plain TED, where root and successor are leaves of their own.
+
+        The successor's stack is the observations up to the step it follows, less the oldest, and then the successor:
+
+            stack of 3 at step 4        o2 o3 o4
+            after it                       o3 o4 n4
+        """
+        assert self.stack
+        k = self.stack
+        episode = timeline.episode_of(position)
+        low, high = timeline.starts[episode], timeline.starts[episode + 1]
+        for name in self._stacked:
+            rows = by_position(self._fields[name], timeline)
+            after = by_position(self._fields["next/" + name], timeline)
+            stack = read_window(rows, position - (k - 1), k, low, high)
+            columns[name] = stack
+            if last is None:
+                before, end = stack[:, 1:], after.take(position)
+            else:
+                end = after.take(last)
+                before = stack[:, :0]
+                if k > 1:
+                    before = read_window(rows, last - (k - 2), k - 1, low, high)
+            columns["next/" + name] = torch.cat([before, end.unsqueeze(1)], 1)
+
+
+def _split(
+    draws: Sequence[Draw],
+    index: torch.Tensor,
+    position: torch.Tensor | None,
+    last: torch.Tensor | None,
+    columns: dict[str, torch.Tensor],
+) -> list[Prepared]:
+    """What was read together, batch by batch."""
+    sizes = [draw.steps for draw in draws]
+    names = list(columns)
+    pieces = zip(*(columns[name].split(sizes) for name in names)) if names else iter([()] * len(draws))
+    indices = index.split(sizes)
+    positions = [None] * len(draws) if position is None else position.split(sizes)
+    lasts = [None] * len(draws) if last is None else last.split(sizes)
+    return [
+        Prepared(draw, indices[number], positions[number], lasts[number], dict(zip(names, piece)))
+        for number, (draw, piece) in enumerate(zip(draws, pieces))
+    ]

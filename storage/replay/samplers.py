@@ -1,221 +1,203 @@
-"""Which steps make a batch.
+"""Which steps make a batch: drawn with replacement, or pass after pass.
 
-A sampler draws from a range of steps or from an episode table; it never looks at data, so a draw costs the same however
-large the dataset is. It draws from the one generator it is given: the same seed gives the same batches.
+A sampler looks at the length of a storage and at its episodes, never at its data, so a draw costs the same however
+large it is. It draws from the one generator it is given: the same seed gives the same batches. Draws that are made
+ahead of time can be taken back (`position`), so that reading ahead changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any
 
+import numpy as np
 import torch
 
 from ...errors import SamplingError, UsageError
+from .draw import Draw
 from .permutation import Permutation
+from .storages import Storage
 
-UniformOver = Literal["trajectories", "transitions"]
 
+class Sampler:
+    """Base of all samplers; one of your own needs ``draw``, or TorchRL's ``sample(storage, batch_size)``.
 
-@dataclass(frozen=True)
-class Draw:
-    """What was drawn: ``start`` int64 ``[n]``, first step of each piece, and ``length`` steps each.
-
-    ``lengths`` (int64 ``[n]``) is set instead where pieces may be shorter than ``length``.
+    ``ran_out`` is True after the draw that ended a pass. ``endless`` is False where there are passes.
     """
-
-    start: torch.Tensor
-    length: int = 1
-    lengths: torch.Tensor | None = None
-
-    @classmethod
-    def join(cls, draws: Sequence[Draw]) -> Draw:
-        """Several draws of one length as one."""
-        start = torch.cat([draw.start for draw in draws])
-        if all(draw.lengths is None for draw in draws):
-            return cls(start, draws[0].length)
-        return cls(start, draws[0].length, torch.cat([draw.each_length() for draw in draws]))
-
-    @property
-    def steps(self) -> int:
-        """How many steps were drawn."""
-        return len(self.start) * self.length if self.lengths is None else int(self.lengths.sum())
-
-    def each_length(self) -> torch.Tensor:
-        """The length of every piece, int64 ``[n]``."""
-        return torch.full((len(self.start),), self.length) if self.lengths is None else self.lengths
-
-    def index(self) -> torch.Tensor:
-        """All steps drawn, in order, int64."""
-        if self.length == 1:
-            return self.start
-        offsets = torch.arange(self.length)
-        index = self.start[:, None] + offsets
-        if self.lengths is None:
-            return index.reshape(-1)
-        return index[offsets < self.lengths[:, None]]
-
-
-class Sampler(Protocol):
-    """Draws batches; ``ran_out`` is True after the draw that ended a pass."""
-
-    @property
-    def ran_out(self) -> bool: ...
-
-    def draw(self, batch_size: int, generator: torch.Generator) -> Draw:
-        """The next batch. Raises SamplingError when it cannot be drawn."""
-
-
-class RandomSampler:
-    """Uniform over ``size`` steps, with replacement."""
 
     ran_out = False
+    endless = True
+    #: Whether a draw depends on nothing but the storage and the generator, so that it may be made ahead of time.
+    ahead = True
+    #: The part of the data that is this process's own, in data-parallel training: (rank, world size).
+    share: tuple[int, int] = (0, 1)
+    drop_last = False
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    _rng: torch.Generator | None = None
 
-    def draw(self, batch_size: int, generator: torch.Generator) -> Draw:
-        if not self._size:
-            raise SamplingError("cannot sample from an empty dataset")
-        return Draw(torch.randint(self._size, (batch_size,), generator=generator))
+    def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
+        """The next batch. Raises SamplingError when it cannot be drawn."""
+        index, info = self.sample(storage, batch_size)
+        return Draw(storage.flat(index), info=dict(info))
+
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[Any, torch.Tensor]]:
+        """TorchRL's call: ``(index, info)`` of a batch, drawn from the generator the buffer has set."""
+        draw = self.draw(storage, batch_size, self._rng if self._rng is not None else torch.default_generator)
+        places = draw.places()
+        rows = places if draw.timeline is None else draw.timeline.rows(places)
+        return storage.coordinates(rows), dict(draw.info)
+
+    def add(self, index: torch.Tensor) -> None:
+        """Records were written to these flat rows."""
+
+    extend = add
+
+    def empty(self) -> None:
+        """The storage was emptied."""
+
+    _empty = empty
+
+    def position(self) -> Any:
+        """What drawing changes, besides the generator."""
+        return None
+
+    def set_position(self, position: Any) -> None:
+        """Go back (or on) to a position."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything: JSON values and tensors, by name."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what ``state_dict`` gave. Raises UsageError when it belongs to another kind of sampler."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Generators do not pickle; the buffer carries its own over.
+        return {name: value for name, value in self.__dict__.items() if name != "_rng"}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
 
 
-class _Passes:
-    """Walks 0..size-1 pass after pass, each in a new order if shuffled; the last batch of a pass may be short."""
+def require(storage: Storage) -> int:
+    """The storage's length. Raises SamplingError when there is nothing in it."""
+    size = len(storage)
+    if not size:
+        raise SamplingError("cannot sample from an empty storage", hint="extend the buffer first")
+    return size
 
-    def __init__(self, size: int, *, shuffle: bool, drop_last: bool) -> None:
-        self._size, self._shuffle, self._drop_last = size, shuffle, drop_last
-        self._order: Permutation | None = None
-        self._next = 0
+
+class RandomSampler(Sampler):
+    """Uniform over all rows, with replacement."""
+
+    def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
+        return Draw(torch.randint(require(storage), (batch_size,), generator=generator))
+
+
+class Passes:
+    """Walks ``0..size-1`` pass after pass, each in a new order if shuffled; the last batch of a pass may be short.
+
+    The order of a pass is computed from one seed and the number of the pass, so where it stands is three numbers. With a
+    ``share`` (r, w) it takes the places r, r + w, r + 2w ... of the one order that all w processes have:
+
+        order        4 1 7 0 6 2 5 3
+        share 0 of 2 4   7   6   5
+        share 1 of 2   1   0   2   3
+    """
+
+    def __init__(self, *, shuffle: bool, drop_last: bool) -> None:
+        self.shuffle, self.drop_last = shuffle, drop_last
         self.ran_out = False
+        self._seed: int | None = None
+        self._pass = self._next = self._size = 0
+        self._order: Permutation | None = None
 
-    def take(self, count: int, generator: torch.Generator) -> torch.Tensor:
-        if self._drop_last and count > self._size:
-            message = (
-                f"a batch of {count} cannot be drawn from {self._size} without replacement and without a short batch"
-            )
-            raise SamplingError(message)
-        if self._shuffle and self._next == 0:
-            seed = int(torch.randint(1 << 62, (), generator=generator))
-            self._order = Permutation(self._size, seed)
-        stop = min(self._next + count, self._size)
-        positions = torch.arange(self._next, stop)
-        left = self._size - stop
-        self.ran_out = left == 0 or (self._drop_last and left < count)
-        self._next = 0 if self.ran_out else stop
-        return torch.from_numpy(self._order(positions.numpy())) if self._order is not None else positions
-
-
-class SamplerWithoutReplacement:
-    """Every step once a pass. The last batch is short, or with ``drop_last`` left out."""
-
-    def __init__(self, size: int, *, drop_last: bool = False, shuffle: bool = True) -> None:
-        if not size:
-            raise SamplingError("cannot sample from an empty dataset")
-        self._passes = _Passes(size, shuffle=shuffle, drop_last=drop_last)
-
-    @property
-    def ran_out(self) -> bool:
-        return self._passes.ran_out
-
-    def draw(self, batch_size: int, generator: torch.Generator) -> Draw:
-        return Draw(self._passes.take(batch_size, generator))
-
-
-class SliceSampler:
-    """Slices of ``slice_len`` consecutive steps of one episode.
-
-    ``starts`` int64 ``[episodes + 1]``: first step of every episode, and the end. Give ``slice_len`` or ``num_slices``; the
-    other follows from the batch size. With ``strict_length`` shorter episodes are never drawn; without it they give the
-    slices they have, and batches come out shorter. ``uniform_over`` ``trajectories`` draws an episode and then a start in
-    it (a short episode's steps are then drawn more often), ``transitions`` draws every possible start alike. Without
-    ``replacement`` every episode gives one slice a pass.
-    """
-
-    def __init__(
-        self,
-        starts: torch.Tensor,
-        *,
-        slice_len: int | None = None,
-        num_slices: int | None = None,
-        strict_length: bool = True,
-        uniform_over: UniformOver = "trajectories",
-        replacement: bool = True,
-        drop_last: bool = False,
-        shuffle: bool = True,
-    ) -> None:
-        if (slice_len is None) == (num_slices is None):
-            raise UsageError("give either slice_len or num_slices")
-        for name, value in (("slice_len", slice_len), ("num_slices", num_slices)):
-            if value is not None and value < 1:
-                raise UsageError(f"{name} must be at least 1, not {value}")
-        if uniform_over not in ("trajectories", "transitions"):
-            raise UsageError(f"uniform_over is {uniform_over!r}, not 'trajectories' or 'transitions'")
-        if uniform_over == "transitions" and not replacement:
-            raise UsageError("without replacement every episode gives one slice: uniform_over must be 'trajectories'")
-        self.slice_len, self.num_slices = slice_len, num_slices
-        self._starts, self._strict, self._over = starts, strict_length, uniform_over
-        self._pass_options = None if replacement else {"shuffle": shuffle, "drop_last": drop_last}
-        self._pools: dict[int, _Pool] = {}
-        self._passes: _Passes | None = None
-
-    @property
-    def ran_out(self) -> bool:
-        return self._passes is not None and self._passes.ran_out
-
-    def draw(self, batch_size: int, generator: torch.Generator) -> Draw:
-        count, length = self._shape(batch_size)
-        pool = self._pools.get(length)
-        if pool is None:
-            pool = self._pools[length] = _Pool(self._starts, length, self._strict)
-        if self._over == "transitions":
-            place = torch.randint(pool.total, (count,), generator=generator)
-            chosen = torch.searchsorted(pool.before, place, right=True) - 1
-            offset = place - pool.before[chosen]
+    def take(self, size: int, count: int, generator: torch.Generator, share: tuple[int, int] = (0, 1)) -> torch.Tensor:
+        """The next ``count`` of them, or what is left of the pass."""
+        rank, world = share
+        if size != self._size:  # the storage has grown or shrunk: what was walked means nothing now
+            self._size, self._next, self._order = size, 0, None
+        # With drop_last all processes take the same number of batches, else together they take everything.
+        own = size // world if self.drop_last else len(range(rank, size, world))
+        if self.drop_last and count > own:
+            message = f"a batch of {count} cannot be drawn from {own} without replacement and without a short batch"
+            raise SamplingError(message, hint="take smaller batches, or drop_last=False")
+        if self.shuffle and self._seed is None:
+            self._seed = int(torch.randint(1 << 62, (), generator=generator))
+        if self.shuffle and self._order is None:
+            self._order = self._make_order()
+        stop = min(self._next + count, own)
+        places = torch.arange(rank + world * self._next, rank + world * stop, world)
+        left = own - stop
+        self.ran_out = left == 0 or (self.drop_last and left < count)
+        taken = torch.from_numpy(self._order(places.numpy())) if self._order is not None else places
+        if self.ran_out:
+            self._next, self._pass, self._order = 0, self._pass + 1, None
         else:
-            if self._pass_options is None:
-                chosen = torch.randint(len(pool.first), (count,), generator=generator)
-            else:
-                if self._passes is None:
-                    self._passes = _Passes(len(pool.first), **self._pass_options)
-                chosen = self._passes.take(count, generator)
-            # One float64 a slice instead of one bounded integer each: the bias is below 2^-53 times the episode length.
-            offset = (torch.rand(len(chosen), dtype=torch.float64, generator=generator) * pool.places[chosen]).long()
-        start = pool.first[chosen] + offset
-        if self._strict:
-            return Draw(start, length)
-        lengths = pool.lengths[chosen].clamp(max=length)
-        return Draw(start, length, lengths if bool((lengths < length).any()) else None)
+            self._next = stop
+        return taken
 
-    def _shape(self, batch_size: int) -> tuple[int, int]:
-        known = self.slice_len or self.num_slices
-        assert known is not None
-        if batch_size % known:
-            name = "slice_len" if self.slice_len else "num_slices"
-            message = f"batch_size {batch_size} cannot be divided by {name} {known}"
-            raise SamplingError(message, hint=f"for example {known * max(1, round(batch_size / known))}")
-        other = batch_size // known
-        return (other, known) if self.slice_len else (known, other)
+    def _make_order(self) -> Permutation:
+        assert self._seed is not None
+        return Permutation(self._size, int(np.random.SeedSequence((self._seed, self._pass)).generate_state(1)[0]))
+
+    def seed(self, seed: int) -> None:
+        """Fix the seed of the orders; all processes of a data-parallel run need the same one."""
+        self.__dict__.update(_seed=seed, _pass=0, _next=0, _order=None)
+
+    def restart(self) -> None:
+        """Forget the pass under way."""
+        self._next, self._size, self._order, self.ran_out = 0, 0, None, False
+
+    def position(self) -> tuple[int, int, int, int, bool]:
+        return (-1 if self._seed is None else self._seed, self._pass, self._next, self._size, self.ran_out)
+
+    def set_position(self, position: Any) -> None:
+        seed, self._pass, self._next, self._size, ran_out = (int(value) for value in position)
+        self._seed, self.ran_out, self._order = None if seed < 0 else seed, bool(ran_out), None
 
 
-class _Pool:
-    """The episodes that slices of one length may come from.
+class SamplerWithoutReplacement(Sampler):
+    """Every step once a pass. The last batch is short, or with ``drop_last`` left out; the next one begins a new pass."""
 
-    ``first`` and ``lengths`` of those episodes, the number of ``places`` a slice can begin in each, and how many places lie
-    ``before`` it; all int64 ``[n]``.
-    """
+    endless = False
 
-    def __init__(self, starts: torch.Tensor, length: int, strict: bool) -> None:
-        self.lengths = starts[1:] - starts[:-1]
-        self.first = starts[:-1]
-        if strict:
-            fits = self.lengths >= length
-            if not bool(fits.any()):
-                longest = int(self.lengths.max()) if len(self.lengths) else 0
-                message = f"no episode has {length} steps; the longest has {longest}"
-                raise SamplingError(message, hint="ask for shorter slices, or strict_length=False for what there is")
-            self.lengths, self.first = self.lengths[fits], self.first[fits]
-        self.places = (self.lengths - length + 1).clamp(min=1)
-        ends = self.places.cumsum(0)
-        self.before, self.total = ends - self.places, int(ends[-1])
+    def __init__(self, drop_last: bool = False, shuffle: bool = True) -> None:
+        self.drop_last, self.shuffle = drop_last, shuffle
+        self.passes = Passes(shuffle=shuffle, drop_last=drop_last)
+
+    @property
+    def ran_out(self) -> bool:
+        return self.passes.ran_out
+
+    @ran_out.setter
+    def ran_out(self, value: bool) -> None:
+        self.passes.ran_out = value
+
+    def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
+        size = require(storage)
+        if batch_size > size:
+            message = f"a batch of {batch_size} cannot be drawn from {size} without replacement"
+            raise SamplingError(message, hint=f"take at most {size}, or sample with replacement")
+        return Draw(self.passes.take(size, batch_size, generator, self.share))
+
+    def empty(self) -> None:
+        self.passes.restart()
+
+    _empty = empty
+
+    def position(self) -> Any:
+        return self.passes.position()
+
+    def set_position(self, position: Any) -> None:
+        self.passes.set_position(position)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"passes": list(self.passes.position()), "drop_last": self.drop_last, "shuffle": self.shuffle}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if "passes" not in state:
+            raise UsageError(f"the state is not that of a {type(self).__name__}")
+        self.passes.set_position(state["passes"])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(drop_last={self.drop_last}, shuffle={self.shuffle})"

@@ -1,0 +1,34 @@
+"""``rbdata config``."""
+
+from __future__ import annotations
+
+from .console import Column, out
+from .options import Root
+
+EXAMPLES = """
+  rbdata config
+  rbdata config --json
+  RBDATA_ROOT=/data rbdata config
+"""
+
+_COLUMNS = (Column("setting"), Column("value"), Column("from"))
+
+
+def run(root: Root = None) -> None:
+    """Show the settings in force and where each comes from.
+
+    Flags win over environment variables (RBDATA_ROOT, RBDATA_PROCS, RBDATA_UPSTREAM, RBDATA_MIRROR, RBDATA_<SOURCE>_MIRROR),
+    these over the configuration file (RBDATA_CONFIG names another one), and that over the defaults.
+    """
+    from .. import config
+
+    settings = config.effective(root)
+    if out.json:
+        out.document({one.name: {"value": one.value, "from": one.origin} for one in settings})
+    elif out.quiet:
+        for one in settings:
+            out.line(f"{one.name}={'' if one.value is None else one.value}")
+    else:
+        out.table(_COLUMNS, [(one.name, None if one.value is None else str(one.value), one.origin) for one in settings])
+        if settings[0].value is None and config.path() is not None:
+            out.note(f"no configuration file; it would be {config.path()}")

@@ -1,0 +1,55 @@
+"""Frames that Minari stores as JPEG.
+
+Since 0.5.3 it does so with spaces that look like pictures (uint8, 0..255, two or three dimensions, the first two at least 32):
+smaller, and lossy. A flag in the metadata says whether, but older files have none, and it was not always true; what a row
+holds is seen by its first bytes (FF D8 FF, ITU-T T.81 annex B).
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...errors import CorruptSourceError, MissingExtraError
+
+MAGIC = b"\xff\xd8\xff"
+
+
+def is_jpeg(data: bytes) -> bool:
+    """Whether bytes begin as a JPEG file does."""
+    return data[:3] == MAGIC
+
+
+def frame_shape(data: bytes, where: str) -> tuple[int, ...]:
+    """Height, width and, for colour, channels of one frame; reads its header only."""
+    image = _open(data, where)
+    bands = len(image.getbands())
+    return (image.height, image.width) if bands == 1 else (image.height, image.width, bands)
+
+
+def decode(frames: Sequence[bytes], shape: tuple[int, ...], where: str) -> np.ndarray:
+    """Frames as uint8 ``[n, *shape]``. Raises CorruptSourceError for one that is damaged or of another size."""
+    rows = np.empty((len(frames), *shape), np.uint8)
+    for number, data in enumerate(frames):
+        try:
+            frame = np.asarray(_open(data, where))
+        except (OSError, SyntaxError, ValueError) as error:
+            raise CorruptSourceError(f"{where}: frame {number} is no sound JPEG: {error}") from error
+        if frame.shape != shape and frame.size != rows[number].size:
+            raise CorruptSourceError(f"{where}: frame {number} has shape {frame.shape}, the first one {shape}")
+        rows[number] = frame.reshape(shape)
+    return rows
+
+
+def _open(data: bytes, where: str):
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as error:
+        message = f"{where} holds JPEG frames, and Pillow is not installed"
+        raise MissingExtraError(message, hint="pip install pillow") from error
+    try:
+        return Image.open(io.BytesIO(data), formats=["JPEG"])
+    except (UnidentifiedImageError, Image.DecompressionBombError) as error:
+        raise CorruptSourceError(f"{where}: a frame is no sound JPEG: {error}") from error

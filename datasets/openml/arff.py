@@ -1,0 +1,220 @@
+"""ARFF, dense and sparse, as OpenML's files have it: a header of typed attributes, then one row a line.
+
+https://waikato.github.io/weka-wiki/formats_and_processing/arff_stable/
+
+    % a comment: a line of its own; '%' inside a row is an ordinary character
+    @relation name
+    @attribute 'a name' numeric          also real, integer
+    @attribute b {red, 'dark blue', 3}   nominal: codes follow this order
+    @attribute c string                  also date
+    @data
+    5.1, red, 'it\\'s'                   values between commas, spaces around them do not count
+    ?, ?, 'text'                         an unquoted question mark is a missing value
+    {0 5.1, 1 3}                         sparse: index and value; what is left out is 0, or the first nominal value
+
+Anything else is refused with its line number: a table that is misread is worse than one that is not read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Literal
+
+import numpy as np
+
+from ...errors import CorruptSourceError
+
+Kind = Literal["numeric", "nominal", "string"]
+
+_NUMERIC = ("numeric", "real", "integer")
+_ATTRIBUTE = re.compile(
+    r"""@attribute \s+ (?: '((?:[^'\\]|\\.)*)' | "((?:[^"\\]|\\.)*)" | ([^\s'"{][^\s{]*) ) \s* (.+)""", re.I | re.X
+)
+#: One value and what ends it. A quoted one may not be followed by anything but spaces.
+_VALUE = re.compile(r"""\s*(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|([^,'"][^,]*?|))\s*(?:,|$)""")
+_SPARSE = re.compile(r"""\s*(\d+)\s+(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|([^,\s'"][^,]*?))\s*(?:,|$)""")
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.S)
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r"}
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """One column; ``values`` are those of a nominal one, in the order declared."""
+
+    name: str
+    kind: Kind
+    values: tuple[str, ...] = ()
+
+
+#: A column of some rows: float64 with NaN for missing values, int64 codes with -1 for them, or None for text.
+Column = np.ndarray | None
+
+
+class Reader:
+    """A file's attributes, and its rows in blocks. ``lines`` are the file's, without their ends or with them."""
+
+    def __init__(self, lines: Iterable[str], name: str) -> None:
+        self._lines, self._name = enumerate(lines, 1), name
+        self.attributes = self._header()
+        self._codes = [{value: code for code, value in enumerate(attribute.values)} for attribute in self.attributes]
+
+    def blocks(self, rows: int = 4096) -> Iterator[list[Column]]:
+        """Up to ``rows`` rows at a time, one column for each attribute. Raises CorruptSourceError, naming the line."""
+        while True:
+            block = list(islice(self._rows(), rows))
+            if not block:
+                return
+            numbers = [number for number, _ in block]
+            yield [self._column(index, values, numbers) for index, values in enumerate(zip(*(row for _, row in block)))]
+
+    # -- header ----------------------------------------------------------------------------------------------------
+
+    def _header(self) -> tuple[Attribute, ...]:
+        attributes: list[Attribute] = []
+        for number, line in self._lines:
+            text = line.strip()
+            if not text or text.startswith("%"):
+                continue
+            word = text.split(None, 1)[0].lower()
+            if word == "@attribute":
+                attributes.append(self._attribute(text, number))
+            elif word == "@data":
+                return self._checked(attributes)
+            elif word != "@relation":
+                raise self._error(number, f"{text[:40]!r} is no ARFF declaration")
+        raise CorruptSourceError(f"{self._name} is not an ARFF file: it has no @data")
+
+    def _attribute(self, text: str, number: int) -> Attribute:
+        match = _ATTRIBUTE.fullmatch(text)
+        if match is None:
+            raise self._error(number, "an @attribute without a name and a type")
+        name = _first_text(match.groups()[:3])
+        kind = match[4].strip()
+        if kind.startswith("{"):
+            if not kind.endswith("}"):
+                raise self._error(number, f"the values of {name!r} do not end with a brace")
+            values = tuple(value or "" for value in self._split(kind[1:-1], number, missing="?"))
+            if len(set(values)) != len(values):
+                raise self._error(number, f"{name!r} declares a value twice")
+            return Attribute(name, "nominal", values)
+        word = kind.split(None, 1)[0].lower()
+        if word in _NUMERIC:
+            return Attribute(name, "numeric")
+        if word in ("string", "date"):
+            return Attribute(name, "string")
+        raise self._error(number, f"{name!r} has the type {kind[:40]!r}, which is not known")
+
+    def _checked(self, attributes: list[Attribute]) -> tuple[Attribute, ...]:
+        names = [attribute.name for attribute in attributes]
+        if not names:
+            raise CorruptSourceError(f"{self._name} declares no attributes")
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise CorruptSourceError(f"{self._name} declares {twice!r} twice")
+        return tuple(attributes)
+
+    # -- rows ------------------------------------------------------------------------------------------------------
+
+    def _rows(self) -> Iterator[tuple[int, Sequence[str | None]]]:
+        """Rows with their line numbers; None for missing values."""
+        width = len(self.attributes)
+        for number, line in self._lines:
+            text = line.strip()
+            if not text or text[0] == "%":
+                continue
+            row: Sequence[str | None]
+            if text[0] == "{":
+                row = self._sparse(text, number)
+            elif "'" in text or '"' in text:
+                row = self._split(text, number)
+            else:
+                plain = text.split(",")
+                row = [value.strip() for value in plain] if " " in text or "\t" in text else plain
+            if len(row) != width:
+                raise self._error(number, f"{len(row)} values for {width} attributes")
+            yield number, row
+
+    def _split(self, text: str, number: int, missing: str | None = None) -> list[str | None]:
+        """Values between commas; an unquoted question mark becomes ``missing``."""
+        values: list[str | None] = []
+        at = 0
+        while True:
+            match = _VALUE.match(text, at)
+            if match is None:
+                raise self._error(number, f"a quote is out of place near {text[at : at + 30]!r}")
+            values.append(missing if match[3] == "?" else _first_text(match.groups()))
+            at = match.end()
+            if not match[0].endswith(","):
+                return values
+
+    def _sparse(self, text: str, number: int) -> list[str | None]:
+        if not text.endswith("}"):
+            raise self._error(number, "a sparse row does not end with a brace")
+        row: list[str | None] = [
+            attribute.values[0] if attribute.values else ("0" if attribute.kind == "numeric" else "")
+            for attribute in self.attributes
+        ]
+        body, at, last = text[1:-1].strip(), 0, -1
+        while at < len(body):
+            match = _SPARSE.match(body, at)
+            if match is None:
+                raise self._error(number, f"not an index and a value near {body[at : at + 30]!r}")
+            index = int(match[1])
+            if not last < index < len(row):
+                raise self._error(number, f"the index {index} is out of order or out of range")
+            row[index] = None if match[4] == "?" else _first_text(match.groups()[1:])
+            at, last = match.end(), index
+        return row
+
+    def _column(self, index: int, values: Sequence[str | None], numbers: Sequence[int]) -> Column:
+        attribute = self.attributes[index]
+        if attribute.kind == "numeric":
+            try:
+                return np.array(list(map(float, values)), np.float64)  # type: ignore[arg-type]
+            except (TypeError, ValueError):
+                pairs = zip(values, numbers)
+                return np.array([self._number(value, number, attribute) for value, number in pairs], np.float64)
+        if attribute.kind == "nominal":
+            codes = self._codes[index]
+            try:
+                return np.array([codes[value] for value in values], np.int64)  # type: ignore[index]
+            except KeyError:
+                pairs = zip(values, numbers)
+                return np.array([self._code(value, number, attribute, codes) for value, number in pairs], np.int64)
+        return None
+
+    def _number(self, value: str | None, number: int, attribute: Attribute) -> float:
+        if value is None or value == "?":
+            return np.nan
+        try:
+            return float(value)
+        except ValueError as error:
+            raise self._error(number, f"{attribute.name!r} is numeric, {value[:40]!r} is not a number") from error
+
+    def _code(self, value: str | None, number: int, attribute: Attribute, codes: dict[str, int]) -> int:
+        if value is None or (value == "?" and "?" not in codes):
+            return -1
+        if value not in codes:
+            raise self._error(number, f"{value[:40]!r} is not among the declared values of {attribute.name!r}")
+        return codes[value]
+
+    def _error(self, number: int, what: str) -> CorruptSourceError:
+        return CorruptSourceError(f"{self._name}, line {number}: {what}")
+
+
+def _first_text(groups: Sequence[Any]) -> str:
+    """The value of whichever of (single-quoted, double-quoted, plain) matched."""
+    single, double, plain = groups
+    if plain is not None:
+        return plain
+    return _ESCAPE.sub(_unescape, single if single is not None else double)
+
+
+def _unescape(match: re.Match[str]) -> str:
+    code = match[1]
+    if len(code) == 5:
+        return chr(int(code[1:], 16))
+    return _ESCAPED.get(code, code)

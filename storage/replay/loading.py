@@ -1,0 +1,84 @@
+"""From the options of ``rbdata.load`` to a buffer over a dataset."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import UsageError
+from ..dataset import Dataset
+from .dataset_storage import DatasetStorage
+from .prioritized import PrioritizedSampler
+from .prioritized_slices import PrioritizedSliceSampler
+from .samplers import RandomSampler, Sampler, SamplerWithoutReplacement
+from .slices import SliceSampler, SliceSamplerWithoutReplacement, UniformOver
+from .tensordict_buffer import TensorDictReplayBuffer
+
+
+def load_buffer(
+    dataset: Dataset,
+    *,
+    slice_len: int | None = None,
+    num_slices: int | None = None,
+    strict_length: bool = True,
+    pad_output: bool = False,
+    span: Any = False,
+    uniform_over: UniformOver = "trajectories",
+    replacement: bool = True,
+    drop_last: bool = False,
+    shuffle: bool = True,
+    alpha: float | None = None,
+    beta: float | None = None,
+    sampler: Sampler | None = None,
+    **options: Any,
+) -> TensorDictReplayBuffer:
+    """A buffer over a dataset, whose batches are TED TensorDicts with ``index`` (int64, the steps drawn).
+
+    - ``slice_len`` or ``num_slices``, ``strict_length``, ``pad_output``, ``span``, ``uniform_over``: slices of consecutive
+      steps, see `SliceSampler`; the last step of every slice is truncated (and done).
+    - ``replacement=False``: every step (or one slice of every episode) once a pass; ``drop_last`` leaves out a short last
+      batch, ``shuffle=False`` keeps the order.
+    - ``alpha`` and ``beta``: sample by priority, see `PrioritizedSampler`; priorities are set with
+      ``buffer.update_priority(batch["index"], td_error)``.
+    - ``sampler``: one of your own instead of all of these.
+    - all other ``options`` are those of `ReplayBuffer`: ``batch_size``, ``frame_stack``, ``n_step``, ``gamma``, ``transform``,
+      ``prefetch``, ``pin_memory``, ``device``, ``seed``, ``generator``, ``rank``, ``world_size``, ...
+
+    Raises UsageError for options that make no sense together.
+    """
+    slices = {
+        "slice_len": slice_len,
+        "num_slices": num_slices,
+        "strict_length": strict_length,
+        "pad_output": pad_output,
+        "span": span,
+        "uniform_over": uniform_over,
+    }
+    sliced = slice_len is not None or num_slices is not None
+    if not sliced and (not strict_length or pad_output or span or uniform_over != "trajectories"):
+        raise UsageError("strict_length, pad_output, span and uniform_over go with slice_len or num_slices")
+    if replacement and (drop_last or not shuffle):
+        raise UsageError("drop_last and shuffle go with replacement=False")
+    if beta is not None and alpha is None:
+        raise UsageError("beta goes with alpha")
+    if sampler is not None:
+        if sliced or not replacement or alpha is not None:
+            raise UsageError("a sampler of your own leaves no room for slices, replacement and priorities")
+    elif alpha is not None:
+        if not replacement:
+            raise UsageError("priorities are sampled with replacement")
+        size = max(1, len(dataset))
+        weight = 1.0 if beta is None else beta
+        sampler = (
+            PrioritizedSliceSampler(size, alpha, weight, **slices)
+            if sliced
+            else PrioritizedSampler(size, alpha, weight)
+        )
+    elif sliced:
+        sampler = (
+            SliceSampler(**slices)
+            if replacement
+            else SliceSamplerWithoutReplacement(drop_last=drop_last, shuffle=shuffle, **slices)
+        )
+    else:
+        sampler = RandomSampler() if replacement else SamplerWithoutReplacement(drop_last, shuffle)
+    return TensorDictReplayBuffer(storage=DatasetStorage(dataset), sampler=sampler, **options)

@@ -1,0 +1,161 @@
+"""Buffers of TensorDicts: what the sampler knows comes in the batch, and priorities are read from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from ...errors import SamplingError, SchemaError, UsageError
+from .batches import Prepared
+from .buffer import ReplayBuffer
+from .edges import as_key
+from .flags import slice_flags
+from .prioritized import PrioritizedSampler
+from .storages import Storage
+from .writers import ImmutableDatasetWriter, TensorDictRoundRobinWriter, Writer, reduce
+
+
+class TensorDictReplayBuffer(ReplayBuffer):
+    """A `ReplayBuffer` whose batches carry ``index`` (int64 ``[N]``, or ``[N, ndim]``), weights and slice flags.
+
+    ``priority_key`` is where `update_tensordict_priority` and `extend` look for priorities.
+    """
+
+    _in_batch = True
+
+    def __init__(self, *, priority_key: Any = "td_error", **options: Any) -> None:
+        super().__init__(**options)
+        self.priority_key = priority_key
+
+    def _default_writer(self) -> Writer:
+        return ImmutableDatasetWriter() if self._storage.immutable else TensorDictRoundRobinWriter()
+
+    def add(self, data: Any) -> Any:
+        index = super().add(self._tensordict(data))
+        self._priorities_of(data, index)
+        return index
+
+    def extend(self, data: Any, *, update_priority: bool = True) -> Any:
+        """As `ReplayBuffer.extend`; priorities are read from ``priority_key`` where the data have it."""
+        if isinstance(data, list):
+            data = torch.stack(data)
+        index = super().extend(self._tensordict(data))
+        if update_priority:
+            self._priorities_of(data, index)
+        return index
+
+    def _tensordict(self, data: Any) -> TensorDictBase:
+        if not isinstance(data, TensorDictBase):
+            message = f"a {type(self).__name__} takes TensorDicts, not a {type(data).__name__}"
+            raise SchemaError(message, hint="a ReplayBuffer takes anything")
+        return data
+
+    def _priorities_of(self, data: TensorDictBase, index: Any) -> None:
+        if index is None or not isinstance(self._sampler, PrioritizedSampler):
+            return
+        priority = self._priority(data)
+        if priority is None:
+            return
+        if data.ndim > 1 and self._dim_extend and self._storage.ndim > 1:
+            priority = priority.reshape(data.batch_size[: self._storage.ndim]).transpose(0, self._dim_extend)
+        rows = self._storage.flat([index] if isinstance(index, int) else index)
+        # Records of which there was no room for all: the last one written to a row is the one there.
+        self.update_priority(rows if self._storage.ndim == 1 else self._unflat(rows), priority.reshape(-1))
+
+    def _unflat(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.stack(torch.unravel_index(rows, self._storage.shape), -1)
+
+    def _priority(self, data: TensorDictBase) -> torch.Tensor | None:
+        """One priority for each row of the data, ``[N]``; None where there are none."""
+        key = as_key(self.priority_key)
+        values = data.get(key if len(key) > 1 else key[0], None)
+        if values is None:
+            return None
+        rows = self._storage.ndim if data.ndim >= self._storage.ndim and "index" not in data else None
+        leading = data.batch_size[:rows] if rows else data.batch_size[:1]
+        flat = values.reshape(leading.numel(), -1) if data.ndim else values.reshape(1, -1)
+        assert isinstance(self._sampler, PrioritizedSampler)
+        return reduce(flat, self._sampler.reduction)
+
+    def update_tensordict_priority(self, data: TensorDictBase) -> None:
+        """Set the priorities of a batch's rows from ``priority_key``, several values reduced to one.
+
+        Raises UsageError when the batch has no such key, or no ``index``.
+        """
+        if not isinstance(self._sampler, PrioritizedSampler):
+            return
+        index = data.get("index", None)
+        key = as_key(self.priority_key)
+        values = data.get(key if len(key) > 1 else key[0], None)
+        if index is None or values is None:
+            missing = "index" if index is None else "/".join(key)
+            raise UsageError(f"the batch has no {missing}: it takes both to set priorities")
+        rows = index.reshape(-1, self._storage.ndim) if self._storage.ndim > 1 else index.reshape(-1)
+        if values.numel() % len(rows):
+            raise SamplingError(f"{values.numel()} priorities for {len(rows)} rows")
+        self.update_priority(rows, reduce(values.reshape(len(rows), -1), self._sampler.reduction))
+
+    def _read_batch(self, reader: Any, prepared: Prepared) -> Any:
+        batch = super()._read_batch(reader, prepared)
+        if not isinstance(batch, TensorDictBase):
+            return batch
+        if self._storage.ndim > 1:
+            batch.set("index", self._unflat(prepared.index))
+        if reader is None:
+            if self._storage.ndim == 1:
+                batch.set("index", prepared.index)
+            for name, value in prepared.draw.info.items():
+                batch.set(name, value)
+            flags = slice_flags(prepared.draw, lambda key: batch.get(key if len(key) > 1 else key[0], None))
+            for key, value in flags.items():
+                batch.set(key if len(key) > 1 else key[0], value)
+        return batch
+
+
+class PrioritizedReplayBuffer(ReplayBuffer):
+    """A `ReplayBuffer` that samples by priority; ``alpha``, ``beta``, ``eps`` and ``reduction`` as in `PrioritizedSampler`."""
+
+    def __init__(
+        self,
+        *,
+        alpha: float,
+        beta: float,
+        eps: float = 1e-8,
+        dtype: torch.dtype = torch.float32,
+        reduction: str = "max",
+        storage: Any = None,
+        **options: Any,
+    ) -> None:
+        storage, sampler = _with_priorities(storage, alpha, beta, eps, dtype, reduction)
+        super().__init__(storage=storage, sampler=sampler, **options)
+
+
+class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
+    """A `TensorDictReplayBuffer` that samples by priority."""
+
+    def __init__(
+        self,
+        *,
+        alpha: float,
+        beta: float,
+        eps: float = 1e-8,
+        dtype: torch.dtype = torch.float32,
+        reduction: str = "max",
+        storage: Any = None,
+        **options: Any,
+    ) -> None:
+        storage, sampler = _with_priorities(storage, alpha, beta, eps, dtype, reduction)
+        super().__init__(storage=storage, sampler=sampler, **options)
+
+
+def _with_priorities(
+    storage: Any, alpha: float, beta: float, eps: float, dtype: torch.dtype, reduction: str
+) -> tuple[Storage, PrioritizedSampler]:
+    from .buffer import _storage
+
+    made = _storage(storage)
+    # A storage of more dimensions rounds its size up to full rows when it learns how many there are beside each other.
+    room = made.max_size if made.ndim == 1 else 2 * made.max_size
+    return made, PrioritizedSampler(room, alpha, beta, eps, dtype, reduction)

@@ -1,0 +1,117 @@
+"""What the tests of the replay runtime share: TED batches with known contents, and slow, obvious references.
+
+`rollout` makes a TED batch whose observations say where they come from: ``observation[0]`` counts all states ever made,
+so a successor, a stack or an n-step look ahead is checked by arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from storage_tools import Episode, columns
+from tensordict import TensorDict
+
+
+def rollout(lengths: Sequence[int], *, first: int = 0, open_end: bool = False, extra: bool = True) -> TensorDict:
+    """Episodes one after the other, batch ``[steps]``; ``open_end`` leaves the last one without done.
+
+    ``observation`` float32 ``[2]``: (number of the state, its step in the episode); ``action`` int64 counts all steps;
+    ``("next", "reward")`` is ``step + 1`` of the episode times 1, 0.5, ... by episode.
+    """
+    rows: dict[str, list] = {name: [] for name in ("obs", "next", "action", "reward", "done", "traj", "step")}
+    state, step_number = first, first
+    for number, length in enumerate(lengths):
+        for step in range(length):
+            rows["obs"].append([state, step])
+            rows["next"].append([state + 1, step + 1])
+            rows["action"].append(step_number)
+            rows["reward"].append([(step + 1) / (number % 3 + 1)])
+            rows["done"].append([step == length - 1 and not (open_end and number == len(lengths) - 1)])
+            rows["traj"].append(first * 1000 + number)
+            rows["step"].append(step)
+            state, step_number = state + 1, step_number + 1
+        state += 1
+    n = len(rows["obs"])
+    done = torch.tensor(rows["done"]) if n else torch.zeros(0, 1, dtype=torch.bool)
+    no = torch.zeros_like(done)
+    content = {
+        "observation": torch.tensor(rows["obs"], dtype=torch.float32).reshape(n, 2),
+        "action": torch.tensor(rows["action"], dtype=torch.int64),
+        "done": no,
+        "terminated": no.clone(),
+        "truncated": no.clone(),
+        "next": TensorDict(
+            {
+                "observation": torch.tensor(rows["next"], dtype=torch.float32).reshape(n, 2),
+                "reward": torch.tensor(rows["reward"], dtype=torch.float32).reshape(n, 1),
+                "done": done,
+                "terminated": done.clone(),
+                "truncated": no.clone(),
+            },
+            [n],
+        ),
+    }
+    if extra:
+        content["collector"] = TensorDict({"traj_ids": torch.tensor(rows["traj"], dtype=torch.int64)}, [n])
+        content["step_count"] = torch.tensor(rows["step"], dtype=torch.int64)
+    return TensorDict(content, [n])
+
+
+class Truth:
+    """A dataset's TED columns, and what a batch of it must be, worked out step by step."""
+
+    def __init__(self, episodes: Sequence[Episode]) -> None:
+        self.columns = columns(episodes)
+        self.lengths = [len(episode) for episode in episodes]
+        self.starts = np.concatenate([[0], np.cumsum(self.lengths)])
+
+    def bounds(self, step: int) -> tuple[int, int]:
+        episode = int(np.searchsorted(self.starts, step, "right")) - 1
+        return int(self.starts[episode]), int(self.starts[episode + 1])
+
+    def stack(self, name: str, step: int, k: int) -> np.ndarray:
+        """The last k observations up to a step, zeros before the episode; ``next/`` names the successor's stack."""
+        low, _ = self.bounds(step)
+        root = self.columns[name.removeprefix("next/")]
+        past = [root[i] if i >= low else np.zeros_like(root[0]) for i in range(step - k + 1, step + 1)]
+        if name.startswith("next/"):
+            past = [*past[1:], self.columns[name][step]]
+        return np.stack(past)
+
+    def last(self, step: int, n: int) -> int:
+        return min(step + n, self.bounds(step)[1]) - 1
+
+    def n_step_reward(self, step: int, n: int, gamma: float) -> float:
+        rewards = self.columns["next/reward"][step : self.last(step, n) + 1, 0].astype("float64")
+        return float((rewards * gamma ** np.arange(len(rewards))).sum())
+
+
+def same(left: torch.Tensor, right: np.ndarray | torch.Tensor) -> bool:
+    right = torch.as_tensor(np.ascontiguousarray(right)) if isinstance(right, np.ndarray) else right
+    return left.shape == right.shape and left.dtype == right.dtype and bool((left == right).all())
+
+
+def equal(left: TensorDict, right: TensorDict) -> bool:
+    """Same keys, shapes, dtypes and values."""
+    keys = set(left.keys(True, True))
+    return keys == set(right.keys(True, True)) and all(same(left.get(key), right.get(key)) for key in keys)
+
+
+def chi_square(counts: torch.Tensor, expected: torch.Tensor) -> float:
+    """How many standard deviations the statistic lies above its mean; below 5 in all but one of millions of runs."""
+    statistic = float(((counts - expected) ** 2 / expected).sum())
+    freedom = len(counts) - 1
+    return (statistic - freedom) / (2 * freedom) ** 0.5
+
+
+def write_and_die(folder) -> None:
+    """In a process of its own: write thirty rows, and end without a word."""
+    import os
+
+    from rbdata.storage.replay import LazyMemmapStorage, ReplayBuffer
+
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(100, scratch_dir=folder), batch_size=4)
+    buffer.extend(rollout([30]))
+    os._exit(9)

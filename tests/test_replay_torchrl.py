@@ -1,0 +1,299 @@
+"""Beside TorchRL: same data in, same things out, wherever both should agree."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from replay_tools import equal, rollout
+from tensordict import TensorDict
+
+import rbdata.storage.replay as ours  # isort: skip
+
+theirs = pytest.importorskip("torchrl.data")
+logging.getLogger("torchrl").setLevel(logging.ERROR)
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def both(make):
+    """The same buffer made of each library's parts."""
+    return make(ours), make(theirs)
+
+
+def fill(buffers, *batches):
+    for batch in batches:
+        indices = [buffer.extend(batch.clone()) for buffer in buffers]
+        assert torch.equal(*indices)
+
+
+def contents(buffer) -> TensorDict:
+    return buffer[:]
+
+
+@settings(max_examples=40, deadline=None)
+@given(capacity=st.integers(1, 12), sizes=st.lists(st.integers(1, 30), min_size=1, max_size=5))
+def test_rings_hold_the_same(capacity, sizes):
+    buffers = both(lambda lib: lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(capacity), batch_size=1))
+    fill(buffers, *(rollout([size], first=100 * number, extra=False) for number, size in enumerate(sizes)))
+    assert equal(*map(contents, buffers))
+    assert len(buffers[0]) == len(buffers[1])
+    assert buffers[0].writer.cursor == buffers[1].writer._cursor
+
+
+@settings(max_examples=30, deadline=None)
+@given(capacity=st.integers(4, 30), width=st.integers(1, 3), sizes=st.lists(st.integers(1, 12), min_size=1, max_size=4))
+def test_rings_of_two_dimensions_hold_the_same(capacity, width, sizes):
+    make = lambda lib: lib.ReplayBuffer(storage=lib.LazyTensorStorage(capacity, ndim=2), batch_size=1)  # noqa: E731
+    buffers = both(make)
+    for number, size in enumerate(sizes):
+        batch = torch.stack([rollout([size], first=1000 * number + 100 * env, extra=False) for env in range(width)])
+        fill(buffers, batch)
+    assert buffers[0].storage.shape == buffers[1].storage.shape
+    assert equal(*map(contents, buffers))
+
+
+@pytest.mark.parametrize("data", [{"x": torch.arange(5)}, (torch.arange(5), torch.ones(5, 2)), torch.arange(5.0)])
+def test_trees_of_tensors(data):
+    from torch.utils import _pytree as pytree
+
+    buffers = both(lambda lib: lib.ReplayBuffer(storage=lib.LazyTensorStorage(8), batch_size=3))
+    for buffer in buffers:
+        buffer.extend(data)
+        buffer.extend(data)
+    left, right = (pytree.tree_leaves(contents(buffer)) for buffer in buffers)
+    assert all(map(torch.equal, left, right))
+    batch = buffers[0].sample()
+    assert pytree.tree_structure(batch) == pytree.tree_structure(buffers[1].sample())
+
+
+def test_the_best_are_kept():
+    make = lambda lib: lib.TensorDictReplayBuffer(  # noqa: E731
+        storage=lib.LazyTensorStorage(5), writer=lib.TensorDictMaxValueWriter(rank_key="score"), batch_size=1
+    )
+    buffers = both(make)
+    generator = torch.Generator().manual_seed(0)
+    for number in range(4):
+        batch = TensorDict({"score": torch.rand(7, generator=generator), "x": torch.arange(7) + 10 * number}, [7])
+        fill(buffers, batch)
+    assert equal(*map(contents, buffers))
+
+
+def slices_seen(buffer, keys, length, batches=60) -> set[tuple]:
+    seen = set()
+    for _ in range(batches):
+        batch = buffer.sample()
+        for number in range(0, len(batch), length):
+            piece = batch[number : number + length]
+            seen.add((tuple(piece["action"].tolist()), *(tuple(piece.get(key).flatten().tolist()) for key in keys)))
+    return seen
+
+
+FLAGS = [("next", "done"), ("next", "terminated"), ("next", "truncated")]
+
+
+@pytest.mark.parametrize("batches", [[[5, 9, 3]], [[7, 7], [4, 9]], [[20, 3], [11]]], ids=str)
+@pytest.mark.parametrize("key", [{"traj_key": ("collector", "traj_ids")}, {"end_key": ("next", "done")}], ids=str)
+def test_the_same_slices_are_possible(batches, key):
+    """All valid slices come, from both, also when the ring has wrapped; with the same flags."""
+    make = lambda lib: lib.TensorDictReplayBuffer(  # noqa: E731
+        storage=lib.LazyTensorStorage(20), sampler=lib.SliceSampler(slice_len=3, **key), batch_size=60
+    )
+    buffers = both(make)
+    fill(buffers, *(rollout(lengths, first=100 * number, open_end=True) for number, lengths in enumerate(batches)))
+    left, right = (slices_seen(buffer, FLAGS, 3) for buffer in buffers)
+    assert left == right
+
+
+def test_the_same_slices_of_several_environments():
+    make = lambda lib: lib.TensorDictReplayBuffer(  # noqa: E731
+        storage=lib.LazyTensorStorage(24, ndim=2), sampler=lib.SliceSampler(slice_len=3), batch_size=60
+    )
+    buffers = both(make)
+    for number in range(3):
+        fill(buffers, torch.stack([rollout([3, 4], first=1000 * number + 100 * env) for env in range(2)]))
+    left, right = (slices_seen(buffer, FLAGS, 3, 150) for buffer in buffers)
+    assert left == right
+    assert buffers[0].sample()["index"].shape == buffers[1].sample()["index"].shape == (60, 2)
+
+
+def test_short_slices():
+    make = lambda lib: lib.TensorDictReplayBuffer(  # noqa: E731
+        storage=lib.LazyTensorStorage(20), sampler=lib.SliceSampler(slice_len=5, strict_length=False), batch_size=5
+    )
+    buffers = both(make)
+    fill(buffers, rollout([3, 8, 2]))
+    left, right = (slices_seen(buffer, FLAGS, 5, 300) for buffer in buffers)
+    assert left == right
+
+
+def test_plain_buffers_give_flags_in_the_info_only():
+    make = lambda lib: lib.ReplayBuffer(  # noqa: E731
+        storage=lib.LazyTensorStorage(20), sampler=lib.SliceSampler(slice_len=3), batch_size=6
+    )
+    for buffer in both(make):
+        buffer.extend(rollout([9, 9]))
+        batch, info = buffer.sample(return_info=True)
+        assert "index" not in batch.keys()  # noqa: SIM118
+        assert not batch["next", "truncated"].any()
+        assert info["next", "truncated"].view(2, 3).tolist() == [[False, False, True]] * 2
+        assert bool((info["next", "done"] | ~info["next", "truncated"]).all())
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    n=st.integers(1, 6),
+    gamma=st.sampled_from([1.0, 0.9, 0.5]),
+    envs=st.integers(1, 3),
+)
+def test_multi_step(lengths, n, gamma, envs):
+    from torchrl.data import MultiStep
+
+    batch = torch.stack([rollout(lengths, first=100 * env, open_end=True) for env in range(envs)])
+    left, right = ours.MultiStep(gamma, n)(batch.clone()), MultiStep(gamma, n)(batch.clone())
+    assert set(left.keys(True, True)) == set(right.keys(True, True))
+    for key in left.keys(True, True):
+        assert torch.allclose(left.get(key).double(), right.get(key).double(), atol=1e-5), key
+        assert left.get(key).dtype == right.get(key).dtype, key
+
+
+@settings(max_examples=40, deadline=None)
+@given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=6), ids=st.booleans(), envs=st.integers(1, 2))
+def test_split_trajectories(lengths, ids, envs):
+    from torchrl.collectors.utils import split_trajectories
+
+    batch = rollout(lengths, extra=ids)
+    if envs > 1:
+        batch = torch.stack([rollout(lengths, first=100 * env, extra=ids) for env in range(envs)])
+    left, right = ours.split_trajectories(batch), split_trajectories(batch)
+    assert left.batch_size == right.batch_size
+    assert equal(left, right)
+
+
+def ted(lengths, capacity, ndim):
+    """A ring that may have wrapped, in both libraries."""
+    make = lambda lib: lib.ReplayBuffer(storage=lib.LazyTensorStorage(capacity, ndim=ndim), batch_size=2)  # noqa: E731
+    buffers = both(make)
+    for number, batch in enumerate(lengths):
+        data = rollout(batch, first=100 * number)
+        if ndim == 2:
+            data = torch.stack([data, rollout(batch, first=100 * number + 5000)])
+        fill(buffers, data)
+    return buffers
+
+
+@pytest.mark.parametrize("ndim", [1, 2])
+@pytest.mark.parametrize("lengths", [[[4, 3]], [[4, 3], [5, 2]], [[9], [9, 2], [1, 1, 3]]], ids=str)
+@pytest.mark.parametrize("hooks", [False, True], ids=["plain", "flat"])
+@pytest.mark.parametrize("writer", ["ours", "theirs"])
+def test_each_reads_the_others_checkpoints(tmp_path, ndim, lengths, hooks, writer):
+    capacity = 12 * ndim
+    left, right = ted(lengths, capacity, ndim)
+    source, lib = (left, theirs) if writer == "ours" else (right, ours)
+    if hooks:
+        source.register_save_hook((ours if writer == "ours" else theirs).TED2Flat())
+    source.dumps(tmp_path / "checkpoint")
+    reader = lib.ReplayBuffer(storage=lib.LazyTensorStorage(capacity, ndim=ndim), batch_size=2)
+    if lib is theirs:  # it loads into memory that is allocated, or fails
+        first = rollout([2]) if ndim == 1 else torch.stack([rollout([2]), rollout([2])])
+        reader.extend(first)
+    if hooks:
+        reader.register_load_hook(lib.Flat2TED())
+    reader.loads(tmp_path / "checkpoint")
+    assert len(reader) == len(source)
+    # TorchRL's hook leaves the root flags of memory that was allocated as they were.
+    left_out = ("done", "terminated", "truncated") if hooks and lib is theirs else ()
+    assert equal(contents(reader).exclude(*left_out), contents(source).exclude(*left_out))
+    batch = rollout([1], first=7777) if ndim == 1 else torch.stack([rollout([1], first=7777), rollout([1], first=8888)])
+    assert torch.equal(source.extend(batch.clone()), reader.extend(batch.clone()))
+    assert equal(contents(reader).exclude(*left_out), contents(source).exclude(*left_out))
+
+
+@pytest.mark.parametrize("ndim", [1, 2])
+@pytest.mark.parametrize("lengths", [[[4, 3]], [[9], [9, 2], [1, 1, 3]]], ids=str)
+def test_flattened_files_are_the_same(tmp_path, ndim, lengths):
+    for name, lib, buffer in zip(("ours", "theirs"), (ours, theirs), ted(lengths, 12 * ndim, ndim)):
+        if name == "theirs" and not buffer._storage._is_full:
+            buffer._storage._storage[buffer._storage._len_along_dim0 :].zero_()  # it writes what was in memory
+        buffer.register_save_hook(lib.TED2Flat())
+        buffer.dumps(tmp_path / name)
+    left, right = (TensorDict.load_memmap(tmp_path / name / "storage") for name in ("ours", "theirs"))
+    assert set(left.keys(True, True)) == set(right.keys(True, True))
+    for key in left.keys(True, True):
+        mine, other = left.get(key), right.get(key)
+        same = torch.equal(mine, other) if isinstance(mine, torch.Tensor) else mine == other
+        assert same, key
+
+
+def test_ensembles_have_one_shape():
+    make = lambda lib: lib.ReplayBufferEnsemble(  # noqa: E731
+        *(lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(10), batch_size=2) for _ in range(2)),
+        sample_from_all=True,
+        batch_size=6,
+    )
+    left, right = both(make)
+    for ensemble, members in ((left, left.buffers), (right, right._rbs)):
+        for number, member in enumerate(members):
+            member.extend(rollout([10], first=100 * number))
+        batch, info = ensemble.sample(return_info=True)
+        assert batch.batch_size == (2, 3)
+        assert batch["index", "buffer_ids"].tolist() == [[0] * 3, [1] * 3]
+        assert bool((batch["action"] == 100 * batch["index", "buffer_ids"] + batch["index", "index"]).all())
+        assert info["index"]["index"].shape == (2, 3)
+
+
+def test_a_torchrl_buffer_on_our_folder(tmp_path):
+    """The documented way: TorchRL reads the folder as a storage, and gives the same rows."""
+    from storage_tools import make_episodes, write_dataset
+
+    folder = write_dataset(tmp_path, make_episodes([5, 8, 3]))
+    storage = theirs.TensorStorage(TensorDict.load_memmap(folder))
+    buffer = theirs.TensorDictReplayBuffer(
+        storage=storage, sampler=theirs.SliceSampler(slice_len=3, end_key=("next", "done")), batch_size=6
+    )
+    batch = buffer.sample()
+    mine = ours.DatasetStorage(folder).get(batch["index"].squeeze(-1))
+    for key in ("observation", "action", ("next", "observation"), ("next", "reward")):
+        assert torch.equal(mine[key], batch[key])
+
+
+@pytest.mark.parametrize("envs", [1, 3])
+def test_a_collector_on_cartpole(envs):
+    """A collector's batches through extend, and whole slices of them back."""
+    pytest.importorskip("gymnasium")
+    import torchrl.collectors
+    from torchrl.envs import GymEnv, SerialEnv
+
+    env = GymEnv("CartPole-v1") if envs == 1 else SerialEnv(envs, lambda: GymEnv("CartPole-v1"))
+    env.set_seed(0)
+    # Its name up to 0.13, and since.
+    collector_class = getattr(torchrl.collectors, "SyncDataCollector", None) or torchrl.collectors.Collector
+    collector = collector_class(env, env.rand_step, frames_per_batch=60, total_frames=360)
+    buffer = ours.TensorDictReplayBuffer(
+        storage=ours.LazyTensorStorage(200, ndim=1 if envs == 1 else 2),
+        sampler=ours.SliceSampler(slice_len=4),
+        batch_size=64,
+        seed=0,
+    )
+    try:
+        for data in collector:
+            buffer.extend(data)
+            batch = buffer.sample().view(16, 4)
+            ids = batch["collector", "traj_ids"]
+            assert bool((ids == ids[:, :1]).all())
+            assert torch.equal(batch["next", "observation"][:, :-1], batch["observation"][:, 1:])
+            assert not batch["next", "done"][:, :-1].any()
+            assert batch["next", "done"][:, -1].all()
+    finally:
+        collector.shutdown()
+    assert len(buffer) >= 200
+    stacked = ours.TensorDictReplayBuffer(storage=buffer.storage, batch_size=32, frame_stack=3, n_step=2, gamma=0.9)
+    batch = stacked.sample()
+    assert batch["observation"].shape == (32, 3, 4)
+    assert torch.equal(
+        batch["observation"][:, -1],
+        buffer.storage.get(buffer.storage.coordinates(buffer.storage.flat(batch["index"])))["observation"],
+    )

@@ -1,0 +1,235 @@
+"""Windows over dataset folders: stacks, n-step returns, slices and their combinations, against step-by-step references."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import rbdata
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rbdata.errors import SamplingError, UsageError
+from replay_tools import Truth, same
+from storage_tools import make_episodes, write_dataset
+
+LENGTHS = [3, 1, 7, 5, 2, 9]
+LAYOUTS = ("flat", "raw", "zstd")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Folders of one content in every layout, small rows and large ones, with the truth."""
+    root = tmp_path_factory.mktemp("windows")
+    made = {}
+    for size, shape in (("small", (3,)), ("large", (20, 20, 3))):
+        episodes = make_episodes(LENGTHS, shape=shape, dtype="uint8")
+        for layout in (*LAYOUTS, "ted"):
+            folder = write_dataset(root, episodes, layout, id=f"my/{size}-{layout}")
+            made[size, layout] = (folder, Truth(episodes))
+    return made
+
+
+CASES = [
+    ("small", "flat"),
+    ("small", "raw"),
+    ("large", "raw"),
+    ("large", "zstd"),
+    ("large", "ted"),
+]
+
+
+def check(batch, truth: Truth, *, k: int | None, n: int | None, gamma: float, ends=None) -> None:
+    """Every key of every step of a batch."""
+    index = batch["index"].tolist()
+    last = [truth.last(step, n) if n else step for step in index]
+    for name in ("action", "done", "terminated", "truncated"):
+        assert same(batch[name], truth.columns[name][index]), name
+    if k:
+        assert same(batch["observation"], np.stack([truth.stack("observation", step, k) for step in index]))
+        assert same(batch["next", "observation"], np.stack([truth.stack("next/observation", at, k) for at in last]))
+    else:
+        assert same(batch["observation"], truth.columns["observation"][index])
+        assert same(batch["next", "observation"], truth.columns["next/observation"][last])
+    if n:
+        wanted = [truth.n_step_reward(step, n, gamma) for step in index]
+        assert torch.allclose(batch["next", "reward"][:, 0], torch.tensor(wanted, dtype=torch.float32), atol=1e-5)
+        assert same(batch["next", "original_reward"], truth.columns["next/reward"][index])
+        taken = torch.tensor(last) - torch.tensor(index) + 1
+        assert same(batch["steps_to_next_obs"], taken)
+        assert torch.allclose(batch["gamma"], gamma ** taken.float())
+    else:
+        assert same(batch["next", "reward"], truth.columns["next/reward"][index])
+    flags = {name: truth.columns["next/" + name][last].copy() for name in ("done", "terminated", "truncated")}
+    if ends is not None:
+        flags["done"][ends] = flags["truncated"][ends] = True
+    for name, flag in flags.items():
+        assert same(batch["next", name], flag), name
+
+
+@pytest.mark.parametrize("size,layout", CASES)
+@pytest.mark.parametrize("k", [None, 1, 4])
+@pytest.mark.parametrize("n", [None, 1, 3])
+@pytest.mark.parametrize("slices", [None, True, False], ids=["steps", "strict", "short"])
+def test_every_combination(made, size, layout, k, n, slices):
+    folder, truth = made[size, layout]
+    options = {} if slices is None else {"slice_len": 4, "strict_length": slices}
+    if n:
+        options |= {"n_step": n, "gamma": 0.9}
+    buffer = rbdata.load(folder, batch_size=12, frame_stack=k, seed=3, **options)
+    for _ in range(12):
+        batch = buffer.sample()
+        ends = None
+        if slices is not None:
+            index = batch["index"]
+            breaks = (index[1:] != index[:-1] + 1) | (torch.tensor(truth.starts)[None] == index[1:, None]).any(1)
+            pieces = torch.tensor_split(index, (breaks.nonzero().squeeze(1) + 1).tolist())
+            # Two slices that happen to follow each other look like one: cut them where they must be cut.
+            if slices:
+                assert len(index) == 12
+                ends = [3, 7, 11]
+            else:
+                ends = (batch["next", "truncated"] & ~torch.as_tensor(truth.columns["next/truncated"][index])).squeeze(
+                    1
+                )
+                ends = sorted({*ends.nonzero().squeeze(1).tolist(), len(index) - 1})
+                assert all(len(piece) <= 12 for piece in pieces)
+                flagged = batch["next", "truncated"].squeeze(1).nonzero().squeeze(1).tolist()
+                ends = flagged
+        check(batch, truth, k=k, n=n, gamma=0.9, ends=ends)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=8),
+    k=st.one_of(st.none(), st.integers(1, 6)),
+    n=st.one_of(st.none(), st.integers(1, 7)),
+    layout=st.sampled_from(["flat", "raw", "zstd"]),
+    seed=st.integers(0, 3),
+)
+def test_any_episode_lengths(tmp_path_factory, lengths, k, n, layout, seed):
+    episodes = make_episodes(lengths, shape=(2,), dtype="float32", seed=seed)
+    folder = write_dataset(tmp_path_factory.mktemp("any"), episodes, layout)
+    truth = Truth(episodes)
+    options = {"n_step": n, "gamma": 0.8} if n else {}
+    everything = rbdata.load(folder, batch_size=sum(lengths), frame_stack=k, replacement=False, seed=seed, **options)
+    batch = everything.sample()
+    assert sorted(batch["index"].tolist()) == list(range(sum(lengths)))
+    check(batch, truth, k=k, n=n, gamma=0.8)
+
+
+def test_slices_stay_in_their_episode_and_all_starts_come(made):
+    folder, truth = made["small", "flat"]
+    buffer = rbdata.load(folder, batch_size=300, slice_len=3, seed=0)
+    starts = set()
+    for _ in range(10):
+        for slice_ in buffer.sample()["index"].view(-1, 3).tolist():
+            assert slice_ == list(range(slice_[0], slice_[0] + 3))
+            assert truth.bounds(slice_[0]) == truth.bounds(slice_[-1])
+            starts.add(slice_[0])
+    assert starts == {s for s in range(sum(LENGTHS)) if s + 3 <= truth.bounds(s)[1]}
+
+
+def test_padded_slices(made):
+    folder, truth = made["small", "raw"]
+    buffer = rbdata.load(folder, batch_size=40, slice_len=8, strict_length=False, pad_output=True, seed=1)
+    batch = buffer.sample()
+    mask = batch["collector", "mask"].view(5, 8)
+    assert batch.batch_size == (40,)
+    for slice_, real in zip(batch["index"].view(5, 8).tolist(), mask.tolist()):
+        count = sum(real)
+        assert real == [True] * count + [False] * (8 - count)
+        assert slice_[:count] == list(range(slice_[0], slice_[0] + count))
+        assert set(slice_[count:]) <= {slice_[count - 1]}
+        assert truth.bounds(slice_[0]) == truth.bounds(slice_[-1])
+    ends = batch["next", "truncated"].view(5, 8)
+    assert all(bool(row[int(real.sum()) - 1]) for row, real in zip(ends, mask))
+
+
+@pytest.mark.parametrize("span,shortest", [(True, 1), ((2, 0), 3), ((0, 2), 3), ((1, 1), 4)])
+def test_spans_leave_the_episode_no_further_than_said(made, span, shortest):
+    folder, truth = made["small", "flat"]
+    buffer = rbdata.load(folder, batch_size=50, slice_len=5, span=span, seed=2)
+    lengths = set()
+    for _ in range(20):
+        batch, info = buffer.sample(return_info=True)
+        ends = info["next", "truncated"].squeeze(1)
+        pieces = torch.tensor_split(batch["index"], (ends.nonzero().squeeze(1) + 1).tolist())[:-1]
+        for piece in pieces:
+            assert truth.bounds(int(piece[0])) == truth.bounds(int(piece[-1]))
+            lengths.add(len(piece))
+    assert min(lengths) == shortest
+    assert max(lengths) == 5
+
+
+def test_slices_of_stacks_read_each_frame_once(made, monkeypatch):
+    """A slice of L with stacks of k takes L + k rows, not L (k + 1)."""
+    from rbdata.storage.rows import ZstdRows
+
+    read = []
+    inner = ZstdRows._decode
+    monkeypatch.setattr(ZstdRows, "_decode", lambda self, rows: read.append(len(rows)) or inner(self, rows))
+    folder, _ = made["large", "zstd"]
+    rbdata.load(folder, batch_size=5, slice_len=5, frame_stack=3, seed=9).sample()
+    assert max(read) == 5 + 3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n_step": 0},
+        {"n_step": 2, "gamma": 0.0},
+        {"n_step": 2, "gamma": 1.5},
+        {"frame_stack": 0},
+        {"frame_stack": 2, "stack_keys": ["nothing"]},
+        {"slice_len": 3, "num_slices": 2},
+        {"slice_len": 0},
+        {"slice_len": 3, "span": 3},
+        {"slice_len": 3, "pad_output": True},
+        {"slice_len": 3, "uniform_over": "days"},
+        {"slice_len": 3, "uniform_over": "transitions", "replacement": False},
+        {"strict_length": False},
+        {"drop_last": True},
+        {"beta": 0.5},
+        {"alpha": 0.5, "replacement": False},
+        {"rank": 2, "world_size": 2},
+        {"replacement": False, "rank": 0, "world_size": 2},
+        {"seed": 1, "generator": torch.Generator()},
+        {"prefetch": -1},
+    ],
+    ids=str,
+)
+def test_options_that_make_no_sense(made, options):
+    folder, _ = made["small", "flat"]
+    with pytest.raises(UsageError):
+        rbdata.load(folder, batch_size=6, **options).sample()
+
+
+@pytest.mark.parametrize(
+    "options,batch_size,words",
+    [
+        ({"slice_len": 5}, 12, "divided"),
+        ({"num_slices": 5}, 12, "divided"),
+        ({"slice_len": 12}, 12, "no episode has 12 steps; the longest has 9"),
+        ({"replacement": False}, 28, "28 cannot be drawn from 27"),
+        ({}, 0, "at least 1"),
+        ({}, True, "whole number"),
+        ({}, 2.5, "whole number"),
+    ],
+)
+def test_batches_that_cannot_be_drawn(made, options, batch_size, words):
+    folder, _ = made["small", "flat"]
+    with pytest.raises(SamplingError, match=words):
+        rbdata.load(folder, seed=0, **options).sample(batch_size)
+
+
+def test_no_batch_size(made):
+    folder, _ = made["small", "flat"]
+    buffer = rbdata.load(folder)
+    with pytest.raises(UsageError, match="no batch size"):
+        buffer.sample()
+    with pytest.raises(UsageError, match="iteration needs"):
+        next(iter(buffer))
+    with pytest.raises(UsageError, match="prefetching needs"):
+        rbdata.load(folder, prefetch=2)
+    with pytest.raises(UsageError, match="drop_last needs"):
+        rbdata.load(folder, replacement=False, drop_last=True)
