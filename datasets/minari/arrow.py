@@ -5,7 +5,8 @@
 
 Columns ``observations``, ``actions``, ``rewards``, ``terminations``, ``truncations`` and perhaps ``infos``. Dict and Tuple
 spaces are structs, arrays are lists of one size, pictures JPEG bytes. An episode of n steps has n + 1 observations; the other
-columns have a filler in the last row. A file holds any number of record batches: it is read whole, or a long episode would lose its
+columns have a filler in the last row. A file holds any number of record batches: it is read whole, or a long episode
+would lose its
 end.
 """
 
