@@ -30,19 +30,21 @@ def download(
     force: bool = False,
     user_project: str | None = None,
     listener: Listener | None = None,
+    **extra: Any,
 ) -> Path:
     """Get a dataset from its source (or a ``mirror``); returns its folder, which `load` and `open_dataset` take.
 
     What is complete is left as it is; an interrupted download goes on where it stopped. ``shards`` is a selection such as
-    ``"0-4,7"``. For the rest see `datasets.request.Request` and `datasets.source.ConvertOptions`. Raises what
-    `datasets.download.download` raises.
+    ``"0-4,7"``; ``extra`` are the options of single sources (``steps=20000`` for a recording, ``upstream="rl-unplugged"``
+    for Atari, ``episodes_by="timeouts"`` for D4RL, ...). For the rest see `datasets.request.Request` and
+    `datasets.source.ConvertOptions`. Raises what `datasets.download.download` raises.
     """
     from .datasets.download import Request
     from .datasets.download import download as run
     from .datasets.fetch import FetchOptions
     from .datasets.source import ConvertOptions
 
-    options = ConvertOptions(codec, layout, unknown_next, parts=_parts(shards))
+    options = ConvertOptions(codec, layout, unknown_next, parts=_parts(shards), extra=extra)
     request = Request(
         dataset_id,
         root=None if root is None else Path(root),
@@ -69,13 +71,14 @@ def convert(
     unknown_next: Literal["truncate", "zero"] = "truncate",
     force: bool = False,
     listener: Listener | None = None,
+    **extra: Any,
 ) -> Path:
     """Convert raw data of a source that are in a folder already into the dataset ``dataset_id``; returns its folder."""
     from .datasets.download import Request
     from .datasets.download import convert as run
     from .datasets.source import ConvertOptions
 
-    options = ConvertOptions(codec, layout, unknown_next, parts=_parts(shards))
+    options = ConvertOptions(codec, layout, unknown_next, parts=_parts(shards), extra=extra)
     request = Request(dataset_id, root=None if root is None else Path(root), procs=procs, options=options, force=force)
     return run(Path(path), source, request, listener).path
 

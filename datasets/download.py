@@ -38,7 +38,7 @@ from .request import Listener as Listener
 from .request import Outcome as Outcome
 from .request import Outlook as Outlook
 from .request import Request as Request
-from .source import ConvertOptions, Job, Plan
+from .source import ConvertOptions, Job, Plan, Source
 from .spooled import expected, spool_all, spooling
 
 MAX_PROCS = 8
@@ -64,7 +64,7 @@ def download(request: Request, listener: Listener | None = None) -> Outcome:
     existing = what_is_there(place, request)
     if existing is not None:
         return Outcome(dataset_id, place.path, "complete", existing)
-    url = mirror or (source.home if source else "")
+    url = mirror or _home(source, dataset_id)
     if mirror or not getattr(source, "makes", False):  # what is made on this machine is looked for nowhere
         listener.stage(f"looking for {dataset_id} at {open_location(url, options=request.fetch).url}")
     copied = _copy(url, place, request, listener) if mirror else None
@@ -89,6 +89,14 @@ def download(request: Request, listener: Listener | None = None) -> Outcome:
         job = source.open(name, open_location(kept, options=request.fetch), _as_chosen(job, request.options))
         return _run(job, place, request, listener, home)
     return _run(job, place, request, listener, job.location.url)
+
+
+def _home(source: Source | None, dataset_id: str) -> str:
+    """Where a dataset is looked for without a mirror: its source's home, or the place it says for this one (``place``)."""
+    if source is None:
+        return ""
+    place = getattr(source, "place", None)
+    return place(dataset_id.partition("/")[2]) if place else source.home
 
 
 def convert(path: Path, source_name: str, request: Request, listener: Listener | None = None) -> Outcome:
@@ -188,7 +196,7 @@ def _run(job: Job, place: DatasetPlace, request: Request, listener: Listener, ur
         listener.outlook(outlook)
         return Outcome(place.id, place.path, "planned", None, time.monotonic() - began, outlook)
     make_writable(place.root)
-    with place.lock():
+    with place.lock() as lock:
         place.recover()
         existing = what_is_there(place, request)  # another process may have finished it meanwhile
         if existing is not None:
@@ -203,6 +211,8 @@ def _run(job: Job, place: DatasetPlace, request: Request, listener: Listener, ur
         )
         try:
             outlook, manifest = _write(writer, job, place, request, listener, old, url)
+            lock.check()
+            writer.commit(manifest)
         except BaseException:
             if not writer.parts_done() and not (writer.folder / RAW).exists():
                 remove_tree(writer.folder)  # nothing worth keeping for the next run
@@ -219,6 +229,8 @@ def _write(
     old: OldDataset | None,
     url: str,
 ) -> tuple[Outlook, Manifest]:
+    """Plan and fill; what is left is to commit."""
+
     def procs(tasks: int) -> int:
         return min(config.procs(request.procs) or min(MAX_PROCS, usable_cpus()), max(1, tasks))
 
@@ -259,9 +271,7 @@ def _write(
     listener.stage("writing the manifest")
     for index, record in writer.parts_done().items():
         plan.parts[index]["object"]["crc32c"] = record["crc32c"] or plan.parts[index]["object"]["crc32c"]
-    manifest = _manifest(job, plan, place.id, url)
-    writer.commit(manifest)
-    return outlook, manifest
+    return outlook, _manifest(job, plan, place.id, url)
 
 
 def _settle(job: Job, paths: dict[str, Path]) -> bool:

@@ -1,7 +1,7 @@
 """Offline DQN on CartPole: learn from a recorded dataset alone, and play better than it.
 
-    python examples/offline_dqn.py                     # about two minutes on two cores
-    python examples/offline_dqn.py --updates 3000 --steps 10000 --eval-episodes 5        # a quick look
+    python examples/offline_dqn.py                     # half a minute on two cores, 86 -> 500
+    python examples/offline_dqn.py --updates 1500 --steps 10000 --eval-episodes 5        # a quick look
 
 1. *Record*, once: 30,000 steps of a mixed policy. A simple rule balances the pole, and three in five of its actions
 are replaced by

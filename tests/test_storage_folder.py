@@ -525,3 +525,14 @@ def test_make_writable(tmp_path):
         assert "--root" in (caught.value.hint or "")
     with pytest.raises(RootNotWritableError):
         make_writable(Path("/proc/rbdata"))
+
+
+def test_a_lock_that_was_lost_is_noticed(tmp_path):
+    """An owner that stood still long enough to be taken for dead must not commit beside the new one."""
+    from rbdata.storage.lock import WriterLock
+
+    with WriterLock(tmp_path / ".x.lock", "my/x") as lock:
+        lock.check()
+        (tmp_path / ".x.lock").unlink()
+        with WriterLock(tmp_path / ".x.lock", "my/x"), pytest.raises(DatasetBusyError, match="took over"):
+            lock.check()

@@ -41,6 +41,10 @@ class MinariSource:
     def home(self) -> str:
         return remote_url()
 
+    def place(self, name: str) -> str:
+        """Where a dataset is looked for when no mirror is given."""
+        return _root_url() if (local_root() / name / "data").is_dir() else self.home
+
     def names(self) -> Sequence[str]:
         """What is in the local root, what the remote held when it was last asked, and what is known to be published."""
         known = KNOWN if self.home == HOME else ()
@@ -51,10 +55,7 @@ class MinariSource:
 
     def open(self, name: str, location: Location, options: ConvertOptions) -> MinariJob:
         """Finds the files and reads the metadata. Raises FetchErrors, CorruptSourceError, UsageError."""
-        why = ""
-        if location.url == open_location(self.home).url and (local_root() / name / "data").is_dir():
-            location = open_location(local_root(), options=location.options)
-            why = f"it is in Minari's own root {location.url}"
+        why = f"it is in Minari's own root {location.url}" if location.url == _root_url() else ""
         try:
             return _open(name, joined(name, "data"), location, options, why)
         except ObjectNotFoundError as error:
@@ -66,6 +67,10 @@ class MinariSource:
         if "data" in location.folders():
             return _open(None, "data", location, options, "")
         return _open(None, "", location, options, "")
+
+
+def _root_url() -> str:
+    return open_location(local_root()).url
 
 
 def _open(name: str | None, folder: str, location: Location, options: ConvertOptions, why: str) -> MinariJob:
