@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rbdata.datasets.download import download
-from rbdata.datasets.request import Request
+from rbdata.datasets.request import Listener, Request
 from rbdata.datasets.source import ConvertOptions
 from rbdata.datasets.spaces import text_of
 from rbdata.storage.dataset import Dataset
@@ -281,6 +281,29 @@ def test_killed_while_recording_the_next_run_makes_the_same(tmp_path, monkeypatc
     fresh = record(tmp_path / "other", "CartPole-v1", steps=200, policy="deadly:act", force=True)
     assert_nothing_left(tmp_path / "root")
     assert content(again) == content(fresh)
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "tests/Frames-v0"])
+def test_a_recording_that_is_complete_is_not_made_again(tmp_path, monkeypatch, name):
+    (tmp_path / "counting.py").write_text(
+        "calls = 0\ndef act(observation):\n    global calls\n    calls += 1\n    return calls % 2\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    extra = {"steps": 90, "policy": "counting:act"}
+
+    def stop(index):
+        raise KeyboardInterrupt
+
+    request = Request(f"gymnasium/{name}", root=tmp_path / "root", options=ConvertOptions(extra=extra))
+    with pytest.raises(KeyboardInterrupt):
+        download(request, Listener(part_done=stop))
+    again = record(tmp_path / "root", name, **extra)
+    import counting
+
+    assert counting.calls == 90 and again["action"].tolist() == [1, 0] * 45
+    sys.modules.pop("counting")
+    assert content(again) == content(record(tmp_path / "fresh", name, **extra))
+    sys.modules.pop("counting")
 
 
 # -- read by others ------------------------------------------------------------------------------------------------

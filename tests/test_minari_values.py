@@ -14,9 +14,14 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from minari_tools import FIXTURES, compare, convert, truth, with_root, write
+from rbdata.datasets.download import download
 from rbdata.datasets.minari.fill import part_bounds
 from rbdata.datasets.minari.rows import settle
+from rbdata.datasets.request import Listener, Request
+from rbdata.datasets.source import ConvertOptions
+from rbdata.storage.dataset import Dataset
 from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED
+from rbdata.storage.verify import verify
 from tensordict import TensorDict
 
 FORMATS = ["hdf5", "arrow", "parquet"]
@@ -171,6 +176,43 @@ def test_frames_in_several_parts(tmp_path, monkeypatch):
     dataset = convert(tmp_path / "root", "tests/parts-v0")
     assert len(dataset.manifest.parts) > 3
     compare(dataset, made)
+
+
+@pytest.mark.parametrize("options", [{}, {"codec": "raw"}, {"layout": "ted"}], ids=["zstd", "raw", "ted"])
+def test_interrupted_while_frames_are_stored(tmp_path, monkeypatch, options):
+    monkeypatch.setattr("rbdata.datasets.minari.job.part_bounds", lambda states, row: part_bounds(states, row, 5 * row))
+    made = write("tests/stop-v0", spaces.Box(0, 255, (40, 32, 3), np.uint8), BOX, [4, 3, 9, 1, 2], jpeg_encoding=False)
+
+    def stop(index):
+        if index == 1:
+            raise KeyboardInterrupt
+
+    def request(root):
+        return Request("minari/tests/stop-v0", root=root, options=ConvertOptions(**options), procs=1)
+
+    with pytest.raises(KeyboardInterrupt):
+        download(request(tmp_path / "root"), Listener(part_done=stop))
+    assert not (tmp_path / "root" / "minari" / "tests" / "stop-v0").exists()
+    done = []
+    download(request(tmp_path / "root"), Listener(part_done=done.append))
+    assert done and 0 not in done  # what was finished is not done again
+    fresh = convert(tmp_path / "fresh", "tests/stop-v0", **options)
+    again = Dataset(tmp_path / "root" / "minari" / "tests" / "stop-v0")
+    assert verify(again.path).ok and again.manifest.files == fresh.manifest.files
+    compare(again, made)
+
+
+def test_frames_are_the_same_from_several_processes(tmp_path):
+    write("tests/procs-v0", spaces.Box(0, 255, (64, 64, 3), np.uint8), BOX, [30, 40, 20])
+    found = []
+    for procs in (1, 2):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                "rbdata.datasets.minari.job.part_bounds", lambda states, row: part_bounds(states, row, 30 * row)
+            )
+            root = tmp_path / str(procs)
+            found.append(download(Request("minari/tests/procs-v0", root=root, procs=procs)).manifest)
+    assert len(found[0].parts) == 3 and found[0].files == found[1].files
 
 
 # -- episodes of all sorts -----------------------------------------------------------------------------------------

@@ -159,10 +159,8 @@ def test_transforms_with_a_state_stay_in_order(folder):
             return batch.set("number", torch.full((8,), self.number))
 
     with rbdata.load(folder, batch_size=8, seed=1, prefetch=4, transform=Counter()) as buffer:
-        inner = buffer._read
-        buffer._read = lambda prepared, **more: (
-            time.sleep(0.002 * (int(prepared.index[0]) % 3)) or inner(prepared, **more)
-        )
+        inner = buffer._pipeline.read
+        buffer._pipeline.read = lambda prepared: time.sleep(0.002 * (int(prepared.index[0]) % 3)) or inner(prepared)
         assert [int(buffer.sample()["number"][0]) for _ in range(30)] == list(range(1, 31))
 
 
@@ -187,15 +185,15 @@ def test_errors_in_threads_are_raised_here(folder):
 
 def test_reading_errors_do_not_block(folder):
     with rbdata.load(folder, batch_size=8, seed=1, prefetch=3) as buffer:
-        inner, calls = buffer._read, []
+        inner, calls = buffer._pipeline.read, []
 
-        def read(prepared, **more):
+        def read(prepared):
             calls.append(1)
             if len(calls) == 4:
                 raise OSError("gone")
-            return inner(prepared, **more)
+            return inner(prepared)
 
-        buffer._read = read
+        buffer._pipeline.read = read
         results = []
         for _ in range(12):
             try:

@@ -97,7 +97,7 @@ def test_reading_ahead_does_not_show(folder):
         for number in range(40):
             first.append(steady.sample())
             if number % 7 == 3:
-                steady._stream.rewind()  # never ahead by more than this
+                steady._pipeline.rewind()  # never ahead by more than this
                 steady.sample(5)
         for number in range(40):
             second.append(mixed.sample())

@@ -52,7 +52,7 @@ class Hdf5Reader:
                 self._check_links()
             numbers = (_EPISODE.fullmatch(name) for name in self._file)
             self.episodes = sorted(int(match[1]) for match in numbers if match)
-        #: The arrays of one episode that are open, and that episode.
+        #: The group (as "") and the arrays of one episode that are open, and that episode.
         self._open: dict[str, Any] = {}
         self._current = -1
 
@@ -143,13 +143,15 @@ class Hdf5Reader:
 
     def _array(self, episode: int, place: Place) -> Any:
         """The array at a place, looked over when it is opened."""
+        path = _path(episode, place)
         if episode != self._current:
             self._open, self._current = {}, episode
-        path = _path(episode, place)
         array = self._open.get(path)
         if array is None:
             try:
-                array = self._h5py.h5o.open(self._file.id, path.encode())
+                if "" not in self._open:
+                    self._open[""] = self._h5py.h5o.open(self._file.id, f"episode_{episode}".encode())
+                array = self._h5py.h5o.open(self._open[""], path.partition("/")[2].encode())
             except (KeyError, ValueError) as error:
                 message = f"{self._name}: {path} is missing"
                 raise CorruptSourceError(message, hint="the file does not hold what its spaces say") from error

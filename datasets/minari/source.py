@@ -121,8 +121,8 @@ def _instead(name: str, location: Location) -> str:
         there = [joined(parent, folder) for folder in location.folders(parent)]
     except FetchError:
         there = []
-    candidates = [one for one in there if is_id(one)] or list(KNOWN)
     stem = last.rpartition("-v")[0]
-    same = [one for one in candidates if one.rpartition("/")[2].rpartition("-v")[0] == stem]
-    near = same or difflib.get_close_matches(name, candidates, n=3, cutoff=0.5)
+    near = [one for one in there if is_id(one) and one.rpartition("/")[2].rpartition("-v")[0] == stem]
+    near = near or difflib.get_close_matches(name, there, n=3, cutoff=0.6)
+    near = near or difflib.get_close_matches(name, KNOWN, n=3, cutoff=0.85)
     return f"did you mean {', '.join(f'minari/{one}' for one in near[:3])}?" if near else ""

@@ -36,7 +36,7 @@ AHEAD_BYTES = 1 << 20
 STACKED = ("observation", "pixels")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Prepared:
     """A batch whose small leaves are read: columns by path, each ``[steps, ...]``; ``index`` are storage rows.
 

@@ -65,7 +65,7 @@ def dump_into(buffer: Any, folder: Folder, *, live: bool = False) -> None:
     else:
         write_state(folder.path / "writer", writer.state_dict())
     write_state(folder.path / "sampler", buffer.sampler.state_dict())
-    mark: Mark = buffer._position()
+    mark: Mark = buffer._pipeline.position()
     write_state(folder.path / "position", {"generator": mark.generator, "sampler": _plain(mark.sampler)})
     write_state(folder.path / "transforms", buffer.transform.state_dict())
     folder.json("buffer_metadata.json", {"batch_size": buffer.batch_size, "consume_after_n_samples": None})
@@ -162,7 +162,7 @@ def load_from(buffer: Any, checkpoint: Checkpoint) -> None:
     before = storage.state_dict() if len(storage) and not storage.immutable else None
     states = {name: read_state(checkpoint.path / name) for name in ("sampler", "position", "transforms") if own}
     writer = _writer_state(buffer.writer, checkpoint.path / "writer")
-    buffer._drop_prefetched()
+    buffer._pipeline.drop()
     try:
         _load_storage(buffer, checkpoint, writer)
         if own:
@@ -177,10 +177,10 @@ def load_from(buffer: Any, checkpoint: Checkpoint) -> None:
     buffer.batch_size = metadata.get("batch_size")
     if own:
         position = states["position"]
-        buffer._stream.go_to(Mark(position["generator"], position["sampler"]))
+        buffer._pipeline.go_to(Mark(position["generator"], position["sampler"]))
     else:
         buffer.sampler.empty()
-        buffer._stream.rewind()
+        buffer._pipeline.rewind()
 
 
 def _alike(there: str, have: str) -> bool:

@@ -30,7 +30,7 @@ class SliceMarks:
     init: Key | None = ("is_init",)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Draw:
     """Pieces of ``length`` steps from each of ``start`` (int64 ``[n]``).
 

@@ -16,7 +16,7 @@ from ...errors import SamplingError, UsageError
 from .draw import Draw
 from .samplers import Sampler, require
 from .storages import Storage
-from .sum_tree import SumTree
+from .sum_tree import SumTree, filled
 from .writers import REDUCTIONS
 
 
@@ -54,7 +54,7 @@ class PrioritizedSampler(Sampler):
         self.max_priority_within_buffer = max_priority_within_buffer
         self._alpha, self.beta = alpha, beta
         # The priorities themselves, NaN where there is none: exact when alpha changes, also from and to zero.
-        self._priorities = torch.full((max_capacity,), torch.nan, dtype=torch.float64)
+        self._priorities = filled(max_capacity, torch.nan)
         self._largest: float | None = None
         self._covered = 0  # rows that were seen to have a priority
         self.tree = SumTree(max_capacity)
@@ -99,13 +99,13 @@ class PrioritizedSampler(Sampler):
         if not (values.min() >= 0 and largest < np.inf):  # False for NaN as well
             bad = values[~((values >= 0) & (values < np.inf))][0]
             raise SamplingError(f"a priority of {bad}: priorities are finite and not negative")
-        known, first = len(storage) if storage is not None else self.max_capacity, rows.min()
-        if first < -1 or rows.max() >= known:
-            outside = rows[(rows < -1) | (rows >= known)][0]
-            raise SamplingError(f"row {outside} has no priority: there are {known}")
+        known = len(storage) if storage is not None else self.max_capacity
         if len(values) != len(rows):
             values = np.broadcast_to(values, rows.shape)
-        if first < 0:
+        if rows.view(np.uint64).max() >= known:  # negative numbers are huge ones as well
+            outside = rows[(rows < -1) | (rows >= known)]
+            if len(outside):
+                raise SamplingError(f"row {outside[0]} has no priority: there are {known}")
             rows, values = rows[rows >= 0], values[rows >= 0]
             if not len(rows):
                 return

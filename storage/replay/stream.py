@@ -26,7 +26,7 @@ from .storages import Storage
 Prepare = Callable[[Sequence[Draw]], list[Any]]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Mark:
     """Where the order stands before a draw."""
 
@@ -34,7 +34,7 @@ class Mark:
     sampler: Any
 
 
-@dataclass(frozen=True)
+@dataclass
 class Pending:
     """A batch that is drawn and prepared; ``ran_out`` is whether it ends a pass."""
 

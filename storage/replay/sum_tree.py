@@ -33,7 +33,7 @@ class SumTree:
         rows = size
         while not self._levels or rows > TOP:
             rows = max(1, -(-rows // FANOUT))
-            self._levels.append(torch.zeros(rows, FANOUT, dtype=torch.float64))
+            self._levels.append(filled(rows * FANOUT, 0.0).view(rows, FANOUT))
             # The least of level 0 would be a copy of the values: it is read off them.
             self._least.append(
                 torch.full((rows if len(self._levels) > 1 else 0, FANOUT), torch.inf, dtype=torch.float64)
@@ -43,6 +43,7 @@ class SumTree:
         self._least_arrays = [least.view(-1).numpy() for least in self._least]
         self._running = torch.zeros(len(self._flat[-1]) + 1, dtype=torch.float64)
         self._running_array = self._running.numpy()
+        self._smallest: tuple[float, int] | None = None  # and the row it is in; None when not known
         self._current = True
 
     @property
@@ -57,9 +58,11 @@ class SumTree:
     @property
     def smallest(self) -> float:
         """The least positive value, infinity where there is none."""
-        if len(self._levels) == 1:
-            return float(_least(self._levels[0]).min())
-        return float(self._least_arrays[-1].min())
+        if self._smallest is None:
+            least = self._least_arrays[-1] if len(self._levels) > 1 else _least(self._levels[0]).numpy()
+            place = int(least.argmin())
+            self._smallest = float(least[place]), place
+        return self._smallest[0]
 
     def __getitem__(self, index: torch.Tensor) -> torch.Tensor:
         return self._flat[0].index_select(0, index)
@@ -67,6 +70,8 @@ class SumTree:
     def update(self, index: np.ndarray, values: np.ndarray) -> None:
         """Set values (float64 ``[n]``) at ``index`` (int64 ``[n]``); where an index comes twice, its last value stays."""
         self._current = False
+        if len(self._levels) == 1:
+            self._smallest = None
         self._arrays[0][index] = values
         rows = index
         for level in range(len(self._levels) - 1):
@@ -80,15 +85,27 @@ class SumTree:
                 _least(children) if level == 0 else self._least[level].index_select(0, torch.from_numpy(rows)).amin(1)
             )
             self._least_arrays[level + 1][rows] = least.numpy()
+            if level == len(self._levels) - 2 and self._smallest is not None:
+                self._keep_smallest(rows, least.numpy())
+
+    def _keep_smallest(self, rows: np.ndarray, least: np.ndarray) -> None:
+        """Follow a change of the top level, without a look at all of it where that can be helped."""
+        assert self._smallest is not None
+        place = int(least.argmin())
+        if least[place] <= self._smallest[0]:
+            self._smallest = float(least[place]), int(rows[place])
+        elif (rows == self._smallest[1]).any():
+            self._smallest = None
 
     def fill(self, values: torch.Tensor) -> None:
         """Set all values at once, float64 ``[size]``."""
-        self._current = False
+        self._current, self._smallest = False, None
         self._flat[0][: self.size] = values
         for level in range(len(self._levels) - 1):
             self._sum_all(level)
 
     def _sum_all(self, level: int) -> None:
+        self._smallest = None
         rows = len(self._levels[level])
         self._flat[level + 1][:rows] = self._levels[level].sum(1)
         least = _least(self._levels[level]) if level == 0 else self._least[level].amin(1)
@@ -131,6 +148,13 @@ class SumTree:
                 rest = rest - np.where(inside > 0, before, 0.0)
             child = child * FANOUT + inside
         return child
+
+
+def filled(size: int, value: float) -> torch.Tensor:
+    """A float64 tensor ``[size]``. NumPy asks the kernel for huge pages, torch does not: random reads miss less."""
+    array = np.empty(size)
+    array.fill(value)
+    return torch.from_numpy(array)
 
 
 def _least(children: torch.Tensor) -> torch.Tensor:

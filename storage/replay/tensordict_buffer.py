@@ -8,10 +8,9 @@ import torch
 from tensordict import TensorDictBase
 
 from ...errors import SamplingError, SchemaError, UsageError
-from .batches import Prepared
 from .buffer import ReplayBuffer
 from .edges import as_key
-from .flags import slice_flags
+from .parts import storage_of
 from .prioritized import PrioritizedSampler
 from .storages import Storage
 from .writers import ImmutableDatasetWriter, TensorDictRoundRobinWriter, Writer, reduce
@@ -97,22 +96,6 @@ class TensorDictReplayBuffer(ReplayBuffer):
             raise SamplingError(f"{values.numel()} priorities for {len(rows)} rows")
         self.update_priority(rows, reduce(values.reshape(len(rows), -1), self._sampler.reduction))
 
-    def _read_batch(self, reader: Any, prepared: Prepared) -> Any:
-        batch = super()._read_batch(reader, prepared)
-        if not isinstance(batch, TensorDictBase):
-            return batch
-        if self._storage.ndim > 1:
-            batch.set("index", self._unflat(prepared.index))
-        if reader is None:
-            if self._storage.ndim == 1:
-                batch.set("index", prepared.index)
-            for name, value in prepared.draw.info.items():
-                batch.set(name, value)
-            flags = slice_flags(prepared.draw, lambda key: batch.get(key if len(key) > 1 else key[0], None))
-            for key, value in flags.items():
-                batch.set(key if len(key) > 1 else key[0], value)
-        return batch
-
 
 class PrioritizedReplayBuffer(ReplayBuffer):
     """A `ReplayBuffer` that samples by priority; ``alpha``, ``beta``, ``eps`` and ``reduction`` as in `PrioritizedSampler`."""
@@ -153,9 +136,7 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
 def _with_priorities(
     storage: Any, alpha: float, beta: float, eps: float, dtype: torch.dtype, reduction: str
 ) -> tuple[Storage, PrioritizedSampler]:
-    from .buffer import _storage
-
-    made = _storage(storage)
+    made = storage_of(storage)
     # A storage of more dimensions rounds its size up to full rows when it learns how many there are beside each other.
     room = made.max_size if made.ndim == 1 else 2 * made.max_size
     return made, PrioritizedSampler(room, alpha, beta, eps, dtype, reduction)
