@@ -58,11 +58,20 @@ def _interrupted(dataset_id: str, outlook: Outlook | None, finished: int) -> Int
     if outlook is None:
         message = f"interrupted while {dataset_id} was being planned; parts finished before are kept"
     else:
-        message = f"interrupted: {outlook.done_parts + finished} of {outlook.parts} parts of {dataset_id} are kept"
+        kept = max(outlook.done_parts + finished, _in_journal(outlook.path))
+        message = f"interrupted: {kept} of {outlook.parts} parts of {dataset_id} are kept"
         if not (outlook.path / FILENAME).is_file():
             # Nothing is there to replace, so --force would only throw the finished parts away.
             words = [word for word in words if word != "--force"]
     return Interrupted(message, hint=f"continue with: {text.command('rbdata', *words)}")
+
+
+def _in_journal(path: Path) -> int:
+    """Parts that are finished for good: the interrupt may have come between the journal and the news of it."""
+    from ..storage.folder import JOURNAL
+    from ..storage.journal import Journal
+
+    return len(Journal(path.with_name(f".{path.name}.writing") / JOURNAL).find("part"))
 
 
 def announcement(outlook: Outlook) -> list[str]:
