@@ -126,6 +126,30 @@ def ours_in_memory(folder: Path, seconds: float, **options: Any) -> float:
     return microseconds(buffer.sample, seconds)
 
 
+def ours_like_cpprb(folder: Path, seconds: float) -> float:
+    """Priorities over the columns that cpprb gets, in memory: observation, action, reward, next observation, done."""
+    import torch
+    from rbdata import open_dataset
+    from rbdata.storage.replay import LazyTensorStorage, RoundRobinWriter, TensorDictPrioritizedReplayBuffer
+
+    torch.set_num_threads(1)
+    keys = ("observation", "action", ("next", "reward"), ("next", "observation"), ("next", "done"))
+    data = open_dataset(folder).to_tensordict().select(*keys)
+    size = len(data)
+    buffer = TensorDictPrioritizedReplayBuffer(
+        alpha=0.6, beta=0.4, storage=LazyTensorStorage(size), writer=RoundRobinWriter(), batch_size=BATCH, seed=0
+    )
+    buffer.extend(data)
+    buffer.update_priority(torch.arange(size), torch.rand(size))
+    error = torch.rand(BATCH)
+
+    def both() -> None:
+        batch = buffer.sample()
+        buffer.update_priority(batch["index"], error)
+
+    return microseconds(both, seconds)
+
+
 # -- the others --------------------------------------------------------------------------------------------------------
 
 
@@ -227,6 +251,7 @@ def main() -> None:
         },
         f"{BATCH} by priority, and update": {
             "rbdata": partial(measure, ours_prioritized, folder, seconds, "batch"),
+            "rbdata, in memory, cpprb's columns": partial(measure, ours_like_cpprb, folder, seconds),
             "rbdata, draw indices only": partial(measure, ours_prioritized, folder, seconds, "draw"),
             "rbdata, update only": partial(measure, ours_prioritized, folder, seconds, "update"),
         },

@@ -73,11 +73,6 @@ def lay_out(columns: Sequence[Column], options: ConvertOptions) -> tuple[Schema,
     return Schema((*leaves, *ted_flags())), tuple(bulk)
 
 
-def disk_bytes(schema: Schema, steps: int) -> int:
-    """What the step leaves of a schema take."""
-    return steps * sum(leaf.row_bytes for leaf in schema.steps)
-
-
 # -- segments ----------------------------------------------------------------------------------------------------------
 
 

@@ -53,7 +53,8 @@ class TensorRows:
         self.count, self.tensor = len(tensor), tensor
         self._wide: torch.Tensor | None = None
         width, word = next((width, word) for width, word in _WORDS if size % width == 0) if size else (0, None)
-        if word is not None and width > tensor.element_size() and tensor.data_ptr() % width == 0:
+        # Of short rows the views cost more than wider words save.
+        if word is not None and size >= 64 and width > tensor.element_size() and tensor.data_ptr() % width == 0:
             self._wide = tensor.view(self.count, -1).view(torch.uint8).view(word)
 
     def take(self, index: torch.Tensor) -> torch.Tensor:

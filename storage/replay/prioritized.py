@@ -16,7 +16,7 @@ from ...errors import SamplingError, UsageError
 from .draw import Draw
 from .samplers import Sampler, require
 from .storages import Storage
-from .sum_tree import SumTree, filled
+from .sum_tree import SumTree, full
 from .writers import REDUCTIONS
 
 
@@ -54,7 +54,7 @@ class PrioritizedSampler(Sampler):
         self.max_priority_within_buffer = max_priority_within_buffer
         self._alpha, self.beta = alpha, beta
         # The priorities themselves, NaN where there is none: exact when alpha changes, also from and to zero.
-        self._priorities = filled(max_capacity, torch.nan)
+        self._priorities = full(max_capacity, torch.nan)
         self._largest: float | None = None
         self._covered = 0  # rows that were seen to have a priority
         self.tree = SumTree(max_capacity)

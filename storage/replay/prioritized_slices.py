@@ -64,7 +64,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         left = pool.timeline.starts[pool.timeline.episode_of(position) + 1] - position
         lengths = left.clamp(max=length) if bool((left < length).any()) else None
         each = torch.full((count,), length) if lengths is None or self.pad_output else lengths
-        info = {name: value.repeat_interleave(each) for name, value in self._info(self.tree[rows].numpy()).items()}
+        info = {name: value.repeat_interleave(each) for name, value in self._info(self.tree[rows.numpy()]).items()}
         return Draw(position, length, lengths, pool.timeline, self.pad_output, self.marks, info)
 
     def _start_tree(self, pool: Pool, length: int) -> SumTree:
@@ -86,7 +86,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
     def _set(self, rows: np.ndarray, values: np.ndarray) -> None:
         super()._set(rows, values)
         if self._starts is not None:
-            stored = self.tree[torch.from_numpy(rows)].numpy()
+            stored = self.tree[rows]
             self._starts.update(rows, np.where(self._eligible.numpy()[rows], stored, 0.0))
 
     def _refill(self) -> None:

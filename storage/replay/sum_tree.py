@@ -1,16 +1,16 @@
 """Priorities in a tree of sums, so that drawing by priority and changing priorities cost little however many there are.
 
 Every node has 64 children instead of two, and a level of up to 16,384 sums is the top: a million priorities are two levels
-deep, four billion three more, and each level is a handful of tensor operations on the whole batch at once (a binary tree
-has twenty levels, and would need a compiled loop).
+deep, four billion four, and each level is a handful of tensor operations on the whole batch at once (a binary tree has
+twenty levels, and would need a compiled loop).
 
     top                [ s s s ... s ] x 256                 each the sum of one row below
     level 0        [ p p p ... p ] x 16,384                  a million priorities
 
     draw m in [0, total):  at each level take the first child whose running sum exceeds m, go down with what is left of m
 
-Sums are kept in float64: a row is summed anew when one of its children changes, so errors do not build up. Beside the
-sum of every row its least positive value is kept, for `smallest`.
+Sums are kept in float64: a row is summed anew when one of its children changes, so errors do not build up. The least
+positive value is remembered with its place; only when that very place gets a larger one is it looked for again.
 """
 
 from __future__ import annotations
@@ -29,27 +29,22 @@ class SumTree:
     def __init__(self, size: int) -> None:
         self.size = size
         self._levels: list[torch.Tensor] = []
-        self._least: list[torch.Tensor] = []
         rows = size
         while not self._levels or rows > TOP:
             rows = max(1, -(-rows // FANOUT))
-            self._levels.append(filled(rows * FANOUT, 0.0).view(rows, FANOUT))
-            # The least of level 0 would be a copy of the values: it is read off them.
-            self._least.append(
-                torch.full((rows if len(self._levels) > 1 else 0, FANOUT), torch.inf, dtype=torch.float64)
-            )
-        self._flat = [level.view(-1) for level in self._levels]
-        self._arrays = [level.numpy() for level in self._flat]  # NumPy writes single elements several times faster
-        self._least_arrays = [least.view(-1).numpy() for least in self._least]
-        self._running = torch.zeros(len(self._flat[-1]) + 1, dtype=torch.float64)
+            self._levels.append(full(rows * FANOUT, 0.0).view(rows, FANOUT))
+        # NumPy reads and writes single elements several times faster than torch does.
+        self._arrays = [level.view(-1).numpy() for level in self._levels]
+        self._top = self._levels[-1].view(-1)
+        self._running = torch.zeros(len(self._top) + 1, dtype=torch.float64)
         self._running_array = self._running.numpy()
-        self._smallest: tuple[float, int] | None = None  # and the row it is in; None when not known
         self._current = True
+        self._smallest: tuple[float, int] | None = (np.inf, -1)  # and where it is; None when not known
 
     @property
     def values(self) -> torch.Tensor:
         """All values, float64 ``[size]``: a view, not to be written to."""
-        return self._flat[0][: self.size]
+        return self._levels[0].view(-1)[: self.size]
 
     @property
     def total(self) -> float:
@@ -59,62 +54,57 @@ class SumTree:
     def smallest(self) -> float:
         """The least positive value, infinity where there is none."""
         if self._smallest is None:
-            least = self._least_arrays[-1] if len(self._levels) > 1 else _least(self._levels[0]).numpy()
-            place = int(least.argmin())
-            self._smallest = float(least[place]), place
+            values = self._arrays[0][: self.size]
+            place = int(values.argmin())
+            if not values[place]:
+                place = int(np.where(values > 0, values, np.inf).argmin())
+            self._smallest = float(values[place]) or np.inf, place
         return self._smallest[0]
 
-    def __getitem__(self, index: torch.Tensor) -> torch.Tensor:
-        return self._flat[0].index_select(0, index)
+    def __getitem__(self, index: np.ndarray) -> np.ndarray:
+        return self._arrays[0][index]
 
     def update(self, index: np.ndarray, values: np.ndarray) -> None:
         """Set values (float64 ``[n]``) at ``index`` (int64 ``[n]``); where an index comes twice, its last value stays."""
-        self._current = False
-        if len(self._levels) == 1:
-            self._smallest = None
         self._arrays[0][index] = values
+        self._follow_smallest(index, values)
+        self._current = False
         rows = index
         for level in range(len(self._levels) - 1):
             rows = rows // FANOUT
             if len(rows) > len(self._levels[level]) // 4:
                 self._sum_all(level)
-                continue
-            children = self._levels[level].index_select(0, torch.from_numpy(rows))
-            self._arrays[level + 1][rows] = children.sum(1).numpy()
-            least = (
-                _least(children) if level == 0 else self._least[level].index_select(0, torch.from_numpy(rows)).amin(1)
-            )
-            self._least_arrays[level + 1][rows] = least.numpy()
-            if level == len(self._levels) - 2 and self._smallest is not None:
-                self._keep_smallest(rows, least.numpy())
+            else:
+                children = self._levels[level].index_select(0, torch.from_numpy(rows))
+                self._arrays[level + 1][rows] = children.sum(1).numpy()
 
-    def _keep_smallest(self, rows: np.ndarray, least: np.ndarray) -> None:
-        """Follow a change of the top level, without a look at all of it where that can be helped."""
-        assert self._smallest is not None
-        place = int(least.argmin())
-        if least[place] <= self._smallest[0]:
-            self._smallest = float(least[place]), int(rows[place])
-        elif (rows == self._smallest[1]).any():
+    def _follow_smallest(self, index: np.ndarray, values: np.ndarray) -> None:
+        if self._smallest is None or not len(index):
+            return
+        place = int(values.argmin())
+        if values[place] <= 0:
+            place = int(np.where(values > 0, values, np.inf).argmin())
+        value, where = float(values[place]), int(index[place])
+        if 0 < value <= self._smallest[0]:
+            # Unless the same index came again with another value.
+            self._smallest = (value, where) if self._arrays[0][where] == value else None
+        elif (index == self._smallest[1]).any():
             self._smallest = None
 
     def fill(self, values: torch.Tensor) -> None:
         """Set all values at once, float64 ``[size]``."""
         self._current, self._smallest = False, None
-        self._flat[0][: self.size] = values
+        self.values[:] = values
         for level in range(len(self._levels) - 1):
             self._sum_all(level)
 
     def _sum_all(self, level: int) -> None:
-        self._smallest = None
-        rows = len(self._levels[level])
-        self._flat[level + 1][:rows] = self._levels[level].sum(1)
-        least = _least(self._levels[level]) if level == 0 else self._least[level].amin(1)
-        self._least_arrays[level + 1][:rows] = least.numpy()
+        self._arrays[level + 1][: len(self._levels[level])] = self._levels[level].sum(1).numpy()
 
     def _sums(self) -> np.ndarray:
         """The running sum of the top level, with a zero before it."""
         if not self._current:
-            torch.cumsum(self._flat[-1], 0, out=self._running[1:])
+            torch.cumsum(self._top, 0, out=self._running[1:])
             self._current = True
         return self._running_array
 
@@ -150,16 +140,8 @@ class SumTree:
         return child
 
 
-def filled(size: int, value: float) -> torch.Tensor:
+def full(size: int, value: float) -> torch.Tensor:
     """A float64 tensor ``[size]``. NumPy asks the kernel for huge pages, torch does not: random reads miss less."""
     array = np.empty(size)
     array.fill(value)
     return torch.from_numpy(array)
-
-
-def _least(children: torch.Tensor) -> torch.Tensor:
-    """The least positive value of every row, infinity where there is none."""
-    least = children.amin(-1)
-    if least.numel() and least.numpy().min() > 0:
-        return least
-    return torch.where(children > 0, children, torch.inf).amin(-1)
