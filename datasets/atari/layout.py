@@ -49,3 +49,25 @@ def spaces() -> dict[str, Any]:
         "observation": {"type": "Box", "low": 0, "high": 255, "shape": list(FRAME), "dtype": "uint8"},
         "action": {"type": "Discrete", "n": None, "note": "the game's minimal action set"},
     }
+
+
+def about(upstream: str, dataset: str | None, options: ConvertOptions, shards: list[int]) -> dict[str, Any]:
+    """``source`` of the manifest, and ``licence`` and ``citation``; ``shards`` are the numbers of the raw files taken."""
+    return {
+        "source": {
+            "name": "atari",
+            "upstream": upstream,
+            "dataset": dataset,
+            "options": {
+                "codec": schema(options)["observation"].codec,
+                "layout": options.layout,
+                "unknown_next": options.unknown_next,
+                "time_limit": time_limit(options),
+                "upstream": upstream,
+            },
+            "shards": shards,
+            "all_shards": options.parts is None,
+        },
+        "licence": LICENCE,
+        "citation": CITATION,
+    }

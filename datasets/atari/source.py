@@ -27,7 +27,7 @@ from ..rl_unplugged.files import group as group_episodes
 from ..source import ConvertOptions, Plan
 from . import frames
 from .games import GAMES, RUNS
-from .layout import CITATION, CLIPPED, LICENCE, schema, spaces, time_limit
+from .layout import CLIPPED, about, schema, spaces, time_limit
 from .ring import PartPlan, RingArrays, RingPlanner
 from .shards import ARRAYS, Shard, format_numbers, group, select
 from .upstream import AUTO, DQN_REPLAY, HOME, RL_UNPLUGGED, open_run, wanted_upstream
@@ -259,25 +259,7 @@ class AtariJob:
         ]
 
     def about(self) -> dict[str, Any]:
-        options = self.options
-        return {
-            "source": {
-                "name": "atari",
-                "upstream": self.upstream,
-                "dataset": self.name,
-                "options": {
-                    "codec": self.schema["observation"].codec,
-                    "layout": options.layout,
-                    "unknown_next": options.unknown_next,
-                    "time_limit": self.time_limit,
-                    "upstream": self.upstream,
-                },
-                "shards": [shard.number for shard in self.shards],
-                "all_shards": options.parts is None,
-            },
-            "licence": LICENCE,
-            "citation": CITATION,
-        }
+        return about(self.upstream, self.name, self.options, [shard.number for shard in self.shards])
 
 
 def _layout(part: PartPlan) -> str:

@@ -15,7 +15,7 @@ from ...storage.codecs import RowEncoder
 from ...storage.columns import ColumnWriter
 from ...storage.episodes import TERMINATED
 from ...storage.folder import remove_tree
-from ..atari.layout import CITATION, CLIPPED, LICENCE, schema, spaces, time_limit
+from ..atari.layout import CITATION, CLIPPED, about, schema, spaces, time_limit
 from ..atari.shards import format_numbers
 from ..fetch import Location, RemoteObject, resolve
 from ..source import ConvertOptions, Expectation, Plan
@@ -201,25 +201,8 @@ class RluJob:
         return [(f"{FOLDER}/{game}/{file.obj.name}", file.obj) for file in self.chosen]
 
     def about(self) -> dict[str, Any]:
-        options = self.options
-        return {
-            "source": {
-                "name": "atari",
-                "upstream": self.upstream,
-                "dataset": self.name,
-                "options": {
-                    "codec": self.schema["observation"].codec,
-                    "layout": options.layout,
-                    "unknown_next": options.unknown_next,
-                    "time_limit": self.time_limit,
-                    "upstream": self.upstream,
-                },
-                "shards": [file.number for file in self.chosen],
-                "all_shards": options.parts is None,
-            },
-            "licence": LICENCE,
-            "citation": _CITATION,
-        }
+        numbers = [file.number for file in self.chosen]
+        return {**about(self.upstream, self.name, self.options, numbers), "citation": _CITATION}
 
     def _describe_part(self, part: Part) -> dict[str, Any]:
         file = self.chosen[part.file]
