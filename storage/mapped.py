@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import sys
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -54,3 +55,15 @@ def will_read(array: np.ndarray, start: int, stop: int) -> None:
 def _mapping(array: np.ndarray) -> mmap.mmap | None:
     base = array.base.obj if isinstance(array.base, memoryview) else array.base
     return base if isinstance(base, mmap.mmap) else None
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Have freed batches stay with the process, to be the memory of the next ones.
+
+    glibc hands memory that lies free at the top of the heap back to the system, and blocks above a threshold at once; a
+    batch of frames then begins with a thousand page faults, which can take longer than reading it (measured: slices of
+    compressed frames 5 times slower). The threshold follows the largest block ever freed, up to 32 MiB, and the limit
+    at the top is twice that (mallopt(3), M_MMAP_THRESHOLD): so one such block is taken and freed, untouched.
+    """
+    np.empty((32 << 20) - (64 << 10), np.uint8)

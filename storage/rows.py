@@ -17,7 +17,7 @@ import torch
 from ..errors import DamagedDatasetError
 from .codecs import ParallelDecoder
 from .columns import leaf_path
-from .mapped import VERIFY, map_array, will_read
+from .mapped import VERIFY, keep_freed_memory, map_array, will_read
 from .schema import Leaf
 
 _WORDS = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8))
@@ -56,6 +56,8 @@ class RawRows:
         self._views: dict[int, torch.Tensor] = {}
         # Where an element is a word already, rows are taken as they are: each view less is a few microseconds.
         self._plain = width <= self.tensor.element_size() or leaf.row_bytes < 64
+        # Of rows with one element: twice as fast as rows of shape [1].
+        self._flat = self.tensor.view(count) if leaf.row_bytes == self.tensor.element_size() else None
 
     def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
         view = self._views.get(length)
@@ -66,6 +68,8 @@ class RawRows:
         return rows.view(self.tensor.dtype).view(len(first), length, *self.leaf.shape)
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
+        if self._flat is not None:
+            return self._flat.index_select(0, index).view(len(index), *self.leaf.shape)
         return self.tensor.index_select(0, index) if self._plain else self.windows(index, 1).squeeze(1)
 
     def block(self, start: int, stop: int) -> torch.Tensor:
@@ -150,6 +154,7 @@ def open_rows(folder: Path, leaf: Leaf, count: int) -> Rows:
     """Map a leaf; raises DamagedDatasetError when a file is missing or too short. Reads no rows."""
     if leaf.constant is not None:
         return ConstantRows(leaf, count)
+    keep_freed_memory()
     return ZstdRows(folder, leaf, count) if leaf.codec == "zstd" else RawRows(folder, leaf, count)
 
 

@@ -18,7 +18,7 @@ from tensordict import TensorDict
 
 from ...errors import UsageError
 from ..schema import FLAGS, LARGE_ROW
-from ..window import read_window
+from ..window import Windows, plan_windows, read_window, read_windows
 from .draw import Draw
 from .edges import Edges
 from .flags import mark_slices
@@ -37,10 +37,29 @@ STACKED = ("observation", "pixels")
 
 
 @dataclass
+class Places:
+    """Where the pieces of a draw lie in leaves that are stored once for each state.
+
+    ``row`` (int64 ``[n]``) is the state each piece begins with; ``windows`` are the states to be read where stacks are
+    wanted. A piece is a whole slice (``sliced``) or a single step.
+    """
+
+    row: torch.Tensor
+    windows: Windows | None
+    sliced: bool
+
+    def split(self, sizes: list[int]) -> list[Places]:
+        """Those of several draws, with so many pieces each."""
+        windows = [None] * len(sizes) if self.windows is None else self.windows.split(sizes)
+        return [Places(row, windows[number], self.sliced) for number, row in enumerate(self.row.split(sizes))]
+
+
+@dataclass
 class Prepared:
     """A batch whose small leaves are read: columns by path, each ``[steps, ...]``; ``index`` are storage rows.
 
-    ``position`` is their place in time and ``last`` that of the step whose successor is returned, where windows need them.
+    ``position`` is their place in time and ``last`` that of the step whose successor is returned, where windows need them;
+    ``places`` is there where leaves are stored once for each state.
     """
 
     draw: Draw
@@ -48,6 +67,7 @@ class Prepared:
     position: torch.Tensor | None
     last: torch.Tensor | None
     columns: dict[str, torch.Tensor]
+    places: Places | None = None
 
 
 class BatchReader:
@@ -135,9 +155,23 @@ class BatchReader:
         if self._marked:
             columns.update(together.info)
             mark_slices(together, columns)
+        found = self._places(timeline or self.storage.timeline(self._edges), together, index) if self._states else None
         if len(draws) == 1:
-            return [Prepared(together, index, position, last, columns)]
-        return _split(draws, index, position, last, columns)
+            return [Prepared(together, index, position, last, columns, found)]
+        return _split(draws, Prepared(together, index, position, last, columns, found))
+
+    def _places(self, timeline: Timeline, draw: Draw, index: torch.Tensor) -> Places:
+        """The state row of step i in episode e is i + e, and an episode has one more of them."""
+        sliced = draw.length > 1 and draw.lengths is None and self.n_step is None
+        position = draw.start if sliced else timeline.positions(index)
+        episode = timeline.episode_of(position)
+        row = position + episode
+        if not self.stack:
+            return Places(row, None, sliced)
+        low = timeline.starts.index_select(0, episode) + episode
+        high = timeline.starts.index_select(0, episode + 1) + episode + 1
+        extent = self.stack + (draw.length if sliced else self.n_step.steps if self.n_step else 1)
+        return Places(row, plan_windows(self._states[0].count, row - (self.stack - 1), extent, low, high), sliced)
 
     def _look_ahead(self, timeline: Timeline, position: torch.Tensor, columns: dict[str, torch.Tensor]) -> torch.Tensor:
         """The n-step reward and what goes with it; returns the positions of the steps the look ahead ends with."""
@@ -166,17 +200,15 @@ class BatchReader:
         """Read the large leaves, and make the batch: flat TED ``[steps]`` with ``index``."""
         draw, index, columns = prepared.draw, prepared.index, dict(prepared.columns)
         timeline = None
-        if self._windowed or self._states:
+        if self._windowed:
             timeline = draw.timeline or self.storage.timeline(self._edges)
         if self._large:
             shifted = index if prepared.last is None or timeline is None else timeline.rows(prepared.last)
             for rows in self._large:
                 columns[rows.leaf.name] = self._step_rows(rows, draw, index, shifted)
-        if self._states:
-            assert timeline is not None
-            for rows in self._states:
-                name = rows.leaf.name
-                columns[name], columns["next/" + name] = self._read_states(rows, timeline, prepared)
+        for rows in self._states:
+            name = rows.leaf.name
+            columns[name], columns["next/" + name] = self._read_states(rows, prepared)
         if self._stacked and not self._stack_early:
             assert timeline is not None and prepared.position is not None
             self._read_stacks(timeline, prepared.position, prepared.last, columns)
@@ -184,56 +216,48 @@ class BatchReader:
             columns["index"] = index
         return self._nesting.build(columns, (len(index), *self._tail))
 
-    def _read_states(self, rows: Readable, timeline: Timeline, prepared: Prepared) -> tuple[torch.Tensor, torch.Tensor]:
-        """A state leaf at the steps drawn, and after them: the state row of step i in episode e is i + e."""
-        draw, position, last = prepared.draw, prepared.position, prepared.last
-        equal = draw.length > 1 and draw.lengths is None
+    def _read_states(self, rows: Readable, prepared: Prepared) -> tuple[torch.Tensor, torch.Tensor]:
+        """A state leaf at the steps drawn, and after them."""
+        draw, position, last, places = prepared.draw, prepared.position, prepared.last, prepared.places
+        assert places is not None
         if self.stack:
-            if equal and last is None:
-                return self._slices_of_stacks(rows, timeline, draw)
-            assert position is not None
-            return self._stacks(rows, timeline, position, last)
+            ahead = None if last is None or position is None else last - position
+            return self._slices_of_stacks(rows, places) if places.sliced else self._stacks(rows, places, ahead)
         if last is not None:
             assert position is not None
-            episode = timeline.episode_of(position)
             # A row of the one after a row of the other: where decoding costs, both in one call.
-            both = rows.take(torch.cat([position + episode, last + episode + 1]))
+            both = rows.take(torch.cat([places.row, places.row + (last - position) + 1]))
             return both.chunk(2)[0], both.chunk(2)[1]
-        if not equal:
-            index = prepared.index
-            pair = rows.windows(index + timeline.episode_of(index), 2)
+        if not places.sliced:
+            pair = rows.windows(places.row, 2)
             return pair[:, 0], pair[:, 1]
-        first = draw.start + timeline.episode_of(draw.start)
         if rows.leaf.codec == "raw":
             return (
-                rows.windows(first, draw.length).flatten(0, 1),
-                rows.windows(first + 1, draw.length).flatten(0, 1),
+                rows.windows(places.row, draw.length).flatten(0, 1),
+                rows.windows(places.row + 1, draw.length).flatten(0, 1),
             )
-        # Decoding costs more than copying: each row once, then both views of it made flat.
-        read = rows.windows(first, draw.length + 1)
-        return read[:, :-1].flatten(0, 1), read[:, 1:].flatten(0, 1)
+        # Decoding costs more than copying: each row once, then both views of it made flat; by numpy, for the reason given
+        # in `Timeline.episode_of`.
+        read, shape = rows.windows(places.row, draw.length + 1).numpy(), (len(prepared.index), *rows.leaf.shape)
+        return torch.from_numpy(read[:, :-1].reshape(shape)), torch.from_numpy(read[:, 1:].reshape(shape))
 
-    def _stacks(
-        self, rows: Readable, timeline: Timeline, position: torch.Tensor, last: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stacks of a state leaf and of its successors, ``[B, k, *shape]`` each: views of k + 1 (or k + n) rows."""
-        assert self.stack
-        k, n = self.stack, self.n_step.steps if self.n_step else 1
-        episode = timeline.episode_of(position)
-        low, high = timeline.starts[episode] + episode, timeline.starts[episode + 1] + episode + 1
-        read = read_window(rows, position + episode - (k - 1), k + n, low, high)
-        if last is None:
+    def _stacks(self, rows: Readable, places: Places, ahead: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Stacks of a state leaf and of its successors, ``[B, k, *shape]`` each: views of k + 1 (or k + n) rows.
+
+        ``ahead`` is how many steps after each step drawn the one lies whose successor is returned.
+        """
+        assert self.stack and places.windows is not None
+        k = self.stack
+        read = read_windows(rows, places.windows)
+        if ahead is None:
             return read[:, :-1], read[:, 1:]
-        after = (last - position + 1)[:, None] + torch.arange(k)
+        after = (ahead + 1)[:, None] + torch.arange(k)
         return read[:, :k], read[torch.arange(len(read))[:, None], after]
 
-    def _slices_of_stacks(self, rows: Readable, timeline: Timeline, draw: Draw) -> tuple[torch.Tensor, torch.Tensor]:
+    def _slices_of_stacks(self, rows: Readable, places: Places) -> tuple[torch.Tensor, torch.Tensor]:
         """Stacks at every step of slices: each row read once, ``L + k`` of them for a slice of L."""
-        assert self.stack
-        episode = timeline.episode_of(draw.start)
-        low, high = timeline.starts[episode] + episode, timeline.starts[episode + 1] + episode + 1
-        first = draw.start + episode - (self.stack - 1)
-        read = read_window(rows, first, draw.length + self.stack, low, high)
+        assert self.stack and places.windows is not None
+        read = read_windows(rows, places.windows)
         stacks = read.unfold(1, self.stack, 1).movedim(-1, 2)  # [n, L + 1, k, *shape]
         return stacks[:, :-1].flatten(0, 1), stacks[:, 1:].flatten(0, 1)
 
@@ -270,21 +294,18 @@ class BatchReader:
             columns["next/" + name] = torch.cat([before, end.unsqueeze(1)], 1)
 
 
-def _split(
-    draws: Sequence[Draw],
-    index: torch.Tensor,
-    position: torch.Tensor | None,
-    last: torch.Tensor | None,
-    columns: dict[str, torch.Tensor],
-) -> list[Prepared]:
+def _split(draws: Sequence[Draw], together: Prepared) -> list[Prepared]:
     """What was read together, batch by batch."""
     sizes = [draw.steps for draw in draws]
-    names = list(columns)
-    pieces = zip(*(columns[name].split(sizes) for name in names)) if names else iter([()] * len(draws))
-    indices = index.split(sizes)
-    positions = [None] * len(draws) if position is None else position.split(sizes)
-    lasts = [None] * len(draws) if last is None else last.split(sizes)
+    names = list(together.columns)
+    pieces = zip(*(together.columns[name].split(sizes) for name in names)) if names else iter([()] * len(draws))
+    indices = together.index.split(sizes)
+    positions = [None] * len(draws) if together.position is None else together.position.split(sizes)
+    lasts = [None] * len(draws) if together.last is None else together.last.split(sizes)
+    places: Sequence[Places | None] = [None] * len(draws)
+    if together.places is not None:
+        places = together.places.split([len(draw.start) for draw in draws] if together.places.sliced else sizes)
     return [
-        Prepared(draw, indices[number], positions[number], lasts[number], dict(zip(names, piece)))
+        Prepared(draw, indices[number], positions[number], lasts[number], dict(zip(names, piece)), places[number])
         for number, (draw, piece) in enumerate(zip(draws, pieces))
     ]
