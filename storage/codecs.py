@@ -52,32 +52,44 @@ def train_dictionary(rows: np.ndarray) -> bytes:
 
 
 class RowEncoder:
-    """Compresses rows; holds the dictionary digested for compression. One per process."""
+    """Compresses rows; holds the dictionary digested for compression. Not shared between threads at the same time."""
 
     def __init__(self, dictionary: bytes, threads: int = 1) -> None:
         import zstandard
 
         self._zstandard: Any = zstandard
-        self.threads = threads
         options: dict[str, Any] = {"write_content_size": 1, "write_checksum": 0, "write_dict_id": 0}
         parameters = zstandard.ZstdCompressionParameters.from_level(LEVEL, **options)
+        given: dict[str, Any] = {"compression_params": parameters}
         if dictionary:
-            digest = zstandard.ZstdCompressionDict(dictionary)
-            digest.precompute_compress(compression_params=parameters)
-            self._compressor = zstandard.ZstdCompressor(dict_data=digest, compression_params=parameters)
-        else:
-            self._compressor = zstandard.ZstdCompressor(compression_params=parameters)
+            given["dict_data"] = zstandard.ZstdCompressionDict(dictionary)
+            given["dict_data"].precompute_compress(compression_params=parameters)
+        self._compressors = [zstandard.ZstdCompressor(**given) for _ in range(max(1, threads))]
+        # The package's own threads, begun anew with every call, are worth nothing for blocks of this size.
+        self._pool = ThreadPoolExecutor(threads - 1, "rbdata-zstd") if threads > 1 else None
 
     def encode(self, buffer: Any, starts: np.ndarray, row_bytes: int) -> tuple[bytes, np.ndarray]:
         """Compress the rows that begin at byte ``starts`` (int64 ``[n]``) of a buffer.
 
         Returns the compressed rows joined, and their lengths (int64 ``[n]``). The result does not depend on ``threads``.
         """
+        pieces = min(len(self._compressors), max(1, len(starts) // ROWS_PER_THREAD))
+        if pieces == 1 or self._pool is None:
+            return self._encode(self._compressors[0], buffer, starts, row_bytes)
+        first, *others = np.array_split(starts, pieces)
+        futures = [
+            self._pool.submit(self._encode, compressor, buffer, piece, row_bytes)
+            for compressor, piece in zip(self._compressors[1:], others)
+        ]
+        done = [self._encode(self._compressors[0], buffer, first, row_bytes), *(future.result() for future in futures)]
+        return b"".join(data for data, _ in done), np.concatenate([lengths for _, lengths in done])
+
+    def _encode(self, compressor: Any, buffer: Any, starts: np.ndarray, row_bytes: int) -> tuple[bytes, np.ndarray]:
         segments = np.empty((len(starts), 2), np.uint64)
         segments[:, 0] = starts
         segments[:, 1] = row_bytes
         source = self._zstandard.BufferWithSegments(buffer, segments.tobytes())
-        frames: Any = self._compressor.multi_compress_to_buffer(source, threads=self.threads)
+        frames = compressor.multi_compress_to_buffer(source, threads=1)
         lengths = np.fromiter(map(len, frames), np.int64, len(starts))
         return b"".join(frames), lengths
 
