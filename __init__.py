@@ -5,6 +5,7 @@
     rbdata.download("Pong/5", procs=8)
     buffer = rbdata.load("Pong/5", batch_size=256, frame_stack=4)
     batch = buffer.sample()                      # a TED TensorDict, with "index"
+    rbdata.preprocess("Pong/5", fn, dest="my/pong")
 
 Names are loaded when first used, so that ``import rbdata`` and the command line stay fast.
 """
@@ -18,11 +19,41 @@ from ._version import __version__ as __version__
 from .errors import RbdataError as RbdataError
 
 if TYPE_CHECKING:
-    from .api import convert, delete, download, list_datasets, load, open_dataset
+    from .api import convert, delete, download, list_datasets, load, open_dataset, preprocess
     from .datasets.d4rl.scores import normalized_score
     from .storage.dataset import Dataset
-    from .storage.replay import ReplayBuffer
+    from .storage.replay import (
+        DatasetStorage,
+        Flat2TED,
+        ImmutableDatasetWriter,
+        LazyMemmapStorage,
+        LazyTensorStorage,
+        ListStorage,
+        MultiStep,
+        PrioritizedReplayBuffer,
+        PrioritizedSampler,
+        PrioritizedSliceSampler,
+        RandomCropTensorDict,
+        RandomSampler,
+        ReplayBuffer,
+        ReplayBufferEnsemble,
+        RoundRobinWriter,
+        Sampler,
+        SamplerWithoutReplacement,
+        SliceSampler,
+        SliceSamplerWithoutReplacement,
+        Storage,
+        TED2Flat,
+        TensorDictMaxValueWriter,
+        TensorDictPrioritizedReplayBuffer,
+        TensorDictReplayBuffer,
+        TensorDictRoundRobinWriter,
+        TensorStorage,
+        Writer,
+        split_trajectories,
+    )
 
+#: Where the names are that are not part of the runtime, ``.storage.replay``.
 _HOMES = {
     "convert": ".api",
     "delete": ".api",
@@ -31,14 +62,40 @@ _HOMES = {
     "load": ".api",
     "normalized_score": ".datasets.d4rl.scores",
     "open_dataset": ".api",
+    "preprocess": ".api",
     "Dataset": ".storage.dataset",
-    "ReplayBuffer": ".storage.replay",
 }
 
 __all__ = [
     "Dataset",
+    "DatasetStorage",
+    "Flat2TED",
+    "ImmutableDatasetWriter",
+    "LazyMemmapStorage",
+    "LazyTensorStorage",
+    "ListStorage",
+    "MultiStep",
+    "PrioritizedReplayBuffer",
+    "PrioritizedSampler",
+    "PrioritizedSliceSampler",
+    "RandomCropTensorDict",
+    "RandomSampler",
     "RbdataError",
     "ReplayBuffer",
+    "ReplayBufferEnsemble",
+    "RoundRobinWriter",
+    "Sampler",
+    "SamplerWithoutReplacement",
+    "SliceSampler",
+    "SliceSamplerWithoutReplacement",
+    "Storage",
+    "TED2Flat",
+    "TensorDictMaxValueWriter",
+    "TensorDictPrioritizedReplayBuffer",
+    "TensorDictReplayBuffer",
+    "TensorDictRoundRobinWriter",
+    "TensorStorage",
+    "Writer",
     "__version__",
     "convert",
     "delete",
@@ -47,13 +104,15 @@ __all__ = [
     "load",
     "normalized_score",
     "open_dataset",
+    "preprocess",
+    "split_trajectories",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name], __name__), name)
+    value = getattr(import_module(_HOMES.get(name, ".storage.replay"), __name__), name)
     globals()[name] = value
     return value
 

@@ -39,6 +39,12 @@ class UnknownDatasetError(UsageError):
     code = "unknown_dataset"
 
 
+class UnknownKeyError(UsageError, KeyError):
+    """There is no leaf of this name."""
+
+    code = "unknown_key"
+
+
 class MissingExtraError(RbdataError, ImportError):
     """An optional dependency is not installed; the hint names the extra."""
 
@@ -161,6 +167,40 @@ class SamplingError(RbdataError, ValueError):
 
     code = "sampling"
     exit_code = 2
+
+
+# -- preprocessing -----------------------------------------------------------------------------------------------
+
+
+class FunctionNotFoundError(UsageError, ImportError):
+    """A preprocessing function is not where it was said to be."""
+
+    code = "function_not_found"
+
+
+class FunctionError(RbdataError, RuntimeError):
+    """A user's function raised; ``detail`` is its own traceback, as text."""
+
+    code = "function"
+
+    def __init__(self, message: str, *, hint: str | None = None, detail: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.detail = detail
+
+
+class ResultError(RbdataError, ValueError):
+    """A user's function returned something that cannot be stored, or other keys, dtypes or shapes than before."""
+
+    code = "result"
+
+
+class WorkerLostError(RbdataError, RuntimeError):
+    """A worker process was killed, perhaps by the system for want of memory."""
+
+    code = "worker_lost"
+
+
+# ----------------------------------------------------------------------------------------------------------------
 
 
 class ReadOnlyError(RbdataError, RuntimeError):

@@ -7,8 +7,11 @@ The data are those of a locomotion task (17 observations, 6 actions, float32): o
 libraries read, memory-mapped, page cache warm. Every figure is the median of fresh processes, rivals interleaved. Figures
 are microseconds for one batch. cpprb is measured where it is installed (it is no dependency).
 
-TorchRL's prioritized sampler is an extension built for one minor version of torch; where it does not load, cpprb and the
-figure that AgileRL published for its own tree (61 us to draw, 247 us to update, 1M, batch 256) stand in.
+TorchRL's prioritized sampler is an extension built for one minor version of torch. Where it does not load, give another
+Python in which it does: 0.14.1 was built for torch 2.14.
+
+    python -m venv other; other/bin/pip install torch==2.14.1 torchrl==0.14.1 tensordict==0.14.3 psutil
+    python benchmarks/replay.py --torchrl-python other/bin/python
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import importlib.util
 import logging
 import shutil
 import statistics
+import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -191,6 +195,12 @@ def torchrl_prioritized(folder: Path, seconds: float) -> float:
     return microseconds(both, seconds)
 
 
+def torchrl_elsewhere(python: str, folder: Path, seconds: float) -> float:
+    """`torchrl_prioritized` in another Python."""
+    command = [python, __file__, "--torchrl-prioritized", str(folder), "--seconds", str(seconds)]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+
+
 def cpprb(folder: Path, seconds: float) -> float:
     from cpprb import PrioritizedReplayBuffer
     from rbdata import open_dataset
@@ -231,8 +241,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.0, help="for each figure")
+    parser.add_argument("--torchrl-python", help="a Python in which TorchRL's prioritized sampler works")
+    parser.add_argument("--torchrl-prioritized", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--keep", action="store_true", help="keep the dataset for the next run")
     args = parser.parse_args()
+    if args.torchrl_prioritized:
+        print(torchrl_prioritized(args.torchrl_prioritized, args.seconds))
+        return
     folder, seconds = write_folder(args.steps).absolute(), args.seconds
     print(machine(), end="\n\n", flush=True)
     groups: dict[str, dict[str, Callable[[], Cost]]] = {
@@ -257,7 +272,10 @@ def main() -> None:
         },
     }
     priorities = groups[f"{BATCH} by priority, and update"]
-    if works(torchrl_prioritized, folder, 0.01):
+    if args.torchrl_python:
+        elsewhere = partial(measure, torchrl_elsewhere, args.torchrl_python, folder, seconds)
+        priorities["TorchRL (torch of another Python)"] = elsewhere
+    elif works(torchrl_prioritized, folder, 0.01):
         priorities["TorchRL"] = partial(measure, torchrl_prioritized, folder, seconds)
     if importlib.util.find_spec("cpprb"):
         priorities["cpprb (plain arrays)"] = partial(measure, cpprb, folder, seconds)

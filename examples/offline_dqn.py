@@ -3,9 +3,8 @@
     python examples/offline_dqn.py                     # half a minute on two cores, 86 -> 500
     python examples/offline_dqn.py --updates 1500 --steps 10000 --eval-episodes 5        # a quick look
 
-1. *Record*, once: 30,000 steps of a mixed policy. A simple rule balances the pole, and three in five of its actions
-are replaced by
-   random ones; an episode lasts about 86 steps of the 500 there could be. The recording is an rbdata folder.
+1. *Record*, once: 30,000 steps of a mixed policy. A simple rule balances the pole, and three in five of its actions are
+   replaced by random ones; an episode lasts about 86 steps of the 500 there could be. The recording is an rbdata folder.
 2. *Learn*: double DQN (van Hasselt et al. 2016) with n-step returns and the conservative term of CQL (Kumar et al. 2020),
    which keeps the values of actions that the data do not show from being dreamt up. No environment is touched.
 3. *Play*: the greedy policy in the environment, beside the returns of the data.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
+import shutil
 from itertools import pairwise
 
 import numpy as np
@@ -392,13 +394,25 @@ def test_a_damaged_folder(tmp_path, damage):
         LazyMemmapStorage(10, scratch_dir=tmp_path / "ring", existsok=True, ndim=2 if damage == "ndim" else 1)
 
 
-def test_temporary_files_go_with_the_storage():
+def test_temporary_files_go_with_the_storage(tmp_path):
     storage = LazyMemmapStorage(10)
     storage.set(slice(0, 3), rollout([3]))
     folder = storage.scratch_dir
+    child = os.fork()
+    if not child:
+        del storage  # of the parent
+        os._exit(0)
+    os.waitpid(child, 0)
     assert folder.is_dir()
     del storage
     assert not folder.exists()
+    for wanted in (True, False):
+        storage = LazyMemmapStorage(10, scratch_dir=tmp_path / "named" if wanted else None, auto_cleanup=wanted)
+        storage.set(slice(0, 3), rollout([3]))
+        folder = storage.scratch_dir
+        del storage
+        assert folder.exists() is not wanted
+    shutil.rmtree(folder)
 
 
 def test_max_values_over_time():

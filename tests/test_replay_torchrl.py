@@ -129,6 +129,32 @@ def test_short_slices():
     assert left == right
 
 
+def test_the_same_priorities_and_weights():
+    """Where TorchRL's extension loads (0.14.1: torch 2.14): the same values in the tree, the same importance weights."""
+    try:
+        theirs.PrioritizedSampler(4, 1.0, 1.0)
+    except RuntimeError as error:
+        pytest.skip(f"TorchRL's prioritized sampler does not work with this torch: {error}")
+    left, right = both(
+        lambda lib: lib.TensorDictPrioritizedReplayBuffer(
+            alpha=0.7, beta=0.6, eps=1e-3, storage=lib.LazyTensorStorage(30), batch_size=64
+        )
+    )
+    generator = torch.Generator().manual_seed(0)
+    for number in range(6):  # the ring wraps; new records get the largest priority there was
+        fill((left, right), rollout([7, 4], first=100 * number))
+        size = len(left)
+        index = torch.randint(size, (20,), generator=generator).unique()
+        priority = torch.rand(len(index), generator=generator) * (number + 1)
+        left.update_priority(index, priority)
+        right.update_priority(index, priority)
+        stored = torch.as_tensor([right.sampler._sum_tree[row] for row in range(size)])
+        assert torch.allclose(left.sampler.tree.values[:size].float(), stored, rtol=1e-5)
+        batch = right.sample()
+        ours_of_it = left.sampler._info(left.sampler.tree[batch["index"].numpy()])["priority_weight"]
+        assert torch.allclose(ours_of_it, batch["priority_weight"], rtol=1e-4)
+
+
 def test_plain_buffers_give_flags_in_the_info_only():
     make = lambda lib: lib.ReplayBuffer(  # noqa: E731
         storage=lib.LazyTensorStorage(20), sampler=lib.SliceSampler(slice_len=3), batch_size=6

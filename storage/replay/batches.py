@@ -104,7 +104,8 @@ class BatchReader:
             raise UsageError(f"{storage!r} has no observation to stack", hint="name the keys with stack_keys")
         if n_step is not None and "next/reward" not in fields:
             raise UsageError(f"{storage!r} has no next/reward to sum up")
-        special = {*stacked, *(["next/reward"] if n_step else [])}
+        # What a writer stored as ``index`` is not read: the rows drawn are at hand.
+        special = {*stacked, *(["next/reward"] if n_step else []), *(["index"] if marked else [])}
         steps = [rows for name, rows in fields.items() if rows.leaf.kind == "step" and name not in special]
         self._small = [rows for rows in steps if rows.leaf.row_bytes < LARGE_ROW]
         self._large = [rows for rows in steps if rows.leaf.row_bytes >= LARGE_ROW]

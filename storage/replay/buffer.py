@@ -14,17 +14,28 @@ from typing import Any
 
 import torch
 from tensordict import is_tensor_collection
-from torch.utils import _pytree as pytree
 
-from ...errors import SchemaError, UsageError
+from ...errors import UsageError
 from ..dataset import Dataset
+from .columns import is_key, read_column, write_column
 from .dataset_storage import DatasetStorage
 from .edges import Edges, as_key
 from .lasting import Lasting
 from .n_step import NStep
-from .parts import checked_depth, checked_size, instance, mixed_seed, seeded, stacked, storage_of
+from .parts import (
+    checked_depth,
+    checked_seed,
+    checked_size,
+    mixed_seed,
+    sampler_of,
+    seeded,
+    stacked,
+    storage_of,
+    time_first,
+    writer_of,
+)
 from .pipeline import Info, Making, Pipeline
-from .samplers import RandomSampler, Sampler
+from .samplers import Sampler
 from .storages import ListStorage, Storage
 from .transforms import Transforms
 from .writers import ImmutableDatasetWriter, RoundRobinWriter, Writer
@@ -96,10 +107,10 @@ class ReplayBuffer(Lasting):
         self.batch_size = None if batch_size is None else checked_size(batch_size)
         self._lock = threading.RLock()
         self._storage: Storage = storage_of(storage)
-        self._sampler: Sampler = instance(sampler) or RandomSampler()
+        self._sampler: Sampler = sampler_of(sampler)
         if self._sampler.drop_last and self.batch_size is None:
             raise UsageError("drop_last needs the batch_size given to the buffer")
-        self._writer: Writer = instance(writer) or self._default_writer()
+        self._writer: Writer = writer_of(writer, self._default_writer)
         self._writer.register_storage(self._storage)
         if transform_factory is not None:
             transform = transform_factory()
@@ -128,7 +139,7 @@ class ReplayBuffer(Lasting):
         if shared:
             self.share()
         self._rank, self._world = rank, world_size
-        self._begin(generator, seed)
+        self._begin(generator, None if seed is None else checked_seed(seed))
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
@@ -198,7 +209,7 @@ class ReplayBuffer(Lasting):
         """Start the sequence of batches that belongs to a seed."""
         with self._lock:
             self._pipeline.drop()
-            self._begin(None, seed)
+            self._begin(None, checked_seed(seed))
 
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Draw from this generator from now on."""
@@ -254,19 +265,7 @@ class ReplayBuffer(Lasting):
         if data is None:
             return torch.zeros((0, self._storage.ndim), dtype=torch.int64)
         with self._lock:
-            return self._told(self._writer.extend(self._time_first(data)))
-
-    def _time_first(self, data: Any) -> Any:
-        if not self._dim_extend or isinstance(data, list):
-            return data
-        if is_tensor_collection(data):
-            if data.ndim <= self._dim_extend:
-                message = f"data of shape {tuple(data.shape)} have no dimension {self._dim_extend} to extend along"
-                raise SchemaError(
-                    message, hint=f"a storage with ndim={self._storage.ndim} takes batches of [*batch, time]"
-                )
-            return data.transpose(self._dim_extend, 0)
-        return pytree.tree_map(lambda leaf: leaf.transpose(self._dim_extend, 0), data)
+            return self._told(self._writer.extend(time_first(data, self._dim_extend, self._storage.ndim)))
 
     def _told(self, index: Any) -> Any:
         if index is not None:
@@ -352,10 +351,9 @@ class ReplayBuffer(Lasting):
 
     def __getitem__(self, index: Any) -> Any:
         """Records by number or slice (through the transforms), or one column by key."""
-        if isinstance(index, str) or (isinstance(index, tuple) and index and all(isinstance(i, str) for i in index)):
-            if isinstance(self._storage, DatasetStorage) and not len(self._transforms):
-                return self.dataset[index]
-            return self[:][index]
+        if is_key(index):
+            whole = self.dataset if isinstance(self._storage, DatasetStorage) and not len(self._transforms) else self[:]
+            return read_column(self._storage, whole, index)
         with self._lock:
             if self._dim_extend:
                 data = self._storage.get(index)
@@ -368,10 +366,9 @@ class ReplayBuffer(Lasting):
         return self._transforms(data) if len(self._transforms) else data
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        if isinstance(index, str) or (isinstance(index, tuple) and index and all(isinstance(i, str) for i in index)):
-            whole = self._storage.get(slice(None))
-            whole.get(index).copy_(value)
-            self._storage.set(slice(0, self._storage.filled), whole, set_cursor=False)
+        if is_key(index):
+            with self._lock:
+                write_column(self._storage, index, value)
             return
         if len(self._transforms):
             value = self._transforms.inv(value)

@@ -17,6 +17,7 @@ The folder is written beside its place and renamed into it (see `checkpoint_fold
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,35 +153,26 @@ def _plain(position: Any) -> Any:
 
 def load_from(buffer: Any, checkpoint: Checkpoint) -> None:
     """Read the parts of a buffer from a checkpoint that has been checked."""
-    storage, about = buffer.storage, checkpoint.about
+    about = checkpoint.about
     for part in ("storage", "sampler", "writer"):
         have = type(getattr(buffer, part)).__name__
         if part in about and about[part] != have and not (part == "storage" and _alike(about[part], have)):
             message = f"the checkpoint's {part} is a {about[part]}, the buffer's a {have}"
             raise UsageError(message, hint="make the buffer of the same parts as the one that was saved")
     own = "sampler" in about
-    before = storage.state_dict() if len(storage) and not storage.immutable else None
     states = {name: read_state(checkpoint.path / name) for name in ("sampler", "position", "transforms") if own}
-    writer = _writer_state(buffer.writer, checkpoint.path / "writer")
+    states["writer"] = writer = _writer_state(buffer.writer, checkpoint.path / "writer")
+    load_storage = partial(_load_storage, buffer, checkpoint, writer)
     buffer._pipeline.drop()
-    try:
-        _load_storage(buffer, checkpoint, writer)
-        if own:
-            buffer.sampler.load_state_dict(states["sampler"])
-            buffer.transform.load_state_dict(states["transforms"])
-    except BaseException:
-        if before is not None:
-            storage.load_state_dict(before)
-        raise
-    buffer.writer.load_state_dict(writer)
-    metadata = checkpoint.json("buffer_metadata.json")
-    buffer.batch_size = metadata.get("batch_size")
     if own:
-        position = states["position"]
-        buffer._pipeline.go_to(Mark(position["generator"], position["sampler"]))
-    else:
+        buffer._restore(states, load_storage)
+        buffer._pipeline.go_to(Mark(states["position"]["generator"], states["position"]["sampler"]))
+    else:  # TorchRL's: its samplers are not ours
+        load_storage()
+        buffer.writer.load_state_dict(writer)
         buffer.sampler.empty()
         buffer._pipeline.rewind()
+    buffer.batch_size = checkpoint.json("buffer_metadata.json").get("batch_size")
 
 
 def _alike(there: str, have: str) -> bool:

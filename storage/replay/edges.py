@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...errors import UsageError
+from ...errors import UnknownKeyError, UsageError
 from .draw import Key
 from .timeline import Timeline, from_ends, from_ids, from_pieces
 
@@ -63,6 +63,9 @@ class Edges:
             ids = column(key)
             if ids is not None:
                 return from_ids(self._flags(ids, rows), length, width, oldest)
+        if self.traj_key not in (None, *TRAJECTORY_KEYS):  # a usual one may be missing where done flags say it all
+            message = f"the storage has no {'/'.join(self.traj_key or ())} to tell trajectories apart by"
+            raise UnknownKeyError(message, hint="name another traj_key, or an end_key")
         flags = [column(key) for key in self.end_keys or (DONE,)]
         found = [self._flags(flag, rows).bool() for flag in flags if flag is not None]
         if not found:

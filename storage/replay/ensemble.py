@@ -16,6 +16,7 @@ from ...errors import ReadOnlyError, SamplingError, UsageError
 from .buffer import ReplayBuffer
 from .checkpoint import Folder
 from .devices import to_device
+from .parts import checked_seed, checked_size, seeded
 from .stream import Mark
 from .transforms import Transforms
 
@@ -46,14 +47,15 @@ class ReplayBufferEnsemble:
         pin_memory: bool = False,
         device: Any = None,
     ) -> None:
-        if not buffers:
-            raise UsageError("an ensemble needs buffers")
+        strangers = [type(buffer).__name__ for buffer in buffers if not isinstance(buffer, ReplayBuffer)]
+        if not buffers or strangers:
+            raise UsageError(f"an ensemble needs buffers, not {', '.join(strangers) or 'nothing'}")
         if generator is not None and seed is not None:
             raise UsageError("give generator or seed, not both")
         if sample_from_all and p is not None:
             raise UsageError("sample_from_all leaves no room for p")
         self.buffers, self.sample_from_all = buffers, sample_from_all
-        self.batch_size = batch_size
+        self.batch_size = None if batch_size is None else checked_size(batch_size)
         count = len(buffers) if sample_from_all or num_buffer_sampled is None else num_buffer_sampled
         if count < 1:
             raise UsageError(f"num_buffer_sampled must be at least 1, not {count}")
@@ -64,13 +66,9 @@ class ReplayBufferEnsemble:
             self._transforms.append(transform)
         self._collate = collate_fn
         self._pin, self._device = pin_memory, None if device is None else torch.device(device)
-        if generator is None:
-            generator = torch.Generator()
-            generator.manual_seed(int(torch.randint(1 << 62, ())) if seed is None else seed)
-        self._generator = generator
+        self._generator = seeded(int(torch.randint(1 << 62, ()))) if generator is None else generator
         if seed is not None:
-            for number, buffer in enumerate(buffers):
-                buffer.set_seed(seed + 1 + number)
+            self.set_seed(seed)
 
     def _probabilities(self, p: Any) -> torch.Tensor:
         values = torch.as_tensor(p, dtype=torch.float64)
@@ -97,7 +95,7 @@ class ReplayBufferEnsemble:
         size = self.batch_size if batch_size is None else batch_size
         if size is None:
             raise UsageError("no batch size", hint="give batch_size to the ensemble, or to sample()")
-        if size % self.num_buffer_sampled or size < 1:
+        if checked_size(size) % self.num_buffer_sampled:
             message = f"batch_size {size} cannot be divided by num_buffer_sampled {self.num_buffer_sampled}"
             raise SamplingError(message)
         ids = self._members()
@@ -160,6 +158,7 @@ class ReplayBufferEnsemble:
 
     def set_seed(self, seed: int) -> None:
         """Start the sequence of batches that belongs to a seed, in the members as well."""
+        seed = checked_seed(seed)
         self._generator.manual_seed(seed)
         for number, buffer in enumerate(self.buffers):
             buffer.set_seed(seed + 1 + number)
@@ -171,7 +170,8 @@ class ReplayBufferEnsemble:
             yield self.sample()
 
     def __len__(self) -> int:
-        return sum(len(buffer) for buffer in self.buffers)
+        """How many members there are, as in TorchRL."""
+        return len(self.buffers)
 
     def __getitem__(self, number: Any) -> Any:
         """A member; with a slice or list of numbers, an ensemble of some of them."""
@@ -213,6 +213,8 @@ class ReplayBufferEnsemble:
             folder.tensors("rng", {"generator": Mark(self._generator.get_state(), None).generator})
             folder.tensors("transforms", self._transforms.state_dict())
 
+    save = dump = dumps
+
     def loads(self, path: Any) -> None:
         """Read what `dumps` wrote, into an ensemble of the same members."""
         from .checkpoint import Checkpoint, load_from
@@ -226,6 +228,8 @@ class ReplayBufferEnsemble:
                 load_from(buffer, checkpoint.part(str(number), type(buffer).__name__))
         self._generator.set_state(checkpoint.tensors("rng")["generator"])
         self._transforms.load_state_dict(checkpoint.tensors("transforms"))
+
+    load = loads
 
     def __repr__(self) -> str:
         return f"ReplayBufferEnsemble({', '.join(map(repr, self.buffers))}, batch_size={self.batch_size})"

@@ -85,18 +85,38 @@ class Lasting:
             }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave. Raises UsageError or SchemaError when it belongs to another buffer."""
-        missing = [name for name in ("storage", "sampler", "writer", "generator") if name not in state]
+        """Take over what `state_dict` gave.
+
+        Raises UsageError or SchemaError when it belongs to another buffer, which is then as it was before.
+        """
+        parts = ("storage", "sampler", "writer", "transforms", "batch_size", "generator", "position")
+        missing = [name for name in parts if name not in state]
         if missing:
             raise UsageError(f"the state lacks {', '.join(missing)}: it is not a buffer's")
         with self._lock:
             self._pipeline.drop()
-            self._storage.load_state_dict(state["storage"])
-            self._sampler.load_state_dict(state["sampler"])
-            self._writer.load_state_dict(state["writer"])
-            self._transforms.load_state_dict(state["transforms"])
+            try:
+                self._restore(state, lambda: self._storage.load_state_dict(state["storage"]))
+            except KeyError as error:
+                raise UsageError(f"the state is that of a buffer made of other parts: it has no {error}") from error
             self.batch_size = state["batch_size"]
             self._pipeline.go_to(Mark(state["generator"], state["position"]))
+
+    def _restore(self, states: dict[str, Any], load_storage: Callable[[], None]) -> None:
+        """Load the states of the parts, the storage last: it writes nothing when what it is given does not fit.
+
+        After an error the buffer is as it was.
+        """
+        parts: dict[str, Any] = {"sampler": self._sampler, "transforms": self._transforms, "writer": self._writer}
+        before = {name: part.state_dict() for name, part in parts.items()}
+        try:
+            for name, part in parts.items():
+                part.load_state_dict(states[name])
+            load_storage()
+        except BaseException:
+            for name, part in parts.items():
+                part.load_state_dict(before[name])
+            raise
 
     # -- processes ---------------------------------------------------------------------------------------------------
 

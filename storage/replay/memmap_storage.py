@@ -12,6 +12,7 @@ killed, and a process that got the storage by pickling or forking sees new rows 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 import weakref
@@ -34,22 +35,37 @@ class LazyMemmapStorage(LazyTensorStorage):
 
     With ``existsok`` a folder that holds a storage already is opened with its contents (its size is then the one it was
     made with); without, it raises DatasetExistsError rather than show stale rows. Without ``scratch_dir`` the files are
-    temporary and go with the storage. Batches read are copies: changing them never reaches the files.
+    temporary and go with the storage, in the process that made them; ``auto_cleanup`` says otherwise, either way. Batches
+    read are copies: changing them never reaches the files.
     """
 
     def __init__(
-        self, max_size: int, *, scratch_dir: Any = None, device: Any = "cpu", ndim: int = 1, existsok: bool = False
+        self,
+        max_size: int,
+        *,
+        scratch_dir: Any = None,
+        device: Any = "cpu",
+        ndim: int = 1,
+        existsok: bool = False,
+        auto_cleanup: bool | None = None,
     ) -> None:
         if torch.device("cpu" if device == "auto" else device).type != "cpu":
             raise UsageError("files are mapped into the CPU's memory", hint="move batches: ReplayBuffer(device=...)")
         super().__init__(max_size, ndim=ndim)
         self.scratch_dir = None if scratch_dir is None else Path(scratch_dir).absolute()
+        self._temporary = scratch_dir is None if auto_cleanup is None else auto_cleanup
         if self.scratch_dir is not None and self.scratch_dir.is_dir() and any(self.scratch_dir.iterdir()):
             if not existsok:
                 message = f"{self.scratch_dir} is not empty"
                 raise DatasetExistsError(message, hint="open what is there with existsok=True, or name another folder")
             if (self.scratch_dir / DESCRIPTION).exists():
                 self._reopen()
+                self._remove_later()
+
+    def _remove_later(self) -> None:
+        if self._temporary:
+            assert self.scratch_dir is not None
+            weakref.finalize(self, _remove, self.scratch_dir, os.getpid())
 
     def _room(self, example: Any, rows: int) -> Any:
         if not is_tensor_collection(example):
@@ -58,8 +74,8 @@ class LazyMemmapStorage(LazyTensorStorage):
             )
         if self.scratch_dir is None:
             self.scratch_dir = Path(tempfile.mkdtemp(prefix="rbdata-replay-"))
-            weakref.finalize(self, shutil.rmtree, self.scratch_dir, ignore_errors=True)
         self.scratch_dir.mkdir(parents=True, exist_ok=True)
+        self._remove_later()
         data = example.expand(rows, *example.batch_size).memmap_like(str(self.scratch_dir), existsok=True)
         (self.scratch_dir / COUNTERS).write_bytes(self._counters.numpy().tobytes())
         self._map_counters()
@@ -108,6 +124,11 @@ class LazyMemmapStorage(LazyTensorStorage):
         super().__setstate__(state)
         if written:
             self._reopen()
+
+
+def _remove(folder: Path, process: int) -> None:
+    if os.getpid() == process:  # not when a fork of the process ends
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def open_memmap(folder: Path) -> Any:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from tensordict import TensorDict, is_tensor_collection
+from torch.utils import _pytree as pytree
 
-from ...errors import SamplingError, UsageError
+from ...errors import SamplingError, SchemaError, UsageError
 from ..dataset import Dataset
 from .dataset_storage import DatasetStorage
-from .samplers import Sampler
+from .samplers import RandomSampler, Sampler
 from .storages import ListStorage, Storage
 from .tensor_storage import stack
 from .writers import Writer
+
+Part = TypeVar("Part", Storage, Sampler, Writer)
 
 
 def storage_of(given: Any) -> Storage:
@@ -24,18 +28,33 @@ def storage_of(given: Any) -> Storage:
         return ListStorage(1000)
     if isinstance(given, (Dataset, str, os.PathLike)):
         return DatasetStorage(given)
-    made = instance(given)
-    if not isinstance(made, Storage):
-        message = f"a storage is wanted, not a {type(made).__name__}"
-        raise UsageError(message, hint="for example LazyTensorStorage(1_000_000), or the path of a dataset")
+    return instance(given, Storage, "LazyTensorStorage(1_000_000), or the path of a dataset")
+
+
+def sampler_of(given: Any) -> Sampler:
+    """A sampler: as given, made by a function, or the default. Raises UsageError for anything else."""
+    return RandomSampler() if given is None else instance(given, Sampler, "SliceSampler(slice_len=32)")
+
+
+def writer_of(given: Any, default: Callable[[], Writer]) -> Writer:
+    """A writer: as given, made by a function, or the default. Raises UsageError for anything else."""
+    return default() if given is None else instance(given, Writer, "RoundRobinWriter()")
+
+
+def instance(part: Any, kind: type[Part], example: str) -> Part:
+    """An instance of its kind, given as such or by a class or function. Raises UsageError for anything else."""
+    made = part() if callable(part) and not isinstance(part, kind) else part
+    if not isinstance(made, kind):
+        message = f"a {kind.__name__.lower()} is wanted, not a {type(made).__name__}"
+        raise UsageError(message, hint=f"for example {example}")
     return made
 
 
-def instance(part: Any) -> Any:
-    """An instance: given as such, or by a class or function."""
-    if part is None or isinstance(part, (Storage, Sampler, Writer)):
-        return part
-    return part() if callable(part) else part
+def checked_seed(seed: Any) -> int:
+    """Raises UsageError for what is no seed."""
+    if not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise UsageError(f"seed must be a whole number of at least 0, not {seed!r}")
+    return int(seed)
 
 
 def checked_size(batch_size: Any) -> int:
@@ -65,6 +84,21 @@ def seeded(seed: int) -> torch.Generator:
     generator = torch.Generator()
     generator.manual_seed(seed)
     return generator
+
+
+def time_first(data: Any, dim: int, ndim: int) -> Any:
+    """Data with the dimension along which they are to be written in front; ``ndim`` is the storage's.
+
+    Raises SchemaError when they have no such dimension.
+    """
+    if not dim or isinstance(data, list):
+        return data
+    if is_tensor_collection(data):
+        if data.ndim <= dim:
+            message = f"data of shape {tuple(data.shape)} have no dimension {dim} to extend along"
+            raise SchemaError(message, hint=f"a storage with ndim={ndim} takes batches of [*batch, time]")
+        return data.transpose(dim, 0)
+    return pytree.tree_map(lambda leaf: leaf.transpose(dim, 0), data)
 
 
 def stacked(records: Any) -> Any:

@@ -15,7 +15,7 @@ import torch
 from ...errors import SamplingError, UsageError
 from .draw import Draw
 from .samplers import Sampler, require
-from .storages import Storage
+from .storages import Storage, whole_numbers
 from .sum_tree import SumTree, full
 from .writers import REDUCTIONS
 
@@ -77,7 +77,7 @@ class PrioritizedSampler(Sampler):
 
     @property
     def default_priority(self) -> float:
-        """The priority of new records."""
+        """The priority of new records: the largest there was, 1 at first."""
         if self.max_priority_within_buffer:
             known = self._priorities[~self._priorities.isnan()]
             return float(known.max()) if len(known) else 1.0
@@ -90,7 +90,10 @@ class PrioritizedSampler(Sampler):
         negative, infinite or not numbers, and for rows that are not there.
         """
         rows = _flat(index, storage)
-        values = torch.as_tensor(priority).detach().cpu().numpy().astype(np.float64).reshape(-1)
+        try:
+            values = torch.as_tensor(priority).detach().cpu().numpy().astype(np.float64).reshape(-1)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise SamplingError(f"priorities are numbers, not {priority!r}") from error
         if len(values) not in (1, len(rows)):
             raise SamplingError(f"{len(values)} priorities for {len(rows)} rows")
         if not len(rows):
@@ -129,7 +132,11 @@ class PrioritizedSampler(Sampler):
             raise UsageError(message, hint="give the sampler a max_capacity of at least the storage's max_size")
         if self.max_priority_within_buffer:
             self._priorities.numpy()[rows] = np.nan  # what was overwritten does not count
-        self._set(rows, np.full(len(rows), self.default_priority))
+        self._set_default(rows)
+
+    def _set_default(self, rows: np.ndarray) -> None:
+        self._largest = self.default_priority  # which counts as seen, also the 1 of the very first records
+        self._set(rows, np.full(len(rows), self._largest))
 
     def add(self, index: torch.Tensor) -> None:
         self.mark_update(index)
@@ -160,9 +167,10 @@ class PrioritizedSampler(Sampler):
         if size > self.max_capacity:
             message = f"the storage holds {size} records, and there is room for {self.max_capacity} priorities"
             raise UsageError(message, hint="give the sampler a max_capacity of at least the storage's max_size")
-        missing = self._priorities[:size].isnan().nonzero().squeeze(1).numpy()
+        new = self._priorities.numpy()[self._covered : size]  # rows before these were looked at when they came
+        missing = self._covered + np.flatnonzero(np.isnan(new))
         if len(missing):
-            self._set(missing, np.full(len(missing), self.default_priority))
+            self._set_default(missing)
         self._covered = size
 
     def _info(self, values: np.ndarray) -> dict[str, torch.Tensor]:
@@ -209,4 +217,4 @@ def _flat(index: Any, storage: Storage | None) -> np.ndarray:
         return index.numpy()  # the usual case, called once a training step
     if storage is not None:
         return storage.flat(index).numpy()
-    return torch.as_tensor(index, dtype=torch.int64).cpu().reshape(-1).numpy()
+    return whole_numbers(index).reshape(-1).numpy()

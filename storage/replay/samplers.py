@@ -156,12 +156,13 @@ class Passes:
         self._seed, self.ran_out, self._order = None if seed < 0 else seed, bool(ran_out), None
 
 
-class SamplerWithoutReplacement(Sampler):
-    """Every step once a pass. The last batch is short, or with ``drop_last`` left out; the next one begins a new pass."""
+class PassSampler(Sampler):
+    """Base of the samplers that go through what there is pass after pass; ``passes`` says where they are."""
 
     endless = False
 
-    def __init__(self, drop_last: bool = False, shuffle: bool = True) -> None:
+    def __init__(self, drop_last: bool = False, shuffle: bool = True, **options: Any) -> None:
+        super().__init__(**options)
         self.drop_last, self.shuffle = drop_last, shuffle
         self.passes = Passes(shuffle=shuffle, drop_last=drop_last)
 
@@ -173,14 +174,8 @@ class SamplerWithoutReplacement(Sampler):
     def ran_out(self, value: bool) -> None:
         self.passes.ran_out = value
 
-    def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
-        size = require(storage)
-        if batch_size > size:
-            message = f"a batch of {batch_size} cannot be drawn from {size} without replacement"
-            raise SamplingError(message, hint=f"take at most {size}, or sample with replacement")
-        return Draw(self.passes.take(size, batch_size, generator, self.share))
-
     def empty(self) -> None:
+        super().empty()
         self.passes.restart()
 
     _empty = empty
@@ -198,6 +193,17 @@ class SamplerWithoutReplacement(Sampler):
         if "passes" not in state:
             raise UsageError(f"the state is not that of a {type(self).__name__}")
         self.passes.set_position(state["passes"])
+
+
+class SamplerWithoutReplacement(PassSampler):
+    """Every step once a pass. The last batch is short, or with ``drop_last`` left out; the next one begins a new pass."""
+
+    def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
+        size = require(storage)
+        if batch_size > size:
+            message = f"a batch of {batch_size} cannot be drawn from {size} without replacement"
+            raise SamplingError(message, hint=f"take at most {size}, or sample with replacement")
+        return Draw(self.passes.take(size, batch_size, generator, self.share))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(drop_last={self.drop_last}, shuffle={self.shuffle})"

@@ -18,7 +18,7 @@ import torch
 from ...errors import SamplingError, UsageError
 from .draw import Draw, SliceMarks
 from .edges import Edges, as_key
-from .samplers import Passes, Sampler, require
+from .samplers import PassSampler, Sampler, require
 from .storages import Storage
 from .timeline import Timeline
 
@@ -146,48 +146,16 @@ class SliceSampler(Sampler):
         return f"{type(self).__name__}({size}, strict_length={self.strict_length}, uniform_over={self.uniform_over!r})"
 
 
-class SliceSamplerWithoutReplacement(SliceSampler):
+class SliceSamplerWithoutReplacement(PassSampler, SliceSampler):
     """One slice of every episode a pass; the last batch is short, or with ``drop_last`` left out."""
 
-    endless = False
-
-    def __init__(self, *, drop_last: bool = False, shuffle: bool = True, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, *, drop_last: bool = False, shuffle: bool = True, **slices: Any) -> None:
+        super().__init__(drop_last, shuffle, **slices)
         if self.uniform_over == "transitions":
             raise UsageError("without replacement every episode gives one slice: uniform_over must be 'trajectories'")
-        self.drop_last, self.shuffle = drop_last, shuffle
-        self.passes = Passes(shuffle=shuffle, drop_last=drop_last)
-
-    @property
-    def ran_out(self) -> bool:
-        return self.passes.ran_out
-
-    @ran_out.setter
-    def ran_out(self, value: bool) -> None:
-        self.passes.ran_out = value
 
     def _choose(self, pool: Pool, count: int, generator: torch.Generator) -> torch.Tensor:
         return self.passes.take(len(pool.first), count, generator, self.share)
-
-    def empty(self) -> None:
-        super().empty()
-        self.passes.restart()
-
-    _empty = empty
-
-    def position(self) -> Any:
-        return self.passes.position()
-
-    def set_position(self, position: Any) -> None:
-        self.passes.set_position(position)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"passes": list(self.passes.position())}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if "passes" not in state:
-            raise UsageError(f"the state is not that of a {type(self).__name__}")
-        self.passes.set_position(state["passes"])
 
 
 class Pool:

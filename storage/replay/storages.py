@@ -149,7 +149,7 @@ class Storage:
         """The reverse: ``[N]`` rows from ``[N]``, ``[N, ndim]`` or a tuple of ``ndim`` tensors; -1 stays -1."""
         if isinstance(index, tuple):
             index = torch.stack([torch.as_tensor(part) for part in index], -1)
-        index = torch.as_tensor(index, dtype=torch.int64).cpu()
+        index = whole_numbers(index)
         if self.ndim == 1:
             return index.reshape(-1)
         if index.ndim < 2 or index.shape[-1] != self.ndim:
@@ -168,6 +168,17 @@ class Storage:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         raise NotImplementedError
+
+
+def whole_numbers(index: Any) -> torch.Tensor:
+    """Row numbers as an int64 tensor. Raises SamplingError for what are none."""
+    try:
+        rows = torch.as_tensor(index)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SamplingError(f"rows are whole numbers, not {index!r}") from error
+    if rows.numel() and (rows.is_floating_point() or rows.dtype == torch.bool):
+        raise SamplingError(f"rows are whole numbers, not {rows.dtype}")
+    return rows.long().cpu()
 
 
 class ListStorage(Storage):

@@ -1,11 +1,12 @@
 """Priorities in a tree of sums, so that drawing by priority and changing priorities cost little however many there are.
 
-Every node has 64 children instead of two, and a level of up to 16,384 sums is the top: a million priorities are two levels
-deep, four billion four, and each level is a handful of tensor operations on the whole batch at once (a binary tree has
-twenty levels, and would need a compiled loop).
+Every node has 16 children instead of two, and a level of at most 4,096 sums is the top: a million priorities are two
+steps below it, four billion five, and each step is a handful of tensor operations on the whole batch at once (a binary
+tree has twenty steps, and would need a compiled loop).
 
-    top                [ s s s ... s ] x 256                 each the sum of one row below
-    level 0        [ p p p ... p ] x 16,384                  a million priorities
+    top                     [ s s ... s ] x 245              each the sum of one row below
+    level 1             [ s s s s ... s s ] x 3,907
+    level 0           [ p p p p p ... p p p ] x 62,500       a million priorities
 
     draw m in [0, total):  at each level take the first child whose running sum exceeds m, go down with what is left of m
 
@@ -18,9 +19,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-FANOUT = 64
+FANOUT = 16
 #: A level of at most so many rows is the top: its running sum is worked out at the first draw after a change.
 TOP = 256
+_ONES = np.ones(FANOUT)
+_EVERY_BYTE, _TOP_BYTE = np.uint64(0x0101010101010101), np.uint64(56)
 
 
 class SumTree:
@@ -33,8 +36,9 @@ class SumTree:
         while not self._levels or rows > TOP:
             rows = max(1, -(-rows // FANOUT))
             self._levels.append(full(rows * FANOUT, 0.0).view(rows, FANOUT))
-        # NumPy reads and writes single elements several times faster than torch does.
-        self._arrays = [level.view(-1).numpy() for level in self._levels]
+        # NumPy reads and writes few elements several times faster than torch does.
+        self._rows = [level.numpy() for level in self._levels]
+        self._arrays = [rows.reshape(-1) for rows in self._rows]
         self._top = self._levels[-1].view(-1)
         self._running = torch.zeros(len(self._top) + 1, dtype=torch.float64)
         self._running_array = self._running.numpy()
@@ -75,8 +79,7 @@ class SumTree:
             if len(rows) > len(self._levels[level]) // 4:
                 self._sum_all(level)
             else:
-                children = self._levels[level].index_select(0, torch.from_numpy(rows))
-                self._arrays[level + 1][rows] = children.sum(1).numpy()
+                self._arrays[level + 1][rows] = self._rows[level].take(rows, 0) @ _ONES
 
     def _follow_smallest(self, index: np.ndarray, values: np.ndarray) -> None:
         if self._smallest is None or not len(index):
@@ -126,18 +129,36 @@ class SumTree:
     def find(self, mass: np.ndarray) -> np.ndarray:
         """For each ``mass`` in ``[0, total)`` the index whose stretch of the running sum it falls in."""
         running = self._sums()
-        child = np.minimum(running[1:].searchsorted(mass, side="right"), len(running) - 2)
-        rest = mass - running[child]
+        # In ascending order: a search that begins where the last one ended costs half.
+        order = mass.argsort()
+        rest = mass[order]
+        child = running[1:].searchsorted(rest, side="right")
+        np.minimum(child, len(running) - 2, out=child)
+        rest -= running[child]
+        each = np.arange(-1, len(mass) * FANOUT - 1, FANOUT)
         for level in range(len(self._levels) - 2, -1, -1):
-            inner = self._levels[level].index_select(0, torch.from_numpy(child)).cumsum_(1)
-            place = torch.searchsorted(inner, torch.from_numpy(rest[:, None]), right=True)
-            inside = np.minimum(place.numpy()[:, 0], FANOUT - 1)
+            inner = torch.from_numpy(self._rows[level].take(child, 0)).cumsum_(1).numpy()
+            inside = _count(inner <= rest[:, None])
+            np.minimum(inside, FANOUT - 1, out=inside)
+            child *= FANOUT
+            child += inside
             if level:
                 # What the children before the chosen one hold; nothing before the first.
-                before = inner.numpy()[np.arange(len(inside)), np.maximum(inside - 1, 0)]
-                rest = rest - np.where(inside > 0, before, 0.0)
-            child = child * FANOUT + inside
-        return child
+                before = inner.reshape(-1)[each + inside]
+                before *= inside > 0
+                rest -= before
+        found = np.empty_like(child)
+        found[order] = child
+        return found
+
+
+def _count(flags: np.ndarray) -> np.ndarray:
+    """How many flags are set in each row, bool ``[n, 16]`` to int64 ``[n]``: bytes of 0 and 1, added up as words."""
+    words = flags.view(np.uint64)
+    words = words[:, 0] + words[:, 1]
+    words *= _EVERY_BYTE  # the top byte is now the sum of all
+    words >>= _TOP_BYTE
+    return words.view(np.int64)
 
 
 def full(size: int, value: float) -> torch.Tensor:

@@ -20,31 +20,40 @@ from tensordict import TensorDict, TensorDictBase
 
 from ...errors import DamagedDatasetError, SchemaError
 from ..schema import FLAGS
+from .draw import Key
 from .edges import as_key
 from .timeline import in_time
 
 SHAPE_KEY = "_storage_shape"
 
 
-class TED2Flat:
-    """``hook(data, path)``: TED ``[time, *batch]`` to flattened TED in files below ``path`` (None: in memory).
+class _FlatHook:
+    """What both hooks are told: under which names there is what."""
 
-    ``shift`` and ``is_full`` are set by the buffer before.
-    """
+    _done_key: Key
 
     def __init__(
         self,
-        done_key: Any = ("next", "done"),
+        done_key: Any = None,
         shift_key: str = "shift",
         is_full_key: str = "is_full",
         done_keys: Sequence[str] = FLAGS,
         reward_keys: Sequence[str] = ("reward",),
     ) -> None:
-        self.done_key = as_key(done_key)
+        self.done_key = self._done_key if done_key is None else as_key(done_key)
         self.shift_key, self.is_full_key = shift_key, is_full_key
         self.done_keys, self.reward_keys = {as_key(key) for key in done_keys}, {as_key(key) for key in reward_keys}
-        self.shift: int | None = None
-        self.is_full: bool | None = None
+
+
+class TED2Flat(_FlatHook):
+    """``hook(data, path)``: TED ``[time, *batch]`` to flattened TED in files below ``path`` (None: in memory).
+
+    ``done_key`` is ``("next", "done")`` by default. ``shift`` and ``is_full`` are set by the buffer before.
+    """
+
+    _done_key = ("next", "done")
+    shift: int | None = None
+    is_full: bool | None = None
 
     def __call__(self, data: TensorDictBase, path: Path | None = None) -> TensorDictBase:
         shift, full = self.shift or 0, bool(self.is_full)
@@ -100,23 +109,13 @@ def _check_successors(
         raise SchemaError(message, hint="save without the hook: such data cannot be stored once for each state")
 
 
-class Flat2TED:
+class Flat2TED(_FlatHook):
     """``hook(data, out)``: flattened TED back to TED, with root flags False. ``out`` is filled where it is given.
 
-    Of a storage that was not full, the rows never written hold nothing of meaning.
+    ``done_key`` is ``"done"`` by default. Of a storage that was not full, the rows never written hold nothing of meaning.
     """
 
-    def __init__(
-        self,
-        done_key: Any = "done",
-        shift_key: str = "shift",
-        is_full_key: str = "is_full",
-        done_keys: Sequence[str] = FLAGS,
-        reward_keys: Sequence[str] = ("reward",),
-    ) -> None:
-        self.done_key = as_key(done_key)
-        self.shift_key, self.is_full_key = shift_key, is_full_key
-        self.done_keys, self.reward_keys = {as_key(key) for key in done_keys}, {as_key(key) for key in reward_keys}
+    _done_key = ("done",)
 
     def __call__(self, data: TensorDictBase, out: TensorDictBase | None = None) -> TensorDictBase:
         shape = data.get_non_tensor(SHAPE_KEY, default=None)

@@ -123,7 +123,7 @@ class TensorStorage(Storage):
         elif isinstance(data, LazyStackedTensorDict):
             data = data.contiguous()
         if not is_tensor_collection(data):
-            data = tree_map(torch.as_tensor, data)
+            data = _tensors(data)
         if single:
             cursor, data = slice(int(cursor), int(cursor) + 1), tree_map(lambda leaf: leaf[None], data)
         if self._data is None:
@@ -180,12 +180,16 @@ class TensorStorage(Storage):
         self.restore(state["data"], state["filled"], state["newest"])
 
     def restore(self, data: Any, filled: int, newest: int) -> None:
-        """Take over contents (copied): ``data`` holds the first ``filled`` rows, or more."""
+        """Take over contents (copied): ``data`` holds the first ``filled`` rows, or more.
+
+        Raises SchemaError, with nothing written, when they do not fit.
+        """
+        capacity = self.capacity_for(data)
+        if filled > capacity:
+            raise SchemaError(f"{filled} rows do not fit into a storage of {capacity}")
         if self._data is None:
             self._allocate(tree_map(lambda leaf: leaf[0], data))
         _check_same(self._data, data, self.ndim)
-        if filled > self.capacity:
-            raise SchemaError(f"{filled} rows do not fit into a storage of {self.capacity}")
         if filled:
             self._write(slice(0, filled), tree_map(lambda leaf: leaf[:filled], data))
         self._count[FILLED], self._count[NEWEST] = filled, newest
@@ -246,13 +250,22 @@ def tree_map(function: Callable[[torch.Tensor], Any], data: Any) -> Any:
 
 
 def stack(records: list[Any]) -> Any:
-    """A list of records as one batch. Raises SchemaError when they are not alike."""
+    """A list of records as one batch. Raises SchemaError when there are none, or they are not alike."""
+    if not records:
+        raise SchemaError("there are no records in the list")
     try:
         if is_tensor_collection(records[0]):
             return torch.stack(records)
         return pytree.tree_map(lambda *leaves: torch.stack([torch.as_tensor(leaf) for leaf in leaves]), *records)
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
         raise SchemaError(f"the records of a list are not alike: {error}") from error
+
+
+def _tensors(data: Any) -> Any:
+    try:
+        return pytree.tree_map(torch.as_tensor, data)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SchemaError(f"a tensor storage takes tensors and numbers: {error}") from error
 
 
 def _plain(leaf: Any) -> Any:

@@ -12,7 +12,7 @@ from .buffer import ReplayBuffer
 from .edges import as_key
 from .parts import storage_of
 from .prioritized import PrioritizedSampler
-from .storages import Storage
+from .tensor_storage import stack
 from .writers import ImmutableDatasetWriter, TensorDictRoundRobinWriter, Writer, reduce
 
 
@@ -39,7 +39,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def extend(self, data: Any, *, update_priority: bool = True) -> Any:
         """As `ReplayBuffer.extend`; priorities are read from ``priority_key`` where the data have it."""
         if isinstance(data, list):
-            data = torch.stack(data)
+            data = stack(data)
         index = super().extend(self._tensordict(data))
         if update_priority:
             self._priorities_of(data, index)
@@ -111,32 +111,12 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         storage: Any = None,
         **options: Any,
     ) -> None:
-        storage, sampler = _with_priorities(storage, alpha, beta, eps, dtype, reduction)
-        super().__init__(storage=storage, sampler=sampler, **options)
+        made = storage_of(storage)
+        # A storage of more dimensions rounds its size up to full rows when it learns how many there are beside each other.
+        room = made.max_size if made.ndim == 1 else 2 * made.max_size
+        sampler = PrioritizedSampler(room, alpha, beta, eps, dtype, reduction)
+        super().__init__(storage=made, sampler=sampler, **options)
 
 
-class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
+class TensorDictPrioritizedReplayBuffer(PrioritizedReplayBuffer, TensorDictReplayBuffer):
     """A `TensorDictReplayBuffer` that samples by priority."""
-
-    def __init__(
-        self,
-        *,
-        alpha: float,
-        beta: float,
-        eps: float = 1e-8,
-        dtype: torch.dtype = torch.float32,
-        reduction: str = "max",
-        storage: Any = None,
-        **options: Any,
-    ) -> None:
-        storage, sampler = _with_priorities(storage, alpha, beta, eps, dtype, reduction)
-        super().__init__(storage=storage, sampler=sampler, **options)
-
-
-def _with_priorities(
-    storage: Any, alpha: float, beta: float, eps: float, dtype: torch.dtype, reduction: str
-) -> tuple[Storage, PrioritizedSampler]:
-    made = storage_of(storage)
-    # A storage of more dimensions rounds its size up to full rows when it learns how many there are beside each other.
-    room = made.max_size if made.ndim == 1 else 2 * made.max_size
-    return made, PrioritizedSampler(room, alpha, beta, eps, dtype, reduction)

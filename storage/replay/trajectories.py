@@ -16,7 +16,7 @@ from .edges import as_key
 
 
 def split_trajectories(
-    tensordict: TensorDictBase,
+    rollout_tensordict: TensorDictBase,
     *,
     prefix: Any = None,
     trajectory_key: Any = None,
@@ -32,11 +32,11 @@ def split_trajectories(
     if trajectory_key is not None:
         ids_key = as_key(trajectory_key)
     else:
-        if prefix is None and "collector" in tensordict.keys():  # noqa: SIM118
+        if prefix is None and "collector" in rollout_tensordict.keys():  # noqa: SIM118
             prefix = "collector"
         ids_key = ("traj_ids",) if prefix in (None, ()) else (*as_key(prefix), "traj_ids")
     mask_key = (*ids_key[:-1], "mask")
-    data = tensordict.copy()
+    data = rollout_tensordict.copy()
     ids = data.get(_key(ids_key), None)
     if ids is None:
         ids = _ids_from_done(data, ("next", *as_key(done_key or "done")))

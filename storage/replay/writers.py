@@ -148,7 +148,7 @@ class RoundRobinWriter(Writer):
 
 
 class TensorDictRoundRobinWriter(RoundRobinWriter):
-    """Stores with every record the row it lies in, under ``index`` (which the batch given gets as well).
+    """Stores with every record the row it lies in, under ``index``; the data given stay as they are.
 
     A `TensorStorage` over data without ``index`` has no place for it, and goes without.
     """
@@ -157,6 +157,7 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
         if isinstance(data, TensorDictBase):
             shape = data.batch_size
             index = index.to(data.device) if data.device is not None else index
+            data = data.copy()
             data.set("index", index.reshape(*index.shape, *[1] * (len(shape) - index.ndim)).expand(shape).contiguous())
             fields = self._storage.fields()
             if fields is not None and "index" not in fields:  # memory that was there before, without a place for it

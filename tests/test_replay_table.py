@@ -1,0 +1,299 @@
+"""The rows of docs/torchrl.md that say "same": the same calls in both libraries, with the same outcome.
+
+Each function makes its calls with one library and returns what can be seen of them, in terms that no random number
+changes. What needs more than a few lines is in test_replay_torchrl.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+import pytest
+import torch
+from replay_tools import rollout
+from tensordict import TensorDict, tensorclass
+
+import rbdata.storage.replay as ours  # isort: skip
+
+theirs = pytest.importorskip("torchrl.data")
+logging.getLogger("torchrl").setLevel(logging.ERROR)
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def tensors(**more):
+    return lambda lib: lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(10), batch_size=4, **more)
+
+
+def keys(data) -> list[str]:
+    return sorted(str(key) for key in data.keys(True, True))
+
+
+def parts_as_factories(lib):
+    buffer = lib.ReplayBuffer(
+        storage=lambda: lib.LazyTensorStorage(10), sampler=lib.RandomSampler, writer=lib.RoundRobinWriter, batch_size=3
+    )
+    return buffer.extend(torch.arange(6)).tolist(), buffer.sample().shape
+
+
+def defaults(lib):
+    buffer = lib.ReplayBuffer(batch_size=2)
+    names = [type(part).__name__ for part in (buffer.storage, buffer.sampler, buffer.writer)]
+    return names, buffer.storage.max_size, buffer.add(torch.ones(3)), buffer.add(torch.ones(3)), buffer.sample().shape
+
+
+def default_writer(lib):
+    return type(tensors()(lib).writer).__name__
+
+
+def batch_size_of_the_call_wins(lib):
+    buffer = tensors()(lib)
+    buffer.extend(rollout([9]))
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        return len(buffer.sample()), len(buffer.sample(7)), len(buffer.sample())
+
+
+def lists_and_trees(lib):
+    first = lib.ReplayBuffer(storage=lib.LazyTensorStorage(10), batch_size=2)
+    rows = first.extend([{"a": torch.tensor(i), "b": (torch.ones(2) * i,)} for i in range(4)]).tolist()
+    second = lib.ReplayBuffer(storage=lib.LazyTensorStorage(10), batch_size=2)
+    more = second.extend((torch.arange(5), torch.ones(5, 3))).tolist()
+    return rows, more, first[:]["a"].tolist(), second[:][0].tolist(), [part.shape for part in second.sample()]
+
+
+def more_than_fits(lib):
+    buffer = tensors()(lib)
+    rows = buffer.extend(rollout([23])).tolist()
+    return rows, buffer[:]["action"].tolist(), len(buffer), buffer.extend(rollout([1])).tolist()
+
+
+def info(lib):
+    plain = lib.ReplayBuffer(storage=lib.LazyTensorStorage(10), batch_size=4)
+    plain.extend(rollout([9]))
+    batch, told = plain.sample(return_info=True)
+    marked = tensors()(lib)
+    marked.extend(rollout([9]))
+    return keys(batch), sorted(map(str, told)), keys(marked.sample()), marked.sample()["index"].shape
+
+
+def indexing(lib):
+    buffer = tensors()(lib)
+    buffer.extend(rollout([6]))
+    buffer[2:4] = buffer[4:6]
+    picked = [buffer[i]["action"].tolist() for i in (1, slice(2, 5), [0, 3], torch.tensor([5, 5]))]
+    return picked, buffer["action"].tolist(), buffer["next", "reward"].shape, len(buffer)
+
+
+def through_transforms(lib):
+    buffer = tensors()(lib)
+    buffer.extend(rollout([6]))
+    buffer.append_transform(lambda data: data.set("twice", data["action"] * 2))
+    buffer.append_transform(torch.nn.Identity())
+    return buffer[1:3]["twice"].tolist(), bool((buffer.sample()["twice"] % 2 == 0).all())
+
+
+def iteration(lib):
+    buffer = lib.TensorDictReplayBuffer(
+        storage=lib.LazyTensorStorage(10), sampler=lib.SamplerWithoutReplacement(), batch_size=4
+    )
+    buffer.extend(rollout([10]))
+    passes = [[len(batch) for batch in buffer] for _ in range(2)]
+    seen = sorted(torch.cat([batch["index"] for batch in buffer]).tolist())
+    endless = tensors()(lib)
+    endless.extend(rollout([10]))
+    return passes, seen, len([batch for batch, _ in zip(endless, range(20))]), len(endless.next())
+
+
+def dropped_last(lib):
+    buffer = lib.TensorDictReplayBuffer(
+        storage=lib.LazyTensorStorage(10), sampler=lib.SamplerWithoutReplacement(drop_last=True), batch_size=4
+    )
+    buffer.extend(rollout([10]))
+    return [len(batch) for batch in buffer]
+
+
+def in_order(lib):
+    buffer = lib.TensorDictReplayBuffer(
+        storage=lib.LazyTensorStorage(10), sampler=lib.SamplerWithoutReplacement(shuffle=False), batch_size=4
+    )
+    buffer.extend(rollout([10]))
+    return [batch["action"].tolist() for batch in buffer]
+
+
+def emptied(lib):
+    buffer = tensors()(lib)
+    buffer.extend(rollout([7]))
+    buffer.empty()
+    return len(buffer), buffer.extend(rollout([3])).tolist(), len(buffer), buffer.write_count
+
+
+def exchanged(lib):
+    buffer = tensors()(lib)
+    buffer.extend(rollout([7]))
+    buffer.set_sampler(lib.SamplerWithoutReplacement())
+    other = lib.LazyTensorStorage(5)
+    other.set(range(5), rollout([5], first=50))
+    buffer.set_storage(other)
+    return len(buffer), bool((buffer.sample()["action"] >= 50).all())
+
+
+def read_only(lib):
+    buffer = lib.TensorDictReplayBuffer(
+        storage=lib.TensorStorage(rollout([7])), writer=lib.ImmutableDatasetWriter(), batch_size=4
+    )
+    with pytest.raises(RuntimeError, match="doesn't allow writing"):
+        buffer.extend(rollout([2]))
+    with pytest.raises(RuntimeError, match="doesn't allow writing"):
+        buffer.add(rollout([2])[0])
+    return len(buffer), len(buffer.sample())
+
+
+def states(lib):
+    buffer, other = tensors()(lib), tensors()(lib)
+    buffer.extend(rollout([7]))
+    other.extend(rollout([3], first=70))
+    other.load_state_dict(buffer.state_dict())
+    return other[:]["action"].tolist(), other.extend(rollout([2])).tolist()
+
+
+def two_dimensions(lib):
+    buffer = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(20, ndim=2), batch_size=6)
+    rows = buffer.extend(torch.stack([rollout([4], first=100 * env) for env in range(3)]))
+    batch = buffer.sample()
+    time, env = batch["index"].unbind(1)
+    same = bool((batch["action"] == 100 * env + time).all())
+    return rows.shape, len(buffer), batch.shape, batch["index"].shape, same, buffer.storage.ndim
+
+
+def slices_in_the_batch(lib):
+    buffer = tensors(sampler=lib.SliceSampler(num_slices=2))(lib)
+    buffer.extend(rollout([5, 4]))
+    batch = buffer.sample(8)
+    steps = batch["step_count"].view(2, 4)
+    ends = batch["next", "truncated"].view(2, 4).tolist()
+    return (
+        batch.shape,
+        keys(batch),
+        bool((steps.diff() == 1).all()),
+        ends,
+        batch["next", "done"].view(2, 4)[:, -1].tolist(),
+    )
+
+
+def no_truncated_key(lib):
+    buffer = tensors(sampler=lib.SliceSampler(slice_len=2, truncated_key=None))(lib)
+    buffer.extend(rollout([5]))
+    return bool(buffer.sample()["next", "truncated"].any())
+
+
+def slices_without_replacement(lib):
+    buffer = lib.TensorDictReplayBuffer(
+        storage=lib.LazyTensorStorage(40), sampler=lib.SliceSamplerWithoutReplacement(slice_len=5), batch_size=15
+    )
+    buffer.extend(rollout([5, 6, 7, 8, 9, 5]))
+    batches = list(buffer)
+    ids = torch.cat([batch["collector", "traj_ids"][::5] for batch in batches])
+    return [len(batch) for batch in batches], sorted(ids.tolist())
+
+
+def slices_that_do_not_fit(lib):
+    buffer = tensors(sampler=lib.SliceSampler(slice_len=8))(lib)
+    buffer.extend(rollout([5, 4]))
+    with pytest.raises(Exception):  # noqa: B017  RuntimeError there, SamplingError here
+        buffer.sample(8)
+    with pytest.raises(Exception):  # noqa: B017
+        buffer.sample(9)
+    return True
+
+
+def padded(lib):
+    sampler = lib.SliceSampler(slice_len=4, strict_length=False, pad_output=True)
+    buffer = tensors(sampler=sampler)(lib)
+    buffer.extend(rollout([2]))
+    batch = buffer.sample(8)
+    return batch.shape, batch["collector", "mask"].view(2, 4).tolist(), batch["action"].view(2, 4)[:, :2].tolist()
+
+
+def memmap(lib, folder=None):
+    buffer = lib.TensorDictReplayBuffer(storage=lib.LazyMemmapStorage(10, scratch_dir=folder), batch_size=4)
+    buffer.extend(rollout([7]))
+    batch = buffer.sample()
+    batch["action"].zero_()  # a copy
+    return len(buffer), buffer["action"].tolist()
+
+
+def existing_batch(lib):
+    buffer = lib.TensorDictReplayBuffer(storage=lib.TensorStorage(rollout([7])), batch_size=4)
+    return len(buffer), buffer.storage.max_size, keys(buffer.sample())
+
+
+def list_of_anything(lib):
+    buffer = lib.ReplayBuffer(storage=lib.ListStorage(5), collate_fn=list, batch_size=3)
+    buffer.extend(["a", "b", "c"])
+    return len(buffer), set(buffer.sample()) <= {"a", "b", "c"}, buffer[:]
+
+
+def ragged(lib):
+    buffer = lib.ReplayBuffer(storage=lib.ListStorage(5), sampler=lib.SamplerWithoutReplacement(), batch_size=2)
+    for size in (2, 3):
+        buffer.add(TensorDict({"x": torch.ones(size)}, []))
+    return type(buffer.sample()).__name__, buffer.sample().batch_size
+
+
+def index_of_the_writer(lib):
+    buffer = tensors()(lib)
+    data = rollout([4])
+    buffer.extend(data)
+    data = rollout([3])
+    buffer.extend(data)
+    return keys(data), buffer["index"].tolist()
+
+
+def best_kept(lib):
+    buffer = lib.TensorDictReplayBuffer(
+        storage=lib.LazyTensorStorage(3), writer=lib.TensorDictMaxValueWriter(rank_key="key"), batch_size=2
+    )
+    data = TensorDict({"key": torch.tensor([3.0, 1.0, 5.0, 4.0, 0.0, 6.0]), "n": torch.arange(6)}, [6])
+    buffer.extend(data)
+    return sorted(buffer["key"].tolist()), buffer.add(TensorDict({"key": torch.tensor(0.5), "n": torch.tensor(9)}, []))
+
+
+def ensembles(lib):
+    members = []
+    for number in range(2):
+        member = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(10))
+        member.extend(rollout([9], first=100 * number))
+        members.append(member)
+    mixed = lib.ReplayBufferEnsemble(*members, p=[0.0, 1.0], batch_size=6, num_buffer_sampled=3)
+    every = lib.ReplayBufferEnsemble(*members, sample_from_all=True, batch_size=6)
+    first, second = mixed.sample(), every.sample()
+    return (
+        first.shape,
+        set((first["action"] // 100).flatten().tolist()),
+        first["index", "buffer_ids"].flatten().unique().tolist(),
+        second.shape,
+        (second["action"] // 100).tolist(),
+        len(every),
+    )
+
+
+@tensorclass
+class Record:
+    x: torch.Tensor
+
+
+def tensorclasses(lib):
+    buffer = lib.ReplayBuffer(storage=lib.LazyTensorStorage(5), batch_size=3)
+    buffer.extend(Record(x=torch.arange(5.0), batch_size=[5]))
+    batch = buffer.sample()
+    return type(batch).__name__, batch.x.shape
+
+
+ROWS = [value for name, value in list(globals().items()) if getattr(value, "__module__", None) == __name__]
+ROWS = [row for row in ROWS if callable(row) and row.__name__ not in ("tensors", "keys", "Record")]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.__name__)
+def test_row(row):
+    assert row(ours) == row(theirs)
