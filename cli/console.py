@@ -145,8 +145,13 @@ class Console:
             self.note(content, "next: ")
 
     def fail(self, error: BaseException, failure: Failure, about: str = "") -> None:
-        """An error, in two lines at most (and where it came from, with --debug); --quiet does not silence it."""
+        """An error, in two lines at most (and where it came from, with --debug); --quiet does not silence it.
+
+        What a user's own function raised comes with its own part of the traceback: it is theirs to read.
+        """
         self.trace(error)
+        if failure.detail and not self.debug:
+            self._write(failure.detail.rstrip("\n") + "\n")
         self._aside(f"{about}: {failure.message}" if about else failure.message, "error: ")
         if failure.hint:
             self._aside(failure.hint, "hint: ")

@@ -20,15 +20,20 @@ class Interrupted(RbdataError):
 
 @dataclass(frozen=True)
 class Failure:
-    """An error as it is told: a stable code for programs, at most two lines for people, the exit code."""
+    """An error as it is told: a stable code for programs, at most two lines for people, the exit code.
+
+    ``detail`` is the traceback of a user's own function, where that is what failed.
+    """
 
     code: str
     message: str
     hint: str | None
     exit_code: int
+    detail: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return {"code": self.code, "message": self.message, "hint": self.hint}
+        record = {"code": self.code, "message": self.message, "hint": self.hint}
+        return {**record, "detail": self.detail} if self.detail else record
 
 
 #: What can be done about errors of the system, by errno: (code, hint).
@@ -48,7 +53,7 @@ _SYSTEM = {
 def explain(error: BaseException) -> Failure:
     """What to say about an exception."""
     if isinstance(error, RbdataError):
-        return Failure(error.code, str(error), error.hint, error.exit_code)
+        return Failure(error.code, str(error), error.hint, error.exit_code, getattr(error, "detail", None))
     if isinstance(error, KeyboardInterrupt):
         return Failure("interrupted", "interrupted", None, INTERRUPTED)
     if isinstance(error, MemoryError):

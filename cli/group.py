@@ -19,6 +19,7 @@ COMMANDS = {
     "list": "The datasets on this machine and those that can be had.",
     "download": "Fetch datasets and convert them on the way.",
     "convert": "Convert raw files that are already on this machine.",
+    "preprocess": "Make a new dataset with a Python function.",
     "inspect": "What a dataset holds: tensors, episodes, returns, origin.",
     "sample": "Draw a batch, look at it, keep it, or measure the speed.",
     "verify": "Read datasets again and compare with their checksums.",

@@ -91,6 +91,9 @@ def run(
         out.table(_LEAVES, _leaf_rows(manifest))
         out.heading("origin")
         out.facts(_origin(manifest))
+        if manifest.lineage:
+            out.heading("lineage")
+            out.facts(_lineage(manifest.lineage))
     for picture in pictures:
         out.note(f"drew {picture}")
 
@@ -163,16 +166,23 @@ def _origin(manifest: Manifest) -> list[Fact]:
         ("source", manifest.source.get("name")),
         ("options", ", ".join(f"{key} {value}" for key, value in manifest.source.get("options", {}).items())),
         ("location", provenance.get("location")),
+        ("why there", provenance.get("why")),
         ("created", f"{provenance.get('created')} by rbdata {provenance.get('rbdata_version')}"),
         (
             "objects",
             objects and f"{text.count(len(objects))}, {text.size(raw)}{', checksums stated' if stated else ''}",
         ),
-        ("lineage", manifest.lineage),
         ("licence", manifest.licence),
         ("citation", manifest.citation),
     ]
     return [Fact(name, str(value)) for name, value in facts if value]
+
+
+def _lineage(lineage: dict[str, Any]) -> list[Fact]:
+    """What a preprocessed dataset was made of, and how."""
+    from ..preprocess.lineage import words
+
+    return [Fact(name, told) for name, told in words(lineage)]
 
 
 def _outcomes(table: EpisodeTable) -> dict[str, int]:

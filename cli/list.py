@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,10 +12,12 @@ import typer
 from . import text
 from .console import Column, out
 from .options import Root, complete_source
+from .progress import counted
 
 EXAMPLES = """
   rbdata list
   rbdata list --match '*breakout*'
+  rbdata list --source minari --refresh
   rbdata list --local --quiet | xargs rbdata verify
 """
 
@@ -40,28 +43,36 @@ def run(
     match: Annotated[
         str | None, typer.Option(metavar="GLOB", help="Only ids or names like this, such as 'pong*'.")
     ] = None,
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Ask minari's and openml's servers what they hold, and keep the answer.")
+    ] = False,
     root: Root = None,
 ) -> None:
     """Show the datasets on this machine and those that can be had.
 
     State is complete, partial (an unfinished download and how far it is), damaged, or - for what is not here. In a pipe
-    every dataset is one tab-separated row of id, state, steps, episodes and bytes. Nothing here asks the network.
+    every dataset is one tab-separated row of id, state, steps, episodes and bytes. Nothing here asks the network but
+    --refresh, whose answer is kept with its date.
     """
     from .. import config
     from ..datasets import catalogue
     from ..datasets.local import list_local
 
+    if refresh:
+        _refresh(source, root)
+
     if source is not None and source != catalogue.MINE:
         catalogue.load_source(source)  # complains about unknown names
     here = [one for one in list_local(root) if _wanted(one.id, source, match)]
     ids = [one.id for one in here]
-    listed = [] if local or source == catalogue.MINE else catalogue.known_ids(source)
-    absent = [name for name in listed if name not in ids and _wanted(name, None, match)]
+    remote = {} if local or source == catalogue.MINE else catalogue.remote_ids(source, root)
+    listed = [] if local or source == catalogue.MINE else [*catalogue.known_ids(source), *remote]
+    absent = [name for name in dict.fromkeys(listed) if name not in ids and _wanted(name, None, match)]
     where = config.root(root)
 
     if out.json:
-        rows = [_record(one) for one in here] + [{"id": name, "state": "absent"} for name in absent]
-        out.document({"root": str(where), "datasets": rows})
+        rows = [_record(one) for one in here] + [_absent(name, remote.get(name)) for name in absent]
+        out.document({"root": str(where), "datasets": rows, "remotes": _remotes(source, root)})
     elif out.quiet:
         for name in (*ids, *absent):
             out.line(name)
@@ -71,12 +82,15 @@ def run(
             out.line()
         _summary(absent)
     elif here or absent:
-        out.table(COLUMNS, [*map(_row, here), *((name, None, None, None, None) for name in absent)])
+        out.table(COLUMNS, [*map(_row, here), *((name, None, *_counts(remote.get(name))) for name in absent)])
     if not here and not absent:
         out.note(f"no dataset is called like {match!r}" if match else f"no datasets under {where}")
     for one in here:
         if one.problem:
             out.note(f"{one.id}: {one.problem}")
+    if remote and out.on_terminal and not out.quiet:
+        for name, asked in _remotes(source, root).items():
+            out.note(f"{name}: as of {asked['date']}; --refresh asks {asked['remote']} again")
 
 
 def _wanted(dataset_id: str, source: str | None, match: str | None) -> bool:
@@ -86,6 +100,46 @@ def _wanted(dataset_id: str, source: str | None, match: str | None) -> bool:
         return True
     name, pattern = dataset_id.lower(), match.lower()
     return fnmatchcase(name, pattern) or fnmatchcase(name.partition("/")[2], pattern)
+
+
+def _refresh(source: str | None, root: Path | None) -> None:
+    """Ask the remotes; where several are asked, one that does not answer is told of and passed over."""
+    from ..datasets import catalogue
+    from ..datasets.fetch import FetchOptions
+    from ..errors import FetchError
+
+    names = (
+        [source]
+        if source
+        else [name for name in catalogue.source_names() if catalogue.load_source(name).lists_remotely]
+    )
+    for name in names:
+        with counted(f"asking {name}") as told:
+            try:
+                catalogue.load_source(name).refresh(root, FetchOptions(), told)
+            except FetchError as error:
+                if source:
+                    raise
+                out.note(f"{name}: {error}")
+
+
+def _remotes(source: str | None, root: Path | None) -> dict[str, dict[str, str]]:
+    """Which remotes were asked, and when."""
+    from ..datasets import catalogue
+
+    found = {
+        name: catalogue.load_source(name).listing(root) for name in catalogue.source_names() if source in (None, name)
+    }
+    return {name: {"remote": one.remote, "date": one.date} for name, one in found.items() if one}
+
+
+def _absent(name: str, remote: Any) -> dict[str, Any]:
+    return {"id": name, "state": "absent", **dict(zip(("steps", "episodes", "bytes"), _counts(remote)))}
+
+
+def _counts(remote: Any) -> tuple[int | None, int | None, int | None]:
+    """What a remote says of a dataset, as far as it was asked."""
+    return (remote.steps, remote.episodes, remote.bytes) if remote else (None, None, None)
 
 
 def _row(dataset: Any) -> tuple[Any, ...]:
@@ -130,7 +184,8 @@ def _summary(ids: list[str]) -> None:
             out.line(line)
         if len(shown) < len(lines):
             out.line(f"... more: rbdata list --source {source}")
-    out.hint(f"rbdata download {ids[0]}")
+    # What is recorded here works without any server.
+    out.hint(f"rbdata download {next((one for one in ids if one.startswith('gymnasium/')), ids[0])}")
 
 
 def _folded(names: list[str]) -> list[str]:

@@ -57,9 +57,15 @@ def _interrupted(dataset_id: str, outlook: Outlook | None, finished: int) -> Int
     words = out.arguments
     if outlook is None:
         message = f"interrupted while {dataset_id} was being planned; parts finished before are kept"
+    elif outlook.unread:
+        message = f"interrupted while the raw files of {dataset_id} were being fetched; what came is kept"
+    elif not outlook.parts:
+        message = f"interrupted while {dataset_id} was being written; its raw files are kept"
     else:
         kept = max(outlook.done_parts + finished, _in_journal(outlook.path))
-        message = f"interrupted: {kept} of {outlook.parts} parts of {dataset_id} are kept"
+        message = f"interrupted: {kept or 'none'} of {outlook.parts} parts of {dataset_id} are kept"
+        if not kept and outlook.parts == 1:
+            message = f"interrupted before {dataset_id} was complete: nothing of it is kept"
         if not (outlook.path / FILENAME).is_file():
             # Nothing is there to replace, so --force would only throw the finished parts away.
             words = [word for word in words if word != "--force"]
@@ -76,16 +82,22 @@ def _in_journal(path: Path) -> int:
 
 def announcement(outlook: Outlook) -> list[str]:
     """What is about to happen, in a few lines."""
-    some = "some " if outlook.estimated else ""
-    lines = [
-        f"from {outlook.location}" + (f" ({outlook.why})" if outlook.why else ""),
-        f"fetch {text.size(outlook.fetch_bytes)} in {text.many(outlook.parts - outlook.done_parts, 'part')}",
-        f"write {some}{text.many(outlook.steps, 'step')}, {text.many(outlook.episodes, 'episode')}, "
-        f"about {text.size(outlook.disk_bytes)} to {outlook.path} ({text.size(outlook.free_bytes)} free)",
-    ]
+    from_where = [f"from {outlook.location}" + (f" ({outlook.why})" if outlook.why else "")]
+    room = f"{outlook.path} ({text.size(outlook.free_bytes)} free)"
+    if outlook.unread:
+        files = f"{text.many(outlook.shards, 'file')}, then read what is in {'it' if outlook.shards == 1 else 'them'}"
+        return [*from_where, f"fetch {text.size(outlook.fetch_bytes)} in {files}"]
     if outlook.done_parts:
-        lines.insert(1, f"continuing: {outlook.done_parts} of {outlook.parts} parts are there")
-    return lines
+        from_where.append(f"continuing: {outlook.done_parts} of {outlook.parts} parts are there")
+    left = outlook.parts - outlook.done_parts
+    if outlook.fetched:
+        from_where = []  # said before its files were fetched
+    elif outlook.fetch_bytes:
+        from_where.append(f"fetch {text.size(outlook.fetch_bytes)} in {text.many(left, 'part')}")
+    some = "some " if outlook.estimated else ""
+    episodes = f", {text.many(outlook.episodes, 'episode')}" if outlook.episodes or not outlook.estimated else ""
+    what = f"{some}{text.many(outlook.steps, 'step')}{episodes}, about {text.size(outlook.disk_bytes)}"
+    return [*from_where, f"write {what} to {room}"]
 
 
 def finish(results: list[Result], root: Path | None) -> int:
@@ -144,18 +156,22 @@ def _facts(outcome: Outcome) -> list[Fact]:
     facts = [
         Fact("id", f"{outcome.id}, {done.get(outcome.action, 'nothing is written by a dry run')}"),
         Fact("path", str(outcome.path)),
-        Fact("steps", f"{text.count(steps)} in {text.many(episodes, 'episode')}"),
-        Fact("size", text.size(size)),
     ]
+    if steps is not None and episodes is not None:
+        facts.append(Fact("steps", f"{text.count(steps)} in {text.many(episodes, 'episode')}"))
+    facts.append(Fact("size", text.size(size) if steps is not None else f"{text.size(size)} to fetch"))
     notes = outcome.manifest.notes if outcome.manifest else outcome.outlook.notes if outcome.outlook else ()
     return [*facts, *(Fact("note", note) for note in notes)]
 
 
-def _counts(outcome: Outcome) -> tuple[int, int, int]:
+def _counts(outcome: Outcome) -> tuple[int | None, int | None, int]:
     if outcome.manifest is not None:
         return outcome.manifest.steps, outcome.manifest.episodes, outcome.manifest.bytes
     assert outcome.outlook is not None  # one of the two is there
-    return outcome.outlook.steps, outcome.outlook.episodes, outcome.outlook.disk_bytes
+    outlook = outcome.outlook
+    return (
+        (None, None, outlook.fetch_bytes) if outlook.unread else (outlook.steps, outlook.episodes, outlook.disk_bytes)
+    )
 
 
 def _record(result: Result) -> dict[str, Any]:
@@ -163,7 +179,7 @@ def _record(result: Result) -> dict[str, Any]:
         return {"id": result.id, "action": "failed", "error": result.failure and result.failure.to_json()}
     outcome = result.outcome
     steps, episodes, size = _counts(outcome)
-    record = {
+    record: dict[str, Any] = {
         "id": outcome.id,
         "action": outcome.action,
         "path": str(outcome.path),

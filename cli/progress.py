@@ -132,6 +132,17 @@ def bytes_checked(title: str) -> Iterator[Callable[[int, int], None] | None]:
         yield on_progress
 
 
+@contextmanager
+def counted(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A row for things that come one by one, told ``(so far, in all)``, on a terminal."""
+    if not out.live:
+        yield lambda done, total: None
+        return
+    with _Bars(lambda outlook: None) as bars:
+        bars.show("count", title, None)
+        yield lambda done, total: bars.show("count", title, None, text.count(done))
+
+
 class _Lines:
     """For logs: nothing about what is quick, a line every few seconds about what is not."""
 
@@ -153,7 +164,7 @@ class _Lines:
 
     def _outlook(self, outlook: Outlook) -> None:
         self._on_outlook(outlook)
-        self._tally = Tally(outlook)
+        self._tally = None if outlook.unread else Tally(outlook)
 
     def _progress(self, tasks: list[TaskProgress]) -> None:
         if self._tally:
@@ -238,7 +249,7 @@ class _Bars:
             self._drop(key)
         self._progress.stop()
         self._on_outlook(outlook)
-        self._tally = Tally(outlook)
+        self._tally = None if outlook.unread else Tally(outlook)
 
     def _progressed(self, tasks: list[TaskProgress]) -> None:
         if self._tally is None:
@@ -246,9 +257,8 @@ class _Bars:
         self._tally.update(tasks)
         self._total(self._tally)
         for task in self._tally.running[: self._bars_at_most]:
-            self.show(
-                task.index, self._tally.names[task.index], task.rows / max(1, task.total), text.size(task.fetched)
-            )
+            fetched = text.size(task.fetched) if task.fetched else ""  # a recording fetches nothing
+            self.show(task.index, self._tally.names[task.index], task.rows / max(1, task.total), fetched)
 
     def _part_done(self, index: int) -> None:
         self._drop(index)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import RbdataError
+from ..errors import WorkerLostError
 from .source import Job, Task
 
 #: Seconds between two looks at the counters.
@@ -47,7 +47,7 @@ def run_tasks(job: Job, tasks: Sequence[Task], procs: int, report: Report) -> It
     if not tasks:
         return
     if procs <= 1 or len(tasks) == 1:
-        yield from _run_here(job, tasks, report)
+        yield from run_here(job.fill, tasks, report)
     else:
         yield from _run_in_processes(job, tasks, min(procs, len(tasks)), report)
 
@@ -60,7 +60,10 @@ def usable_cpus() -> int:
         return os.cpu_count() or 1
 
 
-def _run_here(job: Job, tasks: Sequence[Task], report: Report) -> Iterator[tuple[int, dict[str, Any]]]:
+def run_here(
+    fill: Callable[..., dict[str, Any]], tasks: Sequence[Task], report: Report
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The same in this process, one task after the other."""
     for task in tasks:
         last = monotonic()
 
@@ -70,44 +73,98 @@ def _run_here(job: Job, tasks: Sequence[Task], report: Report) -> Iterator[tuple
                 last = monotonic()
                 report([TaskProgress(task.index, rows, task.rows, fetched, retries)])
 
-        yield task.index, job.fill(task, on_block)
+        yield task.index, fill(task, on_block)
 
 
 def _run_in_processes(
     job: Job, tasks: Sequence[Task], procs: int, report: Report
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    from loky import ProcessPoolExecutor
-    from loky.process_executor import TerminatedWorkerError
+    with Workers(procs) as workers:
+        yield from workers.run(job.fill, tasks, report)
 
-    descriptor, name = tempfile.mkstemp(prefix="rbdata-progress-")
-    os.ftruncate(descriptor, len(tasks) * 3 * 8)
-    os.close(descriptor)
-    path = Path(name)
-    counters = np.memmap(path, np.int64, "r+", shape=(len(tasks), 3))
-    # Work comes from our own code, but the workers must not outlive Ctrl-C: the parent alone answers to it.
-    executor = ProcessPoolExecutor(procs, timeout=None, initializer=_ignore_interrupt)
-    finished = False
-    try:
-        futures = {executor.submit(_work, job.fill, task, path, slot): slot for slot, task in enumerate(tasks)}
-        waiting = set(futures)
-        while waiting:
-            done, waiting = wait(waiting, timeout=POLL, return_when=FIRST_COMPLETED)
-            active = [slot for slot in range(len(tasks)) if counters[slot, 0]]
-            report([TaskProgress(tasks[i].index, *_counts(counters, i, tasks[i].rows)) for i in active])
-            for future in done:
-                try:
-                    record = future.result()
-                except TerminatedWorkerError as error:
-                    message = "a worker process was killed, perhaps by the system for want of memory"
-                    hint = "run the command again: finished parts are kept; fewer --procs need less memory"
-                    raise RbdataError(message, hint=hint) from error
-                yield tasks[futures[future]].index, record
-        finished = True
-    finally:
-        executor.shutdown(
-            wait=True, kill_workers=not finished
-        )  # nothing may still be writing when the lock is released
-        path.unlink(missing_ok=True)
+
+class Workers:
+    """Worker processes, kept from one ``run`` to the next; leave the block, and they are gone.
+
+    ``in_flight`` tasks at most are given out at a time (None: all of them).
+    """
+
+    def __init__(self, procs: int, in_flight: int | None = None) -> None:
+        self._procs, self._in_flight = procs, in_flight
+        self._executor: Any = None
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def prepare(self, get_ready: Callable[[], None]) -> None:
+        """Start the processes, and let each of them get ready while this one does something else."""
+        executor = self._open()
+        for _ in range(self._procs):
+            executor.submit(get_ready)
+
+    def _open(self) -> Any:
+        if self._executor is None:
+            from loky import ProcessPoolExecutor
+
+            # Work comes from our own code, but the workers must not outlive Ctrl-C: the parent alone answers to it.
+            self._executor = ProcessPoolExecutor(self._procs, timeout=None, initializer=_ignore_interrupt)
+        return self._executor
+
+    def run(
+        self, fill: Callable[..., dict[str, Any]], tasks: Sequence[Task], report: Report
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield ``(task index, record)`` as tasks finish. The first failure stops all processes."""
+        from loky.process_executor import TerminatedWorkerError
+
+        executor = self._open()
+        descriptor, name = tempfile.mkstemp(prefix="rbdata-progress-")
+        os.ftruncate(descriptor, max(1, len(tasks)) * 3 * 8)
+        os.close(descriptor)
+        path = Path(name)
+        counters = np.memmap(path, np.int64, "r+", shape=(max(1, len(tasks)), 3))
+        idle = not tasks
+        try:
+            at_most = self._in_flight or len(tasks)
+            given = 0
+            futures: dict[Any, int] = {}
+            waiting: set[Any] = set()
+            while waiting or given < len(tasks):
+                while given < len(tasks) and len(waiting) < at_most:
+                    future = executor.submit(_work, fill, tasks[given], path, given)
+                    futures[future] = given
+                    waiting.add(future)
+                    given += 1
+                done, waiting = wait(waiting, timeout=POLL, return_when=FIRST_COMPLETED)
+                begun = sorted(slot for slot in futures.values() if counters[slot, 0])
+                report([TaskProgress(tasks[i].index, *_counts(counters, i, tasks[i].rows)) for i in begun])
+                idle = not waiting and given == len(tasks)
+                for future in done:
+                    slot = futures.pop(future)
+                    try:
+                        record = future.result()
+                    except TerminatedWorkerError as error:
+                        raise _lost() from error
+                    yield tasks[slot].index, record
+        finally:
+            if not idle:
+                self.close()  # nothing may still be writing when the lock is released
+            path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """End the processes, at work or not: those that are idle have nothing left to do, and take a second over it."""
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.shutdown(wait=True, kill_workers=True)
+
+
+def _lost() -> WorkerLostError:
+    message = "a worker process was killed, perhaps by the system for want of memory"
+    return WorkerLostError(
+        message, hint="run the command again: finished parts are kept; fewer --procs need less memory"
+    )
 
 
 def _counts(counters: np.ndarray, slot: int, total: int) -> tuple[int, int, int, int]:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from ..errors import UsageError
+from ..errors import UnknownKeyError, UsageError
 from .episodes import EpisodeTable, open_episodes
 from .manifest import Manifest, read_manifest
 from .rows import Rows, open_rows
@@ -44,6 +44,11 @@ class Dataset:
     @property
     def schema(self) -> Schema:
         return self.manifest.schema
+
+    @property
+    def statistics(self) -> dict[str, Any]:
+        """What preprocessing found out about the data, by function: ``{"normalize_observations": {...}}``."""
+        return self.manifest.statistics
 
     def __len__(self) -> int:
         return self.manifest.steps
@@ -176,7 +181,7 @@ class Dataset:
 
     def _leaf(self, name: str) -> torch.Tensor:
         if name not in self.schema.names:
-            raise KeyError(f"{name!r} is not among {', '.join(self.schema.names)}")
+            raise UnknownKeyError(f"there is no leaf {name!r}", hint=f"there are {', '.join(self.schema.names)}")
         rows = self.rows[name if name in self.rows else name.removeprefix("next/")]
         if rows.leaf.kind == "step":
             return rows.block(0, rows.count).clone()
@@ -189,7 +194,7 @@ class Dataset:
         wanted = [keys] if isinstance(keys, str) else ["/".join(key) if isinstance(key, tuple) else key for key in keys]
         unknown = [name for name in wanted if name not in self.rows]
         if unknown:
-            raise UsageError(f"unknown keys {', '.join(unknown)}", hint=f"there are {', '.join(self.rows)}")
+            raise UnknownKeyError(f"unknown keys {', '.join(unknown)}", hint=f"there are {', '.join(self.rows)}")
         return wanted
 
     def _checked(self, steps: torch.Tensor | Iterable[int]) -> torch.Tensor:

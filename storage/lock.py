@@ -12,8 +12,10 @@ the lock that the faster one has just made.
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
+import re
 import socket
 import threading
 import time
@@ -52,6 +54,7 @@ class WriterLock:
                 )
                 raise DatasetBusyError(message, hint=f"wait for it, or stop it; if it is long gone, remove {self.path}")
             self._break(owner)
+        self._sweep()
         self._stop.clear()
         self._thread = threading.Thread(target=self._touch, name="rbdata-lock", daemon=True)
         self._thread.start()
@@ -101,6 +104,14 @@ class WriterLock:
                 self.path.unlink(missing_ok=True)
         finally:
             breaking.unlink(missing_ok=True)
+
+    def _sweep(self) -> None:
+        """Remove what processes left that were killed while they made or broke the lock; call as its owner."""
+        for path in self.path.parent.glob(f"{glob.escape(self.path.name)}.*"):
+            with contextlib.suppress(OSError):
+                old = time.time() - path.stat().st_mtime > STALE_AFTER  # not those of who is waiting now
+                if old and re.fullmatch(r"breaking|[0-9a-f]{32}", path.name[len(self.path.name) + 1 :]):
+                    path.unlink()
 
     def _touch(self) -> None:
         while not self._stop.wait(TOUCH_EVERY):

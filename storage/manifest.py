@@ -61,6 +61,16 @@ class Manifest:
     provenance: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def statistics(self) -> dict[str, Any]:
+        """What first passes over the data found (`preprocess`), by function; those of earlier datasets in the lineage too."""
+        found: dict[str, Any] = {}
+        lineage = self.lineage
+        while lineage:
+            found = {**(lineage.get("statistics") or {}), **found}
+            lineage = (lineage.get("input") or {}).get("lineage")
+        return found
+
+    @property
     def states(self) -> int:
         """Rows of the state leaves."""
         return self.steps + self.episodes

@@ -12,10 +12,11 @@ A sink takes rows as byte offsets into a buffer, so that rows left out (padding)
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
@@ -82,6 +83,55 @@ class ZstdSink:
         return {"pieces": [asdict(piece) for piece in _in_order(self._pieces, self._rows)]}
 
 
+class GrowingSink:
+    """Rows in order into the part's own file, compressed or as they are; how many there are is known at the end.
+
+    The file gets its name when it is finished: a part may be written by two workers at once, where one was taken for lost.
+    """
+
+    def __init__(self, folder: Path, number: int, leaf: Leaf, encoder: RowEncoder | None) -> None:
+        self._leaf, self._encoder = leaf, encoder
+        self._path = part_path(folder, leaf, number)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._temporary = self._path.with_name(f"{self._path.name}.{uuid.uuid4().hex}")
+        self._file = self._temporary.open("wb")
+        self._lengths: list[np.ndarray] = []
+        self._rows = self._bytes = 0
+
+    def write(self, rows: np.ndarray) -> None:
+        """Append rows, uint8 ``[n, row_bytes]``, contiguous."""
+        if not len(rows):
+            return
+        data: Any = rows.reshape(-1).data
+        if self._encoder is not None:
+            starts = np.arange(len(rows), dtype=np.int64) * self._leaf.row_bytes
+            data, lengths = self._encoder.encode(data, starts, self._leaf.row_bytes)
+            self._lengths.append(lengths)
+        self._file.write(data)
+        self._rows += len(rows)
+        self._bytes += len(data)
+
+    def finish(self) -> dict[str, Any]:
+        """Make what was written durable; returns the record for the journal."""
+        _close_durably(self._file)
+        lengths = self._path.with_suffix(".lengths")
+        temporary = lengths.with_name(f"{lengths.name}.{uuid.uuid4().hex}")
+        if self._encoder is not None:
+            file = temporary.open("wb")
+            file.write(np.concatenate([np.zeros(0, np.int64), *self._lengths]).tobytes())
+            _close_durably(file)
+            temporary.replace(lengths)
+        self._temporary.replace(self._path)
+        sync_folder(self._path.parent)
+        piece = Piece(0, self._rows, 0, self._bytes)
+        return {"pieces": [asdict(piece)], "rows": self._rows}
+
+    def abandon(self) -> None:
+        """Close and remove what was written."""
+        self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+
 class RawSink:
     """Rows in place, in the state leaf's preallocated file; ``first`` is the part's first row in it."""
 
@@ -139,6 +189,12 @@ class TedSink:
     def finish(self) -> dict[str, Any]:
         ranges = (self._root.finish(self._rows[0]), self._next.finish(self._rows[1]))
         return {"ranges": dict(zip(self._names, ranges))}
+
+
+def _close_durably(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+    file.close()
 
 
 class _RowFile:
@@ -227,13 +283,15 @@ def read_lengths(path: Path) -> np.ndarray:
     return np.fromfile(path.with_suffix(".lengths"), np.int64)
 
 
-def part_is_there(path: Path, pieces: list[dict[str, Any]]) -> bool:
+def part_is_there(path: Path, pieces: list[dict[str, Any]], compressed: bool = True) -> bool:
     """Whether a part's files are there, in the size that its record says."""
     try:
-        size, lengths = path.stat().st_size, path.with_suffix(".lengths").stat().st_size
+        size = path.stat().st_size
+        lengths = path.with_suffix(".lengths").stat().st_size if compressed else None
     except FileNotFoundError:
         return False
-    return size == sum(piece["length"] for piece in pieces) and lengths == 8 * sum(piece["rows"] for piece in pieces)
+    rows = sum(piece["rows"] for piece in pieces)
+    return size == sum(piece["length"] for piece in pieces) and lengths in (None, 8 * rows)
 
 
 def preallocate(path: Path, size: int) -> None:

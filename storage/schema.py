@@ -11,7 +11,8 @@ them, in order, so that one leaf serves both ``key`` and ``("next", key)`` witho
 
 so the state row of step i in episode e is ``i + e``, and its successor is the row after it.
 
-Keys are limited to what every tensordict version reads without renaming files: letters, digits and underscore.
+Keys are limited to what every tensordict version reads without renaming files: letters, digits and underscore. Two keys (or
+two levels of keys) may not differ in case alone: on many disks they would be one file.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
-
-import numpy as np
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import SchemaError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Kind = Literal["step", "state"]
 CODECS = ("raw", "zstd")
@@ -91,15 +95,17 @@ class Leaf:
         """The key as tensordict wants it."""
         return tuple(self.name.split("/"))
 
-    @property
+    @cached_property
     def np_dtype(self) -> np.dtype:
         """The dtype on disk (little-endian)."""
+        import numpy as np  # here: lists of datasets are shown without it
+
         return np.dtype(self.dtype).newbyteorder("<")
 
-    @property
+    @cached_property
     def row_bytes(self) -> int:
         """Size of one decoded row in bytes."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.np_dtype.itemsize
+        return prod(self.shape) * self.np_dtype.itemsize
 
     def to_json(self) -> dict[str, Any]:
         """The manifest's form."""
@@ -141,6 +147,7 @@ class Schema:
 
     def __post_init__(self) -> None:
         names = self.names
+        check_case(names)
         for name in names:
             if names.count(name) > 1:
                 raise SchemaError(f"key {name} is there twice (a state leaf gives its key and the one under next)")
@@ -197,10 +204,12 @@ def clean_keys(names: Iterable[str]) -> dict[str, str]:
     """Map provider names to legal keys, one to one.
 
     ``/`` stays a level; every other character outside letters, digits and underscore becomes ``_``. Empty parts become
-    ``_``, and reserved names get one at their end. Raises SchemaError when two names fall together, naming both.
+    ``_``; reserved names, and those that differ from an earlier one in case alone, get one at their end. Raises SchemaError
+    when two names fall together, naming both.
     """
     mapping: dict[str, str] = {}
     taken: dict[str, str] = {}
+    spelled: dict[str, str] = {}
     for name in names:
         originals = name.split("/")
         if not {".", ".."}.isdisjoint(originals):
@@ -209,6 +218,9 @@ def clean_keys(names: Iterable[str]) -> dict[str, str]:
         parts = [part + "_" if part in RESERVED_EVERYWHERE else part for part in parts]
         if parts[0] in RESERVED:
             parts[0] += "_"
+        for level in range(len(parts)):
+            while not _is_spelled("/".join(parts[: level + 1]), spelled):
+                parts[level] += "_"
         key = "/".join(parts)
         if key in taken:
             raise SchemaError(f"keys {taken[key]!r} and {name!r} would both become {key!r}")
@@ -216,6 +228,24 @@ def clean_keys(names: Iterable[str]) -> dict[str, str]:
         mapping[name] = key
         check_key(key)
     return mapping
+
+
+def check_case(names: Iterable[str]) -> None:
+    """Raise SchemaError for keys of which two, or two levels, differ in case alone."""
+    spelled: dict[str, str] = {}
+    for name in names:
+        parts = name.split("/")
+        for level in range(len(parts)):
+            path = "/".join(parts[: level + 1])
+            if not _is_spelled(path, spelled):
+                raise SchemaError(
+                    f"keys {spelled[path.lower()]} and {path} differ in case only: some disks hold but one"
+                )
+
+
+def _is_spelled(path: str, spelled: dict[str, str]) -> bool:
+    """Whether a path is spelled as it was before, where case does not count; remembers it."""
+    return spelled.setdefault(path.lower(), path) == path
 
 
 def ted_flags() -> tuple[Leaf, ...]:

@@ -48,7 +48,7 @@ def check_invariants(dataset: Dataset, block: int = 65_536) -> list[str]:
     Checked for every row, in bounded memory: flags are bool ``[1]`` and ``done == terminated | truncated``; rewards are
     float32 ``[1]`` and finite; root flags are False; every episode ends with done and has none before; episodes are
     contiguous; outcomes agree with the flags; inside an episode the next observation of a step is the observation of the
-    following one; returns are the sums of rewards.
+    following one (except for leaves that the lineage names as ``unchained``); returns are the sums of rewards.
     """
     problems = _check_keys(dataset)
     if problems:
@@ -61,10 +61,11 @@ def check_invariants(dataset: Dataset, block: int = 65_536) -> list[str]:
     if episodes.steps != len(dataset):
         return [f"the episode table covers {episodes.steps} steps, the dataset has {len(dataset)}"]
     first: dict[str, int] = {}
+    unchained = (dataset.manifest.lineage or {}).get("unchained", ())
     twins = [
         (leaf.name, "next/" + leaf.name)
         for leaf in dataset.schema.steps
-        if "next/" + leaf.name in dataset.schema and leaf.name not in FLAGS
+        if "next/" + leaf.name in dataset.schema and leaf.name not in (*FLAGS, *unchained)
     ]
     returns = torch.zeros(len(episodes), dtype=torch.float64)
     outcome = torch.from_numpy(episodes.outcome.astype("int64"))

@@ -5,6 +5,9 @@
    compressed parts are appended to the blob in order, while later ones are still on their way.
 3. *Commit*: the manifest is written and the working folder renamed to the dataset.
 
+Where the row counts are only known when a part is done (`preprocess`), all bulk leaves are *appended*: as compressed parts
+are, every part is a file of its own until its turn comes, and the plan (episode table, constant leaves) follows the fill.
+
 Killed at any moment, the next writer with the same fingerprint goes on from the journal and ends with the same bytes. A
 working folder with another fingerprint is not silently thrown away.
 """
@@ -51,7 +54,8 @@ class DatasetWriter:
     ``fingerprint`` is a string that stands for everything the resulting bytes depend on. ``restart`` throws unfinished
     work away instead of going on with it, except what a restart of the same fingerprint began; without it, unfinished
     work of another fingerprint raises DatasetExistsError.
-    ``bulk`` names the leaves that workers fill in ``parts`` parts; the plan appends all others.
+    ``bulk`` names the leaves that workers fill in ``parts`` parts; the plan appends all others. ``appended``: parts of raw
+    leaves are appended too (`parts.GrowingSink` writes them), instead of having their place in a preallocated file.
     """
 
     def __init__(
@@ -63,8 +67,9 @@ class DatasetWriter:
         bulk: tuple[str, ...] = (),
         parts: int = 0,
         restart: bool = False,
+        appended: bool = False,
     ) -> None:
-        self.place, self.schema, self.parts = place, schema, parts
+        self.place, self.schema, self.parts, self.appended = place, schema, parts, appended
         self.bulk = tuple(schema[name] for name in bulk)
         self.folder = place.working
         self.files: Files = {}
@@ -90,6 +95,16 @@ class DatasetWriter:
         """Set what is only known when the raw files have been looked into; before ``columns``, if at all."""
         self.schema, self.parts = schema, parts
         self.bulk = tuple(schema[name] for name in bulk)
+        if self.appended and not self._rows_are_there():
+            self._journal.forget(("part", "merged"))
+
+    def remember(self, kind: str, content: Mapping[str, Any], number: int = 0) -> None:
+        """Keep something that was found out for the next run, should this one be interrupted."""
+        self._journal.record({**content, "kind": kind, "number": number})
+
+    def remembered(self, kind: str) -> dict[int, dict[str, Any]]:
+        """What an interrupted run found out of this kind, by number."""
+        return self._journal.find(kind)
 
     # -- plan ------------------------------------------------------------------------------------------------------
 
@@ -116,7 +131,7 @@ class DatasetWriter:
         if not self._rows_are_there():
             self._journal.forget(("part", "merged"))
         for leaf in self.bulk:
-            if leaf.codec == "raw":
+            if leaf.codec == "raw" and not self.appended:
                 preallocate(leaf_path(self.folder, leaf), self._raw_bytes(leaf))
 
     def _raw_bytes(self, leaf: Leaf) -> int:
@@ -126,15 +141,15 @@ class DatasetWriter:
         """Whether the files that finished parts were written to are as large as the journal says."""
         merged = self._journal.find("merged")
         for leaf in self.bulk:
-            if leaf.codec == "raw" and self._journal.find("part"):
+            if leaf.codec == "raw" and not self.appended:
                 path = leaf_path(self.folder, leaf)
-                if not path.is_file() or path.stat().st_size != self._raw_bytes(leaf):
+                if self._journal.find("part") and not _has_bytes(path, self._raw_bytes(leaf), exactly=True):
                     return False
-            elif leaf.codec == "zstd" and merged:
+            elif merged:
                 last = merged[max(merged)]["leaves"][leaf.name]
-                folder = self.folder.joinpath(*leaf.key)
-                for name, size in (("blob", last["blob"]), ("offsets", 8 * (last["rows"] + 1))):
-                    if not (folder / name).is_file() or (folder / name).stat().st_size < size:
+                sizes = {"blob": last["blob"], "offsets": 8 * (last["rows"] + 1)}
+                for name in _FILES[leaf.codec]:
+                    if not _has_bytes(self.folder / _file_name(leaf, name), sizes[name]):
                         return False
         return True
 
@@ -172,11 +187,12 @@ class DatasetWriter:
         return {
             number: record
             for number, record in self._journal.find("part").items()
-            if number in merged or all(self._is_there(leaf, number, record) for leaf in self._compressed())
+            if number in merged or all(self._is_there(leaf, number, record) for leaf in self._in_parts())
         }
 
     def _is_there(self, leaf: Leaf, number: int, record: Mapping[str, Any]) -> bool:
-        return part_is_there(part_path(self.folder, leaf, number), record["leaves"][leaf.name]["pieces"])
+        path, pieces = part_path(self.folder, leaf, number), record["leaves"][leaf.name]["pieces"]
+        return part_is_there(path, pieces, compressed=leaf.codec == "zstd")
 
     def merge(self) -> None:
         """Append to the blobs the finished parts that are next in line."""
@@ -185,12 +201,12 @@ class DatasetWriter:
         while number < self.parts and number in finished:
             before = merged.get(number - 1)
             entry: dict[str, Any] = {"kind": "merged", "number": number, "leaves": {}}
-            for leaf in self._compressed():
+            for leaf in self._in_parts():
                 last = before["leaves"][leaf.name] if before else {"blob": 0, "rows": 0}
                 entry["leaves"][leaf.name] = self._merge_part(leaf, number, finished[number]["leaves"][leaf.name], last)
             self._journal.record(entry)
             merged[number] = entry
-            for leaf in self._compressed():
+            for leaf in self._in_parts():
                 path = part_path(self.folder, leaf, number)
                 path.unlink(missing_ok=True)
                 path.with_suffix(".lengths").unlink(missing_ok=True)
@@ -198,22 +214,22 @@ class DatasetWriter:
 
     def _merge_part(self, leaf: Leaf, number: int, part: Mapping[str, Any], last: Mapping[str, int]) -> dict[str, Any]:
         path = part_path(self.folder, leaf, number)
-        folder = self.folder.joinpath(*leaf.key)
+        blob = _append(self.folder / _file_name(leaf, "blob"), last["blob"], read_pieces(path, part["pieces"]))
+        entry: dict[str, Any] = {"blob": last["blob"] + blob.length, "ranges": {"blob": list(blob.range)}}
+        if leaf.codec == "raw":
+            return {**entry, "rows": last["rows"] + part["rows"]}
         lengths = read_lengths(path)
         offsets = last["blob"] + np.cumsum(lengths)
         if number == 0:
             offsets = np.concatenate([[0], offsets])
-        blob = _append(folder / "blob", last["blob"], read_pieces(path, part["pieces"]))
         table_at = 8 * (last["rows"] + 1) if number else 0
-        table = _append(folder / "offsets", table_at, [offsets.astype("<i8").tobytes()])
-        return {
-            "blob": last["blob"] + blob.length,
-            "rows": last["rows"] + len(lengths),
-            "ranges": {"blob": list(blob.range), "offsets": list(table.range)},
-        }
+        table = _append(self.folder / _file_name(leaf, "offsets"), table_at, [offsets.astype("<i8").tobytes()])
+        entry["ranges"]["offsets"] = list(table.range)
+        return {**entry, "rows": last["rows"] + len(lengths)}
 
-    def _compressed(self) -> list[Leaf]:
-        return [leaf for leaf in self.bulk if leaf.codec == "zstd"]
+    def _in_parts(self) -> list[Leaf]:
+        """The leaves whose parts are files of their own until they are appended."""
+        return [leaf for leaf in self.bulk if self.appended or leaf.codec == "zstd"]
 
     # -- commit ----------------------------------------------------------------------------------------------------
 
@@ -228,9 +244,9 @@ class DatasetWriter:
             for record in finished[number]["leaves"].values():
                 for path, ranges in record.get("ranges", {}).items():
                     self.files.setdefault(path, []).extend(ranges)
-            for leaf in self._compressed():
+            for leaf in self._in_parts():
                 for name, piece in merged[number]["leaves"][leaf.name]["ranges"].items():
-                    self.files.setdefault(f"{leaf.name}/{name}", []).append(piece)
+                    self.files.setdefault(_file_name(leaf, name), []).append(piece)
         shown = {
             leaf.name: (leaf.dtype, (self.steps, *leaf.shape)) for leaf in self.schema.steps if leaf.codec == "raw"
         }
@@ -268,6 +284,24 @@ def fingerprint(content: Mapping[str, Any]) -> str:
     import hashlib
 
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+#: What a leaf filled part by part consists of.
+_FILES = {"raw": ("blob",), "zstd": ("blob", "offsets")}
+
+
+def _file_name(leaf: Leaf, name: str) -> str:
+    """A leaf's file, relative to the folder; the blob of a raw leaf is all of it."""
+    return f"{leaf.name}.memmap" if leaf.codec == "raw" else f"{leaf.name}/{name}"
+
+
+def _has_bytes(path: Path, size: int, *, exactly: bool = False) -> bool:
+    """Whether a file is there and large enough."""
+    try:
+        found = path.stat().st_size
+    except FileNotFoundError:
+        return False
+    return found == size if exactly else found >= size
 
 
 def _append(path: Path, at: int, blocks: Any) -> Crc32c:

@@ -1,0 +1,186 @@
+"""Observations with mean 0 and standard deviation 1, in two passes.
+
+The first pass collects, for each chunk of steps, the number n of states, their mean m and the sum M of squared differences
+from it. Two chunks are joined exactly (Chan, Golub & LeVeque, 1983):
+
+    n = n1 + n2      d = m2 - m1      m = m1 + d n2 / n      M = M1 + M2 + d^2 n1 n2 / n
+
+all in float64, so that no sum of squares loses its digits, and always in the order of the chunks, so that the result does
+not depend on how many processes there are.
+
+**Which states count.** Those at the root: every state that an action was taken in, once, whether a leaf is stored once for
+each state or twice as plain TED. That is the mean over ``observations`` that TD3+BC, IQL and CORL take of D4RL's files.
+``final=True`` also counts the state after the last step of each episode, so that every stored state counts once; Atari's
+final states are zeros where the source has none.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from ...errors import UsageError
+from ...storage.schema import LARGE_ROW
+from .arguments import choice, key_list, number, positive
+from .leaves import change, get, named, observations
+from .metadata import Fit, Partial, ready
+
+#: Rows are turned into float64 in blocks of about this many bytes.
+_BLOCK = 1 << 24
+
+_OVER = ("auto", "element", "leaf")
+
+
+def _check(
+    keys: object = None,
+    eps: object = 1e-3,
+    clip: object = None,
+    over: object = "auto",
+    final: object = False,
+    dtype: object = "float32",
+) -> None:
+    key_list("keys", keys)
+    number("eps", eps, low=0)
+    if clip is not None:
+        positive("clip", clip)
+    choice("over", over, _OVER)
+    choice("dtype", dtype, ("float16", "float32", "float64"))
+    if not isinstance(final, bool):
+        raise UsageError(f"final is true or false, not {final!r}")
+
+
+def _names(td: TensorDictBase, keys: Any) -> list[str]:
+    wanted = key_list("keys", keys)
+    return observations(td) if wanted is None else named(td, wanted)
+
+
+# -- the first pass ----------------------------------------------------------------------------------------------------
+
+
+def _collect(td: TensorDictBase, *, keys: Any = None, over: str = "auto", final: bool = False, **_: Any) -> Partial:
+    """``<leaf>/count`` int64 ``[]``; ``<leaf>/mean`` and ``<leaf>/squares`` float64, shaped like a row or ``[]``."""
+    partial: Partial = {}
+    ends = get(td, "next/done").reshape(-1).nonzero().squeeze(1) if final else None
+    for name in _names(td, keys):
+        rows = get(td, name)
+        if rows.is_complex():
+            raise UsageError(f"{name} is complex and cannot be normalized")
+        whole = over == "leaf" or (over == "auto" and rows.ndim > 2)
+        parts = [rows]
+        if ends is not None and "next/" + name in {
+            "/".join(key) for key in td.keys(True, True) if isinstance(key, tuple)
+        }:
+            parts.append(get(td, "next/" + name).index_select(0, ends))
+        merged: Partial | None = None
+        for part in parts:
+            size = max(1, _BLOCK // (8 * max(1, part[:1].numel())))
+            for block in part.split(size):
+                moments = _moments(name, block.double(), whole)
+                merged = moments if merged is None else _merge(merged, moments)
+        assert merged is not None
+        partial.update(merged)
+    return partial
+
+
+def _moments(name: str, block: torch.Tensor, whole: bool) -> Partial:
+    values = block.reshape(-1) if whole else block
+    count = len(values)
+    mean = values.mean(0) if count else torch.zeros(values.shape[1:], dtype=torch.float64)
+    squares = (values - mean).square_().sum(0)
+    return {f"{name}/count": torch.tensor(count), f"{name}/mean": mean, f"{name}/squares": squares}
+
+
+def _merge(a: Partial, b: Partial) -> Partial:
+    merged: Partial = {}
+    for name in (key.removesuffix("/count") for key in a if key.endswith("/count")):
+        n1, n2 = int(a[f"{name}/count"]), int(b[f"{name}/count"])
+        if not n1 or not n2:
+            one = b if not n1 else a
+            merged.update({key: one[key] for key in (f"{name}/count", f"{name}/mean", f"{name}/squares")})
+            continue
+        n = n1 + n2
+        delta = b[f"{name}/mean"] - a[f"{name}/mean"]
+        merged[f"{name}/count"] = torch.tensor(n)
+        merged[f"{name}/mean"] = a[f"{name}/mean"] + delta * (n2 / n)
+        merged[f"{name}/squares"] = a[f"{name}/squares"] + b[f"{name}/squares"] + delta.square() * (n1 / n * n2)
+    return merged
+
+
+def _finish(partial: Partial, **_: Any) -> dict[str, Any]:
+    statistics: dict[str, Any] = {}
+    for name in (key.removesuffix("/count") for key in partial if key.endswith("/count")):
+        count, mean = int(partial[f"{name}/count"]), partial[f"{name}/mean"]
+        std = (partial[f"{name}/squares"] / max(1, count)).sqrt()
+        if not (torch.isfinite(mean).all() and torch.isfinite(std).all()):
+            message = f"{name} holds NaN or infinite numbers: it has no mean"
+            raise UsageError(message, hint="clean it first, with a function of your own before normalize_observations")
+        statistics[name] = {"mean": mean.tolist(), "std": std.tolist(), "count": count}
+    return statistics
+
+
+# -- the second --------------------------------------------------------------------------------------------------------
+
+
+def _on_state(
+    name: str,
+    rows: torch.Tensor,
+    *,
+    statistics: dict[str, Any] | None = None,
+    eps: float = 1e-3,
+    clip: float | None = None,
+    dtype: str = "float32",
+    **_: Any,
+) -> torch.Tensor:
+    if statistics is None:
+        message = "normalize_observations has no statistics: it cannot know the mean of data it has not seen"
+        raise UsageError(message, hint="run it through rbdata.preprocess, or give the statistics of a preprocessed set")
+    known = statistics.get(name)
+    if known is None:
+        return rows
+    mean, std = (torch.tensor(known[key], dtype=torch.float64) for key in ("mean", "std"))
+    if not math.isfinite(eps) or (eps == 0 and bool((std == 0).any())):
+        message = f"{name} has elements that never change: their standard deviation is 0"
+        raise UsageError(message, hint="give an eps above 0")
+    # Small rows cost nothing in float64; frames would.
+    width = torch.float64 if rows[:1].numel() * 8 < LARGE_ROW or dtype == "float64" else torch.float32
+    out = (rows.to(width) - mean.to(width)).div_((std + eps).to(width))
+    if clip is not None:
+        out.clamp_(-clip, clip)
+    return out.to(getattr(torch, dtype))
+
+
+@ready("batch", fit=Fit(_collect, _merge, _finish), on_state=_on_state, check=_check)
+def normalize_observations(
+    td: TensorDictBase,
+    *,
+    statistics: dict[str, Any] | None = None,
+    keys: str | list[str] | None = None,
+    eps: float = 1e-3,
+    clip: float | None = None,
+    over: str = "auto",
+    final: bool = False,
+    dtype: str = "float32",
+) -> TensorDictBase:
+    """Observations become ``(observation - mean) / (std + eps)`` (TD3+BC, Fujimoto & Gu, 2021), as ``dtype``, same shape.
+
+    - ``keys``: see `preprocess.functions`.
+    - ``over``: ``element`` takes a mean for each element of a row, ``leaf`` one for all of them; ``auto`` does the first for
+      vectors and the second for frames and whatever else has two dimensions or more.
+    - ``clip``: limits the result to ``[-clip, clip]``.
+    - ``final``: count final states too, see above.
+    - ``statistics``: ``{leaf: {"mean", "std", "count"}}`` with population standard deviations (as ``numpy.std``). The first
+      pass finds them, the manifest keeps them, and given by hand they normalize anything else alike, a live observation too:
+      ``normalize_observations(TensorDict({"observation": rows}, [n]), statistics=..., eps=...)``.
+
+    Raises UsageError for leaves that hold NaN or infinite numbers, and for elements that never change with ``eps=0``.
+    """
+    _check(keys, eps, clip, over, final, dtype)
+    names = _names(td, keys) if statistics is None or "next" in td.keys() else list(statistics)  # noqa: SIM118
+    return change(
+        td,
+        names,
+        lambda name, rows: _on_state(name, rows, statistics=statistics, eps=eps, clip=clip, dtype=dtype),
+    )

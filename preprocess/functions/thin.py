@@ -1,0 +1,119 @@
+"""Fewer steps: every k-th one of each episode, or a part of the episodes.
+
+Which episodes belong to a part is drawn by a hash of what is in them and of the seed, not by their place: it does not
+depend on chunks, processes or the episodes around them, and a smaller fraction is a subset of a larger one with the same
+seed.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from ...errors import UsageError
+from ...storage.schema import LARGE_ROW
+from .arguments import positive, whole
+from .leaves import get, paths
+from .metadata import Fit, Partial, ready
+
+
+def _check(every: object = None, gamma: object = 1.0, fraction: object = None, seed: object = 0) -> None:
+    if (every is None) == (fraction is None):
+        raise UsageError("subsample needs either every (a step) or fraction (of episodes)")
+    positive("gamma", gamma, high=1.0)
+    whole("seed", seed)
+    if every is not None:
+        whole("every", every, low=1)
+    else:
+        positive("fraction", fraction, high=1.0)
+    if fraction is not None and gamma != 1:
+        raise UsageError("gamma goes with every: a fraction of the episodes leaves their rewards as they are")
+
+
+# -- a part of the episodes ----------------------------------------------------------------------------------------------
+
+
+def _draw(td: TensorDictBase, seed: int) -> int:
+    """What an episode draws, evenly in ``[0, 2^63)``. Of frames the first is enough."""
+    state = blake2b(digest_size=8, key=str(seed).encode())
+    for path in sorted(paths(td)):
+        rows = get(td, path)
+        if rows.element_size() * rows[:1].numel() >= LARGE_ROW:
+            rows = rows[:1]
+        state.update(rows.contiguous().numpy().tobytes())
+    return int.from_bytes(state.digest(), "little") >> 1
+
+
+def _needed(fraction: float | None = None, **_: Any) -> bool:
+    return fraction is not None
+
+
+def _collect(td: TensorDictBase, *, seed: int = 0, **_: Any) -> Partial:
+    return {"draws": torch.tensor([_draw(td, seed)])}
+
+
+def _merge(a: Partial, b: Partial) -> Partial:
+    return {"draws": torch.cat([a["draws"], b["draws"]])}
+
+
+def _finish(partial: Partial, *, fraction: float, **_: Any) -> dict[str, Any]:
+    draws = partial["draws"].sort().values
+    kept = max(1, round(fraction * len(draws)))
+    return {"episodes": len(draws), "kept": kept, "threshold": int(draws[kept - 1]) if len(draws) else 0}
+
+
+# -- every k-th step -----------------------------------------------------------------------------------------------------
+
+
+def _every(td: TensorDictBase, every: int, gamma: float) -> TensorDictBase:
+    length = len(td)
+    place = torch.arange(length)
+    starts = place[::every]
+    ends = (starts + every - 1).clamp(max=length - 1)
+    reward = get(td, "next/reward")
+    weights = (gamma ** (place % every).double()).view(-1, *[1] * (reward.ndim - 1))
+    sums = reward.new_zeros(len(starts), *reward.shape[1:], dtype=torch.float64)
+    sums.index_add_(0, place // every, reward.double() * weights)
+    out = td[starts]
+    out.set("next", td.get("next")[ends])
+    out.set(("next", "reward"), sums.to(reward.dtype))
+    taken = ends - starts + 1
+    out.set("steps_to_next_obs", taken)
+    out.set("gamma", (gamma ** taken.double()).float())
+    return out
+
+
+@ready("episode", fit=Fit(_collect, _merge, _finish, _needed), check=_check)
+def subsample(
+    td: TensorDictBase,
+    *,
+    statistics: dict[str, Any] | None = None,
+    every: int | None = None,
+    gamma: float = 1.0,
+    fraction: float | None = None,
+    seed: int = 0,
+) -> TensorDictBase | None:
+    """Either ``every`` k-th step of each episode, or a random ``fraction`` of the episodes.
+
+    ``every=k`` keeps steps 0, k, 2k, ... of an episode, each with the action taken there. Its reward is the sum over the k
+    steps up to the next one kept (r_0 + gamma r_1 + ...), all else under ``next`` is that of the last of them, so that
+    the next observation is the following one, the last step ends the episode as before, and with ``gamma=1`` the return
+    stays what it was: a frame skip, after the fact. The actions in between are gone. Added: ``steps_to_next_obs`` (int64
+    ``[n]``, k or fewer at the end) and ``gamma`` (gamma^k, float32 ``[n]``).
+
+    ``fraction=0.1`` keeps a tenth of the episodes, whole, ``round(0.1 * episodes)`` of them and at least one (episodes that
+    are equal in every bit stay or go together). ``seed`` chooses others. A first pass over the data finds which;
+    ``statistics`` are ``{"episodes", "kept", "threshold"}``.
+
+    Raises UsageError unless exactly one of the two is asked for.
+    """
+    _check(every, gamma, fraction, seed)
+    if every is not None:
+        return _every(td, every, gamma)
+    if statistics is None:
+        message = "subsample has no statistics: it cannot draw from episodes it has not seen"
+        raise UsageError(message, hint="run it through rbdata.preprocess")
+    return td if _draw(td, seed) <= statistics["threshold"] else None

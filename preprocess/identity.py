@@ -1,0 +1,127 @@
+"""What a function is: its name, and a hash of all that decides what it does, as far as that can be seen.
+
+Of a function that is its source, its defaults and what its closure holds; of a partial also the arguments; of an object
+(a ``torch.nn.Module``, say) the source of its class and its state. The file it stands in counts as well: a function may
+lean on its neighbours, and a run must not be continued with another version of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import sys
+import types
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def qualified_name(fn: Callable[..., Any]) -> str:
+    """``package.module:function``."""
+    if isinstance(fn, functools.partial):
+        return qualified_name(fn.func)
+    named = fn if hasattr(fn, "__qualname__") else type(fn)
+    return f"{getattr(named, '__module__', None) or '?'}:{named.__qualname__}"
+
+
+def content_hash(value: Any) -> str:
+    """sha256 (hex) of a function, or of anything it leans on, by content: the same in every process."""
+    digest = hashlib.sha256()
+    _add(digest, value, set())
+    return digest.hexdigest()
+
+
+def file_hash(fn: Callable[..., Any]) -> str | None:
+    """sha256 (hex) of the file a function stands in; None where it stands in none (a console, a notebook)."""
+    inner: Any = fn
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    inner = inspect.unwrap(inner) if callable(inner) else inner
+    try:
+        path = inspect.getsourcefile(inner if hasattr(inner, "__code__") or isinstance(inner, type) else type(inner))
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else None
+    except (OSError, TypeError):
+        return None
+
+
+def _add(digest: Any, value: Any, seen: set[int]) -> None:
+    """Feed a value into a hash, by content."""
+    if id(value) in seen:
+        digest.update(b"again;")
+        return
+    if isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
+        digest.update(f"{type(value).__name__}:{value!r};".encode())
+        return
+    seen = seen | {id(value)}
+    digest.update(f"{type(value).__module__}.{type(value).__qualname__}(".encode())
+    if isinstance(value, functools.partial):
+        for part in (value.func, value.args, value.keywords):
+            _add(digest, part, seen)
+    elif isinstance(value, types.MethodType):
+        _add(digest, value.__func__, seen)
+        _add(digest, value.__self__, seen)
+    elif isinstance(value, types.FunctionType):
+        _add_function(digest, value, seen)
+    elif isinstance(value, types.CodeType):
+        digest.update(value.co_code)
+        for part in (value.co_names, value.co_consts):
+            _add(digest, part, seen)
+    elif isinstance(value, (type, types.ModuleType, types.BuiltinFunctionType)):
+        digest.update(f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)}".encode())
+        if isinstance(value, type):
+            digest.update((_source(value) or "").encode())
+    elif isinstance(value, Mapping):
+        for key, item in sorted(value.items(), key=lambda entry: repr(entry[0])):
+            _add(digest, key, seen)
+            _add(digest, item, seen)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _add(digest, item, seen)
+    elif isinstance(value, (set, frozenset)):
+        for item in sorted(value, key=repr):
+            _add(digest, item, seen)
+    else:
+        _add_object(digest, value, seen)
+    digest.update(b");")
+
+
+def _add_function(digest: Any, fn: types.FunctionType, seen: set[int]) -> None:
+    source = _source(fn)
+    if source is None:
+        _add(digest, fn.__code__, seen)
+    else:
+        digest.update(source.encode())
+    _add(digest, fn.__defaults__, seen)
+    _add(digest, fn.__kwdefaults__, seen)
+    for cell in fn.__closure__ or ():
+        try:
+            _add(digest, cell.cell_contents, seen)
+        except ValueError:  # not filled yet
+            digest.update(b"empty;")
+
+
+def _add_object(digest: Any, value: Any, seen: set[int]) -> None:
+    import numpy as np
+
+    torch: Any = sys.modules.get("torch")  # what is not loaded cannot be what the value is made of
+    if torch is not None and isinstance(value, torch.Tensor):
+        digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        digest.update(f"{value.dtype}{value.shape}".encode())
+        digest.update(np.ascontiguousarray(value).tobytes())
+    elif torch is not None and isinstance(value, torch.nn.Module):
+        digest.update((_source(type(value)) or "").encode())
+        digest.update(repr(value).encode())
+        _add(digest, dict(value.state_dict()), seen)
+    else:
+        digest.update((_source(type(value)) or "").encode())
+        _add(digest, getattr(value, "__dict__", {}), seen)
+
+
+def _source(thing: Any) -> str | None:
+    try:
+        return inspect.getsource(thing)
+    except (OSError, TypeError):
+        return None

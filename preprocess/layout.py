@@ -1,0 +1,112 @@
+"""From the first result to the leaves of the new dataset.
+
+A large observation (`storage.schema.LARGE_ROW`, or one that is stored once for each state in the input) is stored once for
+each state again, as long as its successor is the observation of the following step: that is looked at, not believed. Where
+it is not so (a random crop, an n-step successor), both are stored as they are, as plain TED.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..storage.codecs import RowEncoder, train_dictionary
+from ..storage.schema import FLAGS, LARGE_ROW, Leaf, Schema, ted_flags
+
+#: Path -> (dtype, shape of a row).
+Shapes = dict[str, tuple[str, tuple[int, ...]]]
+
+REWARD = "next/reward"
+RESULT_FLAGS = tuple("next/" + flag for flag in FLAGS)
+
+#: Rows are compressed where that saves at least a third.
+WORTH = 1.5
+#: So many rows at most make the dictionary.
+SAMPLE_ROWS = 2048
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The leaves, and about how many bytes of disk a step takes."""
+
+    schema: Schema
+    step_bytes: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {"leaves": [leaf.to_json() for leaf in self.schema], "step_bytes": self.step_bytes}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Layout:
+        return cls(Schema(tuple(Leaf.from_json(leaf) for leaf in record["leaves"])), record["step_bytes"])
+
+    @property
+    def bulk(self) -> tuple[str, ...]:
+        """The leaves that chunks fill: all that are not constant."""
+        return tuple(leaf.name for leaf in self.schema if leaf.constant is None)
+
+    @property
+    def shapes(self) -> Shapes:
+        """What every result must be like."""
+        shapes: Shapes = {}
+        for leaf in self.schema:
+            if leaf.constant is None:
+                for name in (leaf.name, "next/" + leaf.name) if leaf.kind == "state" else (leaf.name,):
+                    shapes[name] = (leaf.dtype, leaf.shape)
+        return shapes
+
+
+def is_observation_pair(name: str, names: set[str]) -> bool:
+    """Whether a root key has a successor under ``next`` and is no flag."""
+    return not name.startswith("next/") and "next/" + name in names and name not in FLAGS
+
+
+def pairs(names: Mapping[str, Any]) -> list[str]:
+    """Root keys that have a successor under ``next``."""
+    return sorted(name for name in names if is_observation_pair(name, set(names)))
+
+
+def decide(
+    shapes: Shapes, broken: Mapping[str, int], before: Schema, *, ted: bool, codecs: Mapping[str, str]
+) -> Schema:
+    """The schema for results of these shapes. ``codecs`` of state leaves; raw where they say nothing."""
+    leaves: list[Leaf] = []
+    states = {name for name in pairs(shapes) if not ted and _once(name, shapes, broken, before)}
+    for name, (dtype, shape) in shapes.items():
+        if name in states:
+            leaves.append(Leaf(name, "state", dtype, shape, codec=codecs.get(name, "raw")))
+        elif name.removeprefix("next/") not in states and name not in (REWARD, *RESULT_FLAGS):
+            leaves.append(Leaf(name, "step", dtype, shape))
+    return Schema((*leaves, *ted_flags()))
+
+
+def _once(name: str, shapes: Shapes, broken: Mapping[str, int], before: Schema) -> bool:
+    """Whether to store an observation once for each state."""
+    if name in broken or shapes[name] != shapes["next/" + name]:
+        return False
+    dtype, shape = shapes[name]
+    old = before.get(name)
+    large = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize >= LARGE_ROW
+    return large or (old is not None and old.kind == "state")
+
+
+# -- codecs -------------------------------------------------------------------------------------------------------------
+
+
+def choose_codec(samples: np.ndarray, wanted: str) -> tuple[str, bytes, float]:
+    """Codec, dictionary and bytes per row for rows like these (uint8 ``[n, row_bytes]``); ``auto`` tries and decides."""
+    row_bytes = samples.shape[1]
+    if wanted == "raw" or not len(samples):
+        return "raw", b"", float(row_bytes)
+    dictionary = train_dictionary(samples)
+    # Judged on rows the dictionary has seen, it looks a little better than it is.
+    shown = samples[:: max(1, len(samples) // 256)]
+    data, lengths = RowEncoder(dictionary).encode(
+        np.ascontiguousarray(shown).reshape(-1), np.arange(len(shown), dtype=np.int64) * row_bytes, row_bytes
+    )
+    mean = len(data) / max(1, len(lengths)) + 8
+    if wanted == "auto" and mean * WORTH > row_bytes:
+        return "raw", b"", float(row_bytes)
+    return "zstd", dictionary, mean

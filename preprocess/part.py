@@ -1,0 +1,115 @@
+"""One finished chunk on the disk: a file for each leaf, until it is its turn to be appended.
+
+A state leaf gets its rows in the order of states: what a step begins with, and behind the last step of an episode what that
+led to. The successors of all other steps are the rows that follow them, which is checked here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..storage.codecs import RowEncoder
+from ..storage.parts import GrowingSink
+from ..storage.schema import Leaf, Schema
+from .chain import as_bytes, differing, unchained
+from .layout import Shapes, pairs
+from .records import not_chained
+from .result import Columns
+
+
+class PartWriter:
+    """Writes what became of one chunk, leaf by leaf, and looks whether successors are what follows.
+
+    ``name`` is the function's, for errors; ``shapes`` are those of all results.
+    """
+
+    def __init__(self, name: str, folder: Path, schema: Schema, shapes: Shapes, number: int) -> None:
+        self._name = name
+        self._leaves = [leaf for leaf in schema if leaf.constant is None]
+        self._sinks = {leaf.name: GrowingSink(folder, number, leaf, _encoder(folder, leaf)) for leaf in self._leaves}
+        self._states = {leaf.name for leaf in schema.states}
+        self._pairs = pairs(shapes)
+        self._unchained: set[str] = set()
+        self._steps = 0
+        #: Of the first row and of the row before the next one: observations, and whether an episode ended.
+        self._first: dict[str, torch.Tensor] = {}
+        self._last: dict[str, torch.Tensor] = {}
+        self._done = True
+
+    def add(self, columns: Columns, where: str) -> None:
+        """Append rows; ``where`` they come from."""
+        done = columns["next/done"].view(-1)
+        self._check_chain(columns, done, where)
+        ends = done.nonzero().squeeze(1)
+        for leaf in self._leaves:
+            rows = columns[leaf.name]
+            if leaf.kind == "state":
+                rows = _in_state_order(rows, columns["next/" + leaf.name], done, ends)
+            self._sinks[leaf.name].write(as_bytes(rows))
+        self._steps += len(done)
+
+    def _check_chain(self, columns: Columns, done: torch.Tensor, where: str) -> None:
+        broken = unchained(columns, done)
+        for name in self._pairs:
+            if not self._done and bool(differing(self._last[name][None], columns[name][:1])):
+                broken.setdefault(name, -1)
+            self._first.setdefault(name, columns[name][0].clone())
+            self._last[name] = columns["next/" + name][-1].clone()
+        self._done = bool(done[-1])
+        for name, row in broken.items():
+            if name in self._states:
+                raise not_chained(self._name, name, f"at row {row + 1} of {where}")
+        self._unchained.update(broken)
+
+    def finish(self) -> dict[str, Any]:
+        leaves = {name: sink.finish() for name, sink in self._sinks.items()}
+        edges = {name: [_mark(self._first[name]), _mark(self._last[name])] for name in self._first}
+        return {
+            "leaves": leaves,
+            "steps": self._steps,
+            "unchained": sorted(self._unchained),
+            "edges": edges,
+            "open": not self._done,
+        }
+
+    def abandon(self) -> None:
+        for sink in self._sinks.values():
+            sink.abandon()
+
+
+def _in_state_order(
+    rows: torch.Tensor, successors: torch.Tensor, done: torch.Tensor, ends: torch.Tensor
+) -> torch.Tensor:
+    """Root rows, and behind the last one of an episode its final state."""
+    if not len(ends):
+        return rows
+    place = torch.arange(len(rows)) + done.cumsum(0) - done.long()
+    out = torch.empty(len(rows) + len(ends), *rows.shape[1:], dtype=rows.dtype)
+    out[place] = rows
+    out[place[ends] + 1] = successors[ends]
+    return out
+
+
+def _mark(row: torch.Tensor) -> str:
+    """Stands for one row when two chunks are compared."""
+    return hashlib.blake2b(row.contiguous().numpy().tobytes(), digest_size=12).hexdigest()
+
+
+_encoders: dict[tuple[str, int], RowEncoder] = {}
+
+
+def _encoder(folder: Path, leaf: Leaf) -> RowEncoder | None:
+    """What compresses the rows of a leaf, with the dictionary of the working folder; digested once in each process."""
+    if leaf.codec != "zstd":
+        return None
+    path = folder.joinpath(*leaf.key) / "dictionary"
+    key = (str(path), path.stat().st_mtime_ns)
+    if key not in _encoders:
+        if len(_encoders) >= 8:
+            _encoders.clear()
+        _encoders[key] = RowEncoder(path.read_bytes())
+    return _encoders[key]

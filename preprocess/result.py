@@ -1,0 +1,230 @@
+"""What a function returned: is it something that can be stored, and as what?
+
+It must be a TensorDict on the CPU with a legal key for every tensor and one row for every step. Bookkeeping that it dropped
+(reward, flags) is taken over from the input where there are as many steps as before. What comes out of here are *columns*:
+tensors by path, ``[steps, ...]``, with reward and flags as TED has them.
+
+What the input was like is known from ``Kept``, taken before the function was called: it may change its input in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
+
+from ..errors import ResultError, SchemaError
+from ..storage.schema import DTYPES, FLAGS, check_key
+from .layout import RESULT_FLAGS, REWARD, Shapes
+
+Columns = dict[str, torch.Tensor]
+_BOOKKEEPING = (REWARD, *RESULT_FLAGS)
+
+
+@dataclass
+class Kept:
+    """What is remembered of the input: reward and flags, and how many NaN each leaf held."""
+
+    steps: int
+    columns: Columns
+    nans: dict[str, int]
+
+    @classmethod
+    def of(cls, td: TensorDict) -> Kept:
+        leaves = leaves_of(td)
+        columns = {name: leaves[name].clone() for name in _BOOKKEEPING}
+        return cls(len(td), columns, count_nans(leaves))
+
+
+@dataclass
+class Found:
+    """What was met in results, for the counts of the manifest."""
+
+    nans: dict[str, int] = field(default_factory=dict)
+    #: Episodes whose last step was not done any more, and was truncated.
+    ended: int = 0
+
+    def add(self, other: Found) -> None:
+        self.ended += other.ended
+        for name, number in other.nans.items():
+            self.nans[name] = self.nans.get(name, 0) + number
+
+
+def leaves_of(td: TensorDictBase) -> Columns:
+    """All tensors by path."""
+    items = td.items(include_nested=True, leaves_only=True)
+    return {key if isinstance(key, str) else "/".join(key): value for key, value in items}
+
+
+def count_nans(leaves: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """How many NaN there are, by path; only where there are any."""
+    counts = {}
+    for name, tensor in leaves.items():
+        if tensor.is_floating_point() and bool(tensor.isnan().any()):
+            counts[name] = int(tensor.isnan().sum())
+    return counts
+
+
+def check_batch(returned: Any, name: str, where: str, steps: int | None) -> TensorDictBase:
+    """That a function returned a TensorDict of a batch of ``steps`` (None: any number, at least one).
+
+    Raises ResultError saying what it returned instead.
+    """
+    if returned is None:
+        message = f"{name} returned None for {where}"
+        raise ResultError(message, hint="did it forget to return? only --per episode may drop what it is given")
+    if not isinstance(returned, TensorDictBase):
+        message = f"{name} returned a {type(returned).__name__}, not a TensorDict, for {where}"
+        raise ResultError(message, hint="change the TensorDict it is given, and return that")
+    size = tuple(returned.batch_size)
+    if steps is None and len(size) >= 1 and size[0] >= 1:
+        return returned
+    if steps is not None and size[:1] == (steps,):
+        return returned
+    wanted = "at least one step" if steps is None else f"[{steps}]"
+    message = f"{name} returned batch size {list(size)} instead of {wanted} for {where}"
+    longer = "--per episode may return any number of steps, or None to drop the episode"
+    raise ResultError(message, hint=longer if steps is not None else "return None to drop the episode")
+
+
+def columns_of(returned: TensorDictBase, name: str, where: str) -> Columns:
+    """The tensors of a result by path, checked one by one: ``[steps, ...]``, plain, on the CPU.
+
+    Raises ResultError naming the key.
+    """
+    steps = returned.batch_size[0]
+    columns: Columns = {}
+    for key, value in returned.items(include_nested=True, leaves_only=True, is_leaf=is_leaf_nontensor):
+        parts = (key,) if isinstance(key, str) else key
+        path = "/".join(parts)
+        problem = _problem(parts, value, steps)
+        if problem is not None:
+            raise ResultError(f"{name} returned {path!r} {problem[0]}, for {where}", hint=problem[1])
+        columns[path] = value.detach()
+    return columns
+
+
+def _problem(parts: tuple[str, ...], value: Any, steps: int) -> tuple[str, str | None] | None:
+    """What keeps a value from being stored as a leaf, and what to do about it."""
+    if not isinstance(value, torch.Tensor):
+        return f"as a {type(value).__name__}, not a tensor", "leave it out with .exclude(...)"
+    try:
+        check_key("/".join(part.replace("/", " ") for part in parts))
+    except SchemaError as error:
+        return f"under a key that cannot be stored ({error})", error.hint
+    if value.device.type != "cpu":
+        return f"on the device {value.device}", "return .cpu()"
+    if value.layout != torch.strided or value.is_nested:
+        return "as a sparse or nested tensor", "make it dense"
+    dtype = dtype_name(value.dtype)
+    if dtype not in DTYPES:
+        return f"with dtype {dtype}", f"what can be stored is {', '.join(DTYPES)}"
+    if value.shape[:1] != (steps,):
+        return f"with {len(value) if value.ndim else 'no'} rows instead of {steps}", None
+    if 0 in value.shape[1:]:
+        return f"with an empty row of shape {list(value.shape[1:])}", "leave it out with .exclude(...)"
+    return None
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def complete(columns: Columns, kept: Kept, name: str, where: str, ends: torch.Tensor, found: Found) -> Columns:
+    """Reward and flags as TED has them, taken over from the input where the function dropped them.
+
+    ``ends`` (int64) are the rows that must be done, because an episode of the input ends there. Raises ResultError.
+    """
+    steps = len(next(iter(columns.values()))) if columns else kept.steps
+    for path in _BOOKKEEPING:
+        if path not in columns:
+            if steps != kept.steps:
+                message = f"{name} returned {steps} of {kept.steps} steps without {path!r}, for {where}"
+                raise ResultError(message, hint="keep reward and flags, cut down like all the rest")
+            columns[path] = kept.columns[path]
+    _check_types(columns, name, where)
+    reward = columns[REWARD]
+    if not bool(torch.isfinite(reward).all()):
+        row = int((~torch.isfinite(reward)).nonzero()[0, 0])
+        message = f"{name} returned a reward that is {reward[row].item()}, at row {row} of {where}"
+        raise ResultError(message, hint="rewards must be finite numbers")
+    for flag in FLAGS:
+        root = columns.pop(flag, None)
+        if root is not None and bool(root.any()):
+            row = int(root.reshape(len(root), -1).any(1).nonzero()[0])
+            message = f"{name} set {flag!r} at the root, at row {row} of {where}"
+            raise ResultError(message, hint=f"an episode ends with ('next', {flag!r}); at the root it is always false")
+    _finish_flags(columns, kept, name, where, ends, found)
+    for path, number in count_nans(columns).items():
+        more = number - kept.nans.get(path, 0)
+        if more > 0:
+            found.nans[path] = found.nans.get(path, 0) + more
+    return columns
+
+
+def _check_types(columns: Columns, name: str, where: str) -> None:
+    for path in _BOOKKEEPING:
+        dtype = "float32" if path == REWARD else "bool"
+        tensor = columns[path]
+        if dtype_name(tensor.dtype) != dtype or tensor.shape[1:] != (1,):
+            what = f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"
+            message = f"{name} returned {path!r} as {what} instead of {dtype} [n, 1], for {where}"
+            raise ResultError(message, hint="rewards and flags keep their types: other readers rely on them")
+    if "reward" in columns:
+        message = f"{name} returned a reward at the root, for {where}"
+        raise ResultError(message, hint="rewards belong under next: ('next', 'reward')")
+
+
+def _finish_flags(columns: Columns, kept: Kept, name: str, where: str, ends: torch.Tensor, found: Found) -> None:
+    """``done = terminated | truncated``, and done where an episode ends."""
+    done, terminated, truncated = (columns[path] for path in RESULT_FLAGS)
+    either = terminated | truncated
+    if not torch.equal(done, either):
+        before = kept.columns["next/done"]
+        if not torch.equal(done, before):  # else only the other two were changed, and it follows
+            row = int((done != either).nonzero()[0, 0])
+            message = f"{name} returned 'next/done' that is not terminated | truncated, at row {row} of {where}"
+            raise ResultError(message, hint="set ('next', 'terminated') or ('next', 'truncated') as well")
+    open_ = ends[~either.view(-1)[ends]]
+    if len(open_):
+        found.ended += len(open_)
+        truncated, either = truncated.clone(), either.clone()
+        truncated[open_] = True
+        either[open_] = True
+    columns["next/done"], columns["next/truncated"] = either, truncated
+
+
+# -- one result like another --------------------------------------------------------------------------------------------
+
+
+def shapes_of(columns: Columns) -> Shapes:
+    return {path: (dtype_name(tensor.dtype), tuple(tensor.shape[1:])) for path, tensor in columns.items()}
+
+
+def check_same(columns: Columns, expected: Mapping[str, Any], name: str, where: str) -> None:
+    """That a result has the keys, dtypes and shapes of the first one. Raises ResultError naming the key and the rows."""
+    hint = "every result must be like the first one"
+    missing = [path for path in expected if path not in columns]
+    extra = [path for path in columns if path not in expected]
+    if missing or extra:
+        what = f"without {missing[0]!r}" if missing else f"with a new key {extra[0]!r}"
+        raise ResultError(f"{name} returned a TensorDict {what}, for {where}", hint=hint)
+    for path, tensor in columns.items():
+        dtype, shape = expected[path]
+        if dtype_name(tensor.dtype) != dtype or tuple(tensor.shape[1:]) != tuple(shape):
+            now = f"{dtype_name(tensor.dtype)} {list(tensor.shape[1:])}"
+            message = f"{name} returned {path!r} as {now}, and before as {dtype} {list(shape)}, for {where}"
+            raise ResultError(message, hint=hint)
+
+
+def joined(pieces: list[Columns], name: str, wheres: list[str]) -> Columns:
+    """Results of several episodes one after the other. Raises ResultError where they differ."""
+    if len(pieces) == 1:
+        return pieces[0]
+    expected = shapes_of(pieces[0])
+    for piece, where in zip(pieces[1:], wheres[1:]):
+        check_same(piece, expected, name, where)
+    return {path: torch.cat([piece[path] for piece in pieces]) for path in pieces[0]}

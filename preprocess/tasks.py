@@ -1,0 +1,70 @@
+"""What is sent to workers: the ``work`` of an engine, picklable, called with a chunk as its task.
+
+Nothing here loads torch: whoever only hands work out has no need of it, and workers load it while the rest gets ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..storage.schema import Schema
+from .chunks import Chunk
+from .layout import Shapes
+from .setting import Setting
+
+OnRows = Callable[[int, int, int], None]
+
+
+@dataclass(frozen=True)
+class Fill:
+    """Apply the functions to a chunk and write the results as a part. ``shapes`` are those every result must have."""
+
+    setting: Setting
+    schema: Schema
+    shapes: Shapes
+
+    def __call__(self, chunk: Chunk, on_rows: OnRows) -> dict[str, Any]:
+        from .work import fill
+
+        return fill(self, chunk, on_rows)
+
+
+@dataclass(frozen=True)
+class Look:
+    """Apply the functions to the first ``batches`` batches of a chunk (None: all) and say what came out; write nothing."""
+
+    setting: Setting
+    batches: int | None = 2
+
+    def __call__(self, chunk: Chunk, on_rows: OnRows) -> dict[str, Any]:
+        from .work import look
+
+        return look(self, chunk, on_rows)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Results from all over a chunk, a few rows of some leaves, for codecs and dictionaries; into files."""
+
+    setting: Setting
+    names: tuple[str, ...]
+
+    def __call__(self, chunk: Chunk, on_rows: OnRows) -> dict[str, Any]:
+        from .work import sample
+
+        return sample(self, chunk, on_rows)
+
+
+@dataclass(frozen=True)
+class Collect:
+    """The first pass that function ``number`` needs: what it collects of a chunk, into a file."""
+
+    setting: Setting
+    number: int
+
+    def __call__(self, chunk: Chunk, on_rows: OnRows) -> dict[str, Any]:
+        from .work import collect
+
+        return collect(self, chunk, on_rows)

@@ -1,0 +1,108 @@
+"""Work for engines, and functions, that Ray's workers import: some of it ends badly."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rbdata.errors import FunctionError
+
+if TYPE_CHECKING:  # workers that die young need not import torch
+    from tensordict import TensorDict
+
+OnRows = Callable[[int, int, int], None]
+
+
+@dataclass(frozen=True)
+class Task:
+    index: int
+    rows: int = 1
+
+
+class Tasks(list):
+    """Counts how many of its tasks were taken."""
+
+    taken = 0
+
+    def __iter__(self) -> Iterator[Task]:
+        for task in super().__iter__():
+            self.taken += 1
+            yield task
+
+
+def square(task: Task, on_rows: OnRows) -> dict[str, Any]:
+    on_rows(1, 0, 0)
+    return {"square": task.index**2, "folder": str(Path.cwd()), "pid": os.getpid()}
+
+
+def fails(task: Task, on_rows: OnRows) -> dict[str, Any]:
+    if task.index == 3:
+        raise FunctionError("my function raised ValueError: no", hint="try another", detail="Traceback ...")
+    return {}
+
+
+def breaks(task: Task, on_rows: OnRows) -> dict[str, Any]:
+    raise FileNotFoundError("/no/such/folder")
+
+
+def always_dies(task: Task, on_rows: OnRows) -> dict[str, Any]:
+    if task.index == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {}
+
+
+@dataclass(frozen=True)
+class Ticking:
+    """Writes the time into a file of its own until it is killed; the first task is done at once."""
+
+    folder: Path
+
+    def __call__(self, task: Task, on_rows: OnRows) -> dict[str, Any]:
+        if task.index == 0:
+            time.sleep(0.5)
+            return {}
+        file = self.folder / f"{task.index}.{os.getpid()}"
+        for _ in range(20_000):
+            file.write_text(repr(time.time()))
+            time.sleep(0.001)
+        return {}
+
+
+@dataclass(frozen=True)
+class Slow:
+    """Takes its time, and leaves word of the node it is on."""
+
+    folder: Path
+
+    def __call__(self, task: Task, on_rows: OnRows) -> dict[str, Any]:
+        import ray
+
+        (self.folder / f"{ray.get_runtime_context().get_node_id()}.{task.index}.{time.time_ns()}").touch()
+        time.sleep(0.25)
+        return {"index": task.index}
+
+
+def dies_once(td: TensorDict, folder: str, episodes: int = 2) -> TensorDict:
+    """Doubles rewards; the first ``episodes`` different batches it meets kill their worker, once each."""
+    name = Path(folder, f"{float(td['next', 'reward'].double().sum())!r}")
+    if len(list(Path(folder).iterdir())) < episodes and not name.exists():
+        name.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    td["next", "reward"] = td["next", "reward"] * 2
+    return td
+
+
+def doubled(td: TensorDict) -> TensorDict:
+    td["next", "reward"] = td["next", "reward"] * 2
+    return td
+
+
+def raises(td: TensorDict) -> TensorDict:
+    if (td["action"] == 5).any():
+        raise ValueError("no fives")
+    return td
