@@ -9,9 +9,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from importlib import import_module
+from pathlib import Path
 
 from ..errors import UnknownDatasetError
 from ..storage.folder import check_id
+from .listing import RemoteDataset
 from .source import Source
 
 #: Source name -> module below this package and class in it. Loaded when asked for.
@@ -45,6 +47,12 @@ def known_ids(source: str | None = None) -> list[str]:
     """Full ids of everything the sources list by themselves."""
     names = (source,) if source else source_names()
     return [f"{name}/{dataset}" for name in names for dataset in load_source(name).names()]
+
+
+def remote_ids(source: str | None = None, root: Path | None = None) -> dict[str, RemoteDataset]:
+    """Full ids of what remotes held when they were last asked, with what they said of each."""
+    listings = {name: load_source(name).listing(root) for name in ((source,) if source else source_names())}
+    return {f"{name}/{one.name}": one for name, found in listings.items() if found for one in found.datasets}
 
 
 def resolve(text: str, local: Iterable[str] = ()) -> tuple[str, Source | None]:
@@ -104,7 +112,7 @@ def suggestion(text: str, local: Iterable[str] = ()) -> str:
 
 def _means(source: Source, name: str) -> bool:
     """Whether a bare name is one of a source's. Where any name could be (``open_ended``), only those it lists are."""
-    return name in source.names() if getattr(source, "open_ended", False) else source.knows(name)
+    return name in source.names() if source.open_ended else source.knows(name)
 
 
 def _source_of(dataset_id: str) -> Source | None:

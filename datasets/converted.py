@@ -35,7 +35,7 @@ from .pool import TaskProgress
 from .raw import FOLDER as KEPT
 from .raw import fetch_all
 from .request import Listener, Outlook
-from .source import ConvertOptions, Job, Source
+from .source import ConvertOptions, Job, RawObject, Source
 
 #: A manifest of a run with thousands of parts takes a few MB.
 LARGEST_MANIFEST = 1 << 28
@@ -96,12 +96,12 @@ def fetch_converted(
     base = f"{location.url}/{manifest.id}/"
     with ThreadPoolExecutor(8, "rbdata-stat") as pool:
         stated = list(pool.map(lambda name: location.stat(f"{manifest.id}/{name}"), names))
-    objects = [(name, _checked_size(item, manifest, name)) for name, item in zip(names, stated)]
+    objects = [RawObject(name, _checked_size(item, manifest, name), location) for name, item in zip(names, stated)]
 
     def told(name: str, done: int, total: int) -> None:
         listener.progress([TaskProgress(0, manifest.bytes - total + done, manifest.bytes, done, 0)])
 
-    fetch_all(writer.folder, objects, location, told)
+    fetch_all(writer.folder, objects, told)
     for name in names:
         problem = wrong_bytes(writer.folder / name, manifest.files[name])
         if problem:

@@ -8,6 +8,7 @@ it already holds.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,21 +26,22 @@ from ..errors import (
 )
 from ..storage.checksums import crc32c
 from ..storage.columns import ColumnWriter
-from ..storage.folder import RAW, DatasetPlace, check_space, free_bytes, make_writable, remove_tree
+from ..storage.folder import RAW, DatasetPlace, check_space, make_writable, remove_tree
 from ..storage.manifest import Manifest, read_manifest
 from ..storage.reuse import OldDataset
-from ..storage.schema import Leaf, Schema
+from ..storage.schema import Schema
 from ..storage.writer import DatasetWriter, fingerprint
 from . import catalogue, converted
 from .fetch import RemoteObject, open_location
+from .outlook import column_bytes, compressed, expected, planned, unread
 from .pool import run_tasks, usable_cpus
 from .raw import fetch_all, keep_raw
 from .request import Listener as Listener
 from .request import Outcome as Outcome
 from .request import Outlook as Outlook
 from .request import Request as Request
-from .source import ConvertOptions, Job, Plan, Source
-from .spooled import expected, spool_all, spooling
+from .source import ConvertOptions, Job, Plan, RawObject, settling, spooling
+from .spooled import spool_all
 
 MAX_PROCS = 8
 
@@ -64,13 +66,13 @@ def download(request: Request, listener: Listener | None = None) -> Outcome:
     existing = what_is_there(place, request)
     if existing is not None:
         return Outcome(dataset_id, place.path, "complete", existing)
-    url = mirror or _home(source, dataset_id)
-    if mirror or not getattr(source, "makes", False):  # what is made on this machine is looked for nowhere
+    name = dataset_id.partition("/")[2]
+    url = mirror or (source.place(name) if source else "")
+    if mirror or not (source and source.makes):  # what is made on this machine is looked for nowhere
         listener.stage(f"looking for {dataset_id} at {open_location(url, options=request.fetch).url}")
     copied = _copy(url, place, request, listener) if mirror else None
     if isinstance(copied, Outcome):
         return copied
-    name = dataset_id.partition("/")[2]
     try:
         if source is None:
             message = f"no dataset is called {dataset_id!r}, and {open_location(url).url} holds none of that name"
@@ -84,19 +86,12 @@ def download(request: Request, listener: Listener | None = None) -> Outcome:
     if request.keep_raw and not request.dry_run:
         make_writable(root)
         listener.stage("fetching the raw files")
-        home = job.location.url
-        kept = keep_raw(root, source.name, job.raw_objects(), job.location, listener.fetched)
+        home, why = job.location.url, job.why
+        kept = keep_raw(root, source.name, job.raw_objects(), listener.fetched)
         job = source.open(name, open_location(kept, options=request.fetch), _as_chosen(job, request.options))
+        job.why = why
         return _run(job, place, request, listener, home)
     return _run(job, place, request, listener, job.location.url)
-
-
-def _home(source: Source | None, dataset_id: str) -> str:
-    """Where a dataset is looked for without a mirror: its source's home, or the place it says for this one (``place``)."""
-    if source is None:
-        return ""
-    place = getattr(source, "place", None)
-    return place(dataset_id.partition("/")[2]) if place else source.home
 
 
 def convert(path: Path, source_name: str, request: Request, listener: Listener | None = None) -> Outcome:
@@ -156,6 +151,9 @@ def what_is_there(place: DatasetPlace, request: Request) -> Manifest | None:
             message = f"{place.path} is in the way: it is not a dataset"
             raise DatasetExistsError(message, hint="move it away, or choose another --root") from error
         return None
+    if manifest.id != place.id and manifest.id.lower() == place.id.lower():
+        message = f"{place.path} holds {manifest.id}: on this disk, names that differ in case alone are one"
+        raise DatasetExistsError(message, hint="write it as it is there, or choose another --root")
     differs = _differences(manifest, request.options)
     if differs:
         message = f"{place.id} is there already, converted with another {' and '.join(differs)}"
@@ -185,8 +183,7 @@ def _differences(manifest: Manifest, options: ConvertOptions) -> list[str]:
 
 def _as_chosen(job: Job, options: ConvertOptions) -> ConvertOptions:
     """Options that choose again what a job chose by itself."""
-    upstream = getattr(job, "upstream", None)
-    return replace(options, extra={**options.extra, "upstream": upstream}) if upstream else options
+    return replace(options, extra={**options.extra, "upstream": job.upstream}) if job.upstream else options
 
 
 def _run(job: Job, place: DatasetPlace, request: Request, listener: Listener, url: str) -> Outcome:
@@ -201,8 +198,9 @@ def _run(job: Job, place: DatasetPlace, request: Request, listener: Listener, ur
         existing = what_is_there(place, request)  # another process may have finished it meanwhile
         if existing is not None:
             return Outcome(place.id, place.path, "complete", existing)
-        if request.force and place.exists() and hasattr(job, "replaces"):
-            job.replaces(_objects_of(place))
+        late = settling(job)
+        if late and request.force and place.exists():
+            late.replaces(_objects_of(place))
         # What is read whole before it is planned takes nothing over.
         old = None if request.force or spooling(job) else OldDataset.open(place.path, job.schema)
         identity = {"id": place.id, "extends": old.identity if old else None, **job.identity()}
@@ -234,10 +232,16 @@ def _write(
     def procs(tasks: int) -> int:
         return min(config.procs(request.procs) or min(MAX_PROCS, usable_cpus()), max(1, tasks))
 
-    paths = _local_files(job, writer.folder / RAW, listener)
+    remote = [item for item in job.files() if not is_local(item)]
+    if remote:
+        listener.outlook(unread(job, place, sum(item.size or 0 for item in remote)))
+        listener.stage("fetching the raw files")
+    paths = _local_files(job, remote, writer.folder / RAW, listener)
     first = spooling(job)
     told = spool_all(first, writer.folder / RAW, place, procs, usable_cpus(), listener) if first else None
-    if _settle(job, paths):
+    late = settling(job)
+    if late:
+        late.settle(paths)
         writer.lay_out(job.schema, job.bulk, job.parts())
     columns = writer.columns()
     try:
@@ -247,22 +251,25 @@ def _write(
         columns.abandon()
     writer.planned(files, plan.episodes, plan.digest)
     dictionary = b""
-    for leaf in _compressed(job):
-        listener.stage("sampling frames")
+    for leaf in compressed(job):
+        if told is None:
+            listener.stage("sampling frames")
         dictionary = old.dictionary(leaf) if old else writer.stored_dictionary(leaf) or job.dictionary()
         writer.dictionary(leaf, dictionary)
     _check_same_objects(writer, plan, place)
     if old:
         _take_over(writer, plan, old, listener)
     writer.merge()
-    outlook = _outlook(job, plan, place, dictionary, set(writer.parts_done()))
+    done = writer.parts_done().keys()
+    outlook = planned(job, plan, place, dictionary, done, fetched=bool(remote))
     if told is None:
         listener.outlook(outlook)
-        check_space(place.path, outlook.disk_bytes, place.id)
+        check_space(place.path, outlook.disk_bytes - column_bytes(job, plan), place.id)
     else:
         listener = Listener(stage=listener.stage)  # the parts were told of as they were decoded
     left = [index for index in range(job.parts()) if index not in writer.parts_done()]
-    count = procs(len(left))
+    # Rows that were compressed as they were spooled are only moved: not worth starting processes for.
+    count = 1 if told and compressed(job) else procs(len(left))
     tasks = [task for task in job.tasks(writer.folder, max(1, usable_cpus() // count)) if task.index in left]
     for index, record in run_tasks(job, tasks, count, listener.progress):
         writer.part_done(index, record)
@@ -272,15 +279,6 @@ def _write(
     for index, record in writer.parts_done().items():
         plan.parts[index]["object"]["crc32c"] = record["crc32c"] or plan.parts[index]["object"]["crc32c"]
     return outlook, _manifest(job, plan, place.id, url)
-
-
-def _settle(job: Job, paths: dict[str, Path]) -> bool:
-    """Let a job look into its whole files where they decide its leaves (``SettlingJob``); whether it is one."""
-    settle = getattr(job, "settle", None)
-    if settle is None:
-        return False
-    settle(paths)
-    return True
 
 
 def _check_same_objects(writer: DatasetWriter, plan: Plan, place: DatasetPlace) -> None:
@@ -316,25 +314,22 @@ def _dry_run(job: Job, place: DatasetPlace, listener: Listener) -> Outlook:
     first = spooling(job)
     if first:
         return expected(first, place)
-    files = job.files()
-    paths = {item.url: Path(item.url) for item in files if is_local(item)}
-    if len(paths) < len(files):
-        size = sum(item.size or 0 for item in files)
-        free = free_bytes(place.path)
-        return Outlook(place.id, place.path, job.location.url, len(files), size, 0, 0, size, free, 0, 0)
-    _settle(job, paths)
-    plan = job.plan(ColumnWriter(None, _plan_schema(job)), paths, listener.planned)
-    return _outlook(job, plan, place, job.dictionary() if _compressed(job) else b"", done=set())
-
-
-def _local_files(job: Job, folder: Path, listener: Listener) -> dict[str, Path]:
-    """Where a job's whole files lie: in place where the source is a directory, else fetched into ``folder``."""
-    files = job.files()
-    remote = [item for item in files if not is_local(item)]
+    remote = [item for item in job.files() if not is_local(item)]
     if remote:
-        listener.stage("fetching the raw files")
-        fetch_all(folder, [(_file_name(item), item) for item in remote], job.location, listener.fetched)
-    return {item.url: Path(item.url) if is_local(item) else folder / _file_name(item) for item in files}
+        return unread(job, place, sum(item.size or 0 for item in remote))
+    paths = _local_files(job, remote, place.working, listener)
+    late = settling(job)
+    if late:
+        late.settle(paths)
+    plan = job.plan(ColumnWriter(None, _plan_schema(job)), paths, listener.planned)
+    return planned(job, plan, place, job.dictionary() if compressed(job) else b"")
+
+
+def _local_files(job: Job, remote: Sequence[RemoteObject], folder: Path, listener: Listener) -> dict[str, Path]:
+    """Where a job's whole files lie: in place where the source is a directory, else fetched into ``folder``."""
+    if remote:
+        fetch_all(folder, [RawObject(_file_name(item), item, job.location) for item in remote], listener.fetched)
+    return {item.url: Path(item.url) if is_local(item) else folder / _file_name(item) for item in job.files()}
 
 
 def is_local(item: RemoteObject) -> bool:
@@ -349,35 +344,6 @@ def _file_name(item: RemoteObject) -> str:
 
 def _plan_schema(job: Job) -> Schema:
     return Schema(tuple(leaf for leaf in job.schema.steps if leaf.name not in job.bulk))
-
-
-def _compressed(job: Job) -> list[Leaf]:
-    return [leaf for leaf in job.schema.states if leaf.codec == "zstd"]
-
-
-def _outlook(job: Job, plan: Plan, place: DatasetPlace, dictionary: bytes, done: set[int]) -> Outlook:
-    """Work out what is still to be fetched and written."""
-    left = [index for index in range(job.parts()) if index not in done]
-    states = sum(plan.parts[index]["states"] for index in left)
-    disk = int(states * job.row_estimate(dictionary)) if states else 0
-    if _compressed(job) and left:
-        disk += disk // len(left)  # a finished part lies beside the blob until it is appended
-    return Outlook(
-        id=place.id,
-        path=place.path,
-        location=job.location.url,
-        shards=job.parts(),
-        fetch_bytes=sum(plan.fetch_bytes[index] for index in left),
-        steps=plan.steps,
-        episodes=len(plan.episodes),
-        disk_bytes=disk,
-        free_bytes=free_bytes(place.path),
-        done_parts=len(done),
-        parts=job.parts(),
-        part_names=[str(part["name"]) for part in plan.parts],
-        notes=plan.notes,
-        why=getattr(job, "why", ""),
-    )
 
 
 def _manifest(job: Job, plan: Plan, dataset_id: str, url: str) -> Manifest:
@@ -401,6 +367,6 @@ def _manifest(job: Job, plan: Plan, dataset_id: str, url: str) -> Manifest:
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "rbdata_version": __version__,
             "location": url,
-            **{name: why for name, why in (("why", getattr(job, "why", "")),) if why},
+            **({"why": job.why} if job.why else {}),
         },
     )

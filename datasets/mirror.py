@@ -121,9 +121,8 @@ def _push_raw(text: str, deposit: Deposit, root: Path, on_progress: OnProgress |
     except ObjectNotFoundError as error:
         raise missing from error
     folder = f"{KEPT}/{source.name}"
-    files = [
-        (LocalFile(Path(item.url)), f"{folder}/{Path(item.url).relative_to(kept)}") for _, item in job.raw_objects()
-    ]
+    paths = [Path(raw.item.url) for raw in job.raw_objects()]
+    files = [(LocalFile(path), f"{folder}/{path.relative_to(kept)}") for path in paths]
     total = sum(file.size for file, _ in files)
     sent, sent_bytes = _send(deposit, files, on_progress)
     return Pushed(dataset_id, "raw", f"{deposit.location.url}/{folder}", len(files), total, sent, sent_bytes)

@@ -5,14 +5,15 @@ What is stored this way is a mirror: ``--mirror <root>/.raw/<source>`` reads it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
 
 from ..errors import ChecksumError
 from ..storage.folder import check_space
-from .fetch import Location, RemoteObject, Verifier, fetch_to_file
+from .fetch import RemoteObject, Verifier, fetch_to_file
+from .source import RawObject
 
 FOLDER = ".raw"
 CONNECTIONS = 4
@@ -21,44 +22,37 @@ CONNECTIONS = 4
 def keep_raw(
     root: Path,
     source: str,
-    objects: list[tuple[str, RemoteObject]],
-    location: Location,
+    objects: Sequence[RawObject],
     on_bytes: Callable[[str, int, int], None],
 ) -> Path:
-    """Store objects (pairs of a path in the mirror, and the object); returns the mirror's folder.
+    """Store objects by their paths; returns the mirror's folder.
 
     What is there already and sound is not fetched again; what was begun is continued. ``on_bytes`` hears a name, the bytes
     stored so far and the bytes in all.
     """
     mirror = root / FOLDER / source
-    fetch_all(mirror, objects, location, on_bytes)
+    fetch_all(mirror, objects, on_bytes)
     return mirror
 
 
-def fetch_all(
-    folder: Path,
-    objects: list[tuple[str, RemoteObject]],
-    location: Location,
-    on_bytes: Callable[[str, int, int], None],
-) -> None:
+def fetch_all(folder: Path, objects: Sequence[RawObject], on_bytes: Callable[[str, int, int], None]) -> None:
     """The same into any folder: several connections, resumable across processes, checked."""
-    missing = [(path, item) for path, item in objects if not _is_sound(folder / path, item)]
-    total = sum(item.size or 0 for _, item in missing)
+    missing = [raw for raw in objects if not _is_sound(folder / raw.path, raw.item)]
+    total = sum(raw.item.size or 0 for raw in missing)
     check_space(folder, total, "the raw data")
     stored, lock = 0, Lock()
 
-    def fetch(entry: tuple[str, RemoteObject]) -> None:
-        path, item = entry
-        target = folder / path
+    def fetch(raw: RawObject) -> None:
+        target = folder / raw.path
         target.parent.mkdir(parents=True, exist_ok=True)
 
         def count(length: int) -> None:
             nonlocal stored
             with lock:
                 stored += length
-            on_bytes(item.name, stored, total)
+            on_bytes(raw.item.name, stored, total)
 
-        fetch_to_file(location, item, target, on_bytes=count, on_resume=count)
+        fetch_to_file(raw.location, raw.item, target, on_bytes=count, on_resume=count)
 
     pool = ThreadPoolExecutor(CONNECTIONS, "rbdata-raw")
     try:

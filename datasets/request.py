@@ -35,7 +35,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What a run is about to do; a dry run ends with it. Bytes are those still to be fetched and written."""
+    """What a run is about to do; a dry run ends with it. Bytes are those still to be fetched and written.
+
+    ``unread``: steps and episodes (0 here) are known only when the raw files have been fetched. ``estimated``: they are
+    guesses. ``fetched``: raw files were fetched whole already, as an earlier outlook said.
+    """
 
     id: str
     path: Path
@@ -52,8 +56,9 @@ class Outlook:
     notes: Sequence[str] = ()
     #: Why it comes from there, where that needs saying.
     why: str = ""
-    #: Whether the counts are guesses, because they are known only when all has been read.
+    unread: bool = False
     estimated: bool = False
+    fetched: bool = False
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 The catalogue asks sources which names they know. ``Source.open`` finds the raw objects and returns a ``Job``; a job says
 what identifies its result, plans the rows, and makes the tasks that fill them. Downloading and converting are the same
 job with raw data from different places.
+
+The protocols give what most sources and jobs answer; one that derives from them says only what is different about it.
 """
 
 from __future__ import annotations
@@ -10,12 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
+from ..errors import UsageError
 from ..storage.columns import ColumnWriter
 from ..storage.episodes import EpisodeTable
 from ..storage.schema import Schema
-from .fetch import Location, RemoteObject
+from .fetch import FetchOptions, Location, RemoteObject
+from .listing import RemoteListing
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,15 @@ class ConvertOptions:
     parts: tuple[int, ...] | None = None
     #: Options of one source only, by name; that source checks them.
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RawObject:
+    """A raw object, the place it is read from, and its ``path`` in a mirror laid out as the provider does it."""
+
+    path: str
+    item: RemoteObject
+    location: Location
 
 
 @dataclass
@@ -87,14 +100,16 @@ class Job(Protocol):
     """One conversion, bound to a place."""
 
     schema: Schema
+    #: Names of the leaves that are filled in parts, after the plan.
     bulk: tuple[str, ...]
     location: Location
+    #: Why it is taken from there, where that needs saying.
+    why: str = ""
+    #: Which of its source's upstreams was taken, where there are several.
+    upstream: str | None = None
 
     def identity(self) -> dict[str, Any]:
         """Everything the resulting bytes depend on, as JSON."""
-
-    def parts(self) -> int:
-        """Into how many parts the bulk leaves are divided."""
 
     def files(self) -> Sequence[RemoteObject]:
         """Raw objects that must lie whole on a disk to be read (HDF5 and the like); none where all is streamed."""
@@ -105,6 +120,9 @@ class Job(Protocol):
         ``files`` are where the objects that ``files()`` asked for lie, by url. Call ``columns.reserve`` before rows are
         appended, as soon as their number is known.
         """
+
+    def parts(self) -> int:
+        """Into how many parts the bulk leaves are divided."""
 
     def dictionary(self) -> bytes:
         """The dictionary for compressed bulk leaves; call after ``plan``."""
@@ -121,8 +139,8 @@ class Job(Protocol):
     def objects(self) -> Iterable[dict[str, Any]]:
         """The raw objects as the manifest records them."""
 
-    def raw_objects(self) -> list[tuple[str, RemoteObject]]:
-        """The raw objects with their paths in a mirror laid out as the provider does it."""
+    def raw_objects(self) -> list[RawObject]:
+        """All raw objects, for a mirror to be complete."""
 
     def about(self) -> dict[str, Any]:
         """``source`` of the manifest, and ``licence``, ``citation``."""
@@ -136,10 +154,14 @@ class SettlingJob(Job, Protocol):
 
     def replaces(self, objects: Sequence[Mapping[str, Any]]) -> None:
         """Told, before anything is fetched, which objects the dataset about to be replaced was made from."""
+        return  # where the place itself states what its files must hold
 
 
 class SpoolingJob(Job, Protocol):
     """One whose counts are known only when all of its bytes have been read: these are decoded first, and planned then."""
+
+    #: What it does before anything can be said about what it will do.
+    first_stage: str = "sampling frames"
 
     def expect(self) -> Expectation:
         """An estimate, for what is said before the work begins; reads little."""
@@ -151,15 +173,45 @@ class SpoolingJob(Job, Protocol):
     spool: Callable[[Any, OnBlock], dict[str, Any]]
 
 
+def settling(job: Job) -> SettlingJob | None:
+    """The job as one that settles its leaves late, if it is one."""
+    return cast("SettlingJob", job) if hasattr(job, "settle") else None
+
+
+def spooling(job: Job) -> SpoolingJob | None:
+    """The job as one that spools, if it is one."""
+    return cast("SpoolingJob", job) if hasattr(job, "spooling") else None
+
+
 class Source(Protocol):
     """One provider."""
 
     name: str
-    #: Where the provider's own copy is.
-    home: str
+    #: Whether its datasets are made on this machine, and looked for nowhere.
+    makes: bool = False
+    #: Whether any name may be one of its own: a bare name then means one only where ``names`` lists it.
+    open_ended: bool = False
+    #: Whether its remote can be asked for a listing.
+    lists_remotely: bool = False
+
+    @property
+    def home(self) -> str:
+        """Where the provider's own copy is."""
+
+    def place(self, name: str) -> str:
+        """Where a dataset is looked for when no mirror is given."""
+        return self.home
 
     def names(self) -> Sequence[str]:
         """All dataset names it knows, without asking the network."""
+
+    def listing(self, root: Path | None = None) -> RemoteListing | None:
+        """What the remote held when it was last asked, as kept below a root; None where it never was, or has none."""
+        return None
+
+    def refresh(self, root: Path | None, fetch: FetchOptions, on_progress: Callable[[int, int], None]) -> RemoteListing:
+        """Ask the remote now, and keep what it says; only where ``lists_remotely``. Raises FetchErrors."""
+        raise UsageError(f"{self.name} has no remote listing: the datasets it knows are all there are")
 
     def knows(self, name: str) -> bool:
         """Whether a name is one of its own."""

@@ -11,37 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from ..storage.folder import DatasetPlace, check_space, free_bytes, remove_tree
+from ..storage.folder import DatasetPlace, check_space, remove_tree
+from .outlook import expected
 from .pool import run_tasks
 from .request import Listener, Outlook
 from .source import Job, SpoolingJob
-
-
-def spooling(job: Job) -> SpoolingJob | None:
-    """The job as one that spools, if it is one."""
-    return cast("SpoolingJob", job) if hasattr(job, "spooling") else None
-
-
-def expected(job: SpoolingJob, place: DatasetPlace, done: int = 0) -> Outlook:
-    """What is likely to be fetched and written. Reads the heads of a few files."""
-    expectation = job.expect()
-    left = 1 - done / max(1, job.parts())
-    return Outlook(
-        id=place.id,
-        path=place.path,
-        location=job.location.url,
-        shards=job.parts(),
-        fetch_bytes=int(expectation.fetch_bytes * left),
-        steps=expectation.steps,
-        episodes=expectation.episodes,
-        disk_bytes=int(expectation.disk_bytes * left),
-        free_bytes=free_bytes(place.path),
-        done_parts=done,
-        parts=job.parts(),
-        part_names=expectation.part_names,
-        why=getattr(job, "why", ""),
-        estimated=True,
-    )
 
 
 def spool_all(
@@ -50,7 +24,7 @@ def spool_all(
     """Decode all files into spools below ``folder``. ``procs`` says how many processes so many tasks get."""
     finished = 0
     try:
-        listener.stage(getattr(job, "first_stage", "sampling frames"))
+        listener.stage(job.first_stage)
         left = len(job.spooling(folder, 1))
         finished = job.parts() - left
         outlook = expected(job, place, finished)

@@ -1,4 +1,4 @@
-"""What several test modules share: DQN Replay runs with known contents."""
+"""What several test modules share: an environment that says nothing of the developer's machine."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import os
 
 import pytest
 
-# Once, not before every test: fixtures of whole modules set it.
-os.environ.pop("STORAGE_EMULATOR_HOST", None)
+# Once, not before every test: fixtures of whole modules set some of these. Test processes that tests start inherit it.
+for _name in list(os.environ):
+    if _name.startswith(
+        ("RBDATA_", "MINARI_", "HF_", "HUGGING_FACE_", "AWS_", "GOOGLE_", "CLOUDSDK_", "STORAGE_EMULATOR")
+    ):
+        del os.environ[_name]
 
 
 @pytest.fixture(autouse=True)
 def own_settings(monkeypatch, tmp_path):
     """No test looks at, or writes to, what the developer's machine has configured."""
-    for name in ("RBDATA_MIRROR", "RBDATA_ATARI_MIRROR", "RBDATA_PROCS", "RBDATA_UPSTREAM"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RBDATA_CONFIG", "")
     monkeypatch.setenv("RBDATA_ROOT", str(tmp_path / "root-by-default"))
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari-by-default"))
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "no-gcloud"))

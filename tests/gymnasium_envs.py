@@ -118,9 +118,10 @@ def register() -> None:
     for kind in (Counter, Everything, Frames, Broken, Unstorable, Doubles):
         name = f"tests/{kind.__name__}-v0"
         if name not in gymnasium.registry:
-            gymnasium.register(name, kind, disable_env_checker=True, order_enforce=False)
+            entry = f"{__name__}:{kind.__name__}"  # by name, as Minari writes it down
+            gymnasium.register(name, entry, disable_env_checker=True, order_enforce=False)
     if "tests/Limited-v0" not in gymnasium.registry:
-        gymnasium.register("tests/Limited-v0", Counter, max_episode_steps=5, disable_env_checker=True)
+        gymnasium.register("tests/Limited-v0", f"{__name__}:Counter", max_episode_steps=5, disable_env_checker=True)
 
 
 register()

@@ -106,6 +106,61 @@ def write(
     return made
 
 
+def play(env: Any, episodes: int, *, infos: bool = False, seed: int = 0) -> list[EpisodeBuffer]:
+    """Episodes of random play, stepped here and stacked as Minari keeps them."""
+    env.action_space.seed(seed)
+    made = []
+    for number in range(episodes):
+        observation, info = env.reset(seed=seed + number)
+        states, told, steps = [observation], [info], []
+        while not steps or not (steps[-1][2] or steps[-1][3]):
+            action = env.action_space.sample()
+            observation, reward, terminated, truncated, info = env.step(action)
+            states.append(observation)
+            told.append(info)
+            steps.append((action, float(reward), bool(terminated), bool(truncated)))
+        actions, rewards, terminations, truncations = map(list, zip(*steps))
+        made.append(
+            EpisodeBuffer(
+                id=number,
+                seed=seed + number,
+                observations=stacked(states),
+                actions=stacked(actions),
+                rewards=rewards,
+                terminations=terminations,
+                truncations=truncations,
+                infos=stacked(told) if infos else {},
+            )
+        )
+    return made
+
+
+def stacked(values: Sequence[Any]) -> Any:
+    """Values of a space one below the other: arrays, or dicts and tuples of such; texts stay a list."""
+    first = values[0]
+    if isinstance(first, dict):
+        return {key: stacked([value[key] for value in values]) for key in first}
+    if isinstance(first, tuple):
+        return tuple(stacked(parts) for parts in zip(*values))
+    return list(values) if isinstance(first, str) else np.stack(values)
+
+
+def save(name: str, made: Sequence[EpisodeBuffer], env: Any, data_format: str = "hdf5") -> None:
+    """Write played episodes with Minari's own storages."""
+    minari.create_dataset_from_buffers(
+        name,
+        list(made),
+        env=env,
+        observation_space=env.observation_space,
+        action_space=env.action_space,
+        data_format=data_format,
+        author="tests",
+        author_email="tests@example.org",
+        code_permalink="https://example.org",
+        algorithm_name="random",
+    )
+
+
 def convert(root: Path, name: str, *, mirror: str | None = None, force: bool = False, **options: Any) -> Dataset:
     """Get a dataset, and check all that must hold in it."""
     outcome = download(

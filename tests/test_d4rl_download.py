@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from contents import content
 from d4rl_truth import assert_holds, checked, expected, make, write
 from rbdata.datasets.catalogue import known_ids, resolve
 from rbdata.datasets.d4rl import registry
@@ -43,20 +43,6 @@ def get(url, root: Path, name: str = NAME, **more) -> Dataset:
         f"d4rl/{name}", root=root, mirror=str(url), fetch=QUICK, options=ConvertOptions(extra=extra), **more
     )
     return checked(download(request).path)
-
-
-def content(folder: Path) -> dict[str, str]:
-    """Every file, hashed; of the manifest all but when and from where."""
-    found = {}
-    for file in sorted(folder.rglob("*")):
-        if file.is_file():
-            data = file.read_bytes()
-            if file.name == "rbdata.json":
-                manifest = json.loads(data)
-                del manifest["provenance"], manifest["checksum"]
-                data = json.dumps(manifest, sort_keys=True).encode()
-            found[file.relative_to(folder).as_posix()] = hashlib.sha256(data).hexdigest()
-    return found
 
 
 def test_the_registry_is_whole():

@@ -215,6 +215,16 @@ def test_infos_with_odd_names_are_mapped_and_clashes_left_out(tmp_path):
         assert dataset[key].tolist() == arrays[path].tolist()
 
 
+def test_infos_that_differ_in_case_alone(tmp_path):
+    """On many disks they would be one file: the first is kept, and what is left out is said."""
+    arrays = make([3, 4], ["terminal"] * 2)
+    arrays |= {"infos/Qpos": np.arange(7.0), "infos/qpos": np.arange(7.0) + 10, "infos/QPOS/x": np.arange(7.0)}
+    dataset = to_dataset(write(tmp_path / "raw" / "x.hdf5", arrays), tmp_path)
+    infos = [leaf.name for leaf in dataset.schema if leaf.name.startswith("info")]
+    assert len(infos) == 1 and len(dataset.manifest.source["left_out"]) == 2
+    assert any("is taken" in note for note in dataset.manifest.notes)
+
+
 def test_trap_36_maze2d_keeps_every_row_it_can(tmp_path):
     """Time-outs mark goals; the row after one repeats its observation. Nothing is repaired, and every row accounted for."""
     arrays = make([5, 6, 4], ["timeout", "timeout", "none"], width=4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import json
 import os
@@ -19,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 from atari_truth import assert_holds, fed_truth, write_run
+from contents import content
 from rbdata.datasets.download import convert, download
 from rbdata.datasets.request import Listener, Request
 from rbdata.datasets.source import ConvertOptions
@@ -44,20 +44,6 @@ def mirror(tmp_path_factory):
 def request(mirror: Path | str, root: Path, **fields) -> Request:
     options = ConvertOptions(**fields.pop("options", {}))
     return Request("Qbert/2", root=root, mirror=str(mirror), options=options, **{"procs": 1, **fields})
-
-
-def content(path: Path) -> dict[str, str]:
-    """Every file below a dataset, hashed; of the manifest everything but when and from where."""
-    found = {}
-    for file in sorted(path.rglob("*")):
-        if file.is_file():
-            data = file.read_bytes()
-            if file.name == "rbdata.json":
-                manifest = json.loads(data)
-                del manifest["provenance"], manifest["checksum"]
-                data = json.dumps(manifest, sort_keys=True).encode()
-            found[file.relative_to(path).as_posix()] = hashlib.sha256(data).hexdigest()
-    return found
 
 
 def assert_clean(root: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import subprocess
 import sys
@@ -14,6 +12,7 @@ import gymnasium
 import gymnasium_envs
 import numpy as np
 import pytest
+from contents import content
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rbdata.datasets.download import download
@@ -34,20 +33,6 @@ def record(root: Path, name: str, *, codec="auto", layout="auto", force=False, *
     report = verify(outcome.path)
     assert report.ok, report.problems
     return Dataset(outcome.path)
-
-
-def content(dataset: Dataset) -> dict[str, str]:
-    """Every file, hashed; of the manifest everything but when and from where."""
-    found = {}
-    for file in sorted(dataset.path.rglob("*")):
-        if file.is_file():
-            data = file.read_bytes()
-            if file.name == "rbdata.json":
-                manifest = json.loads(data)
-                del manifest["provenance"], manifest["checksum"]
-                data = json.dumps(manifest, sort_keys=True).encode()
-            found[file.relative_to(dataset.path).as_posix()] = hashlib.sha256(data).hexdigest()
-    return found
 
 
 def leaf(dataset: Dataset, name: str) -> np.ndarray:
@@ -230,7 +215,7 @@ def test_doubles_are_stored_as_the_space_says_and_that_is_said(tmp_path):
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_seed_repeats_everything(tmp_path, count):
     def made(name, seed):
-        return content(record(tmp_path / name, "CartPole-v1", steps=300, num_envs=count, seed=seed))
+        return content(record(tmp_path / name, "CartPole-v1", steps=300, num_envs=count, seed=seed).path)
 
     assert made("a", 7) == made("b", 7)
     assert made("c", 8)["observation.memmap"] != made("a", 7)["observation.memmap"]
@@ -280,7 +265,7 @@ def test_killed_while_recording_the_next_run_makes_the_same(tmp_path, monkeypatc
     again = record(tmp_path / "root", "CartPole-v1", steps=200, policy="deadly:act")
     fresh = record(tmp_path / "other", "CartPole-v1", steps=200, policy="deadly:act", force=True)
     assert_nothing_left(tmp_path / "root")
-    assert content(again) == content(fresh)
+    assert content(again.path) == content(fresh.path)
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "tests/Frames-v0"])
@@ -302,7 +287,7 @@ def test_a_recording_that_is_complete_is_not_made_again(tmp_path, monkeypatch, n
 
     assert counting.calls == 90 and again["action"].tolist() == [1, 0] * 45
     sys.modules.pop("counting")
-    assert content(again) == content(record(tmp_path / "fresh", name, **extra))
+    assert content(again.path) == content(record(tmp_path / "fresh", name, **extra).path)
     sys.modules.pop("counting")
 
 

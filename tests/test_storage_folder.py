@@ -165,6 +165,20 @@ def test_without_hard_links(tmp_path, monkeypatch):
     assert names(tmp_path) == []
 
 
+def test_what_killed_processes_left_beside_a_lock_is_swept_away(tmp_path):
+    path = tmp_path / ".b.lock"
+    old = time.time() - locks.STALE_AFTER - 1
+    left = [tmp_path / f".b.lock.{'0' * 32}", tmp_path / ".b.lock.breaking"]
+    kept = [tmp_path / f".b.lock.{'1' * 32}", tmp_path / ".b.lock.x.lock", tmp_path / f".bb.lock.{'0' * 32}"]
+    for file in (*left, *kept):
+        file.write_text("{}")
+        os.utime(file, (old, old))
+    kept[0].touch()  # somebody waits for the lock right now
+    with WriterLock(path, "x"):
+        assert not any(file.exists() for file in left)
+    assert sorted(tmp_path.iterdir()) == sorted(kept)
+
+
 def test_a_lock_that_was_taken_over_is_not_removed(tmp_path):
     path = tmp_path / "lock"
     lock = WriterLock(path, "x")

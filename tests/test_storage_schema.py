@@ -87,6 +87,15 @@ def test_clean_keys_refuses_to_leave_the_folder(name):
         clean_keys([name])
 
 
+def test_names_that_differ_in_case_alone_become_different_files():
+    """On many disks they would be one."""
+    assert clean_keys(["Pos", "pos", "POS"]) == {"Pos": "Pos", "pos": "pos_", "POS": "POS__"}
+    assert clean_keys(["A/x", "a/y", "A/X"]) == {"A/x": "A/x", "a/y": "a_/y", "A/X": "A/X_"}
+    for names in (["info/a", "info/A"], ["info/a", "INFO/b"]):
+        with pytest.raises(SchemaError, match="case"):
+            Schema(tuple(Leaf(name, "step", "float32", (1,)) for name in names))
+
+
 def test_cleaned_keys_open_in_tensordict(tmp_path):
     """The point of the rules: whatever the provider's names, plain tensordict sees every leaf."""
     names = ["a.b", "c d/e%f", "%g", "shape", "info/device", "info/_type", "UPPER", "0"]

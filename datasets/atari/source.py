@@ -24,7 +24,7 @@ from ..fetch import Location, RemoteObject, read_all, resolve
 from ..gunzip import gunzip
 from ..npy import NpyStream
 from ..rl_unplugged.files import group as group_episodes
-from ..source import ConvertOptions, Plan
+from ..source import ConvertOptions, Job, Plan, RawObject, Source
 from . import frames
 from .games import GAMES, RUNS
 from .layout import CLIPPED, about, schema, spaces, time_limit
@@ -41,7 +41,7 @@ SMALL = ("action", "reward", "terminal", "add_count")
 _SMALL_BYTES = 1 << 28
 
 
-class AtariSource:
+class AtariSource(Source):
     """Names are ``<Game>/<run>``."""
 
     name = "atari"
@@ -78,12 +78,10 @@ class AtariSource:
         raise ObjectNotFoundError(message, hint=hint)
 
 
-class AtariJob:
+class AtariJob(Job):
     """One run, from shards at a place to a dataset."""
 
     upstream = DQN_REPLAY
-    #: Why this place and no other, where that needs saying.
-    why = ""
 
     def __init__(self, name: str | None, location: Location, shards: list[Shard], options: ConvertOptions) -> None:
         self.name, self.location, self.options = name, location, options
@@ -251,9 +249,9 @@ class AtariJob:
             if key != "observation"  # these are in the parts
         ]
 
-    def raw_objects(self) -> list[tuple[str, RemoteObject]]:
+    def raw_objects(self) -> list[RawObject]:
         return [
-            (f"dqn/{self.name}/replay_logs/{item.name}", item)
+            RawObject(f"dqn/{self.name}/replay_logs/{item.name}", item, self.location)
             for shard in self.shards
             for item in shard.objects.values()
         ]
@@ -276,7 +274,11 @@ def _describe(item: RemoteObject, found: str | None = None) -> dict[str, Any]:
 def _notes(planner: RingPlanner, job: AtariJob) -> list[str]:
     """What a user should know about the values, in sentences."""
     counts = planner.counts
-    notes = [CLIPPED]
+    notes = [
+        f"From the DQN Replay shards: {counts.pad_rows} rows of padding before episodes were left out; an episode that goes "
+        "on in the next shard is whole.",
+        CLIPPED,
+    ]
     if counts.time_limit_episodes:
         notes.append(
             f"{counts.time_limit_episodes} episodes of exactly {job.time_limit} rows ended by the clock: the data say "

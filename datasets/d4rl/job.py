@@ -18,7 +18,8 @@ from ...storage.columns import ColumnWriter
 from ...storage.schema import LARGE_ROW, Leaf, Schema, clean_keys, ted_flags
 from ..fetch import Location, RemoteObject, resolve
 from ..pool import usable_cpus
-from ..source import ConvertOptions, Plan
+from ..source import ConvertOptions, Plan, RawObject
+from ..whole_file import ACCEPT, WholeFileJob
 from . import hdf5, pixels
 from .families import family_of
 from .notes import INNER, notes
@@ -36,7 +37,7 @@ _THREADS = 4
 _EXTRA = ("episodes_by", "horizon", "accept_changed", "dataset")
 
 
-class D4rlJob:
+class D4rlJob(WholeFileJob):
     """One file, from a place to a dataset."""
 
     def __init__(
@@ -54,38 +55,31 @@ class D4rlJob:
         self.schema = Schema(())  # until the file is there
         self.bulk: tuple[str, ...] = ()
         self._at_home = at_home
-        self._asked, self.horizon, self._accept_changed = _checked(options, entry)
-        self._path = Path()
+        self._asked, self.horizon, self.accept_changed = _checked(options, entry)
+        self.path = Path()
         self._contents: hdf5.Contents | None = None
         self._layout: Layout | None = None
         self._keys: dict[str, str] = {}
         self._sha256 = ""
         self._samples: np.ndarray | None = None
-        self._recorded: str | None = None
 
     def identity(self) -> dict[str, Any]:
         return {
             "converter": "d4rl 1",
             "dataset": self.entry.name if self.entry else None,
-            "object": [self.item.name, self.item.size, dict(self.item.checksums) or self.item.version],
+            "object": self.bytes_identity(),
             # Options are in the plan's digest: with others, what was fetched is still good.
         }
 
-    def files(self) -> list[RemoteObject]:
-        return [self.item]
-
     def settle(self, files: Mapping[str, Path]) -> None:
         """Look into the file: what it holds decides the leaves. Raises CorruptSourceError, UsageError."""
-        self._path = files[self.item.url]
-        try:
+        self.path = files[self.item.url]
+        with self.forgotten_if_useless():
             self._look()
-        except CorruptSourceError:
-            self._forget()
-            raise
 
     def _look(self) -> None:
         name = self.item.url
-        with hdf5.opened(self._path, name) as file:
+        with hdf5.opened(self.path, name) as file:
             contents = hdf5.survey(file, name)
             terminals = hdf5.flags(file, name, "terminals")
             timeouts = hdf5.flags(file, name, "timeouts") if "timeouts" in contents.arrays else None
@@ -113,19 +107,17 @@ class D4rlJob:
         columns.reserve(layout.steps)
         name = self.item.url
         pool = ThreadPoolExecutor(min(_THREADS, usable_cpus()) + 1, "rbdata-d4rl")
-        try:
-            digest = pool.submit(hdf5.sha256, self._path)
-            with hdf5.opened(self._path, name) as file:
-                writer = RowWriter(file, name, contents, layout, self._keys, self.family.jump, pool)
-                inner = INNER if INNER in self.schema else None
-                rewards = writer.write(columns, observations=not self.bulk, inner_key=inner)
-            self._sha256 = digest.result()
-        except CorruptSourceError:
-            self._forget()
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)
-        self._check_bytes()
+        with self.forgotten_if_useless():
+            try:
+                digest = pool.submit(hdf5.sha256, self.path)
+                with hdf5.opened(self.path, name) as file:
+                    writer = RowWriter(file, name, contents, layout, self._keys, self.family.jump, pool)
+                    inner = INNER if INNER in self.schema else None
+                    rewards = writer.write(columns, observations=not self.bulk, inner_key=inner)
+                self._sha256 = digest.result()
+            finally:
+                pool.shutdown(cancel_futures=True)
+            self._check_bytes()
         on_progress(1, 1)
         episodes = layout.episodes(rewards)
         outcomes = episodes.outcome.tolist()
@@ -177,7 +169,7 @@ class D4rlJob:
     def _sample(self) -> np.ndarray:
         assert self._contents is not None
         if self._samples is None:
-            self._samples = pixels.sample(self._path, self.item.url, self._contents.rows)
+            self._samples = pixels.sample(self.path, self.item.url, self._contents.rows)
         return self._samples
 
     def tasks(self, folder: Path, threads: int) -> Sequence[pixels.FillTask]:
@@ -188,7 +180,7 @@ class D4rlJob:
         has_next = "next_observations" in contents.arrays
         states = layout.steps + int(np.count_nonzero(layout.last & layout.keep))
         task = pixels.FillTask(
-            0, contents.rows, self._path, self.item.url, layout, has_next, folder, self.schema, states, threads
+            0, contents.rows, self.path, self.item.url, layout, has_next, folder, self.schema, states, threads
         )
         return [task]
 
@@ -201,11 +193,11 @@ class D4rlJob:
 
     def _object(self) -> dict[str, Any]:
         path = self.entry.path if self.entry else self.item.name
-        size = self._path.stat().st_size
+        size = self.path.stat().st_size
         return {"name": self.item.name, "path": path, "size": size, "sha256": self._sha256, "crc32c": None}
 
-    def raw_objects(self) -> list[tuple[str, RemoteObject]]:
-        return [(self.entry.path if self.entry else self.item.name, self.item)]
+    def raw_objects(self) -> list[RawObject]:
+        return [RawObject(self.entry.path if self.entry else self.item.name, self.item, self.location)]
 
     def about(self) -> dict[str, Any]:
         assert self._layout is not None and self._contents is not None
@@ -225,13 +217,6 @@ class D4rlJob:
             "licence": LICENCE if entry else None,
             "citation": CITATION if entry else None,
         }
-
-    def replaces(self, objects: Sequence[Mapping[str, Any]]) -> None:
-        """What the dataset that this one replaces was made from: the same name must mean the same bytes."""
-        self._recorded = next(
-            (str(entry["sha256"]) for entry in objects if entry.get("name") == self.item.name and entry.get("sha256")),
-            None,
-        )
 
     def _options(self) -> dict[str, Any]:
         """The options as they turned out."""
@@ -274,20 +259,12 @@ class D4rlJob:
 
     def _check_bytes(self) -> None:
         """Raises ChecksumError for a file that is not the one known."""
-        known = self._recorded or (self.entry.sha256 if self.entry and self._at_home else None)
-        if known in (None, self._sha256) or self._accept_changed:
+        self.check_recorded(self._sha256)
+        known = self.entry.sha256 if self.entry and self._at_home and not self._recorded else None
+        if known in (None, self._sha256) or self.accept_changed:
             return
-        what = "this dataset was made from before" if self._recorded else "that is known"
-        message = f"{self.item.url} is not the file {what}: its sha256 is {self._sha256}, not {known}"
-        self._forget()
-        raise ChecksumError(message, hint="if it was replaced on purpose, take it with --accept-changed")
-
-    def _forget(self) -> None:
-        """A fetched file that turns out useless is not kept for the next run."""
-        if not self.item.url.startswith("/") and self._path.is_file():
-            self._path.unlink()
-            if not any(self._path.parent.iterdir()):
-                self._path.parent.rmdir()
+        message = f"{self.item.url} is not the file that is known: its sha256 is {self._sha256}, not {known}"
+        raise ChecksumError(message, hint=ACCEPT)
 
 
 def _checked(options: ConvertOptions, entry: Entry | None) -> tuple[str, int | None, bool]:
@@ -320,9 +297,11 @@ def _info_keys(contents: hdf5.Contents, name: str) -> dict[str, str]:
             key = clean_keys([wanted])[wanted]
         except SchemaError as error:
             raise CorruptSourceError(f"{name}: {array.path}: {error}") from error
-        if any(key == other or key.startswith(other + "/") or other.startswith(key + "/") for other in taken):
+        # On many disks names that differ in case alone are one file.
+        plain = key.lower()
+        if any(plain == other or plain.startswith(other + "/") or other.startswith(plain + "/") for other in taken):
             contents.left_out[array.path] = f"its key {key} is taken"
             continue
-        taken.add(key)
+        taken.add(plain)
         keys[array.path] = key
     return keys

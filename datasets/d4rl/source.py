@@ -8,15 +8,18 @@ a mirror, in the site's layout or flat (as the copy on Hugging Face has them, an
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ...errors import FetchError, ObjectNotFoundError, UsageError
 from ..fetch import Location, RemoteObject
-from ..source import ConvertOptions
-from .job import D4rlJob
+from ..source import ConvertOptions, Source
 from .registry import FLAT_COPY, HOME, Entry, by_file, registry
 
+if TYPE_CHECKING:
+    from .job import D4rlJob  # loaded when a dataset is opened: lists do without
 
-class D4rlSource:
+
+class D4rlSource(Source):
     """Names are D4RL's own (``hopper-medium-v2``).
 
     Options: ``episodes_by`` (auto, timeouts, terminals, both, horizon: what ends an episode), ``horizon`` (steps, instead
@@ -35,6 +38,8 @@ class D4rlSource:
 
     def open(self, name: str, location: Location, options: ConvertOptions) -> D4rlJob:
         """Finds the file, in the layout of the site or flat, by its base name. Raises FetchErrors."""
+        from .job import D4rlJob
+
         entry = registry()[name]
         try:
             item = _find(location, entry)
@@ -46,6 +51,8 @@ class D4rlSource:
 
     def open_folder(self, location: Location, options: ConvertOptions) -> D4rlJob:
         """A folder with one HDF5 file, or with that of ``dataset``."""
+        from .job import D4rlJob
+
         files = [item for item in location.list("") if item.name.endswith((".hdf5", ".h5"))]
         wanted = options.extra.get("dataset")
         if wanted is not None:

@@ -21,7 +21,7 @@ from ...storage.columns import ColumnWriter
 from ...storage.episodes import CUT, TERMINATED, TRUNCATED
 from ..fetch import FetchOptions, Location, RemoteObject
 from ..fetch.location import Names, Objects
-from ..source import ConvertOptions, Expectation, Plan
+from ..source import ConvertOptions, Expectation, Plan, RawObject, Source, SpoolingJob
 from ..spaces import check_text_option, renamed, space_json, space_leaves
 from ..trajectories import TrajectoryWriter, block_steps, cuts, lay_out
 from . import spool as kinds
@@ -73,7 +73,7 @@ class Here:
         raise ObjectNotFoundError(f"a recording has no object {obj.url}")
 
 
-class GymnasiumSource:
+class GymnasiumSource(Source):
     """Names are environment ids (``CartPole-v1``, ``ALE/Pong-v5``, ``my_package:MyEnv-v0``).
 
     Options: ``steps`` (of all environments together), ``policy`` (``random``, ``package.module:function`` or
@@ -83,9 +83,7 @@ class GymnasiumSource:
 
     name = "gymnasium"
     home = "/"  # no place is looked at
-    #: Datasets are made on this machine.
     makes = True
-    #: Any name could be an environment.
     open_ended = True
 
     def names(self) -> Sequence[str]:
@@ -105,11 +103,9 @@ class GymnasiumSource:
         raise UsageError(message, hint="rbdata download gymnasium/CartPole-v1 --steps 20000")
 
 
-class RecordingJob:
+class RecordingJob(SpoolingJob):
     """One recording, from an environment to a dataset."""
 
-    #: Why this place and no other, where that needs saying.
-    why = ""
     first_stage = "recording"
 
     def __init__(self, name: str, options: ConvertOptions) -> None:
@@ -261,7 +257,7 @@ class RecordingJob:
     def objects(self) -> list[dict[str, Any]]:
         return []
 
-    def raw_objects(self) -> list[tuple[str, RemoteObject]]:
+    def raw_objects(self) -> list[RawObject]:
         return []
 
     def about(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from ...storage.codecs import RowEncoder, train_dictionary
 from ...storage.columns import ColumnWriter
 from ...storage.schema import Schema
 from ..fetch import Location, RemoteObject, resolve
-from ..source import ConvertOptions, Plan
+from ..source import ConvertOptions, Plan, RawObject, SettlingJob
 from ..spaces import check_text_option
 from ..trajectories import lay_out
 from .fill import FillTask, fill, part_bounds, sample
@@ -28,13 +28,11 @@ from .survey import Source, Survey, survey
 CITATION = "Omar G. Younis et al. Minari. 2024. doi:10.5281/zenodo.13767625"
 
 
-class MinariJob:
+class MinariJob(SettlingJob):
     """What is in the files decides the leaves, so they are known only then (``settle``).
 
     ``objects`` are pairs of the path below ``data/`` and the object; ``metadata`` None where they are in the HDF5 file.
     """
-
-    upstream = "minari"
 
     def __init__(
         self,
@@ -197,10 +195,10 @@ class MinariJob:
             described.append(record)
         return described
 
-    def raw_objects(self) -> list[tuple[str, RemoteObject]]:
+    def raw_objects(self) -> list[RawObject]:
         top = f"{self.name}/data" if self.name else "data"
-        described = [(f"{top}/metadata.json", self._described[0])] if self._described else []
-        return [*described, *((f"{top}/{path}", item) for path, item in self._objects)]
+        described = [("metadata.json", self._described[0])] if self._described else []
+        return [RawObject(f"{top}/{path}", item, self.location) for path, item in [*described, *self._objects]]
 
     def about(self) -> dict[str, Any]:
         found, _, metadata = self._settled
@@ -237,7 +235,7 @@ class MinariJob:
 
 def _checked(options: ConvertOptions) -> Any:
     """The option ``text``. Raises UsageError for options that there are not."""
-    unknown = sorted(set(options.extra) - {"text", "upstream"})
+    unknown = sorted(set(options.extra) - {"text"})
     if unknown:
         raise UsageError(f"minari has no option {', '.join(unknown)}", hint="options of minari: text")
     if options.parts is not None:

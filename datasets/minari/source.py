@@ -7,26 +7,31 @@ files are below ``<id>/data``.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...errors import CorruptSourceError, FetchError, ObjectNotFoundError
-from ..fetch import Location, RemoteObject, open_location, read_all
+from ..fetch import FetchOptions, Location, RemoteObject, open_location, read_all
 from ..fetch.location import joined
-from ..source import ConvertOptions
+from ..listing import RemoteListing, kept
+from ..source import ConvertOptions, Source
 from . import remote
 from .arrow import is_part
 from .hdf5 import FILE
-from .job import MinariJob
 from .metadata import Metadata, parse_metadata
 from .names import HOME, KNOWN, is_id, local_names, local_root, remote_url
+
+if TYPE_CHECKING:
+    from .job import MinariJob  # loaded when a dataset is opened: lists do without
 
 METADATA = "metadata.json"
 #: Atari's is 1 MB: the bounds of its frames are written in full.
 _LARGEST_METADATA = 64 << 20
 
 
-class MinariSource:
+class MinariSource(Source):
     """Names are Minari ids (``D4RL/door/human-v2``).
 
     Without a mirror, a dataset is taken from Minari's own root on this machine where it is there, else from the remote that
@@ -34,21 +39,30 @@ class MinariSource:
     """
 
     name = "minari"
-    #: Any name of the right form could be a dataset.
     open_ended = True
+    lists_remotely = True
 
     @property
     def home(self) -> str:
         return remote_url()
 
     def place(self, name: str) -> str:
-        """Where a dataset is looked for when no mirror is given."""
+        """Minari's own root where it has the dataset, else the remote."""
         return _root_url() if (local_root() / name / "data").is_dir() else self.home
 
     def names(self) -> Sequence[str]:
         """What is in the local root, what the remote held when it was last asked, and what is known to be published."""
         known = KNOWN if self.home == HOME else ()
-        return list(dict.fromkeys([*local_names(), *remote.cached_names(self.home), *known]))
+        listing = self.listing()
+        return list(
+            dict.fromkeys([*local_names(), *(one.name for one in (listing.datasets if listing else ())), *known])
+        )
+
+    def listing(self, root: Path | None = None) -> RemoteListing | None:
+        return kept(self.name, self.home, root)
+
+    def refresh(self, root: Path | None, fetch: FetchOptions, on_progress: Callable[[int, int], None]) -> RemoteListing:
+        return remote.remote_list(True, root=root, fetch=fetch, on_progress=on_progress)
 
     def knows(self, name: str) -> bool:
         return is_id(name)
@@ -74,6 +88,8 @@ def _root_url() -> str:
 
 
 def _open(name: str | None, folder: str, location: Location, options: ConvertOptions, why: str) -> MinariJob:
+    from .job import MinariJob
+
     described, metadata = _metadata(location, folder)
     if metadata is None or metadata.format == "hdf5":
         objects = [(FILE, location.stat(joined(folder, FILE)))]

@@ -100,7 +100,7 @@ def survey(
         if not index % 64:
             on_progress(index, len(reader.episodes))
     sources = [one.source(name) for one in described]
-    kept, why_not = infos.sources(steps, {source.column.key for source in sources})
+    kept, why_not = infos.sources(steps, {source.column.key.lower() for source in sources})
     left_out.update(why_not)
     all_sources = [*sources, *kept]
     result = Survey(
@@ -184,13 +184,16 @@ class _Infos:
             path = "infos/" + names[place]
             try:
                 (key,) = clean_keys([f"info/{names[place]}"]).values()
-                if key in taken or any(other.startswith(key + "/") or key.startswith(other + "/") for other in taken):
+                plain = key.lower()  # on many disks names that differ in case alone are one file
+                if plain in taken or any(
+                    other.startswith(plain + "/") or plain.startswith(other + "/") for other in taken
+                ):
                     raise SchemaError(f"its key {key} is taken")
                 sources = self._columns(place, key, fields, steps)
             except (UsageError, SchemaError) as error:
                 left_out[path] = str(error)
                 continue
-            taken.add(key)
+            taken.add(plain)
             if key != "info/" + names[place]:
                 self.keys[key] = path
             kept += sources

@@ -10,7 +10,7 @@ that is overloaded, can pass; the others are answers.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -24,6 +24,8 @@ ROOT = "api/v1/json/data"
 _NO_RESULT, _OVERLOADED = "372", "107"
 _UNKNOWN = ("111", "113", "110", "112")
 _LONGEST = 64 << 20
+#: Datasets asked for at a time; there were about 6,000 in 2026.
+PAGE = 1000
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,16 @@ class Description:
     licence: str | None
     citation: str | None
     features: tuple[Feature, ...] = ()
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One dataset of a listing; ``rows`` where OpenML has counted them."""
+
+    id: int
+    name: str
+    version: int
+    rows: int | None
 
 
 @dataclass
@@ -93,6 +105,26 @@ class Api:
         wanted = name if version is None else f"{name} in version {version}"
         message = f"no dataset at {self.location.url} is called {wanted}"
         raise ObjectNotFoundError(message, hint="look for it on https://www.openml.org, or give its number: openml/61")
+
+    def listing(self, on_progress: Callable[[int, int], None]) -> list[Listed]:
+        """All active datasets, page by page; ``on_progress`` hears how many came so far, twice: the end is not known."""
+        found: list[Listed] = []
+        while True:
+            page = self._page(f"{ROOT}/list/status/active/limit/{PAGE}/offset/{len(found)}")
+            found += page
+            on_progress(len(found), len(found))
+            if len(page) < PAGE:
+                return found
+
+    def _page(self, path: str) -> list[Listed]:
+        try:
+            answer = self._ask(path)
+        except ObjectNotFoundError:
+            return []  # there was nothing after the last page
+        try:
+            return [listed(entry) for entry in _sequence(_mapping(answer.get("data")).get("dataset") or [])]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise CorruptSourceError(f"{self.location.url}/{path} is not a list of datasets") from error
 
     def _search(self, path: str) -> list[tuple[int, int]]:
         try:
@@ -186,6 +218,15 @@ def feature(content: Mapping[str, Any]) -> Feature:
         is_ignored=_flag(content.get("is_ignore")),
         is_row_id=_flag(content.get("is_row_identifier")),
         values=tuple(map(str, values)) if isinstance(values, list) else None,
+    )
+
+
+def listed(content: Mapping[str, Any]) -> Listed:
+    """An entry of a listing out of the API's JSON."""
+    qualities = {entry["name"]: entry["value"] for entry in _sequence(content.get("quality") or [])}
+    rows = qualities.get("NumberOfInstances")
+    return Listed(
+        int(content["did"]), str(content["name"]), int(content["version"]), int(float(rows)) if rows else None
     )
 
 

@@ -24,7 +24,8 @@ from ...storage.columns import ColumnWriter
 from ...storage.episodes import TERMINATED, EpisodeTable
 from ...storage.schema import FLAGS, Leaf, Schema
 from ..fetch import Location, RemoteObject, resolve
-from ..source import ConvertOptions, Plan
+from ..source import ConvertOptions, Plan, RawObject
+from ..whole_file import ACCEPT, WholeFileJob
 from . import arff, parquet
 from .api import Description
 from .arff import Column
@@ -36,8 +37,8 @@ from .options import TableOptions
 _EXACT = 1 << 24
 
 
-class OpenmlJob:
-    """One table."""
+class OpenmlJob(WholeFileJob):
+    """One table. Its rows are all in the plan: there are no parts to fill after it."""
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class OpenmlJob:
         *,
         is_parquet: bool,
         notes: Sequence[str] = (),
-        mirrored: Sequence[tuple[str, RemoteObject]] = (),
+        mirrored: Sequence[RawObject] = (),
     ) -> None:
         self.about_table, self.location, self.options, self.table = about, location, options, table
         item = resolve(location, [item])[0]
@@ -59,10 +60,10 @@ class OpenmlJob:
         self.schema = Schema(())  # until the file is there
         self.bulk: tuple[str, ...] = ()
         self._notes, self._mirrored = list(notes), list(mirrored)
-        self._path = Path()
+        self.path = Path()
+        self.accept_changed = table.accept_changed
         self._encoding = "utf-8-sig"
         self._digests: dict[str, str] = {}
-        self._recorded: str | None = None
         self._roles: Roles | None = None
         self._attributes: Sequence[arff.Attribute] = ()
         self._encoder: Encoder | None = None
@@ -72,25 +73,19 @@ class OpenmlJob:
         return {
             "converter": "openml 1",
             "dataset": [self.about_table.id, self.about_table.version],
-            "object": [self.item.name, self.item.size, dict(self.item.checksums) or self.item.version],
+            "object": self.bytes_identity(),
             # Options are in the plan's digest: with others, what was fetched is still good.
         }
-
-    def files(self) -> list[RemoteObject]:
-        return [self.item]
 
     # -- plan ------------------------------------------------------------------------------------------------------
 
     def settle(self, files: Mapping[str, Path]) -> None:
         """Read the header and decide what every column is. Raises CorruptSourceError, ChecksumError, UsageError."""
-        self._path = files[self.item.url]
-        try:
+        self.path = files[self.item.url]
+        with self.forgotten_if_useless():
             self._rows_at_most = self._look_through()
             with self._reader() as reader:
                 self._attributes = reader.attributes
-        except (CorruptSourceError, ChecksumError):
-            self._forget()
-            raise
         name = self._title()
         self._roles = roles(self._attributes, self.about_table, self.table, name)
         self._encoder = Encoder(
@@ -100,13 +95,6 @@ class OpenmlJob:
             standardize=self.table.standardize,
         )
         self.schema = schema(self._encoder.width, self._label_dtype(), len(self._roles.targets))
-
-    def replaces(self, objects: Sequence[Mapping[str, Any]]) -> None:
-        """What the dataset that this one replaces was made from: the same file must hold the same bytes."""
-        self._recorded = next(
-            (str(entry["sha256"]) for entry in objects if entry.get("name") == self.item.name and entry.get("sha256")),
-            None,
-        )
 
     def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
         encoder = self._encoder
@@ -195,9 +183,9 @@ class OpenmlJob:
     @contextmanager
     def _reader(self) -> Iterator[arff.Reader | parquet.Reader]:
         if self.is_parquet:
-            yield parquet.Reader(self._path, self.item.url, self.about_table.features)
+            yield parquet.Reader(self.path, self.item.url, self.about_table.features)
             return
-        with self._path.open(encoding=self._encoding) as lines:
+        with self.path.open(encoding=self._encoding) as lines:
             yield arff.Reader(lines, self.item.url)
 
     def _look_through(self) -> int:
@@ -205,7 +193,7 @@ class OpenmlJob:
         lines, utf8 = 0, codecs.getincrementaldecoder("utf-8")()
         digests = {name: hashlib.new(name, usedforsecurity=False) for name in ("md5", "sha256")}
         self._encoding = "utf-8-sig"
-        with self._path.open("rb") as file:
+        with self.path.open("rb") as file:
             while block := file.read(1 << 20):
                 for digest in digests.values():
                     digest.update(block)
@@ -217,23 +205,13 @@ class OpenmlJob:
                         self._encoding = "latin-1"
         self._digests = {name: digest.hexdigest() for name, digest in digests.items()}
         self._check_bytes()
-        return parquet.Reader(self._path, self.item.url, ()).rows if self.is_parquet else lines + 1
+        return parquet.Reader(self.path, self.item.url, ()).rows if self.is_parquet else lines + 1
 
     def _check_bytes(self) -> None:
-        accept = "if it was replaced on purpose, take it with --accept-changed"
         if self._md5 and self._digests["md5"] != self._md5:
             message = f"{self.item.url}: its md5 is {self._digests['md5']}, OpenML states {self._md5}"
-            raise ChecksumError(message, hint=f"fetch it again, or use another mirror; {accept}")
-        if self._recorded not in (None, self._digests["sha256"]) and not self.table.accept_changed:
-            message = f"{self.item.url} is not the file this dataset was made from before (sha256 {self._recorded})"
-            raise ChecksumError(message, hint=accept)
-
-    def _forget(self) -> None:
-        """A fetched file that turns out useless is not kept for the next run."""
-        if not self.item.url.startswith("/") and self._path.is_file():
-            self._path.unlink()
-            if not any(self._path.parent.iterdir()):
-                self._path.parent.rmdir()
+            raise ChecksumError(message, hint=f"fetch it again, or use another mirror; {ACCEPT}")
+        self.check_recorded(self._digests["sha256"])
 
     # -- no bulk leaves --------------------------------------------------------------------------------------------
 
@@ -251,14 +229,14 @@ class OpenmlJob:
 
     @staticmethod
     def fill(task: Any, on_block: Callable[[int, int, int], None]) -> dict[str, Any]:
-        raise NotImplementedError("tables have no parts")
+        return {"leaves": {}, "crc32c": None}
 
     # -- what the manifest says ------------------------------------------------------------------------------------
 
     def objects(self) -> list[dict[str, Any]]:
-        return [{"name": self.item.name, "size": self._path.stat().st_size, "crc32c": None, **self._digests}]
+        return [{"name": self.item.name, "size": self.path.stat().st_size, "crc32c": None, **self._digests}]
 
-    def raw_objects(self) -> list[tuple[str, RemoteObject]]:
+    def raw_objects(self) -> list[RawObject]:
         return self._mirrored
 
     def about(self) -> dict[str, Any]:

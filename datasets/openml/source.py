@@ -8,18 +8,24 @@ TorchRL's (``adult_onehot``; see `presets`).
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from ... import config
 from ...errors import ObjectNotFoundError, UsageError
-from ..fetch import Location, RemoteObject, open_location
-from ..source import ConvertOptions
-from .api import Api, Description, path_of
-from .job import OpenmlJob
+from ..fetch import FetchOptions, Location, RemoteObject, open_location
+from ..listing import RemoteDataset, RemoteListing, keep, kept
+from ..source import ConvertOptions, RawObject, Source
+from .api import Api, Description, Listed, path_of
 from .options import TableOptions, table_options
 from .presets import PRESETS, WELL_KNOWN, Preset
+
+if TYPE_CHECKING:
+    from .job import OpenmlJob  # loaded when a dataset is opened: lists do without
 
 HOME = "https://www.openml.org"
 
@@ -37,32 +43,47 @@ class _File:
     is_parquet: bool
 
 
-class OpenmlSource:
+class OpenmlSource(Source):
     """Options: ``target``, ``exclude`` (column names with commas between), ``missing`` (keep, error, drop, code),
     ``one_hot``, ``standardize`` (none, numeric, all), ``format`` (auto, arff, parquet), ``accept_changed``.
     """
 
     name = "openml"
     home = HOME
-    #: Any name may be one of OpenML's: a bare name means one only where it is listed.
     open_ended = True
 
+    lists_remotely = True
+
     def names(self) -> Sequence[str]:
-        return [*PRESETS, *WELL_KNOWN]
+        """The presets, what OpenML held when it was last asked, and a few well-known ones."""
+        listing = self.listing()
+        return list(
+            dict.fromkeys([*PRESETS, *WELL_KNOWN, *(one.name for one in (listing.datasets if listing else ()))])
+        )
+
+    def listing(self, root: Path | None = None) -> RemoteListing | None:
+        return kept(self.name, config.mirror(self.name) or self.home, root)
+
+    def refresh(self, root: Path | None, fetch: FetchOptions, on_progress: Callable[[int, int], None]) -> RemoteListing:
+        url = config.mirror(self.name) or self.home
+        found = Api(open_location(url, options=fetch)).listing(on_progress)
+        return keep(self.name, url, _named(found), root)
 
     def knows(self, name: str) -> bool:
         return _NAME.fullmatch(name) is not None
 
     def open(self, name: str, location: Location, options: ConvertOptions) -> OpenmlJob:
         """Asks the API which dataset is meant and where its file is. Raises FetchErrors, UsageError."""
+        from .job import OpenmlJob
+
         preset = PRESETS.get(name)
         table = table_options(options, preset.options if preset else {})
         api = Api(location)
         number, notes = _number(api, name, preset)
         about = api.describe(number)
         file = self._file(about, location, table)
-        mirrored = [(path, RemoteObject(_at(location, path), path.rpartition("/")[2])) for path in api.paths]
-        mirrored.append((file.path, file.item))
+        mirrored = [RawObject(path, _answer(location, path), location) for path in api.paths]
+        mirrored.append(RawObject(file.path, file.item, file.location))
         return OpenmlJob(
             about,
             file.location,
@@ -76,6 +97,8 @@ class OpenmlSource:
 
     def open_folder(self, location: Location, options: ConvertOptions) -> OpenmlJob:
         """A folder with one ARFF or Parquet file; its label has to be named."""
+        from .job import OpenmlJob
+
         table = table_options(options, {})
         files = [item for item in location.list("") if item.name.lower().endswith((".arff", *_PARQUET))]
         if len(files) != 1:
@@ -86,7 +109,7 @@ class OpenmlSource:
             0, item.name.rpartition(".")[0], 1, "arff", "unknown", None, None, None, (), (), (), None, None
         )
         is_parquet = item.name.lower().endswith(_PARQUET)
-        mirrored = [(item.name, item)]
+        mirrored = [RawObject(item.name, item, location)]
         return OpenmlJob(about, location, item, options, table, is_parquet=is_parquet, mirrored=mirrored)
 
     def _file(self, about: Description, location: Location, table: TableOptions) -> _File:
@@ -113,10 +136,24 @@ class OpenmlSource:
         path = path_of(url)
         place = location
         if is_parquet and location.url.rstrip("/") == self.home:
-            # Parquet files are on a host of their own.
-            place = open_location(f"https://{urlsplit(url).hostname}", options=location.options)
+            place = _parquet_place(url, location.options)
         item = place.stat(path)
         return _File(path, place, item, is_parquet)
+
+
+def _parquet_place(url: str, options: FetchOptions) -> Location:
+    """At home, Parquet files are on a host of their own."""
+    return open_location(f"https://{urlsplit(url).hostname}", options=options)
+
+
+def _named(found: Sequence[Listed]) -> Iterator[RemoteDataset]:
+    """Under the names by which they are asked for: the oldest version by its name alone, others with their version."""
+    oldest: dict[str, int] = {}
+    for one in found:
+        oldest[one.name] = min(one.version, oldest.get(one.name, one.version))
+    for one in found:
+        name = one.name if one.version == oldest[one.name] else f"{one.name}@{one.version}"
+        yield RemoteDataset(name if _NAME.fullmatch(name) else str(one.id), one.rows, one.rows)
 
 
 def _number(api: Api, name: str, preset: Preset | None) -> tuple[int, list[str]]:
@@ -139,5 +176,6 @@ def _said(value: object) -> str:
     return ", ".join(value) if isinstance(value, tuple) else str(value)
 
 
-def _at(location: Location, path: str) -> str:
-    return f"{location.url}/{path}"
+def _answer(location: Location, path: str) -> RemoteObject:
+    """One of the API's answers, as an object at its place."""
+    return RemoteObject(f"{location.url}/{path}", path.rpartition("/")[2])

@@ -18,23 +18,21 @@ from ...storage.folder import remove_tree
 from ..atari.layout import CITATION, CLIPPED, about, schema, spaces, time_limit
 from ..atari.shards import format_numbers
 from ..fetch import Location, RemoteObject, resolve
-from ..source import ConvertOptions, Expectation, Plan
+from ..source import ConvertOptions, Expectation, Plan, RawObject, SpoolingJob
 from .files import FOLDER, EpisodeFile
 from .fill import FillTask, fill
 from .order import Order, Part, Spool
 from .sample import Sample, take_sample
-from .spool import SpoolTask, is_of, spool
+from .spool import STEPS, SpoolTask, is_of, spool
 
 DICTIONARY = "dictionary"
 _CITATION = f"{CITATION} Distributed in: Caglar Gulcehre et al. RL Unplugged. NeurIPS 2020. arXiv:2006.13888"
 
 
-class RluJob:
+class RluJob(SpoolingJob):
     """What is fetched is decoded at once, into spools (`spool`); the plan is made when all are there."""
 
     upstream = "rl-unplugged"
-    #: Why this place and no other, where that needs saying.
-    why = ""
 
     def __init__(self, name: str | None, location: Location, files: list[EpisodeFile], options: ConvertOptions) -> None:
         self.name, self.location, self.options = name, location, options
@@ -111,8 +109,10 @@ class RluJob:
     def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
         """Reads the spools: call after the tasks of `spooling` are done."""
         assert self._spools is not None
-        order = Order([Spool.open(self._spools / file.obj.name) for file in self.chosen])
-        self._order = order
+        spools = [Spool.open(self._spools / file.obj.name) for file in self.chosen]
+        if not any(spool.episodes[:, STEPS].any() for spool in spools):
+            remove_tree(self._spools)  # nothing in them is worth keeping for another run
+        self._order = order = Order(spools)
         columns.reserve(int(order.table[:, 3].sum()))
         for action, reward, outcome in order.steps():
             done = outcome != 0
@@ -196,9 +196,9 @@ class RluJob:
     def objects(self) -> list[dict[str, Any]]:
         return []  # all are in the parts
 
-    def raw_objects(self) -> list[tuple[str, RemoteObject]]:
+    def raw_objects(self) -> list[RawObject]:
         game = (self.name or "").partition("/")[0]
-        return [(f"{FOLDER}/{game}/{file.obj.name}", file.obj) for file in self.chosen]
+        return [RawObject(f"{FOLDER}/{game}/{file.obj.name}", file.obj, self.location) for file in self.chosen]
 
     def about(self) -> dict[str, Any]:
         numbers = [file.number for file in self.chosen]
@@ -219,7 +219,8 @@ class RluJob:
         """What a user should know about the values, in sentences."""
         notes = [
             "From RL Unplugged's ordered episodes, which hold the experience of DQN Replay without its padding; episodes "
-            "are cut where a checkpoint of 1 M rows ends.",
+            "are cut where a checkpoint of 1 M rows ends. The reward of a terminated episode's last row is real: "
+            f"{counts['silent_ends']} of {counts['terminated_episodes'] + counts['time_limit_episodes']} end with 0.",
             CLIPPED,
         ]
         if counts["time_limit_episodes"]:
