@@ -12,14 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from ..errors import UsageError
-from ..storage.columns import ColumnWriter
-from ..storage.episodes import EpisodeTable
 from ..storage.schema import Schema
 from .fetch import FetchOptions, Location, RemoteObject
 from .listing import RemoteListing
+
+if TYPE_CHECKING:
+    from ..storage.columns import ColumnWriter
+    from ..storage.episodes import EpisodeTable
 
 
 @dataclass(frozen=True)

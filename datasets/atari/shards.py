@@ -19,8 +19,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ...errors import CorruptSourceError, ObjectNotFoundError, UsageError
+from ..expected import Expected
 from ..fetch import Location, RemoteObject
-from ..npy import Expected
 
 FRAME = (84, 84)
 ARRAYS = {

@@ -24,7 +24,7 @@ from .shards import Shard, find_shards
 
 if TYPE_CHECKING:
     from ..rl_unplugged.job import RluJob
-    from .source import AtariJob
+    from .job import AtariJob
 
     AnyJob: TypeAlias = AtariJob | RluJob
 
@@ -76,7 +76,7 @@ def _job(name: str, location: Location, options: ConvertOptions, found: Found) -
         from ..rl_unplugged.job import RluJob
 
         return RluJob(name, location, found, options)
-    from .source import AtariJob
+    from .job import AtariJob
 
     return AtariJob(name, location, found, options)
 

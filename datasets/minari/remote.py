@@ -10,7 +10,6 @@ from ...errors import CorruptSourceError, ObjectNotFoundError
 from ..fetch import FetchOptions, Location, RemoteObject, open_location, read_all
 from ..fetch.location import joined
 from ..listing import RemoteDataset, RemoteListing, keep, kept
-from .metadata import parse_metadata
 from .names import as_location, is_id, remote_url
 
 #: Metadata larger than this (Atari's bounds, written in full) are not fetched for two numbers.
@@ -87,6 +86,8 @@ def _search(location: Location, folder: str, depth: int) -> Iterator[tuple[str, 
 def _describe(location: Location, name: str, item: RemoteObject | None, size: int | None) -> RemoteDataset:
     if item is None or (item.size or 0) > _LARGEST_METADATA:
         return RemoteDataset(name, bytes=size)
+    from .metadata import parse_metadata  # here, since it needs numpy: what was kept is listed without
+
     try:
         metadata = parse_metadata(read_all(location, item, limit_bytes=_LARGEST_METADATA), item.url)
     except (CorruptSourceError, ObjectNotFoundError, ValueError):

@@ -18,13 +18,11 @@ from ..fetch.location import joined
 from ..listing import RemoteListing, kept
 from ..source import ConvertOptions, Source
 from . import remote
-from .arrow import is_part
-from .hdf5 import FILE
-from .metadata import Metadata, parse_metadata
 from .names import HOME, KNOWN, is_id, local_names, local_root, remote_url
 
 if TYPE_CHECKING:
     from .job import MinariJob  # loaded when a dataset is opened: lists do without
+    from .metadata import Metadata
 
 METADATA = "metadata.json"
 #: Atari's is 1 MB: the bounds of its frames are written in full.
@@ -88,6 +86,8 @@ def _root_url() -> str:
 
 
 def _open(name: str | None, folder: str, location: Location, options: ConvertOptions, why: str) -> MinariJob:
+    from .arrow import is_part
+    from .hdf5 import FILE
     from .job import MinariJob
 
     described, metadata = _metadata(location, folder)
@@ -102,6 +102,9 @@ def _open(name: str | None, folder: str, location: Location, options: ConvertOpt
 
 def _metadata(location: Location, folder: str) -> tuple[tuple[RemoteObject, bytes] | None, Metadata | None]:
     """``metadata.json``; None for datasets older than it, which must have their HDF5 file."""
+    from .hdf5 import FILE
+    from .metadata import parse_metadata
+
     try:
         item = location.stat(joined(folder, METADATA))
     except ObjectNotFoundError as missing:

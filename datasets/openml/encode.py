@@ -13,14 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from .arff import Attribute, Column
-
-Missing = Literal["keep", "error", "drop", "code"]
-Standardize = Literal["none", "numeric", "all"]
+from .options import Missing, Standardize
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from typing import Any, Literal, get_args
 
 from ...errors import UsageError
 from ..source import ConvertOptions
-from .encode import Missing, Standardize
 
+Missing = Literal["keep", "error", "drop", "code"]
+Standardize = Literal["none", "numeric", "all"]
 Format = Literal["auto", "arff", "parquet"]
 _NAMES = ("target", "exclude", "missing", "one_hot", "standardize", "format", "accept_changed")
 
