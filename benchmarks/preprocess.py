@@ -90,19 +90,23 @@ def torchrl(source: Path, dest: Path, procs: int, chunksize: int | None) -> int:
     return sum(tensor.nbytes for tensor in result._storage.values(True, True))
 
 
-def ours_running(source: Path, fn: str, dest: str, root: Path, procs: int, args: dict[str, Any] | None = None) -> float:
-    """Seconds of a run whose processes are up already: what a longer run converges to."""
+def ours_in_turn(source: Path, fn: str, root: Path, rounds: int, args: dict[str, Any]) -> dict[int, list[float]]:
+    """Seconds of runs by one process and by two, in turn, all of them up before: what longer runs converge to."""
     from rbdata.preprocess.engines.local import LocalEngine
     from rbdata.preprocess.request import Request
     from rbdata.preprocess.run import preprocess
 
-    engine = LocalEngine(procs)
-    common: dict[str, Any] = {"root": root, "procs": procs, "args": args or {}, "force": True}
-    preprocess(Request(str(source), [fn], dest, num_frames=20_000, **common), engine=engine)
-    began = time.perf_counter()
-    preprocess(Request(str(source), [fn], dest, **common), engine=engine)
-    seconds = time.perf_counter() - began
-    engine.close()
+    engines = {procs: LocalEngine(procs) for procs in (1, 2)}
+    seconds: dict[int, list[float]] = {procs: [] for procs in engines}
+    for number in range(rounds + 1):
+        for procs, engine in engines.items():
+            request = Request(str(source), [fn], f"my/turn{procs}", root=root, procs=procs, args=args, force=True)
+            began = time.perf_counter()
+            preprocess(request, engine=engine)
+            if number:  # the first round warms up
+                seconds[procs].append(time.perf_counter() - began)
+    for engine in engines.values():
+        engine.close()
     return seconds
 
 
@@ -135,11 +139,9 @@ def atari(rows: int, repeats: int) -> None:
 
     source = rbdata.download("SpaceInvaders/1", mirror=str(mirror), root=WORK).resolve()
     ready: dict[str, Any] = {"args": {"height": 42, "width": 42}}
+    ways = (("own function", f"{HERE}:resize", {}), ("rbdata:resize_frames", "rbdata:resize_frames", ready))
     rivals = {}
-    for name, fn, options in (
-        ("own function", f"{HERE}:resize", {}),
-        ("rbdata:resize_frames", "rbdata:resize_frames", ready),
-    ):
+    for name, fn, options in ways:
         for procs in (1, 2):
             rivals[f"{name}, {procs}"] = partial(
                 measure, ours, source, fn, f"my/p{procs}", WORK, procs=procs, **options
@@ -147,20 +149,12 @@ def atari(rows: int, repeats: int) -> None:
     costs = interleave(rivals, repeats)
     print(f"{rows:,} frames to 42x42, by the number of processes")
     print(compare(costs))
-    running = {
-        name: partial(measure, ours_running, source, fn, f"my/r{procs}", WORK, procs, **options)
-        for name, fn, procs, options in (
-            ("own function, 1", f"{HERE}:resize", 1, {}),
-            ("own function, 2", f"{HERE}:resize", 2, {}),
-            ("rbdata:resize_frames, 1", "rbdata:resize_frames", 1, ready),
-            ("rbdata:resize_frames, 2", "rbdata:resize_frames", 2, ready),
-        )
-    }
-    again = interleave(running, repeats)
-    print("the same, processes up before the clock starts")
-    for name in ("own function", "rbdata:resize_frames"):
-        one, two = (statistics.median(cost.result for cost in again[f"{name}, {procs}"]) for procs in (1, 2))
-        print(f"{name}: {one:.2f} s and {two:.2f} s, {rows / two:,.0f} frames/s: {one / two:.2f}x")
+    print("the same in turn, processes up before the clock starts; medians of each, and of the ratio of each round")
+    for name, fn, options in ways:
+        turns = measure(ours_in_turn, source, fn, WORK, 3 * repeats, options.get("args", {})).result
+        one, two = (statistics.median(turns[procs]) for procs in (1, 2))
+        ratio = statistics.median(a / b for a, b in zip(turns[1], turns[2]))
+        print(f"{name}: {one:.2f} s and {two:.2f} s, {rows / two:,.0f} frames/s: {ratio:.2f}x")
     print(flush=True)
 
 

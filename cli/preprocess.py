@@ -24,7 +24,7 @@ _TREE = (
     Column("leaf"),
     Column("dtype"),
     Column("shape"),
-    Column("before", optional=True),
+    Column("change", optional=True),
     Column("stored", optional=True),
 )
 
@@ -162,7 +162,18 @@ def _rows(trial: Trial) -> list[tuple[Any, ...]]:
     for name in names:
         before, after = trial.before.get(name), trial.after.get(name)
         dtype, shape = after or before or ("", ())
-        was = "new" if before is None else "dropped" if after is None else "same" if after == before else _type(before)
+        if before is None or after is None:
+            was = "new" if before is None else "dropped"
+        elif after != before:
+            was = "was " + _type(before)
+        else:
+            was = (
+                "changed"
+                if name in (trial.changed or ())
+                else "as before"
+                if trial.changed is not None
+                else "same type"
+            )
         rows.append((name, dtype, f"[{', '.join(map(str, shape))}]", was, trial.stored.get(name)))
     return rows
 

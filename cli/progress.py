@@ -38,12 +38,12 @@ class Tally:
         self.finished: set[int] = set()
         self._clock = clock
         self._left = max(1, outlook.parts - outlook.done_parts)
-        self._marks: deque[tuple[float, float, int]] = deque([(clock(), 0.0, 0)])
+        self._marks: deque[tuple[float, float, int, int]] = deque([(clock(), 0.0, 0, 0)])
 
     def update(self, tasks: list[TaskProgress]) -> None:
         self.tasks.update((task.index, task) for task in tasks)
         now = self._clock()
-        self._marks.append((now, self.share, self.fetched))
+        self._marks.append((now, self.share, self.fetched, self._rows()))
         while len(self._marks) > 2 and now - self._marks[0][0] > WINDOW:
             self._marks.popleft()
 
@@ -82,6 +82,10 @@ class Tally:
         speed = self._speed(1)
         return (1 - self.share) / speed if speed > 0 else None
 
+    def _rows(self) -> int:
+        """Rows done, where parts have a row for every step."""
+        return sum(task.total if index in self.finished else task.rows for index, task in self.tasks.items())
+
     def _speed(self, field: int) -> float:
         first, last = self._marks[0], self._marks[-1]
         passed = last[0] - first[0]
@@ -94,6 +98,8 @@ class Tally:
             words.append(f"{text.size(min(self.fetched, self.bytes))} of {text.size(self.bytes)}")
         if self.rate >= 1:
             words.append(f"{text.size(self.rate)}/s")
+        elif not self.bytes and self._speed(3) >= 1:
+            words.append(f"{text.count(round(self._speed(3)))} steps/s")
         left = self.seconds_left
         if left is not None:
             words.append(f"{text.duration(left)} left")

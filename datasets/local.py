@@ -69,7 +69,8 @@ def find(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None
         return place.path
     if place.working.is_dir():
         message = f"{dataset_id} is not complete under {where}"
-        raise DatasetNotFoundError(message, hint=f"continue it: rbdata download {dataset_id}")
+        how = f"continue it: rbdata download {dataset_id}" if source else "continue it with the command that began it"
+        raise DatasetNotFoundError(message, hint=how)
     message = f"{dataset_id} is not under {where}"
     hint = f"get it: rbdata download {dataset_id}" if source else "choose another --root or RBDATA_ROOT"
     raise DatasetNotFoundError(message, hint=hint)

@@ -58,7 +58,7 @@ def collect_one(
     done = len(run.chunks) - len(left)
     for _ in engine.run(Collect(setting, number), left, lambda progress: None):
         done += 1
-        listener.planned(done, len(run.chunks))
+        listener.stage(f"first pass for {fn.label}, {done} of {len(run.chunks)} chunks")
     merged: dict[str, torch.Tensor] | None = None
     for chunk in run.chunks:
         arrays = load_arrays(paths[chunk.index])

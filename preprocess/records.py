@@ -46,6 +46,11 @@ def collected_path(folder: Path, number: int, chunk: int) -> Path:
     return folder / PARTS / f"fit.{number}.{chunk}.npz"
 
 
+def collected(folder: Path) -> bool:
+    """Whether a first pass has collected anything yet."""
+    return any((folder / PARTS).glob("fit.*.npz"))
+
+
 def save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
     """Write arrays so that the file is whole or not there."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -80,6 +80,8 @@ class Trial:
     after: Shapes
     #: How each leaf of the result would be stored: ``state zstd``.
     stored: Mapping[str, str]
+    #: Leaves whose values or types are others than before; None where that cannot be told row by row.
+    changed: Sequence[str] | None
     steps_in: int
     steps_out: int
     dropped: int

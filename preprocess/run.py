@@ -35,6 +35,7 @@ from .engines import Engine, open_engine
 from .episodes import view_episodes
 from .function import Function, check_call, how_to_run
 from .lineage import content_id, versions
+from .records import collected
 from .request import Listener, Outlook, Preprocessed, Request
 from .setting import Setting, row_bytes
 
@@ -231,7 +232,7 @@ class _Run:
                 writer.commit(manifest)
             except BaseException:
                 engine.close()  # nothing may still be writing when the folder goes, or the lock
-                if not writer.remembered("part") and not writer.remembered("statistics"):
+                if not (writer.remembered("part") or writer.remembered("statistics") or collected(writer.folder)):
                     remove_tree(writer.folder)  # nothing worth keeping for the next run
                 raise
         seconds = time.monotonic() - self.began

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -131,7 +130,6 @@ def estimate(run: _Run, engine: Engine) -> tuple[Trial, Outlook]:
 
     from .first_pass import collect_one
 
-    began = time.monotonic()
     passes = 1
     everything = run.chunks
     run.chunks = everything[:1]  # statistics of the first chunk do for a trial
@@ -155,11 +153,12 @@ def estimate(run: _Run, engine: Engine) -> tuple[Trial, Outlook]:
         before={name: (dtype, tuple(shape)) for name, (dtype, shape) in look["input"].items()},
         after=layout.shapes | dict.fromkeys(FLAGS, ("bool", (1,))),
         stored=stored,
+        changed=look["changed"],
         steps_in=look["steps_in"],
         steps_out=look["steps"],
         dropped=look["dropped"],
         nans=look["nans"],
-        seconds=time.monotonic() - began,
+        seconds=look["seconds"],
         estimated_seconds=look["seconds"] / share * passes / engine.parallel,
     )
     return trial, outlook

@@ -96,33 +96,48 @@ def test_a_task_that_kills_every_worker(engine, capfd):
     assert capfd.readouterr().out == ""  # where Ray itself would tell of it
 
 
-@pytest.mark.parametrize("whose", ["the cluster's", "its own"])
-def test_nothing_writes_when_a_run_was_left(cluster, engine, tmp_path, monkeypatch, whose):
+def test_nothing_writes_when_a_run_was_left(engine, tmp_path, monkeypatch):
     monkeypatch.setattr("rbdata.preprocess.engines.ray.PATIENCE", 0.5)
-    engine.close()
-    leaving = engine if whose == "the cluster's" else RayEngine(3)
-    running = leaving.run(Ticking(tmp_path), [Task(n) for n in range(9)], lambda progress: None)
+    leave_a_run(engine, tmp_path)
+
+
+def leave_a_run(engine, folder):
+    running = engine.run(Ticking(folder), [Task(n) for n in range(9)], lambda progress: None)
     assert next(running)[0] == 0
     running.close()
     left = time.time()
     time.sleep(1)
-    assert list(tmp_path.iterdir())
-    for file in tmp_path.iterdir():
+    assert list(folder.iterdir())
+    for file in folder.iterdir():
         assert float(file.read_text() or 0) <= left
-    assert indices(leaving.run(square, [Task(1)], lambda progress: None)) == [1]  # starts or connects anew
-    leaving.close()
+    assert indices(engine.run(square, [Task(1)], lambda progress: None)) == [1]  # connects, or starts, anew
 
 
-def test_a_ray_that_the_program_uses_stays(cluster):
+def test_nothing_writes_when_a_ray_of_its_own_was_left(tmp_path):
+    # In another process: one program cannot be at home in two clusters, each with a token of its own.
+    code = "from pathlib import Path; import sys, test_preprocess_ray as test; test.leave_a_run_of_its_own(Path(sys.argv[1]))"
+    here = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": here, "RAY_ADDRESS": "local"}
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=120, env=environment)
+
+
+def leave_a_run_of_its_own(folder):
+    engine = RayEngine(2)
+    leave_a_run(engine, folder)
+    engine.close()
+
+
+def test_a_ray_that_the_program_uses_stays(cluster, engine):
     import ray
 
+    engine.close()
     ray.init(address=cluster.address, log_to_driver=False)
     try:
-        engine = RayEngine()
-        running = engine.run(square, [Task(n) for n in range(50)], lambda progress: None)
+        guest = RayEngine()
+        running = guest.run(square, [Task(n) for n in range(50)], lambda progress: None)
         next(running)
         running.close()
-        engine.close()
+        guest.close()
         assert ray.is_initialized()
     finally:
         ray.shutdown()
@@ -151,14 +166,14 @@ def test_a_node_that_goes_away(cluster, engine, tmp_path):
     list(engine.run(square, [Task(0)], lambda progress: None))
     node = cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
     gone, found = False, []
-    for index, record in engine.run(Slow(tmp_path), [Task(n) for n in range(80)], lambda progress: None):
+    for index, record in engine.run(Slow(tmp_path), [Task(n) for n in range(40)], lambda progress: None):
         found.append(index)
         assert record == {"index": index}
         if not gone and any(path.name.startswith(node.node_id) for path in tmp_path.iterdir()):
             cluster.remove_node(node, allow_graceful=False)
             gone = True
     assert gone
-    assert sorted(found) == list(range(80))
+    assert sorted(found) == list(range(40))
     starts = [path.name.split(".")[1] for path in tmp_path.iterdir()]
     assert len(starts) > len(set(starts))  # what the node was at was done again
 
