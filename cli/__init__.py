@@ -18,12 +18,17 @@ from typing import NoReturn
 from .console import ReaderGone, out
 from .failures import INTERRUPTED, explain
 
+#: New objects between two collections of garbage, instead of 700: most commands are over before they have made as many, but
+#: for those that modules are made of, which stay.
+COLLECT_EVERY = 50_000
+
 #: Seconds that an interrupted process may take to clean up after its message.
 PATIENCE = 0.5
 
 
 def main() -> NoReturn:
     """The ``rbdata`` program."""
+    gc.set_threshold(COLLECT_EVERY, *gc.get_threshold()[1:])
     code = run(sys.argv[1:])
     if code == INTERRUPTED:
         # What the exception held on to goes first, worker processes among it. At exit Python joins the threads that still
@@ -32,6 +37,7 @@ def main() -> NoReturn:
         patience = threading.Timer(PATIENCE, os._exit, (code,))
         patience.daemon = True
         patience.start()
+    gc.freeze()  # at exit all modules are looked through several times: most of a second with torch among them
     sys.exit(code)
 
 

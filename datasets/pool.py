@@ -1,25 +1,34 @@
 """Run a job's tasks in worker processes, and hear how far they are.
 
-Processes come from ``loky`` (fresh interpreters that do not run the caller's main module again, and that are noticed when
-they die). Progress crosses process borders through a small mapped file of counters: no queue to fill up, nothing to
-drain after a crash. With one process the tasks run right here.
+Processes are managed by ``loky``, which notices when one dies. They are forked from a process that has loaded what they need
+(`fork_server`), or where that is not possible fresh interpreters; neither runs the caller's main module again. Progress
+crosses process borders through a small mapped file of counters: no queue to fill up, nothing to drain after a crash. With
+one process the tasks run right here.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
 
 from ..errors import WorkerLostError
 from .source import Job, Task
+
+
+def fork_server_is_available() -> bool:
+    """Whether workers can be forked from a process made for it: on Linux. There is no forking on Windows, and on macOS a
+    process that has loaded system frameworks is not safe to fork."""
+    return sys.platform == "linux"
+
 
 #: Seconds between two looks at the counters.
 POLL = 0.2
@@ -79,19 +88,20 @@ def run_here(
 def _run_in_processes(
     job: Job, tasks: Sequence[Task], procs: int, report: Report
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    with Workers(procs) as workers:
+    with Workers(procs, modules=[type(job).__module__]) as workers:
         yield from workers.run(job.fill, tasks, report)
 
 
 class Workers:
     """Worker processes, kept from one ``run`` to the next; leave the block, and they are gone.
 
-    ``in_flight`` tasks at most are given out at a time (None: all of them).
+    ``modules`` are those that the work needs. ``in_flight`` tasks at most are given out at a time (None: all of them).
     """
 
-    def __init__(self, procs: int, in_flight: int | None = None) -> None:
-        self._procs, self._in_flight = procs, in_flight
+    def __init__(self, procs: int, in_flight: int | None = None, modules: Sequence[str] = ()) -> None:
+        self._procs, self._in_flight, self._modules = procs, in_flight, modules
         self._executor: Any = None
+        self._server: Any = None
 
     def __enter__(self) -> Workers:
         return self
@@ -99,18 +109,33 @@ class Workers:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def prepare(self, get_ready: Callable[[], None]) -> None:
-        """Start the processes, and let each of them get ready while this one does something else."""
-        executor = self._open()
-        for _ in range(self._procs):
-            executor.submit(get_ready)
+    def prepare(self) -> None:
+        """Begin to load what the processes need, while this one does something else."""
+        if fork_server_is_available():
+            self._open_server()
+        else:
+            executor = self._open()
+            for _ in range(self._procs):
+                executor.submit(_load, self._modules)
+
+    def _open_server(self) -> Any:
+        if self._server is None:
+            from .fork_server import ForkServer
+
+            # What loky's workers run first, and their part of this module, beside what the caller needs.
+            self._server = ForkServer(["loky.process_executor", __name__, *self._modules])
+            self._server.start()
+        return self._server
 
     def _open(self) -> Any:
         if self._executor is None:
             from loky import ProcessPoolExecutor
 
-            # Work comes from our own code, but the workers must not outlive Ctrl-C: the parent alone answers to it.
-            self._executor = ProcessPoolExecutor(self._procs, timeout=None, initializer=_ignore_interrupt)
+            context = self._open_server().context if fork_server_is_available() else None
+            begin = _begin if context is None else _begin_forked
+            self._executor = ProcessPoolExecutor(
+                self._procs, timeout=None, context=context, initializer=begin, initargs=(os.getpid(),)
+            )
         return self._executor
 
     def run(
@@ -156,8 +181,11 @@ class Workers:
     def close(self) -> None:
         """End the processes, at work or not: those that are idle have nothing left to do, and take a second over it."""
         executor, self._executor = self._executor, None
+        server, self._server = self._server, None
         if executor is not None:
             executor.shutdown(wait=True, kill_workers=True)
+        if server is not None:
+            server.stop()
 
 
 def _lost() -> WorkerLostError:
@@ -181,7 +209,43 @@ def _work(fill: Callable[..., dict[str, Any]], task: Task, path: Path, slot: int
     return fill(task, on_block)
 
 
-def _ignore_interrupt() -> None:
+def _load(modules: Sequence[str]) -> None:
+    from importlib import import_module
+
+    for name in modules:
+        import_module(name)
+
+
+def _begin(parent: int) -> None:
+    """In a worker that is a child of its parent: leave Ctrl-C to it, and end when it has ended."""
+
+    def is_over() -> None:
+        while os.getppid() == parent:
+            sleep(1.0)
+
+    _end_after(is_over)
+
+
+def _begin_forked(parent: int) -> None:
+    """The same in a child of the fork server."""
+    import gc
+    import multiprocessing
+
+    gc.freeze()  # what was loaded before the fork stays, and its pages stay shared
+    gc.enable()
+    process = multiprocessing.parent_process()
+    assert process is not None and process.pid == parent
+    _end_after(process.join)
+
+
+def _end_after(is_over: Callable[[], None]) -> None:
+    """End this process, whatever it is at, when ``is_over`` returns: nobody takes what it makes, and another run may begin."""
     import signal
+    import threading
+
+    def watch() -> None:
+        is_over()
+        os._exit(1)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=watch, name="rbdata-watch", daemon=True).start()

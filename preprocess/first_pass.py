@@ -28,7 +28,7 @@ def collect_statistics(
     known = writer.remembered("statistics")
     found: list[dict[str, Any] | None] = [None] * len(run.functions)
     for number, fn in enumerate(run.functions):
-        if fit_of(fn) is None:
+        if not run.program.passes[number]:
             continue
         if number in known:
             found[number] = known[number]["statistics"]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..storage.codecs import RowEncoder
-from ..storage.parts import GrowingSink
+from ..storage.parts import GrowingSink, sync_part
 from ..storage.schema import Leaf, Schema
 from .chain import as_bytes, differing, unchained
 from .layout import Shapes, pairs
@@ -28,7 +28,7 @@ class PartWriter:
     """
 
     def __init__(self, name: str, folder: Path, schema: Schema, shapes: Shapes, number: int) -> None:
-        self._name = name
+        self._name, self._folder = name, folder
         self._leaves = [leaf for leaf in schema if leaf.constant is None]
         self._sinks = {leaf.name: GrowingSink(folder, number, leaf, _encoder(folder, leaf)) for leaf in self._leaves}
         self._states = {leaf.name for leaf in schema.states}
@@ -67,6 +67,7 @@ class PartWriter:
 
     def finish(self) -> dict[str, Any]:
         leaves = {name: sink.finish() for name, sink in self._sinks.items()}
+        sync_part(self._folder)
         edges = {name: [_mark(self._first[name]), _mark(self._last[name])] for name in self._first}
         return {
             "leaves": leaves,

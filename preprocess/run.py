@@ -29,15 +29,15 @@ from ..storage.folder import DatasetPlace, check_id, check_space, free_bytes, ma
 from ..storage.manifest import Manifest, read_manifest
 from ..storage.schema import Schema
 from ..storage.writer import DatasetWriter, fingerprint
-from .arguments import assign
-from .chunks import chunk_steps, cut, default_batch
+from .chunks import Chunk, chunk_steps, cut, default_batch
 from .engines import Engine, open_engine
 from .episodes import view_episodes
-from .function import Function, check_call, how_to_run
 from .lineage import content_id, versions
+from .program import Program, examine
 from .records import collected
 from .request import Listener, Outlook, Preprocessed, Request
 from .setting import Setting, row_bytes
+from .tasks import Examine, Fill
 
 MAX_PROCS = 8
 #: A process takes seconds to start: unless told otherwise, there is one for so many chunks at least.
@@ -72,22 +72,26 @@ def preprocess(request: Request, listener: Listener | None = None, engine: Engin
         default = min(MAX_PROCS, usable_cpus(), chunks // CHUNKS_PER_PROCESS)
         procs = max(1, min(procs or default, chunks))
     with _opened(engine, request, procs) as opened:
-        if engine is None and not (place.exists() and not request.force):
+        ahead = engine is None and (request.force or not place.exists())
+        if ahead:
             opened.prepare()
-        run = _Run(request, _functions(request), path, source, place)
+        run = _Run(request, _program(request, opened if ahead else None), path, source, place)
         existing = run.what_is_there()
         if existing is not None:
             return Preprocessed(place.id, place.path, "complete", existing)
         return run.dry(opened, listener) if request.dry_run else run.write(opened, listener)
 
 
-def _functions(request: Request) -> tuple[Function, ...]:
-    """The functions with their arguments; they can be called."""
+def _program(request: Request, engine: Engine | None) -> Program:
+    """The functions, looked at here, or by a worker of an engine that has been told to get ready."""
     folder = (request.folder or Path.cwd()).absolute()
-    functions = assign([Function.find(given, folder) for given in request.functions], request.args)
-    for fn in functions:
-        check_call(fn)
-    return tuple(functions)
+    given = tuple(one for one in request.functions if isinstance(one, str))
+    if engine is None or not engine.separate or len(given) < len(request.functions):
+        return examine(request.functions, request.args, folder, request.per)
+    work = Examine(given, request.args, folder, request.per)
+    ((_, record),) = engine.run(work, [Chunk(0, 0, 0, 0, 0)], lambda progress: None)
+    program: Program = record["program"]
+    return program
 
 
 @contextmanager
@@ -117,14 +121,14 @@ class _Run:
     """One request, bound to its input and its place."""
 
     request: Request
-    functions: tuple[Function, ...]
+    program: Program
     path: Path
     input: Manifest
     place: DatasetPlace
 
     def __post_init__(self) -> None:
         request = self.request
-        per = how_to_run(self.functions, request.per)
+        per, self.functions = self.program.per, self.program.functions
         self.began = time.monotonic()
         table = open_episodes(self.path, self.input.episodes)
         self.episodes = view_episodes(table, request.num_frames, request.windows.slice_len)
@@ -138,7 +142,7 @@ class _Run:
             "preprocess": 1,
             "id": self.place.id,
             "input": content_id(self.input),
-            "functions": [fn.identity() for fn in self.functions],
+            "functions": list(self.program.identities),
             "per": per,
             "batch": batch,
             "chunk": self.size,
@@ -262,7 +266,6 @@ class _Run:
     def _fill(self, writer: DatasetWriter, engine: Engine, listener: Listener) -> tuple[Manifest, Outlook, list[str]]:
         from .finish import Finish
         from .first_pass import collect_statistics
-        from .tasks import Fill
         from .trial import settle_layout
 
         statistics = collect_statistics(self, writer, engine, listener)

@@ -5,16 +5,33 @@ Nothing here loads torch: whoever only hands work out has no need of it, and wor
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..storage.schema import Schema
 from .chunks import Chunk
+from .function import Per
 from .layout import Shapes
 from .setting import Setting
 
 OnRows = Callable[[int, int, int], None]
+
+
+@dataclass(frozen=True)
+class Examine:
+    """Find the functions that texts name, see `program`; the chunk does not matter."""
+
+    given: tuple[str, ...]
+    args: Mapping[str, Any]
+    folder: Path
+    per: Per | None
+
+    def __call__(self, chunk: Chunk, on_rows: OnRows) -> dict[str, Any]:
+        from .program import examine
+
+        return {"program": examine(self.given, self.args, self.folder, self.per)}
 
 
 @dataclass(frozen=True)

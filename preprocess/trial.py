@@ -12,7 +12,6 @@ from ..storage.schema import FLAGS
 from ..storage.writer import DatasetWriter
 from .chunks import Chunk
 from .engines import Engine
-from .function import fit_of
 from .layout import SAMPLE_ROWS, Layout, choose_codec, decide
 from .request import Listener, Outlook, Trial
 
@@ -133,8 +132,8 @@ def estimate(run: _Run, engine: Engine) -> tuple[Trial, Outlook]:
     passes = 1
     everything = run.chunks
     run.chunks = everything[:1]  # statistics of the first chunk do for a trial
-    for number, fn in enumerate(run.functions):
-        if fit_of(fn) is not None:
+    for number, needed in enumerate(run.program.passes):
+        if needed:
             passes += 1
             statistics = list(run.setting.statistics)
             statistics[number] = collect_one(run, number, tuple(statistics), engine, Listener())

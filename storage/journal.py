@@ -33,10 +33,10 @@ class Journal:
         self._sound = 0
         self._append({"fingerprint": fingerprint})
 
-    def record(self, entry: dict[str, Any]) -> None:
-        """Add a finished piece of work; durable when this returns."""
-        self._append(entry)
-        self.entries.append(entry)
+    def record(self, *entries: dict[str, Any]) -> None:
+        """Add finished pieces of work; durable when this returns."""
+        self._append(*entries)
+        self.entries.extend(entries)
 
     def forget(self, kinds: tuple[str, ...]) -> None:
         """Drop all entries of these kinds: what they record was lost, or is of no use."""
@@ -70,12 +70,12 @@ class Journal:
             self.fingerprint = records[0].get("fingerprint")
             self.entries = records[1:]
 
-    def _append(self, record: dict[str, Any]) -> None:
-        line = json.dumps(record).encode() + b"\n"
+    def _append(self, *records: dict[str, Any]) -> None:
+        lines = b"".join(json.dumps(record).encode() + b"\n" for record in records)
         with self.path.open("r+b" if self.path.exists() else "wb") as file:
             file.seek(self._sound)
             file.truncate()
-            file.write(line)
+            file.write(lines)
             file.flush()
             os.fsync(file.fileno())
-        self._sound += len(line)
+        self._sound += len(lines)

@@ -112,7 +112,7 @@ class GrowingSink:
         self._bytes += len(data)
 
     def finish(self) -> dict[str, Any]:
-        """Make what was written durable; returns the record for the journal."""
+        """Make what was written durable, but for its name: that takes `sync_part`. Returns the record for the journal."""
         _close_durably(self._file)
         lengths = self._path.with_suffix(".lengths")
         temporary = lengths.with_name(f"{lengths.name}.{uuid.uuid4().hex}")
@@ -122,7 +122,6 @@ class GrowingSink:
             _close_durably(file)
             temporary.replace(lengths)
         self._temporary.replace(self._path)
-        sync_folder(self._path.parent)
         piece = Piece(0, self._rows, 0, self._bytes)
         return {"pieces": [asdict(piece)], "rows": self._rows}
 
@@ -262,6 +261,11 @@ def _in_order(pieces: list[Piece], rows: int) -> list[Piece]:
 def part_path(folder: Path, leaf: Leaf, number: int) -> Path:
     """The file of a compressed part that is not yet in the blob."""
     return folder / PARTS / f"{'.'.join(leaf.key)}.{number}.blob"
+
+
+def sync_part(folder: Path) -> None:
+    """Make durable the names of part files that are finished."""
+    sync_folder(folder / PARTS)
 
 
 def read_pieces(path: Path, pieces: list[dict[str, Any]], block: int = 1 << 22) -> Iterator[bytes]:

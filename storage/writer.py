@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -195,37 +196,53 @@ class DatasetWriter:
         return part_is_there(path, pieces, compressed=leaf.codec == "zstd")
 
     def merge(self) -> None:
-        """Append to the blobs the finished parts that are next in line."""
+        """Append to the blobs the finished parts that are next in line, all of them at once."""
         finished, merged = self.parts_done(), self._journal.find("merged")
-        number = len(merged)
-        while number < self.parts and number in finished:
-            before = merged.get(number - 1)
-            entry: dict[str, Any] = {"kind": "merged", "number": number, "leaves": {}}
-            for leaf in self._in_parts():
-                last = before["leaves"][leaf.name] if before else {"blob": 0, "rows": 0}
-                entry["leaves"][leaf.name] = self._merge_part(leaf, number, finished[number]["leaves"][leaf.name], last)
-            self._journal.record(entry)
-            merged[number] = entry
-            for leaf in self._in_parts():
+        first = len(merged)
+        numbers = list(takewhile(finished.__contains__, range(first, self.parts)))
+        if not numbers:
+            return
+        before = merged[first - 1]["leaves"] if first else {}
+        entries: list[dict[str, Any]] = [{"kind": "merged", "number": number, "leaves": {}} for number in numbers]
+        for leaf in self._in_parts():
+            parts = {number: finished[number]["leaves"][leaf.name] for number in numbers}
+            last = before.get(leaf.name, {"blob": 0, "rows": 0})
+            for entry, record in zip(entries, self._merge_parts(leaf, parts, last)):
+                entry["leaves"][leaf.name] = record
+        self._journal.record(*entries)
+        for leaf in self._in_parts():
+            for number in numbers:
                 path = part_path(self.folder, leaf, number)
                 path.unlink(missing_ok=True)
                 path.with_suffix(".lengths").unlink(missing_ok=True)
-            number += 1
 
-    def _merge_part(self, leaf: Leaf, number: int, part: Mapping[str, Any], last: Mapping[str, int]) -> dict[str, Any]:
-        path = part_path(self.folder, leaf, number)
-        blob = _append(self.folder / _file_name(leaf, "blob"), last["blob"], read_pieces(path, part["pieces"]))
-        entry: dict[str, Any] = {"blob": last["blob"] + blob.length, "ranges": {"blob": list(blob.range)}}
-        if leaf.codec == "raw":
-            return {**entry, "rows": last["rows"] + part["rows"]}
-        lengths = read_lengths(path)
-        offsets = last["blob"] + np.cumsum(lengths)
-        if number == 0:
-            offsets = np.concatenate([[0], offsets])
-        table_at = 8 * (last["rows"] + 1) if number else 0
-        table = _append(self.folder / _file_name(leaf, "offsets"), table_at, [offsets.astype("<i8").tobytes()])
-        entry["ranges"]["offsets"] = list(table.range)
-        return {**entry, "rows": last["rows"] + len(lengths)}
+    def _merge_parts(
+        self, leaf: Leaf, parts: Mapping[int, Mapping[str, Any]], last: Mapping[str, int]
+    ) -> list[dict[str, Any]]:
+        """Append parts of one leaf; returns an entry for each."""
+        paths = [part_path(self.folder, leaf, number) for number in parts]
+        pieces = [read_pieces(path, part["pieces"]) for path, part in zip(paths, parts.values())]
+        blobs = _append(self.folder / _file_name(leaf, "blob"), last["blob"], pieces)
+        entries: list[dict[str, Any]] = []
+        blob, rows = last["blob"], last["rows"]
+        tables: list[np.ndarray] = []
+        for path, part, written in zip(paths, parts.values(), blobs):
+            if leaf.codec == "raw":
+                rows += part["rows"]
+            else:
+                lengths = read_lengths(path)
+                tables.append(blob + np.cumsum(lengths))
+                rows += len(lengths)
+            blob += written.length
+            entries.append({"blob": blob, "rows": rows, "ranges": {"blob": list(written.range)}})
+        if tables:
+            if 0 in parts:
+                tables[0] = np.concatenate([[0], tables[0]])  # a row begins where the one before it ends
+            table_at = 0 if 0 in parts else 8 * (last["rows"] + 1)
+            blocks = [[table.astype("<i8").tobytes()] for table in tables]
+            for entry, written in zip(entries, _append(self.folder / _file_name(leaf, "offsets"), table_at, blocks)):
+                entry["ranges"]["offsets"] = list(written.range)
+        return entries
 
     def _in_parts(self) -> list[Leaf]:
         """The leaves whose parts are files of their own until they are appended."""
@@ -304,20 +321,26 @@ def _has_bytes(path: Path, size: int, *, exactly: bool = False) -> bool:
     return found == size if exactly else found >= size
 
 
-def _append(path: Path, at: int, blocks: Any) -> Crc32c:
-    """Write blocks from byte ``at`` on, cutting off whatever an interrupted run left behind it."""
+def _append(path: Path, at: int, parts: Iterable[Iterable[bytes]]) -> list[Crc32c]:
+    """Write the blocks of parts from byte ``at`` on, cutting off whatever an interrupted run left behind it.
+
+    Returns the checksum of each part.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    checksum = Crc32c()
+    checksums: list[Crc32c] = []
     with path.open("r+b" if path.exists() else "w+b") as file:
         file.seek(at)
-        for block in blocks:
-            file.write(block)
-            checksum.update(block)
+        for blocks in parts:
+            checksum = Crc32c()
+            for block in blocks:
+                file.write(block)
+                checksum.update(block)
+            checksums.append(checksum)
         file.truncate()
         file.flush()
         os.fsync(file.fileno())
     sync_folder(path.parent)
-    return checksum
+    return checksums
 
 
 def _sync_files(folder: Path, files: Mapping[str, Any]) -> None:

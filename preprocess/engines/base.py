@@ -39,6 +39,8 @@ class Engine(Protocol):
     name: str
     #: How many tasks are likely to run side by side; for estimates of time only.
     parallel: int
+    #: Whether the work is done in other processes of this machine, which load what it needs.
+    separate: bool
 
     def prepare(self) -> None:
         """Told before ``run``, as soon as it is clear that there will be work; need not do anything."""

@@ -46,6 +46,9 @@ class RayEngine:
     Raises MissingExtraError where ray is not installed, and at the first ``run`` UsageError where no cluster answers.
     """
 
+    #: They are: but a cluster takes longer to start than functions to load.
+    separate = False
+
     def __init__(self, procs: int | None = None, address: str | None = None) -> None:
         self._ray = _import()
         self._procs = procs
