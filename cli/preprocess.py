@@ -65,7 +65,7 @@ def run(
     ] = None,
     num_frames: Annotated[int | None, typer.Option(metavar="N", help="Only the first N steps.")] = None,
     batch_size: Annotated[
-        int | None, typer.Option(metavar="N", help="Steps of a batch (default: about 4 MB of them).")
+        int | None, typer.Option(metavar="N", help="Steps of a batch (default: about 8 MB of them).")
     ] = None,
     procs: Procs = None,
     codec: Annotated[

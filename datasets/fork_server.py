@@ -15,7 +15,7 @@ import io
 import os
 import signal
 from collections.abc import Sequence
-from multiprocessing import forkserver, popen_forkserver, process, reduction, spawn
+from multiprocessing import forkserver, popen_forkserver, process, reduction, resource_tracker, spawn
 from multiprocessing.context import BaseContext, set_spawning_popen
 from multiprocessing.util import Finalize
 from typing import Any
@@ -35,8 +35,13 @@ class ForkServer(forkserver.ForkServer):
         self.context = _Context(self)
 
     def start(self) -> None:
-        """Begin loading, and return at once."""
-        self.ensure_running()
+        """Begin loading, and return at once. Ctrl-C does not reach the server or its workers: what ends them is `stop`."""
+        resource_tracker.ensure_running()  # here, as it unblocks what is blocked
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def stop(self) -> None:
         """End the server; workers must have ended before."""

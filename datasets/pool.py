@@ -9,8 +9,10 @@ one process the tasks run right here.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass
@@ -158,7 +160,10 @@ class Workers:
             waiting: set[Any] = set()
             while waiting or given < len(tasks):
                 while given < len(tasks) and len(waiting) < at_most:
-                    future = executor.submit(_work, fill, tasks[given], path, given)
+                    try:
+                        future = executor.submit(_work, fill, tasks[given], path, given)
+                    except (TerminatedWorkerError, EOFError, ConnectionError) as error:  # or the fork server was killed
+                        raise _lost() from error
                     futures[future] = given
                     waiting.add(future)
                     given += 1
@@ -171,6 +176,7 @@ class Workers:
                     try:
                         record = future.result()
                     except TerminatedWorkerError as error:
+                        idle = False  # all of them are of no use any more
                         raise _lost() from error
                     yield tasks[slot].index, record
         finally:
@@ -236,12 +242,11 @@ def _begin_forked(parent: int) -> None:
     process = multiprocessing.parent_process()
     assert process is not None and process.pid == parent
     _end_after(process.join)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the server's block; it is ignored by now
 
 
 def _end_after(is_over: Callable[[], None]) -> None:
     """End this process, whatever it is at, when ``is_over`` returns: nobody takes what it makes, and another run may begin."""
-    import signal
-    import threading
 
     def watch() -> None:
         is_over()

@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from .function import Bound
 from .layout import is_observation_pair
 from .result import Columns, Found, Kept, check_batch, columns_of, complete, joined, leaves_of
 from .setting import Setting
+from .stored import Origin
 from .view import View
 
 _HERE = str(Path(__file__).parent)
@@ -35,7 +36,8 @@ _HERE = str(Path(__file__).parent)
 class Batch:
     """What became of some steps: ``columns`` ``[rows, ...]``.
 
-    ``dones`` counts the done rows of each episode of the view, from its episode ``first`` on.
+    ``dones`` counts the done rows of each episode of the view, from its episode ``first`` on. ``origin`` says which rows of
+    the input these may still be; None where there are none, or other steps.
     """
 
     where: str
@@ -43,6 +45,7 @@ class Batch:
     first: int
     dones: np.ndarray
     rows_in: int
+    origin: Origin | None
 
 
 class Applier:
@@ -75,11 +78,11 @@ class Applier:
         setting, episodes = self.setting, self.view.episodes
         prefix = 0 if plain else self.prefix
         for start, stop, first, last in batches(chunk, episodes, setting.batch, setting.whole_episodes):
-            td = self._read(start, stop, first, last, prefix)
+            td, origin = self._read(start, stop, prefix)
             if setting.whole_episodes:
-                yield self._by_episode(td, first, last, prefix, found)
+                yield self._by_episode(td, first, last, prefix, found, origin)
             else:
-                yield self._by_step(td, start, stop, first, last, prefix, found)
+                yield self._by_step(td, start, stop, first, last, prefix, found, origin)
 
     def through(self, chunk: Chunk, count: int) -> Iterator[tuple[TensorDictBase, str]]:
         """What the first ``count`` functions make of a chunk: batches, or episodes one by one. For first passes."""
@@ -102,11 +105,13 @@ class Applier:
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def _read(self, start: int, stop: int, first: int, last: int, prefix: int) -> TensorDict:
-        if not prefix:
-            return self.view.read(start, stop)
+    def _read(self, start: int, stop: int, prefix: int) -> tuple[TensorDict, Origin | None]:
+        """Steps with the first functions applied, and where they come from."""
+        if self.setting.windows.reading or not self.view.dataset.schema.states:
+            return self.view.read(start, stop), None
         where = self._where(start, stop)
-        td, states, place = self.view.read_states(start, stop)
+        td, states, place = self.view.read_states(start, stop, bool(prefix))
+        stored = self.view.stored(start, states)
         names = set(leaves_of(td))
         for bound in self.chain[:prefix]:
             for name in states:
@@ -119,7 +124,8 @@ class Applier:
             key = tuple(name.split("/"))
             td.set(key, rows.index_select(0, place))
             td.set(("next", *key), rows.index_select(0, place + 1))
-        return td
+        untouched = {name: old for name, old in stored.items() if states[name] is old.rows}
+        return td, Origin(place, untouched) if untouched else None
 
     def _map(self, bound: Bound, name: str, rows: torch.Tensor, where: str) -> torch.Tensor:
         assert bound.on_state is not None  # `prefix` looked
@@ -132,7 +138,15 @@ class Applier:
     # -- calling -------------------------------------------------------------------------------------------------------
 
     def _by_step(
-        self, td: TensorDict, start: int, stop: int, first: int, last: int, prefix: int, found: Found
+        self,
+        td: TensorDict,
+        start: int,
+        stop: int,
+        first: int,
+        last: int,
+        prefix: int,
+        found: Found,
+        origin: Origin | None,
     ) -> Batch:
         starts = self.view.episodes.starts
         where = self._where(start, stop)
@@ -142,7 +156,7 @@ class Applier:
         done = columns["next/done"].view(-1).numpy()
         edges = np.clip(starts[first : last + 1], start, stop) - start
         counts = np.diff(np.concatenate([[0], np.cumsum(done)])[edges])
-        return Batch(where, columns, first, counts, stop - start)
+        return Batch(where, columns, first, counts, stop - start, origin)
 
     def _columns(
         self, td: TensorDict, where: str, ends: torch.Tensor, found: Found, chain: Sequence[Bound] | None
@@ -187,11 +201,14 @@ class Applier:
             nested.set(tuple(path.split("/")), value)
         return columns_of(nested, name, where)
 
-    def _by_episode(self, td: TensorDict, first: int, last: int, prefix: int, found: Found) -> Batch:
+    def _by_episode(
+        self, td: TensorDict, first: int, last: int, prefix: int, found: Found, origin: Origin | None
+    ) -> Batch:
         starts = self.view.episodes.starts
         begin = int(starts[first])
         pieces: list[Columns] = []
         wheres: list[str] = []
+        places: list[torch.Tensor] = []
         counts = np.zeros(last - first, np.int64)
         chain = self.chain[prefix:]
         name = self._last(chain)
@@ -205,11 +222,16 @@ class Applier:
             columns = columns_of(out, name, where)
             end = torch.tensor([out.batch_size[0] - 1])
             columns = complete(columns, kept, name, where, end, found)
+            if origin is not None:
+                places.append(origin.place[low - begin : high - begin])
+                origin = origin if out.batch_size[0] == high - low else None
             counts[number - first] = int(columns["next/done"].sum())
             pieces.append(columns)
             wheres.append(where)
         columns = joined(pieces, name, wheres) if pieces else {}
-        return Batch(self._where(begin, int(starts[last])), columns, first, counts, int(starts[last]) - begin)
+        if origin is not None and places:
+            origin = replace(origin, place=torch.cat(places))
+        return Batch(self._where(begin, int(starts[last])), columns, first, counts, int(starts[last]) - begin, origin)
 
     def _chain(
         self, td: TensorDictBase, where: str, chain: Sequence[Bound], steps: int | None

@@ -17,7 +17,7 @@ import numpy as np
 from .episodes import Episodes
 
 #: A batch of this many bytes as the function sees it, or so many steps.
-BATCH_BYTES, BATCH_STEPS = 4 << 20, 1 << 14
+BATCH_BYTES, BATCH_STEPS = 8 << 20, 1 << 14
 #: A chunk at most: so many bytes, steps and batches.
 CHUNK_BYTES, CHUNK_STEPS, CHUNK_BATCHES = 64 << 20, 1 << 16, 16
 

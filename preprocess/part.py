@@ -1,24 +1,31 @@
 """One finished chunk on the disk: a file for each leaf, until it is its turn to be appended.
 
 A state leaf gets its rows in the order of states: what a step begins with, and behind the last step of an episode what that
-led to. The successors of all other steps are the rows that follow them, which is checked here.
+led to. The successors of all other steps are the rows that follow them, which is checked here. Rows that are those of the
+input are copied as they are (`stored`).
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..storage.codecs import RowEncoder
 from ..storage.parts import GrowingSink, sync_part
+from ..storage.rows import ZstdRows
 from ..storage.schema import Leaf, Schema
 from .chain import as_bytes, differing, unchained
 from .layout import Shapes, pairs
 from .records import not_chained
 from .result import Columns
+from .stored import Origin, Run, Stored, runs, untouched
+
+if TYPE_CHECKING:
+    from ..storage.dataset import Dataset
 
 
 class PartWriter:
@@ -27,11 +34,12 @@ class PartWriter:
     ``name`` is the function's, for errors; ``shapes`` are those of all results.
     """
 
-    def __init__(self, name: str, folder: Path, schema: Schema, shapes: Shapes, number: int) -> None:
+    def __init__(self, name: str, folder: Path, schema: Schema, shapes: Shapes, number: int, before: Dataset) -> None:
         self._name, self._folder = name, folder
         self._leaves = [leaf for leaf in schema if leaf.constant is None]
         self._sinks = {leaf.name: GrowingSink(folder, number, leaf, _encoder(folder, leaf)) for leaf in self._leaves}
         self._states = {leaf.name for leaf in schema.states}
+        self._copied = {leaf.name for leaf in schema.states if _is_alike(folder, leaf, before)}
         self._pairs = pairs(shapes)
         self._unchained: set[str] = set()
         self._steps = 0
@@ -40,20 +48,38 @@ class PartWriter:
         self._last: dict[str, torch.Tensor] = {}
         self._done = True
 
-    def add(self, columns: Columns, where: str) -> None:
-        """Append rows; ``where`` they come from."""
+    def add(self, columns: Columns, where: str, origin: Origin | None) -> None:
+        """Append rows; ``where`` they come from, for people and (None where there is nothing to be copied) for us."""
         done = columns["next/done"].view(-1)
-        self._check_chain(columns, done, where)
+        copied: dict[str, Stored] = {}
+        parts: list[Run] = []
+        if origin is not None and self._copied:
+            parts = runs(origin.place, done) or []
+            if parts:
+                names = self._copied.intersection(untouched(origin, columns, parts))
+                copied = {name: origin.stored[name] for name in names}
+        self._check_chain(columns, done, where, copied)
         ends = done.nonzero().squeeze(1)
         for leaf in self._leaves:
             rows = columns[leaf.name]
+            if leaf.name in copied:
+                self._copy(leaf, copied[leaf.name], parts, done)
+                continue
             if leaf.kind == "state":
                 rows = _in_state_order(rows, columns["next/" + leaf.name], done, ends)
             self._sinks[leaf.name].write(as_bytes(rows))
         self._steps += len(done)
 
-    def _check_chain(self, columns: Columns, done: torch.Tensor, where: str) -> None:
-        broken = unchained(columns, done)
+    def _copy(self, leaf: Leaf, stored: Stored, parts: list[Run], done: torch.Tensor) -> None:
+        """The states of each run, and the final one of those that end here."""
+        for run in parts:
+            first = stored.first + run.first
+            last = first + run.stop - run.start + int(done[run.stop - 1])
+            self._sinks[leaf.name].copy(*stored.leaf.compressed(first, last))
+
+    def _check_chain(self, columns: Columns, done: torch.Tensor, where: str, copied: Mapping[str, Stored]) -> None:
+        known = {path for name in copied for path in (name, "next/" + name)}  # they are what they were
+        broken = unchained({path: rows for path, rows in columns.items() if path not in known}, done)
         for name in self._pairs:
             if not self._done and bool(differing(self._last[name][None], columns[name][:1])):
                 broken.setdefault(name, -1)
@@ -98,6 +124,18 @@ def _in_state_order(
 def _mark(row: torch.Tensor) -> str:
     """Stands for one row when two chunks are compared."""
     return hashlib.blake2b(row.contiguous().numpy().tobytes(), digest_size=12).hexdigest()
+
+
+def _is_alike(folder: Path, leaf: Leaf, before: Dataset) -> bool:
+    """Whether a leaf of the input is compressed as this one is to be."""
+    rows = before.rows.get(leaf.name)
+    if (
+        leaf.codec != "zstd"
+        or not isinstance(rows, ZstdRows)
+        or (rows.leaf.dtype, rows.leaf.shape) != (leaf.dtype, leaf.shape)
+    ):
+        return False
+    return rows.dictionary == folder.joinpath(*leaf.key, "dictionary").read_bytes()
 
 
 _encoders: dict[tuple[str, int], RowEncoder] = {}

@@ -23,7 +23,7 @@ class Request:
     - ``functions``: text (`lookup`) or callables, applied one after the other; ``args``: their arguments (`arguments`).
     - ``per``: what they are given at a time, ``batch`` of steps, one ``sample``, one ``episode``; None: as they need it.
     - ``windows``: see `view`. ``num_frames``: only the first so many steps.
-    - ``batch_size``: steps of a batch (None: about 4 MB of them, 16,384 at most). Part of what decides the result where a
+    - ``batch_size``: steps of a batch (None: about 8 MB of them, 16,384 at most). Part of what decides the result where a
       function draws random numbers, or looks at the whole batch.
     - ``codec`` of observations stored once for each state: ``auto`` compresses where that saves a third. ``layout`` ``ted``
       stores observations and successors both, raw.

@@ -73,6 +73,11 @@ def lay_out(
     step_bytes = float(sum(leaf.row_bytes for leaf in schema.steps))
     codecs: dict[str, str] = {}
     dictionaries: dict[str, bytes] = {}
+    if request.codec != "raw":
+        for name in set(names) & set(look["untouched"]):
+            codecs[name], dictionaries[name], size = _as_before(run, name)
+            step_bytes += size
+    names = tuple(name for name in names if name not in codecs)
     if names and request.codec != "raw":
         if listener is not None:
             listener.stage("sampling results")
@@ -86,6 +91,14 @@ def lay_out(
         step_bytes += size
     schema = decide(shapes, look["broken"], run.input.schema, ted=ted, codecs=codecs)
     return Layout(schema, step_bytes), dictionaries
+
+
+def _as_before(run: _Run, name: str) -> tuple[str, bytes, float]:
+    """Codec, dictionary and bytes per row of an observation that stays as it is: those of the input, so that compressed rows
+    can be taken over."""
+    folder = run.path.joinpath(*run.input.schema[name].key)
+    rows = run.input.steps + run.input.episodes
+    return "zstd", (folder / "dictionary").read_bytes(), (folder / "blob").stat().st_size / rows + 8
 
 
 def sampled(run: _Run, names: tuple[str, ...], engine: Engine) -> dict[str, np.ndarray]:

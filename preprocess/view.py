@@ -6,6 +6,7 @@ the edges of its own episodes and not at those of slices.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,11 @@ import torch
 from tensordict import TensorDict
 
 from ..storage.dataset import Dataset
+from ..storage.rows import ZstdRows
 from ..storage.ted import nest
 from .episodes import view_episodes
 from .setting import Windows
+from .stored import Stored
 
 
 class View:
@@ -42,10 +45,12 @@ class View:
         self._mark(td, start, stop)
         return td
 
-    def read_states(self, start: int, stop: int) -> tuple[TensorDict, dict[str, torch.Tensor], torch.Tensor]:
+    def read_states(
+        self, start: int, stop: int, fresh: bool
+    ) -> tuple[TensorDict, dict[str, torch.Tensor], torch.Tensor]:
         """The same, state leaves left out: those by name, a row for each state, and where in them each step begins.
 
-        Only without windows; a step's successor is the row after its own.
+        Only without windows; a step's successor is the row after its own. ``fresh``: states may be changed.
         """
         columns: dict[str, torch.Tensor] = {}
         states: dict[str, torch.Tensor] = {}
@@ -55,10 +60,16 @@ class View:
                 columns[name] = rows.block(start, stop).clone()
             else:
                 found, place = self.dataset._states(rows, start, stop)
-                states[name] = found.clone() if rows.leaf.codec == "raw" else found
+                states[name] = found.clone() if fresh and rows.leaf.codec == "raw" else found
         td = nest(columns, (stop - start,))
         self._mark(td, start, stop)
         return td, states, place
+
+    def stored(self, start: int, states: Mapping[str, torch.Tensor]) -> dict[str, Stored]:
+        """Those of ``states``, as `read_states` gave them from step ``start`` on, that are compressed."""
+        first = start + int(self.dataset.episode_of(torch.tensor([start])))
+        leaves = ((name, self.dataset.rows[name]) for name in states)
+        return {name: Stored(rows, first, states[name]) for name, rows in leaves if isinstance(rows, ZstdRows)}
 
     def scattered(self, steps: torch.Tensor) -> TensorDict:
         """Some steps, in any order, as ``read`` gives them."""

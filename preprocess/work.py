@@ -21,6 +21,7 @@ from .part import PartWriter
 from .records import collected_path, packed, sample_path, save_arrays
 from .result import Columns, Found, check_same, leaves_of, shapes_of
 from .setting import Setting
+from .stored import runs, untouched
 from .tasks import Collect, Fill, Look, Sample
 
 OnRows = Callable[[int, int, int], None]
@@ -51,7 +52,7 @@ def fill(task: Fill, chunk: Chunk, on_rows: OnRows) -> dict[str, Any]:
     setting = task.setting
     applier = open_applier(setting)
     name = setting.functions[-1].name
-    part = PartWriter(name, setting.folder, task.schema, task.shapes, chunk.index)
+    part = PartWriter(name, setting.folder, task.schema, task.shapes, chunk.index, applier.view.dataset)
     dones = np.zeros(chunk.last - chunk.first, np.int64)
     found, done = Found(), 0
     try:
@@ -59,7 +60,7 @@ def fill(task: Fill, chunk: Chunk, on_rows: OnRows) -> dict[str, Any]:
             for batch in applier.batches(chunk, found):
                 if batch.columns:
                     check_same(batch.columns, task.shapes, name, batch.where)
-                    part.add(batch.columns, batch.where)
+                    part.add(batch.columns, batch.where, batch.origin)
                 low = batch.first - chunk.first
                 dones[low : low + len(batch.dones)] += batch.dones
                 done += batch.rows_in
@@ -78,6 +79,7 @@ def look(task: Look, chunk: Chunk, on_rows: OnRows) -> dict[str, Any]:
     shapes: Shapes | None = None
     broken: dict[str, int] = {}
     changed: list[str] | None = None
+    same: list[str] = []
     rows_in = rows_out = episodes = dropped = 0
     with at_work(applier, chunk.index):
         for number, batch in enumerate(applier.batches(chunk, found, plain=True)):
@@ -88,6 +90,8 @@ def look(task: Look, chunk: Chunk, on_rows: OnRows) -> dict[str, Any]:
             if batch.columns:
                 if shapes is None:
                     shapes = shapes_of(batch.columns)
+                    parts = runs(batch.origin.place, batch.columns["next/done"].view(-1)) if batch.origin else None
+                    same = untouched(batch.origin, batch.columns, parts) if batch.origin and parts else []
                     if not setting.whole_episodes:
                         changed = _changed(applier, chunk, batch.columns)
                 check_same(batch.columns, shapes, setting.functions[-1].name, batch.where)
@@ -104,6 +108,7 @@ def look(task: Look, chunk: Chunk, on_rows: OnRows) -> dict[str, Any]:
         "shapes": shapes,
         "broken": broken,
         "changed": changed,
+        "untouched": same,
         "steps_in": rows_in,
         "steps": rows_out,
         "episodes": episodes,

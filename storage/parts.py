@@ -107,8 +107,16 @@ class GrowingSink:
             starts = np.arange(len(rows), dtype=np.int64) * self._leaf.row_bytes
             data, lengths = self._encoder.encode(data, starts, self._leaf.row_bytes)
             self._lengths.append(lengths)
+        self._append(data, len(rows))
+
+    def copy(self, data: np.ndarray, lengths: np.ndarray) -> None:
+        """Append rows that are compressed already, with the same dictionary: their bytes, and the lengths of each."""
+        self._lengths.append(lengths)
+        self._append(data.data, len(lengths))
+
+    def _append(self, data: Any, rows: int) -> None:
         self._file.write(data)
-        self._rows += len(rows)
+        self._rows += rows
         self._bytes += len(data)
 
     def finish(self) -> dict[str, Any]:

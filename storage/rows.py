@@ -89,7 +89,7 @@ class ZstdRows:
             raise DamagedDatasetError(f"{where / 'offsets'} is damaged", hint=VERIFY)
         self._blob = map_array(where / "blob", np.dtype(np.uint8), size)
         try:
-            self._dictionary = (where / "dictionary").read_bytes()
+            self.dictionary = (where / "dictionary").read_bytes()
         except FileNotFoundError as error:
             raise DamagedDatasetError(f"{error.filename} is missing", hint=VERIFY) from error
         self._idle: dict[tuple[int, int], list[ParallelDecoder]] = {}
@@ -106,13 +106,22 @@ class ZstdRows:
     def block(self, start: int, stop: int) -> torch.Tensor:
         return self._decode(np.arange(start, stop)).view(stop - start, *self.leaf.shape)
 
+    def compressed(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows ``start..stop-1`` as they are stored: their bytes one after the other, and their lengths (int64)."""
+        offsets = self._offsets[start : stop + 1]
+        low, high = int(offsets[0]), int(offsets[-1])
+        lengths = np.diff(offsets)
+        if low < 0 or high > len(self._blob) or (len(lengths) and int(lengths.min()) <= 0):
+            raise _damaged()
+        return self._blob[low:high], lengths
+
     def _decode(self, rows: np.ndarray) -> torch.Tensor:
         starts = self._offsets[rows]
         lengths = self._offsets[rows + 1] - starts
         if len(rows) and (
             int(lengths.min()) <= 0 or int(starts.min()) < 0 or int((starts + lengths).max()) > len(self._blob)
         ):
-            raise DamagedDatasetError("the offsets of a compressed leaf are damaged", hint=VERIFY)
+            raise _damaged()
         # A decoder serves one batch at a time, so threads that read at once have one each; after a fork, the threads of
         # the parent's decoders are not there any more.
         threads = torch.get_num_threads()
@@ -120,10 +129,14 @@ class ZstdRows:
         try:
             decoder = idle.pop()
         except IndexError:
-            decoder = ParallelDecoder(self._dictionary, self.leaf.row_bytes, threads)
+            decoder = ParallelDecoder(self.dictionary, self.leaf.row_bytes, threads)
         decoded = decoder.decode(self._blob, starts, lengths)
         idle.append(decoder)
         return torch.from_numpy(decoded.view(self.leaf.np_dtype))
+
+
+def _damaged() -> DamagedDatasetError:
+    return DamagedDatasetError("the offsets of a compressed leaf are damaged", hint=VERIFY)
 
 
 class ConstantRows:

@@ -1,0 +1,81 @@
+"""Compressed rows that no function changed, taken over as they are stored: compressing them anew is most of the work.
+
+Whether a function left an observation alone is not believed but looked at: every batch is compared with what was decoded.
+It is enough that the rows of the result are whole rows of the input in their order, so episodes may have been dropped. What
+is taken over must have been compressed with the dictionary of the new dataset (`layout` sees to that where it can).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from ..storage.rows import ZstdRows
+from .chain import identical
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Some rows of a compressed state leaf: ``rows`` ``[n, ...]`` as decoded, row 0 is number ``first`` of ``leaf``."""
+
+    leaf: ZstdRows
+    first: int
+    rows: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the steps of a batch come from: ``place`` (int64 ``[steps]``), the row of ``stored`` that each begins with."""
+
+    place: torch.Tensor
+    stored: Mapping[str, Stored]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Steps ``start..stop-1`` of a batch, whose states are rows of the input in a row, the first of them ``first``."""
+
+    start: int
+    stop: int
+    first: int
+
+
+def runs(place: torch.Tensor, done: torch.Tensor) -> list[Run] | None:
+    """The steps of a batch in runs; None where the input's rows are no rows of what is made of these steps.
+
+    ``done`` (bool ``[steps]``) says after which steps an episode of the result ends. One that ends where the input goes on,
+    or goes on where the input ends, has other states.
+    """
+    gaps = place[1:] - place[:-1]
+    whole = torch.where(done[:-1], gaps >= 2, gaps == 1)  # a final state lies between two episodes
+    if not bool(whole.all()):
+        return None
+    edges = [0, *((done[:-1]).nonzero().squeeze(1) + 1).tolist(), len(place)]
+    return [Run(start, stop, int(place[start])) for start, stop in pairwise(edges)]
+
+
+def untouched(origin: Origin, columns: Mapping[str, torch.Tensor], parts: list[Run]) -> list[str]:
+    """The leaves of a result whose rows, and the successors of these, are those that were read."""
+    return [
+        name
+        for name, stored in origin.stored.items()
+        if name in columns
+        and "next/" + name in columns
+        and _is_untouched(stored, columns[name], columns["next/" + name], parts)
+    ]
+
+
+def _is_untouched(stored: Stored, root: torch.Tensor, after: torch.Tensor, parts: list[Run]) -> bool:
+    rows = stored.rows
+    if root.dtype != rows.dtype or root.shape[1:] != rows.shape[1:]:
+        return False
+    if after.dtype != rows.dtype or after.shape != root.shape:
+        return False
+    return all(
+        identical(tensor[run.start : run.stop], rows[first : first + run.stop - run.start])
+        for run in parts
+        for tensor, first in ((root, run.first), (after, run.first + 1))
+    )

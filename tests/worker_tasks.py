@@ -1,0 +1,28 @@
+"""Work for the tests of worker processes, which import it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+from rbdata.preprocess.chunks import Chunk
+
+TASKS = [Chunk(n, 10 * n, 10 * n + 10, 0, 1) for n in range(6)]
+
+
+def about(task, on_rows):
+    on_rows(task.rows, 0, 0)
+    return {
+        "pid": os.getpid(),
+        "parent": os.getppid(),
+        "loaded": [name for name in ("torch", "h5py") if name in sys.modules],
+        "interrupt": signal.getsignal(signal.SIGINT) is signal.SIG_IGN,
+        "blocked": signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+        "script": sys.modules["__main__"].__dict__.get("__file__"),
+    }
+
+
+def never_done(task, on_rows):
+    time.sleep(600)
