@@ -75,6 +75,7 @@ def test_a_server_that_is_killed_is_replaced():
         workers.prepare()
         server = workers._server._forkserver_pid
         os.kill(server, signal.SIGKILL)
+        wait_until(lambda: is_gone(server))
         assert {record["parent"] for record in records(workers)} != {server}
 
 
