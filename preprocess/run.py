@@ -42,8 +42,8 @@ from .tasks import Examine, Fill
 MAX_PROCS = 8
 #: A process takes seconds to start: unless told otherwise, there is one for so many chunks at least.
 CHUNKS_PER_PROCESS = 4
-#: Seconds between two looks for finished parts that can be appended.
-MERGE_EVERY = 1.0
+#: Seconds between two looks for finished parts that can be appended, and so many times as long as the last one took.
+MERGE_EVERY, MERGE_SHARE = 0.25, 8.0
 
 
 def preprocess(request: Request, listener: Listener | None = None, engine: Engine | None = None) -> Preprocessed:
@@ -292,14 +292,15 @@ class _Run:
         for number, record in finished.items():
             finish.check_edges(number, record, finished)
         writer.merge()
-        work, merged_at = Fill(self.setting, layout.schema, layout.shapes), time.monotonic()
+        work, next_merge = Fill(self.setting, layout.schema, layout.shapes), time.monotonic() + MERGE_EVERY
         for index, record in engine.run(work, left, listener.progress):
             finish.check_edges(index, record, finished)
             writer.part_done(index, record)
             finished[index] = record
-            if time.monotonic() - merged_at > MERGE_EVERY:
+            now = time.monotonic()
+            if now > next_merge:
                 writer.merge()
-                merged_at = time.monotonic()
+                next_merge = time.monotonic() + max(MERGE_EVERY, MERGE_SHARE * (time.monotonic() - now))
             listener.part_done(index)
         listener.stage("writing the manifest")
         writer.merge()
