@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -73,22 +73,28 @@ class Applier:
                 row = bound(row, self.generator)
         return len(self.chain)
 
-    def batches(self, chunk: Chunk, found: Found, *, plain: bool = False) -> Iterator[Batch]:
-        """The batches of a chunk, one after the other, through all functions; ``plain``: without ``on_state``."""
+    def batches(
+        self, chunk: Chunk, found: Found, *, plain: bool = False, unread: Collection[str] = ()
+    ) -> Iterator[Batch]:
+        """The batches of a chunk, one after the other, through all functions; ``plain``: without ``on_state``.
+
+        State leaves in ``unread`` are left out of what the functions get, and of the columns.
+        """
         setting, episodes = self.setting, self.view.episodes
-        prefix = 0 if plain else self.prefix
+        prefix = 0 if plain or unread else self.prefix
         for start, stop, first, last in batches(chunk, episodes, setting.batch, setting.whole_episodes):
-            td, origin = self._read(start, stop, prefix)
+            td, origin = self._read(start, stop, prefix, unread)
             if setting.whole_episodes:
                 yield self._by_episode(td, first, last, prefix, found, origin)
             else:
                 yield self._by_step(td, start, stop, first, last, prefix, found, origin)
 
     def through(self, chunk: Chunk, count: int) -> Iterator[tuple[TensorDictBase, str]]:
-        """What the first ``count`` functions make of a chunk: batches, or episodes one by one. For first passes."""
+        """What the first ``count`` functions make of a chunk, batches or episodes one by one: for a first pass of the next."""
         setting, episodes = self.setting, self.view.episodes
+        blind = count < setting.blind
         for start, stop, first, last in batches(chunk, episodes, setting.batch, setting.whole_episodes):
-            td = self.view.read(start, stop)
+            td = self.view.read_steps(start, stop) if blind else self.view.read(start, stop)
             pieces = self._episodes(first, last) if setting.whole_episodes else [(start, stop, first)]
             for low, high, _ in pieces:
                 where = self._where(low, high)
@@ -105,14 +111,16 @@ class Applier:
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def _read(self, start: int, stop: int, prefix: int) -> tuple[TensorDict, Origin | None]:
+    def _read(self, start: int, stop: int, prefix: int, unread: Collection[str]) -> tuple[TensorDict, Origin | None]:
         """Steps with the first functions applied, and where they come from."""
         if self.setting.windows.reading or not self.view.dataset.schema.states:
             return self.view.read(start, stop), None
         where = self._where(start, stop)
-        td, states, place = self.view.read_states(start, stop, bool(prefix))
-        stored = self.view.stored(start, states)
-        names = set(leaves_of(td))
+        td, origin = self.view.read_steps(start, stop), self.view.states(start, stop, unread)
+        states = {name: stored.rows for name, stored in origin.stored.items() if stored.rows is not None}
+        if prefix:  # raw rows are those of the file, as it is mapped here
+            states = {name: rows if self._is_fresh(name) else rows.clone() for name, rows in states.items()}
+        read, names = dict(states), set(leaves_of(td))
         for bound in self.chain[:prefix]:
             for name in states:
                 states[name] = self._map(bound, name, states[name], where)
@@ -122,10 +130,13 @@ class Applier:
                     td.set(key, self._map(bound, name, td.get(key), where))
         for name, rows in states.items():
             key = tuple(name.split("/"))
-            td.set(key, rows.index_select(0, place))
-            td.set(("next", *key), rows.index_select(0, place + 1))
-        untouched = {name: old for name, old in stored.items() if states[name] is old.rows}
-        return td, Origin(place, untouched) if untouched else None
+            td.set(key, rows.index_select(0, origin.place))
+            td.set(("next", *key), rows.index_select(0, origin.place + 1))
+        as_read = {name: old for name, old in origin.stored.items() if name in unread or states[name] is read[name]}
+        return td, replace(origin, stored=as_read) if as_read else None
+
+    def _is_fresh(self, name: str) -> bool:
+        return self.view.dataset.schema[name].codec != "raw"
 
     def _map(self, bound: Bound, name: str, rows: torch.Tensor, where: str) -> torch.Tensor:
         assert bound.on_state is not None  # `prefix` looked

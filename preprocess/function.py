@@ -157,6 +157,11 @@ def fit_of(fn: Function) -> Fit | None:
     return fit if fit is not None and fit.needed(**fn.args) else None
 
 
+def is_blind(fn: Function) -> bool:
+    """Whether it works without observations, on steps and episodes as they are."""
+    return getattr(getattr(fn.load(), "ready", None), "blind", False)
+
+
 def check_call(fn: Function) -> None:
     """Raise UsageError unless the function can be called with its arguments."""
     loaded = fn.load()

@@ -39,7 +39,8 @@ class PartWriter:
         self._leaves = [leaf for leaf in schema if leaf.constant is None]
         self._sinks = {leaf.name: GrowingSink(folder, number, leaf, _encoder(folder, leaf)) for leaf in self._leaves}
         self._states = {leaf.name for leaf in schema.states}
-        self._copied = {leaf.name for leaf in schema.states if _is_alike(folder, leaf, before)}
+        #: Leaves that are compressed as those of the input are: rows that nobody changed are copied.
+        self.alike = frozenset(leaf.name for leaf in schema.states if _is_alike(folder, leaf, before))
         self._pairs = pairs(shapes)
         self._unchained: set[str] = set()
         self._steps = 0
@@ -49,22 +50,24 @@ class PartWriter:
         self._done = True
 
     def add(self, columns: Columns, where: str, origin: Origin | None) -> None:
-        """Append rows; ``where`` they come from, for people and (None where there is nothing to be copied) for us."""
+        """Append rows; ``where`` they come from, for people and (None where there is nothing to be copied) for us.
+
+        Leaves that were not read have no columns, and are copied.
+        """
         done = columns["next/done"].view(-1)
         copied: dict[str, Stored] = {}
         parts: list[Run] = []
-        if origin is not None and self._copied:
+        if origin is not None and self.alike:
             parts = runs(origin.place, done) or []
             if parts:
-                names = self._copied.intersection(untouched(origin, columns, parts))
-                copied = {name: origin.stored[name] for name in names}
+                copied = {name: origin.stored[name] for name in untouched(origin, columns, parts, self.alike)}
         self._check_chain(columns, done, where, copied)
         ends = done.nonzero().squeeze(1)
         for leaf in self._leaves:
-            rows = columns[leaf.name]
             if leaf.name in copied:
                 self._copy(leaf, copied[leaf.name], parts, done)
                 continue
+            rows = columns[leaf.name]
             if leaf.kind == "state":
                 rows = _in_state_order(rows, columns["next/" + leaf.name], done, ends)
             self._sinks[leaf.name].write(as_bytes(rows))
@@ -75,12 +78,15 @@ class PartWriter:
         for run in parts:
             first = stored.first + run.first
             last = first + run.stop - run.start + int(done[run.stop - 1])
+            assert isinstance(stored.leaf, ZstdRows)  # it is alike
             self._sinks[leaf.name].copy(*stored.leaf.compressed(first, last))
 
     def _check_chain(self, columns: Columns, done: torch.Tensor, where: str, copied: Mapping[str, Stored]) -> None:
         known = {path for name in copied for path in (name, "next/" + name)}  # they are what they were
         broken = unchained({path: rows for path, rows in columns.items() if path not in known}, done)
         for name in self._pairs:
+            if name not in columns:
+                continue  # nobody looked at it, or had to
             if not self._done and bool(differing(self._last[name][None], columns[name][:1])):
                 broken.setdefault(name, -1)
             self._first.setdefault(name, columns[name][0].clone())

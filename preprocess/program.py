@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from .arguments import assign
-from .function import Function, Per, check_call, fit_of, how_to_run
+from .function import Function, Per, check_call, fit_of, how_to_run, is_blind
 
 
 @dataclass(frozen=True)
@@ -20,13 +21,14 @@ class Program:
     """Functions with their arguments, one after the other; small and picklable.
 
     ``per`` is what they are given at a time, ``identities`` is what the lineage says of each, ``passes`` whether it needs to
-    see all of the data first.
+    see all of the data first; the first ``blind`` of them work without observations.
     """
 
     functions: tuple[Function, ...]
     per: Per
     identities: tuple[dict[str, Any], ...]
     passes: tuple[bool, ...]
+    blind: int
 
 
 def examine(
@@ -45,4 +47,5 @@ def examine(
         how_to_run(functions, per),
         tuple(fn.identity() for fn in functions),
         tuple(fit_of(fn) is not None for fn in functions),
+        sum(1 for _ in takewhile(is_blind, functions)),
     )

@@ -36,7 +36,8 @@ from .lineage import content_id, versions
 from .program import Program, examine
 from .records import collected
 from .request import Listener, Outlook, Preprocessed, Request
-from .setting import Setting, row_bytes
+from .setting import Setting, Windows, row_bytes
+from .stored import check_unread
 from .tasks import Examine, Fill
 
 MAX_PROCS = 8
@@ -165,6 +166,8 @@ class _Run:
             batch=batch,
             seed=request.seed,
             statistics=(None,) * len(self.functions),
+            # One step at a time, windows and slices are not the steps and episodes that are stored.
+            blind=self.program.blind if per != "sample" and request.windows == Windows() else 0,
         )
 
     # -- what is there -------------------------------------------------------------------------------------------------
@@ -288,6 +291,8 @@ class _Run:
         outlook = self.outlook(steps, int(disk + waiting), len(finished))
         listener.outlook(outlook)
         check_space(self.place.path, outlook.disk_bytes, self.place.id)
+        if self.setting.all_blind:
+            check_unread(self.path, self.input, [name for name in look["untouched"] if name in layout.schema])
         finish = Finish(self, layout, look)
         for number, record in finished.items():
             finish.check_edges(number, record, finished)

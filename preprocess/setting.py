@@ -55,7 +55,10 @@ def _is_observation(leaf: Leaf) -> bool:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all tasks of a run share; small and picklable. ``statistics`` are those of each function, where known."""
+    """What all tasks of a run share; small and picklable. ``statistics`` are those of each function, where known.
+
+    The first ``blind`` functions need no observations, with these windows.
+    """
 
     key: str
     path: Path
@@ -67,7 +70,13 @@ class Setting:
     batch: int
     seed: int
     statistics: tuple[dict[str, Any] | None, ...]
+    blind: int
 
     @property
     def whole_episodes(self) -> bool:
         return self.per == "episode"
+
+    @property
+    def all_blind(self) -> bool:
+        """Whether observations that are stored as the result's are to be are copied unread."""
+        return self.blind == len(self.functions)

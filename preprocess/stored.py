@@ -7,23 +7,30 @@ is taken over must have been compressed with the dictionary of the new dataset (
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+from ..errors import DamagedDatasetError
+from ..storage.checksums import sum_ranges
+from ..storage.manifest import Manifest
+from ..storage.mapped import VERIFY
 
-from ..storage.rows import ZstdRows
-from .chain import identical
+if TYPE_CHECKING:
+    import torch
+
+    from ..storage.rows import Rows
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Some rows of a compressed state leaf: ``rows`` ``[n, ...]`` as decoded, row 0 is number ``first`` of ``leaf``."""
+    """Some rows of a state leaf: ``rows`` ``[n, ...]``, row 0 is number ``first`` of ``leaf``; None where nobody reads them."""
 
-    leaf: ZstdRows
+    leaf: Rows
     first: int
-    rows: torch.Tensor
+    rows: torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -43,12 +50,27 @@ class Run:
     first: int
 
 
+def check_unread(path: Path, manifest: Manifest, names: Sequence[str]) -> None:
+    """Sum up the compressed rows of leaves that will be copied without being decoded: damage must not get a new checksum.
+
+    Raises DamagedDatasetError.
+    """
+    for name in (f"{leaf}/{file}" for leaf in names for file in ("blob", "offsets")):
+        ranges = manifest.files[name]
+        lengths = [int(length) for length, _ in ranges]
+        for number, (_, checksum) in enumerate(sum_ranges(path / name, lengths)):
+            if checksum != ranges[number][1]:
+                raise DamagedDatasetError(f"{path / name} is not what was written", hint=VERIFY)
+
+
 def runs(place: torch.Tensor, done: torch.Tensor) -> list[Run] | None:
     """The steps of a batch in runs; None where the input's rows are no rows of what is made of these steps.
 
     ``done`` (bool ``[steps]``) says after which steps an episode of the result ends. One that ends where the input goes on,
     or goes on where the input ends, has other states.
     """
+    import torch
+
     gaps = place[1:] - place[:-1]
     whole = torch.where(done[:-1], gaps >= 2, gaps == 1)  # a final state lies between two episodes
     if not bool(whole.all()):
@@ -57,23 +79,30 @@ def runs(place: torch.Tensor, done: torch.Tensor) -> list[Run] | None:
     return [Run(start, stop, int(place[start])) for start, stop in pairwise(edges)]
 
 
-def untouched(origin: Origin, columns: Mapping[str, torch.Tensor], parts: list[Run]) -> list[str]:
-    """The leaves of a result whose rows, and the successors of these, are those that were read."""
+def untouched(
+    origin: Origin, columns: Mapping[str, torch.Tensor], parts: list[Run], names: Collection[str]
+) -> list[str]:
+    """Those of the leaves ``names`` whose rows in a result, and the successors of these, are bit by bit what was read."""
     return [
         name
         for name, stored in origin.stored.items()
-        if name in columns
-        and "next/" + name in columns
-        and _is_untouched(stored, columns[name], columns["next/" + name], parts)
+        if name in names and _is_untouched(stored.rows, columns.get(name), columns.get("next/" + name), parts)
     ]
 
 
-def _is_untouched(stored: Stored, root: torch.Tensor, after: torch.Tensor, parts: list[Run]) -> bool:
-    rows = stored.rows
+def _is_untouched(
+    rows: torch.Tensor | None, root: torch.Tensor | None, after: torch.Tensor | None, parts: list[Run]
+) -> bool:
+    if rows is None:
+        return True
+    if root is None or after is None:
+        return False
     if root.dtype != rows.dtype or root.shape[1:] != rows.shape[1:]:
         return False
     if after.dtype != rows.dtype or after.shape != root.shape:
         return False
+    from .chain import identical
+
     return all(
         identical(tensor[run.start : run.stop], rows[first : first + run.stop - run.start])
         for run in parts

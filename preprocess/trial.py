@@ -74,7 +74,7 @@ def lay_out(
     codecs: dict[str, str] = {}
     dictionaries: dict[str, bytes] = {}
     if request.codec != "raw":
-        for name in set(names) & set(look["untouched"]):
+        for name in sorted(set(names).intersection(look["untouched"])):
             codecs[name], dictionaries[name], size = _as_before(run, name)
             step_bytes += size
     names = tuple(name for name in names if name not in codecs)

@@ -6,7 +6,7 @@ the edges of its own episodes and not at those of slices.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +14,10 @@ import torch
 from tensordict import TensorDict
 
 from ..storage.dataset import Dataset
-from ..storage.rows import ZstdRows
 from ..storage.ted import nest
 from .episodes import view_episodes
 from .setting import Windows
-from .stored import Stored
+from .stored import Origin, Stored
 
 
 class View:
@@ -45,31 +44,27 @@ class View:
         self._mark(td, start, stop)
         return td
 
-    def read_states(
-        self, start: int, stop: int, fresh: bool
-    ) -> tuple[TensorDict, dict[str, torch.Tensor], torch.Tensor]:
-        """The same, state leaves left out: those by name, a row for each state, and where in them each step begins.
-
-        Only without windows; a step's successor is the row after its own. ``fresh``: states may be changed.
-        """
-        columns: dict[str, torch.Tensor] = {}
-        states: dict[str, torch.Tensor] = {}
-        place = torch.zeros(stop - start, dtype=torch.int64)
-        for name, rows in self.dataset.rows.items():
-            if rows.leaf.kind == "step":
-                columns[name] = rows.block(start, stop).clone()
-            else:
-                found, place = self.dataset._states(rows, start, stop)
-                states[name] = found.clone() if fresh and rows.leaf.codec == "raw" else found
-        td = nest(columns, (stop - start,))
+    def read_steps(self, start: int, stop: int) -> TensorDict:
+        """The same without the state leaves; only without windows."""
+        leaves = {name: rows for name, rows in self.dataset.rows.items() if rows.leaf.kind == "step"}
+        td = nest({name: rows.block(start, stop).clone() for name, rows in leaves.items()}, (stop - start,))
         self._mark(td, start, stop)
-        return td, states, place
+        return td
 
-    def stored(self, start: int, states: Mapping[str, torch.Tensor]) -> dict[str, Stored]:
-        """Those of ``states``, as `read_states` gave them from step ``start`` on, that are compressed."""
-        first = start + int(self.dataset.episode_of(torch.tensor([start])))
-        leaves = ((name, self.dataset.rows[name]) for name in states)
-        return {name: Stored(rows, first, states[name]) for name, rows in leaves if isinstance(rows, ZstdRows)}
+    def states(self, start: int, stop: int, unread: Collection[str]) -> Origin:
+        """The states of the same steps, a row for each: a step's successor is the row behind the one that it begins with.
+
+        The rows of leaves in ``unread`` are not decoded.
+        """
+        steps = torch.arange(start, stop)
+        numbers = steps + self.dataset.episode_of(steps)
+        first, end = int(numbers[0]), int(numbers[-1]) + 2
+        states = {name: rows for name, rows in self.dataset.rows.items() if rows.leaf.kind == "state"}
+        stored = {
+            name: Stored(leaf, first, None if name in unread else leaf.block(first, end))
+            for name, leaf in states.items()
+        }
+        return Origin(numbers - first, stored)
 
     def scattered(self, steps: torch.Tensor) -> TensorDict:
         """Some steps, in any order, as ``read`` gives them."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .apply import Applier, at_work
+from .apply import Applier, Batch, at_work
 from .chain import as_bytes, differing, unchained
 from .chunks import Chunk
 from .function import fit_of
@@ -57,9 +57,11 @@ def fill(task: Fill, chunk: Chunk, on_rows: OnRows) -> dict[str, Any]:
     found, done = Found(), 0
     try:
         with at_work(applier, chunk.index):
-            for batch in applier.batches(chunk, found):
+            unread = part.alike if setting.all_blind else frozenset()
+            expected = {path: shape for path, shape in task.shapes.items() if path.removeprefix("next/") not in unread}
+            for batch in applier.batches(chunk, found, unread=unread):
                 if batch.columns:
-                    check_same(batch.columns, task.shapes, name, batch.where)
+                    check_same(batch.columns, expected, name, batch.where)
                     part.add(batch.columns, batch.where, batch.origin)
                 low = batch.first - chunk.first
                 dones[low : low + len(batch.dones)] += batch.dones
@@ -90,8 +92,7 @@ def look(task: Look, chunk: Chunk, on_rows: OnRows) -> dict[str, Any]:
             if batch.columns:
                 if shapes is None:
                     shapes = shapes_of(batch.columns)
-                    parts = runs(batch.origin.place, batch.columns["next/done"].view(-1)) if batch.origin else None
-                    same = untouched(batch.origin, batch.columns, parts) if batch.origin and parts else []
+                    same = _untouched(applier, batch)
                     if not setting.whole_episodes:
                         changed = _changed(applier, chunk, batch.columns)
                 check_same(batch.columns, shapes, setting.functions[-1].name, batch.where)
@@ -118,6 +119,15 @@ def look(task: Look, chunk: Chunk, on_rows: OnRows) -> dict[str, Any]:
         "seconds": seconds,
         "function_seconds": applier.seconds,
     }
+
+
+def _untouched(applier: Applier, batch: Batch) -> list[str]:
+    """Compressed leaves of a batch whose rows are those that were read."""
+    origin, before = batch.origin, applier.view.dataset.schema
+    parts = runs(origin.place, batch.columns["next/done"].view(-1)) if origin is not None else None
+    if origin is None or parts is None:
+        return []
+    return untouched(origin, batch.columns, parts, [leaf.name for leaf in before.states if leaf.codec == "zstd"])
 
 
 def _changed(applier: Applier, chunk: Chunk, columns: Columns) -> list[str]:

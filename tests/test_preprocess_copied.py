@@ -6,6 +6,7 @@ The inputs are compressed harder than preprocessing compresses: what was copied 
 from __future__ import annotations
 
 import itertools
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from preprocess_tools import make_input, plain, run
+from rbdata.errors import DamagedDatasetError
 from rbdata.preprocess.chain import identical
+from rbdata.preprocess.functions import ready
+from rbdata.preprocess.setting import Windows
 from rbdata.preprocess.stored import Run, runs
 from rbdata.storage import codecs
 from rbdata.storage.dataset import Dataset
+from rbdata.storage.rows import ZstdRows
 from rbdata.storage.verify import verify
 
 
@@ -42,7 +47,7 @@ def same_values(dataset: Dataset, source: Path, fn, per: str, batch: int) -> Non
     got = dataset.to_tensordict()
     assert torch.equal(got["observation"], whole["observation"])
     assert torch.equal(got["next", "observation"], whole["next", "observation"])
-    assert not verify(dataset.path).problems
+    assert verify(dataset.path).ok
 
 
 def rewards(td):
@@ -84,9 +89,65 @@ def test_untouched(per, codec, source, tmp_path):
     same_values(made, source, rewards, per, 7)
 
 
-def test_ready_made_functions_on_the_command_line(source, tmp_path):
-    made = run(tmp_path, ["rbdata:clip_rewards", "rbdata:returns_to_go"], source=source)
-    assert frames(made.path) == frames(source)
+class TestUnread:
+    """Functions that need no observations do not wait for them to be decoded."""
+
+    CHAIN = ("rbdata:clip_rewards", "rbdata:returns_to_go")
+
+    def decoded(self, monkeypatch) -> list[int]:
+        rows: list[int] = []
+        decode = ZstdRows._decode
+
+        def counted(self, which):
+            rows.append(len(which))
+            return decode(self, which)
+
+        monkeypatch.setattr(ZstdRows, "_decode", counted)
+        return rows
+
+    @pytest.mark.parametrize("per", [None, "episode"])
+    def test_copied(self, per, source, tmp_path, monkeypatch):
+        decoded = self.decoded(monkeypatch)
+        made = run(tmp_path, "rbdata:clip_rewards", source=source, per=per, batch_size=7)
+        assert sum(decoded) < 60  # of about 440, for the first look
+        assert frames(made.path) == frames(source)
+        same_values(made, source, ready("clip_rewards"), "batch", 7)
+
+    def test_chain_with_first_pass(self, source, tmp_path, monkeypatch):
+        decoded = self.decoded(monkeypatch)
+        functions = [*self.CHAIN, "rbdata:filter_episodes"]
+        made = run(tmp_path, functions, source=source, args={"min_quantile": 0.5}, batch_size=20)
+        assert sum(decoded) < 120
+        assert 0 < len(made.episodes) < len(Dataset(source).episodes)
+        assert set(frames(made.path)) <= set(frames(source))
+        steps = made.to_tensordict()
+        old = {row.numpy().tobytes() for row in Dataset(source).to_tensordict()["observation"]}
+        assert {row.numpy().tobytes() for row in steps["observation"]} <= old
+        assert verify(made.path).ok
+
+    def test_decoded_where_it_must_be(self, source, tmp_path):
+        raw = run(tmp_path, "rbdata:clip_rewards", source=source, codec="raw")
+        same_values(raw, source, ready("clip_rewards"), "batch", 7)
+        chain = run(tmp_path, [*self.CHAIN, rewards], "my/chain", source=source)
+        assert frames(chain.path) == frames(source)
+        cut = run(tmp_path, "rbdata:clip_rewards", "my/cut", source=source, num_frames=100)
+        assert torch.equal(cut.to_tensordict()["observation"], Dataset(source).to_tensordict()["observation"][:100])
+        slices = run(tmp_path, "rbdata:clip_rewards", "my/slices", source=source, windows=Windows(slice_len=3))
+        assert int(slices.episodes.length.max()) == 3
+        assert torch.equal(slices.to_tensordict()["observation"], Dataset(source).to_tensordict()["observation"])
+        for made in (cut, slices, chain):
+            assert verify(made.path).ok
+
+    def test_damage_gets_no_new_checksum(self, source, tmp_path):
+        copy = tmp_path / "copy"
+        shutil.copytree(source, copy)
+        blob = copy / "observation" / "blob"
+        data = bytearray(blob.read_bytes())
+        data[-3] ^= 1
+        blob.write_bytes(data)
+        with pytest.raises(DamagedDatasetError, match="blob is not what was written"):
+            run(tmp_path, "rbdata:clip_rewards", source=copy, batch_size=7)
+        assert not (tmp_path / "my" / "output").exists()
 
 
 def test_episodes_that_stay_are_copied(source, tmp_path):
@@ -99,8 +160,6 @@ def test_episodes_that_stay_are_copied(source, tmp_path):
 @pytest.mark.parametrize("options", [{"num_frames": 123}, {"windows": "slices"}])
 def test_cut(options, source, tmp_path):
     """Where the end of an episode is of our making its last successor is a row of the input all the same."""
-    from rbdata.preprocess.setting import Windows
-
     if options.get("windows"):
         options = {"windows": Windows(slice_len=5)}
     made = run(tmp_path, rewards, source=source, batch_size=7, **options)
@@ -110,7 +169,7 @@ def test_cut(options, source, tmp_path):
     assert torch.equal(made.to_tensordict()["next", "observation"], old["next", "observation"])
     if "num_frames" in options:
         assert frames(made.path) == frames(source)[: len(frames(made.path))]
-    assert not verify(made.path).problems
+    assert verify(made.path).ok
 
 
 def test_raw_is_raw(source, tmp_path):
@@ -152,7 +211,7 @@ class TestTouched:
         states = first + int((Dataset(source).episodes.start < first).sum())
         assert frames(made.path)[:states] == frames(source)[:states]
         assert len(lengths) == len(made.episodes)
-        assert not verify(made.path).problems
+        assert verify(made.path).ok
 
     @pytest.mark.parametrize("fn", [backwards, ends_early])
     def test_other_order_and_other_episodes(self, fn, source, tmp_path):

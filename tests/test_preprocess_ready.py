@@ -23,8 +23,10 @@ RBDATA = [sys.executable, "-c", "import sys; from rbdata.cli import main; sys.ar
 
 ALONE = [
     ("clip_rewards", "flat", {"low": -0.5}),
+    ("clip_rewards", "zstd", {"sign": True}),
     ("filter_episodes", "flat", {"min_quantile": 0.4, "max_length": 15}),
     ("filter_episodes", "raw", {"min_return": 0.0}),
+    ("filter_episodes", "zstd", {"min_quantile": 0.3, "min_length": 4}),
     ("grayscale", "zstd", {}),
     ("grayscale", "raw", {"keep_channel": True}),
     ("n_step", "flat", {"n": 3}),
@@ -36,6 +38,8 @@ ALONE = [
     ("resize_frames", "zstd", {"height": 12, "width": 8}),
     ("resize_frames", "ted", {"height": 30, "width": 25, "mode": "bilinear"}),
     ("returns_to_go", "flat", {"gamma": 0.9}),
+    ("returns_to_go", "zstd", {"gamma": 0.5, "key": "to_go"}),
+    ("scale_rewards", "zstd", {"shift": 2.0}),
     ("scale_rewards", "raw", {"scale": 0.1, "shift": -1}),
     ("select_keys", "flat", {"keys": "observation"}),
     ("subsample", "flat", {"every": 4}),

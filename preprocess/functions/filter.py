@@ -70,7 +70,7 @@ def _finish(
     return {"episodes": len(returns), "min_return": low, "max_return": high}
 
 
-@ready("episode", fit=Fit(_collect, _merge, _finish, _needed), check=_check)
+@ready("episode", fit=Fit(_collect, _merge, _finish, _needed), blind=True, check=_check)
 def filter_episodes(
     td: TensorDictBase,
     *,

@@ -39,12 +39,13 @@ class Fit:
 
 @dataclass(frozen=True)
 class Ready:
-    """``per``: what it must be given, any batch of steps or whole episodes. ``states``: it has ``on_state``, see `ready`."""
+    """``per``: what it must be given, any batch of steps or whole episodes; ``states``, ``blind``: see `ready`."""
 
     name: str
     per: Per
     fit: Fit | None
     states: bool
+    blind: bool
     signature: inspect.Signature
     validate: Callable[..., object] | None
 
@@ -82,18 +83,20 @@ def ready(
     *,
     fit: Fit | None = None,
     on_state: Callable[..., torch.Tensor] | None = None,
+    blind: bool = False,
     check: Callable[..., object] | None = None,
 ) -> Callable[[F], F]:
     """Mark ``fn(td, **args)`` as ready-made: it gets the attribute ``ready``.
 
     ``on_state(name, rows, **args)`` does to the state rows ``[n, ...]`` of one leaf what ``fn`` does to the leaf and to its
     successor: where states are stored once they need to be changed only once. It returns the rows themselves where the
-    leaf is none of its business. ``check(**args)`` raises UsageError for arguments that make no sense.
+    leaf is none of its business. ``blind``: it works without observations, and on whole steps or episodes as they are: where
+    they are compressed they need not be decoded. ``check(**args)`` raises UsageError for arguments that make no sense.
     """
 
     def mark(function: F) -> F:
         signature = inspect.signature(function)
-        record = Ready(function.__name__, per, fit, on_state is not None, signature, check)
+        record = Ready(function.__name__, per, fit, on_state is not None, blind, signature, check)
         vars(function).update(ready=record, on_state=on_state)
         return function
 

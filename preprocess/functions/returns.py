@@ -19,7 +19,7 @@ def _check(gamma: object = 1.0, key: object = "return_to_go") -> None:
     check_key(key)
 
 
-@ready("episode", check=_check)
+@ready("episode", blind=True, check=_check)
 def returns_to_go(td: TensorDictBase, *, gamma: float = 1.0, key: str = "return_to_go") -> TensorDictBase:
     """Add ``key``: the discounted sum of this reward and all later ones of the episode, shape and dtype of ``next/reward``.
 

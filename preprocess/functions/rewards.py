@@ -19,7 +19,7 @@ def _check_scale(scale: object = 1.0, shift: object = 0.0) -> None:
     number("shift", shift)
 
 
-@ready("batch", check=_check_scale)
+@ready("batch", blind=True, check=_check_scale)
 def scale_rewards(td: TensorDictBase, *, scale: float = 1.0, shift: float = 0.0) -> TensorDictBase:
     """``next/reward`` becomes ``scale * reward + shift``; computed in float64, stored in the reward's dtype.
 
@@ -40,7 +40,7 @@ def _check_clip(low: object = -1.0, high: object = 1.0, sign: object = False) ->
         raise UsageError("clip_rewards needs low, high, or both")
 
 
-@ready("batch", check=_check_clip)
+@ready("batch", blind=True, check=_check_clip)
 def clip_rewards(
     td: TensorDictBase, *, low: float | None = -1.0, high: float | None = 1.0, sign: bool = False
 ) -> TensorDictBase:
