@@ -48,6 +48,11 @@ class Layout:
         return tuple(leaf.name for leaf in self.schema if leaf.constant is None)
 
     @property
+    def compressed(self) -> tuple[str, ...]:
+        """The state leaves that are compressed."""
+        return tuple(leaf.name for leaf in self.schema.states if leaf.codec == "zstd")
+
+    @property
     def shapes(self) -> Shapes:
         """What every result must be like."""
         shapes: Shapes = {}

@@ -40,7 +40,7 @@ class PartWriter:
         self._sinks = {leaf.name: GrowingSink(folder, number, leaf, _encoder(folder, leaf)) for leaf in self._leaves}
         self._states = {leaf.name for leaf in schema.states}
         #: Leaves that are compressed as those of the input are: rows that nobody changed are copied.
-        self.alike = frozenset(leaf.name for leaf in schema.states if _is_alike(folder, leaf, before))
+        self._alike = frozenset(leaf.name for leaf in schema.states if _is_alike(folder, leaf, before))
         self._pairs = pairs(shapes)
         self._unchained: set[str] = set()
         self._steps = 0
@@ -57,10 +57,10 @@ class PartWriter:
         done = columns["next/done"].view(-1)
         copied: dict[str, Stored] = {}
         parts: list[Run] = []
-        if origin is not None and self.alike:
+        if origin is not None and self._alike:
             parts = runs(origin.place, done) or []
             if parts:
-                copied = {name: origin.stored[name] for name in untouched(origin, columns, parts, self.alike)}
+                copied = {name: origin.stored[name] for name in untouched(origin, columns, parts, self._alike)}
         self._check_chain(columns, done, where, copied)
         ends = done.nonzero().squeeze(1)
         for leaf in self._leaves:

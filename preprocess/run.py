@@ -140,7 +140,7 @@ class _Run:
         self.size = chunk_steps(batch, width)
         self.chunks = cut(self.episodes, self.size, per == "episode")
         self.identity = {
-            "preprocess": 1,
+            "preprocess": 2,
             "id": self.place.id,
             "input": content_id(self.input),
             "functions": list(self.program.identities),
@@ -291,13 +291,13 @@ class _Run:
         outlook = self.outlook(steps, int(disk + waiting), len(finished))
         listener.outlook(outlook)
         check_space(self.place.path, outlook.disk_bytes, self.place.id)
-        if self.setting.all_blind:
-            check_unread(self.path, self.input, [name for name in look["untouched"] if name in layout.schema])
+        unread = frozenset(look["untouched"]).intersection(layout.compressed) if self.setting.all_blind else frozenset()
+        check_unread(self.path, self.input, unread)
         finish = Finish(self, layout, look)
         for number, record in finished.items():
             finish.check_edges(number, record, finished)
         writer.merge()
-        work, next_merge = Fill(self.setting, layout.schema, layout.shapes), time.monotonic() + MERGE_EVERY
+        work, next_merge = Fill(self.setting, layout.schema, layout.shapes, unread), time.monotonic() + MERGE_EVERY
         for index, record in engine.run(work, left, listener.progress):
             finish.check_edges(index, record, finished)
             writer.part_done(index, record)

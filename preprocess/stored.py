@@ -7,7 +7,7 @@ is taken over must have been compressed with the dictionary of the new dataset (
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -50,12 +50,12 @@ class Run:
     first: int
 
 
-def check_unread(path: Path, manifest: Manifest, names: Sequence[str]) -> None:
+def check_unread(path: Path, manifest: Manifest, names: Collection[str]) -> None:
     """Sum up the compressed rows of leaves that will be copied without being decoded: damage must not get a new checksum.
 
     Raises DamagedDatasetError.
     """
-    for name in (f"{leaf}/{file}" for leaf in names for file in ("blob", "offsets")):
+    for name in (f"{leaf}/{file}" for leaf in sorted(names) for file in ("blob", "offsets")):
         ranges = manifest.files[name]
         lengths = [int(length) for length, _ in ranges]
         for number, (_, checksum) in enumerate(sum_ranges(path / name, lengths)):

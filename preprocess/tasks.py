@@ -36,11 +36,15 @@ class Examine:
 
 @dataclass(frozen=True)
 class Fill:
-    """Apply the functions to a chunk and write the results as a part. ``shapes`` are those every result must have."""
+    """Apply the functions to a chunk and write the results as a part. ``shapes`` are those every result must have.
+
+    Leaves in ``unread`` are copied as they are stored, and no function gets them.
+    """
 
     setting: Setting
     schema: Schema
     shapes: Shapes
+    unread: frozenset[str]
 
     def __call__(self, chunk: Chunk, on_rows: OnRows) -> dict[str, Any]:
         from .work import fill

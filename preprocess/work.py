@@ -57,9 +57,9 @@ def fill(task: Fill, chunk: Chunk, on_rows: OnRows) -> dict[str, Any]:
     found, done = Found(), 0
     try:
         with at_work(applier, chunk.index):
-            unread = part.alike if setting.all_blind else frozenset()
-            expected = {path: shape for path, shape in task.shapes.items() if path.removeprefix("next/") not in unread}
-            for batch in applier.batches(chunk, found, unread=unread):
+            shapes = task.shapes.items()
+            expected = {path: shape for path, shape in shapes if path.removeprefix("next/") not in task.unread}
+            for batch in applier.batches(chunk, found, unread=task.unread):
                 if batch.columns:
                     check_same(batch.columns, expected, name, batch.where)
                     part.add(batch.columns, batch.where, batch.origin)
