@@ -194,7 +194,7 @@ def kills(steps: int, number: int, seed: int) -> None:
         victims = [
             child
             for child in psutil.Process(process.pid).children(recursive=True)
-            if "loky" in " ".join(child.cmdline())
+            if "forkserver" in " ".join(child.cmdline())  # workers, and the process they are forked from
         ]
         if victims and rng.random() < 0.5:
             workers += 1
@@ -210,7 +210,9 @@ def kills(steps: int, number: int, seed: int) -> None:
     from preprocess_tools import lasting
 
     same = lasting(calm / "my" / "out") == lasting(root / "my" / "out")
-    print(f"{done} kills ({whole} of the whole run, {workers} of a worker): {'identical' if same else 'DIFFERENT'}\n")
+    print(
+        f"{done} kills ({whole} of the whole run, {workers} of a worker or their server): {'identical' if same else 'DIFFERENT'}\n"
+    )
     if not same:
         raise SystemExit(1)
 

@@ -469,7 +469,10 @@ def workers() -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            if child.status() != psutil.STATUS_ZOMBIE and "--process-name" in child.cmdline():
+            forked = (
+                "forkserver" in " ".join(child.cmdline()) and child.ppid() != os.getpid()
+            )  # else it is their server
+            if child.status() != psutil.STATUS_ZOMBIE and (forked or "--process-name" in child.cmdline()):
                 found.append(child)
     return found
 

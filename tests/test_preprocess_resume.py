@@ -131,7 +131,7 @@ class TestKilled:
                 time.sleep(0.005)
             time.sleep(rng.uniform(0, 0.1))
             children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-            workers = [child for child in children if "loky" in " ".join(child.cmdline())]
+            workers = [child for child in children if "forkserver" in " ".join(child.cmdline())]  # and their server
             if workers and number % 2:
                 rng.choice(workers).kill()
             else:
