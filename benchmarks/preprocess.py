@@ -210,9 +210,8 @@ def kills(steps: int, number: int, seed: int) -> None:
     from preprocess_tools import lasting
 
     same = lasting(calm / "my" / "out") == lasting(root / "my" / "out")
-    print(
-        f"{done} kills ({whole} of the whole run, {workers} of a worker or their server): {'identical' if same else 'DIFFERENT'}\n"
-    )
+    told = f"{done} kills ({whole} of the whole run, {workers} of a worker or of what they are forked from)"
+    print(f"{told}: {'identical' if same else 'DIFFERENT'}\n")
     if not same:
         raise SystemExit(1)
 
