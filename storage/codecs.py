@@ -18,6 +18,7 @@ Format of a frame: RFC 8878. The batch calls of the ``zstandard`` package take o
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,11 +27,13 @@ from ..errors import DamagedDatasetError
 
 LEVEL = 3
 DICTIONARY_BYTES = 110 * 1024
-#: Bytes of the pieces of samples that make a dictionary, and of what is counted in them (``k`` and ``d`` of zstd's
-#: FastCover). Left to itself zstd tries a few and often takes pieces of 50 bytes, which suits text: whole rows of a screen
-#: make frames of Pong and Breakout 1.6 and 2.8 times smaller, and none more than 3 % larger (20,000 frames each of Breakout,
-#: MsPacman, Pong, Seaquest and SpaceInvaders, 84x84 and 42x42, other frames than those sampled); in a quarter of the time.
-PIECE_BYTES, COUNTED_BYTES = 6000, 8
+#: Bytes of the pieces of samples that a dictionary is made of, and of what is counted in them (``k`` and ``d`` of zstd's
+#: FastCover): each of these is tried. Left to itself zstd judges by the rows it was trained on and often takes pieces of 50
+#: bytes, as for text. Whole rows of a screen make frames of Breakout three times smaller, small pieces those of Assault a
+#: quarter; over 56 games `benchmarks/scaling.py games` measures the mean.
+PIECES, COUNTED = (6000, 2000, 200), 8
+#: One row in so many is kept from training, to judge by.
+HELD_OUT = 8
 #: Fewer samples than this give dictionaries worse than none.
 MIN_SAMPLES = 64
 #: Below this many rows a second thread costs more than it saves.
@@ -44,18 +47,31 @@ _VERIFY = "`rbdata verify` names the damaged files"
 def train_dictionary(rows: np.ndarray) -> bytes:
     """Train a dictionary on sample rows, uint8 ``[n, row_bytes]``; empty when they are too few or too alike.
 
-    Deterministic: the same rows give the same dictionary.
+    Of several it is the one that makes rows smallest that it has not seen. Deterministic: the same rows give the same one.
     """
-    import zstandard
-
     if len(rows) < MIN_SAMPLES:
         return b""
+    unseen = np.arange(len(rows)) % HELD_OUT == HELD_OUT - 1
+    samples = [row.tobytes() for row in rows[~unseen]]
+    with ThreadPoolExecutor(len(PIECES), "rbdata-train") as pool:
+        found = [made for made in pool.map(partial(_train, samples), PIECES) if made]
+    judges = np.ascontiguousarray(rows[unseen])
+    return min(found, key=lambda made: _mean_bytes(made, judges), default=b"")
+
+
+def _train(samples: list[bytes], piece: int) -> bytes:
+    import zstandard
+
     try:
-        samples = [row.tobytes() for row in rows]
-        pieces = {"k": PIECE_BYTES, "d": COUNTED_BYTES}
-        return zstandard.train_dictionary(DICTIONARY_BYTES, samples, level=LEVEL, **pieces).as_bytes()
+        return zstandard.train_dictionary(DICTIONARY_BYTES, samples, level=LEVEL, k=piece, d=COUNTED).as_bytes()
     except zstandard.ZstdError:
         return b""  # rows too small or all the same: they compress well enough alone
+
+
+def _mean_bytes(dictionary: bytes, rows: np.ndarray) -> float:
+    starts = np.arange(len(rows), dtype=np.int64) * rows.shape[1]
+    _, lengths = RowEncoder(dictionary).encode(rows.reshape(-1), starts, rows.shape[1])
+    return float(lengths.mean())
 
 
 class RowEncoder:
