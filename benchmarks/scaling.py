@@ -129,7 +129,7 @@ def tables(args: argparse.Namespace) -> None:
     works = [
         Work("download and convert", convert, gz, zstd + small),
         Work("resize to 42x42, zstd to zstd", rows / args.resize_rate, zstd + small, made + small),
-        Work("new rewards, frames decoded and encoded again", rows / args.copy_rate, zstd + small, zstd + small),
+        Work("new rewards, frames copied as they are stored", rows / args.copy_rate, zstd + small, zstd + small),
     ]
     table(
         ["work", "core-hours", "read", "written", "a core reads", "a core writes", "cost of the cores"],
@@ -191,10 +191,10 @@ def main() -> None:
     second.add_argument("--gz-seconds", type=float, default=0.033, help="and of each MB of gzip in it")
     second.add_argument("--resize-rate", type=float, default=64e3, help="frames a second a core resizes, zstd to zstd")
     second.add_argument(
-        "--copy-rate", type=float, default=45e3, help="frames a second a core decodes and encodes again"
+        "--copy-rate", type=float, default=150e3, help="frames a second a core copies beside changed rewards"
     )
-    second.add_argument("--small-ratio", type=float, default=0.47, help="size of a zstd row of 42x42 to one of 84x84")
-    second.add_argument("--chunk", type=float, default=4748, help="frames of a task")
+    second.add_argument("--small-ratio", type=float, default=0.44, help="size of a zstd row of 42x42 to one of 84x84")
+    second.add_argument("--chunk", type=float, default=4744, help="frames of a task")
     second.add_argument("--task-rate", type=float, default=800, help="tasks a second one driver hands out")
     second.add_argument(
         "--drivers", type=int, default=300, help="commands that run beside each other: one for each run"

@@ -9,7 +9,7 @@ A compressed leaf is a folder of three flat files:
 
 Any row decodes alone. Two consecutive 84x84 Atari frames share nearly everything, but a row that leaned on its
 neighbour could not be read without it; a dictionary trained on rows from all over the data recovers most of the loss
-(measured on 1M real frames: 26 times smaller).
+(28 times smaller on a million frames of SpaceInvaders, 7,056 bytes to 250).
 
 Format of a frame: RFC 8878. The batch calls of the ``zstandard`` package take one buffer and a table of segments
 (offset, length: uint64 pairs), so that a whole batch is one call in C with the GIL released.
