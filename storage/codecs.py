@@ -59,7 +59,7 @@ def train_dictionary(rows: np.ndarray) -> bytes:
     return min(found, key=lambda made: _mean_bytes(made, judges), default=b"")
 
 
-def _train(samples: list[bytes], piece: int) -> bytes:
+def _train(samples: list[Any], piece: int) -> bytes:
     import zstandard
 
     try:
