@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from preprocess_tools import make_input
+from rbdata.datasets import pool
 from rbdata.datasets.pool import Workers, fork_server_is_available
 from rbdata.errors import WorkerLostError
 from worker_tasks import TASKS, about
@@ -77,6 +78,17 @@ def test_a_server_that_is_killed_is_replaced():
         os.kill(server, signal.SIGKILL)
         wait_until(lambda: is_gone(server))
         assert {record["parent"] for record in records(workers)} != {server}
+
+
+def test_fresh_interpreters_where_there_is_no_fork_server(monkeypatch):
+    monkeypatch.setattr(pool, "fork_server_is_available", lambda: False)
+    with Workers(2, modules=["h5py"]) as workers:
+        workers.prepare()
+        found = records(workers)
+    assert {record["parent"] for record in found} == {os.getpid()}
+    assert all(record["interrupt"] for record in found)
+    assert all("h5py" in record["loaded"] for record in found)
+    assert all(is_gone(record["pid"]) for record in found)
 
 
 SCRIPT = """
