@@ -17,6 +17,7 @@ Format of a frame: RFC 8878. The batch calls of the ``zstandard`` package take o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -44,19 +45,19 @@ CHUNK_ROWS = 128
 _VERIFY = "`rbdata verify` names the damaged files"
 
 
-def train_dictionary(rows: np.ndarray) -> bytes:
-    """Train a dictionary on sample rows, uint8 ``[n, row_bytes]``; empty when they are too few or too alike.
+def train_dictionary(rows: Iterable[np.ndarray]) -> bytes:
+    """Train a dictionary on sample rows, which may differ in size; empty when they are too few or too alike.
 
     Of several it is the one that makes rows smallest that it has not seen. Deterministic: the same rows give the same one.
     """
-    if len(rows) < MIN_SAMPLES:
+    samples: list[Any] = [row.tobytes() for row in rows]
+    if len(samples) < MIN_SAMPLES:
         return b""
-    unseen = np.arange(len(rows)) % HELD_OUT == HELD_OUT - 1
-    samples = [row.tobytes() for row in rows[~unseen]]
+    unseen = samples[HELD_OUT - 1 :: HELD_OUT]
+    seen = [sample for number, sample in enumerate(samples) if number % HELD_OUT != HELD_OUT - 1]
     with ThreadPoolExecutor(len(PIECES), "rbdata-train") as pool:
-        found = [made for made in pool.map(partial(_train, samples), PIECES) if made]
-    judges = np.ascontiguousarray(rows[unseen])
-    return min(found, key=lambda made: _mean_bytes(made, judges), default=b"")
+        found = [made for made in pool.map(partial(_train, seen), PIECES) if made]
+    return min(found, key=partial(_compressed_bytes, unseen), default=b"")
 
 
 def _train(samples: list[Any], piece: int) -> bytes:
@@ -68,10 +69,9 @@ def _train(samples: list[Any], piece: int) -> bytes:
         return b""  # rows too small or all the same: they compress well enough alone
 
 
-def _mean_bytes(dictionary: bytes, rows: np.ndarray) -> float:
-    starts = np.arange(len(rows), dtype=np.int64) * rows.shape[1]
-    _, lengths = RowEncoder(dictionary).encode(rows.reshape(-1), starts, rows.shape[1])
-    return float(lengths.mean())
+def _compressed_bytes(samples: list[Any], dictionary: bytes) -> int:
+    encoder, start = RowEncoder(dictionary), np.zeros(1, np.int64)
+    return sum(len(encoder.encode(sample, start, len(sample))[0]) for sample in samples)
 
 
 class RowEncoder:

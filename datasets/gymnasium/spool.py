@@ -74,7 +74,7 @@ class SpoolWriter:
         rows = [row for _, _, block in self._waiting for row in block]
         size = max((row.nbytes for row in rows), default=1)
         want = max(1, min(SAMPLE_ROWS, SAMPLE_BYTES // size, len(rows)))
-        chosen: Any = [rows[i] for i in np.unique(np.linspace(0, len(rows) - 1, want).astype(int))]
+        chosen = [rows[i] for i in np.unique(np.linspace(0, len(rows) - 1, want).astype(int))]
         dictionary = train_dictionary(chosen)
         (self._folder / DICTIONARY).write_bytes(dictionary)
         self._encoder = RowEncoder(dictionary, self._threads)

@@ -149,8 +149,7 @@ class MinariJob(SettlingJob):
         return [source for source in self._found.sources if source.column.large]
 
     def dictionary(self) -> bytes:
-        rows: Any = self._sampled()  # rows of different leaves may differ in size
-        return train_dictionary(rows)
+        return train_dictionary(self._sampled())
 
     def row_estimate(self, dictionary: bytes) -> float:
         if not self._large:
