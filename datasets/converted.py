@@ -7,7 +7,6 @@ compared with the checksums of the manifest, and only then the folder becomes th
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from ..errors import (
     TransientFetchError,
     UnknownDatasetError,
 )
-from ..storage.checksums import sum_ranges
+from ..storage.checksums import check_ranges
 from ..storage.folder import JOURNAL, RAW, DatasetPlace, check_id, free_bytes, remove_tree
 from ..storage.manifest import FILENAME, Manifest, read_manifest, write_manifest
 from ..storage.writer import DatasetWriter, fingerprint
@@ -196,12 +195,8 @@ def wrong_bytes(path: Path, ranges: list[list[Any]]) -> str | None:
     if found != expected:
         return f"has {found} bytes instead of {expected}"
     at = 0
-    for (length, stated), (_, checksum) in zip(ranges, _sums(path, ranges)):
-        if checksum != stated:
+    for (length, _), (_, sound) in zip(ranges, check_ranges(path, ranges)):
+        if not sound:
             return f"is not what the manifest says in bytes {at} to {at + length}"
         at += length
     return None
-
-
-def _sums(path: Path, ranges: list[list[Any]]) -> Iterator[tuple[int, str]]:
-    return iter(sum_ranges(path, [length for length, _ in ranges]))

@@ -34,12 +34,12 @@ class ForkServer(forkserver.ForkServer):
         self.set_forkserver_preload([_QUICK_START, *modules])
         self.context = _Context(self)
 
-    def start(self) -> None:
+    def ensure_running(self) -> None:
         """Begin loading, and return at once. Ctrl-C does not reach the server or its workers: what ends them is `stop`."""
         resource_tracker.ensure_running()  # here, as it unblocks what is blocked
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            self.ensure_running()
+            super().ensure_running()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

@@ -126,7 +126,7 @@ class Workers:
 
             # What loky's workers run first, and their part of this module, beside what the caller needs.
             self._server = ForkServer(["loky.process_executor", __name__, *self._modules])
-            self._server.start()
+            self._server.ensure_running()
         return self._server
 
     def _open(self) -> Any:

@@ -45,7 +45,7 @@ class Batch:
     first: int
     dones: np.ndarray
     rows_in: int
-    origin: Origin | None
+    origin: Origin | None = None
 
 
 class Applier:
@@ -87,7 +87,7 @@ class Applier:
             if setting.whole_episodes:
                 yield self._by_episode(td, first, last, prefix, found, origin)
             else:
-                yield self._by_step(td, start, stop, first, last, prefix, found, origin)
+                yield replace(self._by_step(td, start, stop, first, last, prefix, found), origin=origin)
 
     def through(self, chunk: Chunk, count: int) -> Iterator[tuple[TensorDictBase, str]]:
         """What the first ``count`` functions make of a chunk, batches or episodes one by one: for a first pass of the next."""
@@ -119,8 +119,9 @@ class Applier:
         td, origin = self.view.read_steps(start, stop), self.view.states(start, stop, unread)
         states = {name: stored.rows for name, stored in origin.stored.items() if stored.rows is not None}
         if prefix:  # raw rows are those of the file, as it is mapped here
-            states = {name: rows if self._is_fresh(name) else rows.clone() for name, rows in states.items()}
-        read, names = dict(states), set(leaves_of(td))
+            raw = [name for name in states if self.view.dataset.schema[name].codec == "raw"]
+            states.update({name: states[name].clone() for name in raw})
+        names = set(leaves_of(td))
         for bound in self.chain[:prefix]:
             for name in states:
                 states[name] = self._map(bound, name, states[name], where)
@@ -132,11 +133,8 @@ class Applier:
             key = tuple(name.split("/"))
             td.set(key, rows.index_select(0, origin.place))
             td.set(("next", *key), rows.index_select(0, origin.place + 1))
-        as_read = {name: old for name, old in origin.stored.items() if name in unread or states[name] is read[name]}
+        as_read = {name: old for name, old in origin.stored.items() if states.get(name) is old.rows}  # unread: None
         return td, replace(origin, stored=as_read) if as_read else None
-
-    def _is_fresh(self, name: str) -> bool:
-        return self.view.dataset.schema[name].codec != "raw"
 
     def _map(self, bound: Bound, name: str, rows: torch.Tensor, where: str) -> torch.Tensor:
         assert bound.on_state is not None  # `prefix` looked
@@ -149,15 +147,7 @@ class Applier:
     # -- calling -------------------------------------------------------------------------------------------------------
 
     def _by_step(
-        self,
-        td: TensorDict,
-        start: int,
-        stop: int,
-        first: int,
-        last: int,
-        prefix: int,
-        found: Found,
-        origin: Origin | None,
+        self, td: TensorDict, start: int, stop: int, first: int, last: int, prefix: int, found: Found
     ) -> Batch:
         starts = self.view.episodes.starts
         where = self._where(start, stop)
@@ -167,7 +157,7 @@ class Applier:
         done = columns["next/done"].view(-1).numpy()
         edges = np.clip(starts[first : last + 1], start, stop) - start
         counts = np.diff(np.concatenate([[0], np.cumsum(done)])[edges])
-        return Batch(where, columns, first, counts, stop - start, origin)
+        return Batch(where, columns, first, counts, stop - start)
 
     def _columns(
         self, td: TensorDict, where: str, ends: torch.Tensor, found: Found, chain: Sequence[Bound] | None

@@ -8,13 +8,12 @@ from math import gcd
 import numpy as np
 import torch
 
+from ..storage.rows import widest_word
 from .layout import pairs
 from .result import Columns
 
 #: Up to so many episodes in a batch it is faster to compare them one by one.
 FEW = 64
-
-_WORDS = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8))
 
 
 def unchained(columns: Columns, done: torch.Tensor) -> dict[str, int]:
@@ -44,17 +43,17 @@ def unchained(columns: Columns, done: torch.Tensor) -> dict[str, int]:
 
 def identical(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether tensors of one shape and dtype hold the same bits; four times faster than ``torch.equal`` for small numbers."""
-    if a.is_contiguous() and b.is_contiguous() and a.nbytes:
-        size = a.element_size()
-        aligned = gcd(a.nbytes // len(a), a.storage_offset() * size, b.storage_offset() * size)
-        word = next(word for width, word in _WORDS if aligned % width == 0)
-        a, b = (tensor.reshape(len(tensor), -1).view(word) for tensor in (a, b))
-    return torch.equal(a, b)
+    if not a.nbytes:
+        return True
+    a, b = a.contiguous(), b.contiguous()
+    size = a.element_size()
+    _, word = widest_word(gcd(a.nbytes // len(a), a.storage_offset() * size, b.storage_offset() * size))
+    return torch.equal(*(tensor.view(len(tensor), -1).view(word) for tensor in (a, b)))
 
 
 def differing(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Which rows differ, bool ``[n]``; NaN is like NaN."""
-    if torch.equal(a, b):
+    if identical(a, b):
         return torch.zeros(len(a), dtype=torch.bool)
     unequal = a != b
     if a.is_floating_point():

@@ -141,7 +141,7 @@ def how_to_run(functions: Sequence[Function], wanted: Per | None) -> Per:
 
     Raises UsageError where they need something else than is wanted.
     """
-    needs = {fn.name: getattr(getattr(fn.load(), "ready", None), "per", None) for fn in functions}
+    needs = {fn.name: _trait(fn, "per") for fn in functions}
     for name, per in needs.items():
         if wanted is not None and per == "episode" and wanted != "episode":
             message = f"{name} needs whole episodes, not --per {wanted}"
@@ -153,13 +153,18 @@ def how_to_run(functions: Sequence[Function], wanted: Per | None) -> Per:
 
 def fit_of(fn: Function) -> Fit | None:
     """The first pass that a function needs with these arguments."""
-    fit = getattr(getattr(fn.load(), "ready", None), "fit", None)
+    fit: Fit | None = _trait(fn, "fit")
     return fit if fit is not None and fit.needed(**fn.args) else None
 
 
 def is_blind(fn: Function) -> bool:
     """Whether it works without observations, on steps and episodes as they are."""
-    return getattr(getattr(fn.load(), "ready", None), "blind", False)
+    return bool(_trait(fn, "blind"))
+
+
+def _trait(fn: Function, name: str) -> Any:
+    """What a ready-made function says of itself (`functions.metadata.Ready`); None for all others."""
+    return getattr(getattr(fn.load(), "ready", None), name, None)
 
 
 def check_call(fn: Function) -> None:

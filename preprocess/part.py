@@ -22,7 +22,7 @@ from .chain import as_bytes, differing, unchained
 from .layout import Shapes, pairs
 from .records import not_chained
 from .result import Columns
-from .stored import Origin, Run, Stored, runs, untouched
+from .stored import Origin, Run, Stored, untouched
 
 if TYPE_CHECKING:
     from ..storage.dataset import Dataset
@@ -58,9 +58,8 @@ class PartWriter:
         copied: dict[str, Stored] = {}
         parts: list[Run] = []
         if origin is not None and self._alike:
-            parts = runs(origin.place, done) or []
-            if parts:
-                copied = {name: origin.stored[name] for name in untouched(origin, columns, parts, self._alike)}
+            names, parts = untouched(origin, columns, self._alike)
+            copied = {name: origin.stored[name] for name in names}
         self._check_chain(columns, done, where, copied)
         ends = done.nonzero().squeeze(1)
         for leaf in self._leaves:

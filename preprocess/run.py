@@ -28,6 +28,7 @@ from ..storage.episodes import open_episodes
 from ..storage.folder import DatasetPlace, check_id, check_space, free_bytes, make_writable, remove_tree
 from ..storage.manifest import Manifest, read_manifest
 from ..storage.schema import Schema
+from ..storage.verify import check_leaves
 from ..storage.writer import DatasetWriter, fingerprint
 from .chunks import Chunk, chunk_steps, cut, default_batch
 from .engines import Engine, open_engine
@@ -37,7 +38,6 @@ from .program import Program, examine
 from .records import collected
 from .request import Listener, Outlook, Preprocessed, Request
 from .setting import Setting, Windows, row_bytes
-from .stored import check_unread
 from .tasks import Examine, Fill
 
 MAX_PROCS = 8
@@ -292,7 +292,7 @@ class _Run:
         listener.outlook(outlook)
         check_space(self.place.path, outlook.disk_bytes, self.place.id)
         unread = frozenset(look["untouched"]).intersection(layout.compressed) if self.setting.all_blind else frozenset()
-        check_unread(self.path, self.input, unread)
+        check_leaves(self.path, self.input, unread)  # not decoded: damage must not get a new checksum
         finish = Finish(self, layout, look)
         for number, record in finished.items():
             finish.check_edges(number, record, finished)

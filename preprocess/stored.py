@@ -10,18 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ..errors import DamagedDatasetError
-from ..storage.checksums import sum_ranges
-from ..storage.manifest import Manifest
-from ..storage.mapped import VERIFY
+import torch
 
-if TYPE_CHECKING:
-    import torch
-
-    from ..storage.rows import Rows
+from ..storage.rows import Rows
+from .chain import identical
 
 
 @dataclass(frozen=True)
@@ -50,27 +43,12 @@ class Run:
     first: int
 
 
-def check_unread(path: Path, manifest: Manifest, names: Collection[str]) -> None:
-    """Sum up the compressed rows of leaves that will be copied without being decoded: damage must not get a new checksum.
-
-    Raises DamagedDatasetError.
-    """
-    for name in (f"{leaf}/{file}" for leaf in sorted(names) for file in ("blob", "offsets")):
-        ranges = manifest.files[name]
-        lengths = [int(length) for length, _ in ranges]
-        for number, (_, checksum) in enumerate(sum_ranges(path / name, lengths)):
-            if checksum != ranges[number][1]:
-                raise DamagedDatasetError(f"{path / name} is not what was written", hint=VERIFY)
-
-
 def runs(place: torch.Tensor, done: torch.Tensor) -> list[Run] | None:
     """The steps of a batch in runs; None where the input's rows are no rows of what is made of these steps.
 
     ``done`` (bool ``[steps]``) says after which steps an episode of the result ends. One that ends where the input goes on,
     or goes on where the input ends, has other states.
     """
-    import torch
-
     gaps = place[1:] - place[:-1]
     whole = torch.where(done[:-1], gaps >= 2, gaps == 1)  # a final state lies between two episodes
     if not bool(whole.all()):
@@ -80,14 +58,19 @@ def runs(place: torch.Tensor, done: torch.Tensor) -> list[Run] | None:
 
 
 def untouched(
-    origin: Origin, columns: Mapping[str, torch.Tensor], parts: list[Run], names: Collection[str]
-) -> list[str]:
-    """Those of the leaves ``names`` whose rows in a result, and the successors of these, are bit by bit what was read."""
-    return [
+    origin: Origin, columns: Mapping[str, torch.Tensor], names: Collection[str]
+) -> tuple[list[str], list[Run]]:
+    """Those of the leaves ``names`` whose rows in a result, and the successors of these, are bit by bit what was read.
+
+    And the runs that the result consists of; no leaves where there are no such runs.
+    """
+    parts = runs(origin.place, columns["next/done"].view(-1)) or []
+    found = [
         name
         for name, stored in origin.stored.items()
-        if name in names and _is_untouched(stored.rows, columns.get(name), columns.get("next/" + name), parts)
+        if parts and name in names and _is_untouched(stored.rows, columns.get(name), columns.get("next/" + name), parts)
     ]
+    return found, parts
 
 
 def _is_untouched(
@@ -101,8 +84,6 @@ def _is_untouched(
         return False
     if after.dtype != rows.dtype or after.shape != root.shape:
         return False
-    from .chain import identical
-
     return all(
         identical(tensor[run.start : run.stop], rows[first : first + run.stop - run.start])
         for run in parts

@@ -56,8 +56,7 @@ class View:
 
         The rows of leaves in ``unread`` are not decoded.
         """
-        steps = torch.arange(start, stop)
-        numbers = steps + self.dataset.episode_of(steps)
+        numbers = self.dataset.state_numbers(start, stop)
         first, end = int(numbers[0]), int(numbers[-1]) + 2
         states = {name: rows for name, rows in self.dataset.rows.items() if rows.leaf.kind == "state"}
         stored = {

@@ -21,7 +21,7 @@ from .part import PartWriter
 from .records import collected_path, packed, sample_path, save_arrays
 from .result import Columns, Found, check_same, leaves_of, shapes_of
 from .setting import Setting
-from .stored import runs, untouched
+from .stored import untouched
 from .tasks import Collect, Fill, Look, Sample
 
 OnRows = Callable[[int, int, int], None]
@@ -123,11 +123,10 @@ def look(task: Look, chunk: Chunk, on_rows: OnRows) -> dict[str, Any]:
 
 def _untouched(applier: Applier, batch: Batch) -> list[str]:
     """Compressed leaves of a batch whose rows are those that were read."""
-    origin, before = batch.origin, applier.view.dataset.schema
-    parts = runs(origin.place, batch.columns["next/done"].view(-1)) if origin is not None else None
-    if origin is None or parts is None:
+    if batch.origin is None:
         return []
-    return untouched(origin, batch.columns, parts, [leaf.name for leaf in before.states if leaf.codec == "zstd"])
+    compressed = [leaf.name for leaf in applier.view.dataset.schema.states if leaf.codec == "zstd"]
+    return untouched(batch.origin, batch.columns, compressed)[0]
 
 
 def _changed(applier: Applier, chunk: Chunk, columns: Columns) -> list[str]:

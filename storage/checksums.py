@@ -9,7 +9,7 @@ crc32c is the checksum Google Cloud Storage states for every object: https://clo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,13 @@ def crc32c(data: Any) -> str:
     checksum = Crc32c()
     checksum.update(data)
     return checksum.hex
+
+
+def check_ranges(path: Path, ranges: Sequence[Sequence[Any]]) -> Iterator[tuple[int, bool]]:
+    """The bytes found of each of a manifest's ``ranges`` of a file, and whether they are what was written."""
+    found = sum_ranges(path, [int(length) for length, _ in ranges])
+    for (length, checksum), (_, wanted) in zip(found, ranges):
+        yield length, checksum == wanted
 
 
 def sum_ranges(path: Path, lengths: list[int]) -> Iterator[Range]:

@@ -170,12 +170,16 @@ class Dataset:
                 columns["next/" + name] = states.index_select(0, local + 1)
         return nest(columns, (stop - start,))
 
+    def state_numbers(self, start: int, stop: int) -> torch.Tensor:
+        """The row of a state leaf that each of steps ``start..stop-1`` begins with, int64; its successor is the next row."""
+        steps = torch.arange(start, stop)
+        return steps + self.episode_of(steps)
+
     def _states(self, rows: Rows, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The state rows that steps ``start..stop-1`` begin and end with, and where in them each step begins."""
         if start == stop:
             return rows.block(0, 0), torch.empty(0, dtype=torch.int64)
-        steps = torch.arange(start, stop)
-        states = steps + self.episode_of(steps)
+        states = self.state_numbers(start, stop)
         first, last = int(states[0]), int(states[-1]) + 1
         return rows.block(first, last + 1), states - first
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import RbdataError
-from .checksums import crc32c, sum_ranges
+from .checksums import check_ranges, crc32c
 from .columns import leaf_path
 from .manifest import FILENAME, Manifest, read_manifest
 from .parts import part_path, preallocate
@@ -97,8 +97,7 @@ class OldDataset:
         if getattr(self, "_checked", None) == leaf.name:
             return
         ranges = self.manifest.files[f"{leaf.name}.memmap"]
-        found = sum_ranges(leaf_path(self.folder, leaf), [length for length, _ in ranges])
-        if [list(entry) for entry in found] != ranges:
+        if not all(sound for _, sound in check_ranges(leaf_path(self.folder, leaf), ranges)):
             raise RbdataError("the old leaf is damaged")
         self._checked = leaf.name
 

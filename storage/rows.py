@@ -23,6 +23,11 @@ from .schema import Leaf
 _WORDS = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8))
 
 
+def widest_word(size: int) -> tuple[int, torch.dtype]:
+    """The largest number, its bytes and its dtype, that memory of multiples of ``size`` bytes can be looked at as."""
+    return next((width, word) for width, word in _WORDS if size % width == 0)
+
+
 class Rows(Protocol):
     """The rows of a leaf, read-only."""
 
@@ -50,7 +55,7 @@ class RawRows:
         self._mapped = map_array(leaf_path(folder, leaf), np.dtype(np.uint8), count * leaf.row_bytes)
         bytes_ = torch.from_numpy(self._mapped)
         self.tensor = bytes_.view(torch_dtype(leaf)).view(count, *leaf.shape)
-        width, word = next((width, word) for width, word in _WORDS if leaf.row_bytes % width == 0)
+        width, word = widest_word(leaf.row_bytes)
         self._words = bytes_.view(word)
         self._per_row = leaf.row_bytes // width
         self._views: dict[int, torch.Tensor] = {}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..errors import RbdataError
-from .checksums import sum_ranges
+from ..errors import DamagedDatasetError, RbdataError
+from .checksums import check_ranges
 from .manifest import Manifest, read_manifest
+from .mapped import VERIFY
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,12 @@ def verify(
     report = Report()
     for path, ranges in sorted(manifest.files.items()):
         report.files += 1
-        lengths = [int(length) for length, _ in ranges]
-        what = _check_size(folder, path, sum(lengths))
+        what = _check_size(folder, path, sum(int(length) for length, _ in ranges))
         if what is None and not quick:
             at = 0
             try:
-                for number, (length, checksum) in enumerate(sum_ranges(folder / path, lengths)):
-                    if checksum != ranges[number][1]:
+                for number, (length, sound) in enumerate(check_ranges(folder / path, ranges)):
+                    if not sound:
                         where = _where(manifest, path, number)
                         what = f"bytes {at}..{at + length} are not what was written{where}"
                         report.problems.append(Problem(path, what))
@@ -75,6 +75,13 @@ def verify(
         except RbdataError as error:
             report.problems.append(Problem("", str(error)))
     return report
+
+
+def check_leaves(folder: Path, manifest: Manifest, names: Collection[str]) -> None:
+    """Sum up the compressed state leaves ``names``. Raises DamagedDatasetError for what is not what was written."""
+    for path in (f"{name}/{file}" for name in sorted(names) for file in ("blob", "offsets")):
+        if not all(sound for _, sound in check_ranges(folder / path, manifest.files[path])):
+            raise DamagedDatasetError(f"{folder / path} is not what was written", hint=VERIFY)
 
 
 def _check_size(folder: Path, path: str, size: int) -> str | None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
-import json
 import subprocess
 import sys
 import textwrap
@@ -13,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from contents import content
 from rbdata.datasets.download import convert, download
 from rbdata.datasets.request import Listener, Request
 from rbdata.datasets.source import ConvertOptions
@@ -220,21 +219,7 @@ def test_long_episodes_span_blocks(tmp_path: Path) -> None:
     one = get(tmp_path, tmp_path / "one")
     assert_holds(one, episodes)
     two = get(tmp_path, tmp_path / "two", procs=2)
-    assert contents(one.path) == contents(two.path)
-
-
-def contents(folder: Path) -> dict[str, str]:
-    """Every file hashed; of the manifest everything but when and from where."""
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            data = path.read_bytes()
-            if path.name == "rbdata.json":
-                manifest = json.loads(data)
-                del manifest["provenance"], manifest["checksum"]
-                data = json.dumps(manifest, sort_keys=True).encode()
-            found[path.relative_to(folder).as_posix()] = hashlib.sha256(data).hexdigest()
-    return found
+    assert content(one.path) == content(two.path)
 
 
 # -- the same experience from both upstreams -------------------------------------------------------------------------
@@ -378,7 +363,7 @@ def test_goes_on_where_it_stopped(tmp_path: Path, options: dict[str, str]) -> No
     """Stopped after every single thing it says: the files decoded before are not read again, the bytes come out the same."""
     episodes = make_episodes([[5, 30], [20], [40]])
     folder = write_run(tmp_path, [[e for e in episodes if e.checkpoint == number] for number in range(3)])
-    whole = contents(get(tmp_path, tmp_path / "whole", **options).path)
+    whole = content(get(tmp_path, tmp_path / "whole", **options).path)
 
     class Stop(Exception):
         pass
@@ -403,7 +388,7 @@ def test_goes_on_where_it_stopped(tmp_path: Path, options: dict[str, str]) -> No
             seen: list[int] = []
             dataset = Dataset(download(request, Listener(part_done=seen.append)).path)
             assert len(seen) == 3 - len(kept)
-            assert contents(dataset.path) == whole
+            assert content(dataset.path) == whole
         else:
             assert when > 5
             break

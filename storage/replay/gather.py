@@ -11,9 +11,8 @@ from typing import Any, Protocol
 
 import torch
 
+from ..rows import widest_word
 from .timeline import Timeline
-
-_WORDS = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8))
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class TensorRows:
         self.leaf = Field(name, shape, size)
         self.count, self.tensor = len(tensor), tensor
         self._wide: torch.Tensor | None = None
-        width, word = next((width, word) for width, word in _WORDS if size % width == 0) if size else (0, None)
+        width, word = widest_word(size) if size else (0, None)
         # Of short rows the views cost more than wider words save.
         if word is not None and size >= 64 and width > tensor.element_size() and tensor.data_ptr() % width == 0:
             self._wide = tensor.view(self.count, -1).view(torch.uint8).view(word)
