@@ -20,7 +20,7 @@ from .errors import RbdataError as RbdataError
 
 if TYPE_CHECKING:
     from .api import convert, delete, download, list_datasets, load, open_dataset, preprocess
-    from .datasets.d4rl.scores import normalized_score
+    from .datasets.sources.d4rl.scores import normalized_score
     from .storage.dataset import Dataset
     from .storage.replay import (
         DatasetStorage,
@@ -60,7 +60,7 @@ _HOMES = {
     "download": ".api",
     "list_datasets": ".api",
     "load": ".api",
-    "normalized_score": ".datasets.d4rl.scores",
+    "normalized_score": ".datasets.sources.d4rl.scores",
     "open_dataset": ".api",
     "preprocess": ".api",
     "Dataset": ".storage.dataset",

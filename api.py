@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from .datasets.download import Listener
+    from .datasets.acquire import Listener
     from .datasets.local import LocalDataset
     from .storage.dataset import Dataset
     from .storage.replay import ReplayBuffer
@@ -39,10 +39,10 @@ def download(
     for Atari, ``episodes_by="timeouts"`` for D4RL, ...). For the rest see `datasets.request.Request` and
     `datasets.source.ConvertOptions`. Raises what `datasets.download.download` raises.
     """
-    from .datasets.download import Request
-    from .datasets.download import download as run
+    from .datasets.acquire import Request
+    from .datasets.acquire import download as run
     from .datasets.fetch import FetchOptions
-    from .datasets.source import ConvertOptions
+    from .datasets.ingest.protocol import ConvertOptions
 
     options = ConvertOptions(codec, layout, unknown_next, parts=_parts(shards), extra=extra)
     request = Request(
@@ -74,9 +74,9 @@ def convert(
     **extra: Any,
 ) -> Path:
     """Convert raw data of a source that are in a folder already into the dataset ``dataset_id``; returns its folder."""
-    from .datasets.download import Request
-    from .datasets.download import convert as run
-    from .datasets.source import ConvertOptions
+    from .datasets.acquire import Request
+    from .datasets.acquire import convert as run
+    from .datasets.ingest.protocol import ConvertOptions
 
     options = ConvertOptions(codec, layout, unknown_next, parts=_parts(shards), extra=extra)
     request = Request(dataset_id, root=None if root is None else Path(root), procs=procs, options=options, force=force)
@@ -135,9 +135,9 @@ def preprocess(
     ``{"scale_rewards.scale": 2}`` for one of several). For the rest see `preprocess.request.Request`. An interrupted run
     goes on where it stopped. Raises what `preprocess.run.preprocess` raises.
     """
-    from .preprocess.request import Request
-    from .preprocess.run import preprocess as run
-    from .preprocess.setting import Windows
+    from .preprocess.driver import preprocess as run
+    from .preprocess.preprocess_request import Request
+    from .preprocess.run_config import Windows
 
     request = Request(
         os.fspath(dataset_id),
@@ -179,7 +179,7 @@ def _parts(shards: str | Sequence[int] | None) -> tuple[int, ...] | None:
     if shards is None:
         return None
     if isinstance(shards, str):
-        from .datasets.atari.shards import parse_selection
+        from .datasets.sources.atari.shards import parse_selection
 
         return tuple(parse_selection(shards))
     return tuple(sorted(set(shards)))

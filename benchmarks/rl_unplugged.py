@@ -25,7 +25,7 @@ from pathlib import Path
 from atari_shards import Base
 from harness import compare, disk_use, interleave, machine, measure, median, size
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
 WORK = Path(".bench") / "rl_unplugged"
 
@@ -88,11 +88,11 @@ def convert(mirror: Path, game: str, root: Path, procs: int) -> int:
 
 def decode(mirror: Path, game: str, folder: Path, procs: int) -> float:
     """Seconds for the decoder alone, in workers that have already imported what they need."""
-    from rbdata.datasets.atari.source import AtariSource
     from rbdata.datasets.fetch import open_location
-    from rbdata.datasets.pool import run_tasks
-    from rbdata.datasets.source import ConvertOptions
-    from rbdata.datasets.spooled import _Worker
+    from rbdata.datasets.ingest.protocol import ConvertOptions
+    from rbdata.datasets.ingest.staging import _Worker
+    from rbdata.datasets.sources.atari.source import AtariSource
+    from rbdata.datasets.workers.pool import run_tasks
 
     threads = max(1, len(os.sched_getaffinity(0)) // procs)
     for attempt in range(2):  # the first run warms workers and page cache
@@ -115,8 +115,8 @@ def pillow_floor(mirror: Path, game: str) -> float:
 
     import numpy as np
     from PIL import Image
-    from rbdata.datasets.rl_unplugged.example import parse_example
-    from rbdata.datasets.rl_unplugged.tfrecord import read_records
+    from rbdata.datasets.formats.tf_example import parse_example
+    from rbdata.datasets.formats.tfrecord import read_records
 
     file = min((mirror / "atari_episodes_ordered" / game).iterdir())
     record = next(iter(read_records([gzip.decompress(file.read_bytes())], file.name)))

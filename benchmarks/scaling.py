@@ -32,7 +32,7 @@ ROW = 84 * 84
 
 def measure_game(game: str, steps: int) -> dict[str, float]:
     """Bytes a frame of play takes: ``gzip`` (level 9, one stream) and ``zstd`` (rows on their own, with a dictionary)."""
-    from rbdata.storage.codecs import RowEncoder, train_dictionary
+    from rbdata.storage.codecs.zstd import RowEncoder, train_dictionary
     from record_atari import play
 
     frames = np.stack([step.frame for step in play(game, steps)]).reshape(steps, ROW)
@@ -46,7 +46,7 @@ def measure_game(game: str, steps: int) -> dict[str, float]:
 
 
 def games(args: argparse.Namespace) -> None:
-    from rbdata.datasets.atari.games import GAMES
+    from rbdata.datasets.sources.atari.games import GAMES
 
     found: dict[str, dict[str, float]] = json.loads(args.out.read_text()) if args.out.exists() else {}
     for game in GAMES:
@@ -87,7 +87,7 @@ def hours(seconds: float) -> str:
 
 
 def tables(args: argparse.Namespace) -> None:
-    from rbdata.datasets.atari.games import GAMES
+    from rbdata.datasets.sources.atari.games import GAMES
 
     sizes: dict[str, dict[str, float]] = json.loads(args.games.read_text())
     missing = [game for game in GAMES if game not in sizes]

@@ -20,15 +20,15 @@ def run(root: Root = None) -> None:
     Flags win over environment variables (RBDATA_ROOT, RBDATA_PROCS, RBDATA_UPSTREAM, RBDATA_MIRROR, RBDATA_<SOURCE>_MIRROR),
     these over the configuration file (RBDATA_CONFIG names another one), and that over the defaults.
     """
-    from .. import config
+    from .. import settings
 
-    settings = config.effective(root)
+    found = settings.effective(root)
     if out.json:
-        out.document({one.name: {"value": one.value, "from": one.origin} for one in settings})
+        out.document({one.name: {"value": one.value, "from": one.origin} for one in found})
     elif out.quiet:
-        for one in settings:
+        for one in found:
             out.line(f"{one.name}={'' if one.value is None else one.value}")
     else:
-        out.table(_COLUMNS, [(one.name, None if one.value is None else str(one.value), one.origin) for one in settings])
-        if settings[0].value is None and config.path() is not None:
-            out.note(f"no configuration file; it would be {config.path()}")
+        out.table(_COLUMNS, [(one.name, None if one.value is None else str(one.value), one.origin) for one in found])
+        if found[0].value is None and settings.path() is not None:
+            out.note(f"no configuration file; it would be {settings.path()}")

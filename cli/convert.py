@@ -37,9 +37,9 @@ def run(
 
     The raw files are left as they are. Run again, it continues where it was stopped.
     """
-    from ..datasets.download import Request, convert
-    from ..datasets.source import ConvertOptions
-    from .outcome import Result, finish, work
+    from ..datasets.acquire import Request, convert
+    from ..datasets.ingest.protocol import ConvertOptions
+    from .report import Result, finish, work
     from .source_options import given
 
     options = ConvertOptions(codec, layout, unknown_next, parts=rows_selected(shards), extra=given(ctx))

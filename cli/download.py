@@ -55,10 +55,10 @@ def run(
     What is complete is left alone; what an earlier run began is continued, with the same command. One of several that
     fails does not stop the others.
     """
-    from ..datasets.download import Request, download
+    from ..datasets.acquire import Request, download
     from ..datasets.fetch import FetchOptions
-    from ..datasets.source import ConvertOptions
-    from .outcome import Result, attempt, finish, work
+    from ..datasets.ingest.protocol import ConvertOptions
+    from .report import Result, attempt, finish, work
     from .source_options import given
 
     options = ConvertOptions(codec, layout, unknown_next, parts=rows_selected(shards), extra=given(ctx))

@@ -54,7 +54,7 @@ def run(
     every dataset is one tab-separated row of id, state, steps, episodes and bytes. Nothing here asks the network but
     --refresh, whose answer is kept with its date.
     """
-    from .. import config
+    from .. import settings
     from ..datasets import catalogue
     from ..datasets.local import list_local
 
@@ -68,7 +68,7 @@ def run(
     remote = {} if local or source == catalogue.MINE else catalogue.remote_ids(source, root)
     listed = [] if local or source == catalogue.MINE else [*catalogue.known_ids(source), *remote]
     absent = [name for name in dict.fromkeys(listed) if name not in ids and _wanted(name, None, match)]
-    where = config.root(root)
+    where = settings.root(root)
 
     if out.json:
         rows = [_record(one) for one in here] + [_absent(name, remote.get(name)) for name in absent]
@@ -190,7 +190,7 @@ def _summary(ids: list[str]) -> None:
 
 def _folded(names: list[str]) -> list[str]:
     """``Pong/1, Pong/2, Pong/3, Tennis/4`` -> ``Pong/1-3, Tennis/4``."""
-    from ..datasets.atari.shards import format_numbers
+    from ..datasets.sources.atari.shards import format_numbers
 
     families: dict[str, list[int]] = defaultdict(list)
     folded: list[str] = []

@@ -47,8 +47,8 @@ def push(
     Files that are there already are not sent again: run again, it continues. Each is verified where it arrives, and the
     manifest goes last, so a mirror shows no dataset that is not whole.
     """
-    from ..datasets import mirror
     from ..datasets.fetch import FetchOptions
+    from ..datasets.mirrors import push as mirror
 
     fetch = FetchOptions(user_project=user_project)
     with bytes_checked(f"pushing {dataset}") as told:
@@ -81,8 +81,8 @@ def ls(place: Place, user_project: UserProject = None) -> int:
 
     Datasets are taken by `rbdata download --mirror` as they are; raw files are converted on the way.
     """
-    from ..datasets import mirror
     from ..datasets.fetch import FetchOptions
+    from ..datasets.mirrors import push as mirror
 
     entries = mirror.ls(place, fetch=FetchOptions(user_project=user_project))
     if out.json:

@@ -90,6 +90,6 @@ def rows_selected(shards: str | None) -> tuple[int, ...] | None:
     """``--shards`` as the library wants it."""
     if shards is None:
         return None
-    from ..datasets.atari.shards import parse_selection
+    from ..datasets.sources.atari.shards import parse_selection
 
     return tuple(parse_selection(shards))

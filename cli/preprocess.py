@@ -11,7 +11,7 @@ from .console import Column, Fact, out
 from .options import Force, LocalId, Procs, Root
 
 if TYPE_CHECKING:
-    from ..preprocess.request import Preprocessed, Trial
+    from ..preprocess.preprocess_request import Preprocessed, Trial
 
 EXAMPLES = """
   rbdata preprocess Pong/5 --fn my.module:fn --dest my/pong --procs 8
@@ -91,10 +91,10 @@ def run(
     decides, every later one must be like it. Run again, it continues where it was stopped.
     """
     from ..preprocess.arguments import parse
-    from ..preprocess.request import Request
-    from ..preprocess.run import preprocess
-    from ..preprocess.setting import Windows
-    from .outcome import Result, finish, work
+    from ..preprocess.driver import preprocess
+    from ..preprocess.preprocess_request import Request
+    from ..preprocess.run_config import Windows
+    from .report import Result, finish, work
 
     request = Request(
         id=dataset,

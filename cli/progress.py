@@ -16,8 +16,8 @@ from . import text
 from .console import out
 
 if TYPE_CHECKING:
-    from ..datasets.download import Listener, Outlook
-    from ..datasets.pool import TaskProgress
+    from ..datasets.acquire import Listener, Outlook
+    from ..datasets.workers.pool import TaskProgress
 
 #: Seconds between two plain lines, and before the first.
 EVERY = 10.0
@@ -111,7 +111,7 @@ class Tally:
 @contextmanager
 def shown(dataset_id: str, on_outlook: Callable[[Outlook], None]) -> Iterator[Listener]:
     """A listener that shows how a run proceeds, for as long as the block lasts. ``on_outlook`` sees the plan first."""
-    from ..datasets.download import Listener
+    from ..datasets.acquire import Listener
 
     if out.quiet:
         yield Listener(outlook=on_outlook)
@@ -158,7 +158,7 @@ class _Lines:
         self._last = time.monotonic()
 
     def listener(self) -> Listener:
-        from ..datasets.download import Listener
+        from ..datasets.acquire import Listener
 
         return Listener(
             planned=lambda done, total: self._now_and_then(f"planning, {done} of {total} raw files read"),
@@ -229,7 +229,7 @@ class _Bars:
         self._progress.stop()
 
     def listener(self) -> Listener:
-        from ..datasets.download import Listener
+        from ..datasets.acquire import Listener
 
         return Listener(
             stage=self._stage,

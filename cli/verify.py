@@ -84,7 +84,7 @@ def run(
 
 def _check(dataset: str, root: Path | None, quick: bool) -> dict[str, Any]:
     from ..datasets.local import find
-    from ..storage.verify import verify
+    from ..storage.integrity import verify
 
     began = time.monotonic()
     path = find(dataset, root)

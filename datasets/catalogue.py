@@ -13,16 +13,16 @@ from pathlib import Path
 
 from ..errors import UnknownDatasetError
 from ..storage.folder import check_id
-from .listing import RemoteDataset
-from .source import Source
+from .ingest.listing import RemoteDataset
+from .ingest.protocol import Source
 
 #: Source name -> module below this package and class in it. Loaded when asked for.
 _SOURCES = {
-    "atari": ("atari.source", "AtariSource"),
-    "d4rl": ("d4rl.source", "D4rlSource"),
-    "minari": ("minari.source", "MinariSource"),
-    "openml": ("openml.source", "OpenmlSource"),
-    "gymnasium": ("gymnasium.source", "GymnasiumSource"),
+    "atari": ("sources.atari.source", "AtariSource"),
+    "d4rl": ("sources.d4rl.source", "D4rlSource"),
+    "minari": ("sources.minari.source", "MinariSource"),
+    "openml": ("sources.openml.source", "OpenmlSource"),
+    "gymnasium": ("sources.gymnasium.source", "GymnasiumSource"),
 }
 
 #: The namespace of datasets that come from no source.
@@ -91,7 +91,7 @@ def split_address(text: str) -> tuple[str, str] | None:
     """
     if "://" not in text:
         return None
-    from .minari.names import split_url  # the one provider with addresses of its own
+    from .sources.minari.names import split_url  # the one provider with addresses of its own
 
     found = split_url(text)
     return (f"minari/{found[1]}", found[0]) if found else None

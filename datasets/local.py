@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from .. import config
+from .. import settings
 from ..errors import DatasetNotFoundError, NotADatasetError, RbdataError, UnknownDatasetError, UsageError
 from ..storage.folder import JOURNAL, DatasetPlace, find_datasets
 from ..storage.journal import Journal
@@ -37,13 +37,13 @@ class LocalDataset:
 
 def list_local(root: str | os.PathLike[str] | None = None) -> list[LocalDataset]:
     """Everything under the root, sorted by id; an empty list when there is no root yet. Reads manifests only."""
-    where = config.root(root)
+    where = settings.root(root)
     return [_describe(*entry) for entry in find_datasets(where)] if where.is_dir() else []
 
 
 def local_ids(root: str | os.PathLike[str] | None = None) -> list[str]:
     """Ids of the complete datasets under the root."""
-    where = config.root(root)
+    where = settings.root(root)
     return [dataset_id for dataset_id, _, complete in find_datasets(where) if complete] if where.is_dir() else []
 
 
@@ -62,7 +62,7 @@ def find(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None
             f"{text} holds no dataset: there is no {FILENAME} in it" if as_path.is_dir() else f"there is no {text}"
         )
         raise NotADatasetError(message, hint="`rbdata list --local` shows the datasets that are there")
-    where = config.root(root)
+    where = settings.root(root)
     dataset_id, source = catalogue.resolve(text, local_ids(where))
     place = DatasetPlace(where, dataset_id)
     if place.exists():
@@ -85,7 +85,7 @@ def open_dataset(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str
 
 def deletable(text: str, root: str | os.PathLike[str] | None = None) -> DatasetPlace:
     """The place of a dataset, complete or not, that can be deleted; raises DatasetNotFoundError when nothing is there."""
-    where = config.root(root)
+    where = settings.root(root)
     there = {entry.id for entry in list_local(where)}
     try:
         dataset_id, _ = catalogue.resolve(text, there)

@@ -23,11 +23,11 @@ from tensordict import TensorDict, TensorDictBase
 from ..errors import FunctionError, RbdataError, ResultError
 from .chunks import Chunk, batches, step_range
 from .function import Bound
+from .input_view import View
 from .layout import is_observation_pair
+from .passthrough import Origin
 from .result import Columns, Found, Kept, check_batch, columns_of, complete, joined, leaves_of
-from .setting import Setting
-from .stored import Origin
-from .view import View
+from .run_config import Setting
 
 _HERE = str(Path(__file__).parent)
 

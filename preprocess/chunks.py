@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .episodes import Episodes
+from .episode_view import Episodes
 
 #: A batch of this many bytes as the function sees it, or so many steps.
 BATCH_BYTES, BATCH_STEPS = 8 << 20, 1 << 14

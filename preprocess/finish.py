@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ResultError
-from ..storage.columns import leaf_path
+from ..storage.column_writer import leaf_path
 from ..storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeTable
 from ..storage.manifest import Manifest
 from ..storage.schema import Leaf
@@ -19,7 +19,7 @@ from .lineage import describe_input, leaf_changes, named_statistics, spaces_left
 from .records import not_chained, unpacked
 
 if TYPE_CHECKING:
-    from .run import _Run
+    from .driver import _Run
 
 #: Steps whose flags and rewards are looked at together.
 _BLOCK = 1 << 20

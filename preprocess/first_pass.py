@@ -9,16 +9,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ..datasets.workers.engines import Engine
 from ..errors import ResultError
 from ..storage.writer import DatasetWriter, fingerprint
-from .engines import Engine
 from .function import fit_of
-from .request import Listener
+from .preprocess_request import Listener
 
 if TYPE_CHECKING:
     import torch
 
-    from .run import _Run
+    from .driver import _Run
 
 
 def collect_statistics(

@@ -22,7 +22,7 @@ from .lookup import READY, find_function
 if TYPE_CHECKING:
     import torch
 
-    from .functions.metadata import Fit
+    from .functions.traits import Fit
 
 Per = Literal["batch", "sample", "episode"]
 

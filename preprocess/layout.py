@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..storage.codecs import RowEncoder, train_dictionary
+from ..storage.codecs.zstd import RowEncoder, train_dictionary
 from ..storage.schema import FLAGS, LARGE_ROW, Leaf, Schema, ted_flags
 
 #: Path -> (dtype, shape of a row).

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..storage.codecs import RowEncoder
-from ..storage.parts import GrowingSink, sync_part
+from ..storage.codecs.zstd import RowEncoder
 from ..storage.rows import ZstdRows
 from ..storage.schema import Leaf, Schema
-from .chain import as_bytes, differing, unchained
+from ..storage.sinks import GrowingSink, sync_part
 from .layout import Shapes, pairs
+from .passthrough import Origin, Run, Stored, untouched
 from .records import not_chained
 from .result import Columns
-from .stored import Origin, Run, Stored, untouched
+from .successors import as_bytes, differing, unchained
 
 if TYPE_CHECKING:
     from ..storage.dataset import Dataset

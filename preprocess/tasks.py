@@ -14,7 +14,7 @@ from ..storage.schema import Schema
 from .chunks import Chunk
 from .function import Per
 from .layout import Shapes
-from .setting import Setting
+from .run_config import Setting
 
 OnRows = Callable[[int, int, int], None]
 
@@ -29,7 +29,7 @@ class Examine:
     per: Per | None
 
     def __call__(self, chunk: Chunk, on_rows: OnRows) -> dict[str, Any]:
-        from .program import examine
+        from .function_chain import examine
 
         return {"program": examine(self.given, self.args, self.folder, self.per)}
 
@@ -47,7 +47,7 @@ class Fill:
     unread: frozenset[str]
 
     def __call__(self, chunk: Chunk, on_rows: OnRows) -> dict[str, Any]:
-        from .work import fill
+        from .worker import fill
 
         return fill(self, chunk, on_rows)
 
@@ -60,7 +60,7 @@ class Look:
     batches: int | None = 2
 
     def __call__(self, chunk: Chunk, on_rows: OnRows) -> dict[str, Any]:
-        from .work import look
+        from .worker import look
 
         return look(self, chunk, on_rows)
 
@@ -73,7 +73,7 @@ class Sample:
     names: tuple[str, ...]
 
     def __call__(self, chunk: Chunk, on_rows: OnRows) -> dict[str, Any]:
-        from .work import sample
+        from .worker import sample
 
         return sample(self, chunk, on_rows)
 
@@ -86,6 +86,6 @@ class Collect:
     number: int
 
     def __call__(self, chunk: Chunk, on_rows: OnRows) -> dict[str, Any]:
-        from .work import collect
+        from .worker import collect
 
         return collect(self, chunk, on_rows)

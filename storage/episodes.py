@@ -21,7 +21,7 @@ import numpy as np
 
 from ..errors import InvariantError
 from .checksums import crc32c
-from .mapped import map_array
+from .memory_map import map_array
 from .tensordict_meta import write_meta
 
 FOLDER = "episodes"

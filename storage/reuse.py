@@ -14,10 +14,10 @@ import numpy as np
 
 from ..errors import RbdataError
 from .checksums import check_ranges, crc32c
-from .columns import leaf_path
+from .column_writer import leaf_path
 from .manifest import FILENAME, Manifest, read_manifest
-from .parts import part_path, preallocate
 from .schema import Leaf, Schema
+from .sinks import part_path, preallocate
 from .writer import DatasetWriter, open_sink
 
 _BLOCK_ROWS = 4096

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from ..errors import DamagedDatasetError
-from .codecs import ParallelDecoder
-from .columns import leaf_path
-from .mapped import VERIFY, keep_freed_memory, map_array, will_read
+from .codecs.zstd import ParallelDecoder
+from .column_writer import leaf_path
+from .memory_map import VERIFY, keep_freed_memory, map_array, will_read
 from .schema import Leaf
 
 _WORDS = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8))

@@ -25,25 +25,15 @@ import numpy as np
 
 from ..errors import DatasetExistsError, RbdataError
 from .checksums import Crc32c, crc32c
-from .codecs import RowEncoder
-from .columns import ColumnWriter, leaf_path
+from .codecs.zstd import RowEncoder
+from .column_writer import ColumnWriter, leaf_path
 from .episodes import FOLDER as EPISODES
 from .episodes import EpisodeTable
 from .folder import JOURNAL, PARTS, RAW, DatasetPlace, remove_tree
 from .journal import Journal
 from .manifest import Manifest, sync_folder, write_atomically, write_manifest
-from .parts import (
-    RawSink,
-    Sink,
-    TedSink,
-    ZstdSink,
-    part_is_there,
-    part_path,
-    preallocate,
-    read_lengths,
-    read_pieces,
-)
 from .schema import Leaf, Schema
+from .sinks import RawSink, Sink, TedSink, ZstdSink, part_is_there, part_path, preallocate, read_lengths, read_pieces
 from .tensordict_meta import write_meta
 
 Files = dict[str, list[list[Any]]]

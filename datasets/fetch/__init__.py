@@ -8,12 +8,12 @@ Importing this costs next to nothing: the transports, and with them requests and
 
 from __future__ import annotations
 
-from .checksum import Verifier
 from .location import FetchOptions, Location, RemoteObject, open_location
 from .readahead import Readahead, readahead
 from .retry import Retry
 from .stream import pinned, read_all, resolve, stream
 from .to_file import fetch_to_file
+from .verifier import Verifier
 
 __all__ = [
     "FetchOptions",

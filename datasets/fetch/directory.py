@@ -11,7 +11,7 @@ from typing import TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from ...errors import FetchError, ForbiddenError, ObjectChangedError, ObjectNotFoundError, UsageError
-from .failures import MISSING, transient
+from .http_errors import MISSING, transient
 from .location import FetchOptions, Names, Objects, RemoteObject, checked_offset, checked_path, require_inside
 
 BLOCK = 1 << 20

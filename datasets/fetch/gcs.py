@@ -19,9 +19,9 @@ from ...errors import (
     TransientFetchError,
     UsageError,
 )
-from .failures import network_error, reason, status_error, transient
 from .google_login import Door
 from .headers import hex_of_base64
+from .http_errors import network_error, reason, status_error, transient
 from .location import (
     FetchOptions,
     Names,

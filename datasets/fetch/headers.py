@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from ...errors import FetchError, ObjectChangedError
-from .failures import status_error
+from .http_errors import status_error
 from .location import RemoteObject
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
 from ...errors import FetchError, ObjectNotFoundError, UsageError
-from .failures import MISSING, raise_network_error, status_error, status_of, transient
 from .headers import (
     accepted_encoding,
     check_same_object,
@@ -17,7 +16,8 @@ from .headers import (
     stated_checksums,
     stated_version,
 )
-from .index import Index, parse_index
+from .html_index import Index, parse_index
+from .http_errors import MISSING, raise_network_error, status_error, status_of, transient
 from .location import FetchOptions, Names, Objects, RemoteObject, checked_offset, checked_path, joined, require_inside
 from .per_process import PerProcess
 from .retry import retrying

@@ -136,10 +136,10 @@ def open_location(url: str | os.PathLike[str], *, options: FetchOptions | None =
 
         return GcsLocation.from_url(text, options)
     if scheme == "hf":
-        from .hub import HubLocation
+        from .hugging_face import HubLocation
 
         return HubLocation.from_url(text, options)
-    from .remote import FsspecLocation
+    from .fsspec_store import FsspecLocation
 
     return FsspecLocation.from_url(text, options)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ...errors import TransientFetchError
-from .failures import retry_after
+from .http_errors import retry_after
 from .location import FetchOptions
 
 T = TypeVar("T")

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import cast
 
 from ...errors import FetchError, TransientFetchError
-from .checksum import Verifier
 from .location import FetchOptions, Location, RemoteObject
 from .retry import Retry, next_try
+from .verifier import Verifier
 
 OnBytes = Callable[[int], None]
 OnRetry = Callable[[Retry], None]

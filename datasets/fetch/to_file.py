@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from ...errors import ChecksumError, DatasetBusyError, DiskSpaceError
-from .checksum import Verifier
 from .location import FetchOptions, Location, RemoteObject
 from .stream import OnBytes, OnRetry, Sleep, close, pinned, stream
+from .verifier import Verifier
 
 FORMAT = 1
 BLOCK = 1 << 20

@@ -6,9 +6,9 @@ import torch
 from tensordict import TensorDictBase
 
 from ...errors import UsageError
-from .arguments import choice, key_list, number
+from .checks import choice, key_list, number
 from .leaves import change, covers, get, named, observations
-from .metadata import ready
+from .traits import ready
 
 #: bfloat16 has no numpy dtype, so no dataset can hold it.
 _DTYPES = ("float16", "float32", "float64")

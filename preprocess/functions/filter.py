@@ -8,9 +8,9 @@ import torch
 from tensordict import TensorDictBase
 
 from ...errors import UsageError
-from .arguments import bounds, choice, number, whole
+from .checks import bounds, choice, number, whole
 from .leaves import get
-from .metadata import Fit, Partial, ready
+from .traits import Fit, Partial, ready
 
 _OUTCOMES = ("terminated", "truncated")
 

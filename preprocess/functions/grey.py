@@ -6,10 +6,10 @@ import torch
 from tensordict import TensorDictBase
 
 from ...errors import UsageError
-from .arguments import choice, key_list
+from .checks import choice, key_list
 from .frames import CHANNELS, channels_last, frame_names, in_blocks, is_frame
 from .leaves import change, covers
-from .metadata import ready
+from .traits import ready
 
 #: ITU-R BT.601 in 16-bit fixed point, as Pillow's ``convert("L")`` has it: 0.299 R + 0.587 G + 0.114 B.
 _WEIGHTS = (19595, 38470, 7471)

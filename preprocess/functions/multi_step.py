@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from tensordict import TensorDictBase
 
-from ...storage.replay.n_step import NStep
-from .arguments import positive, whole
+from ...storage.replay.windows.n_step import NStep
+from .checks import positive, whole
 from .leaves import get
-from .metadata import ready
+from .traits import ready
 
 #: Windows of rewards are laid out for about this many numbers at a time.
 _BLOCK = 1 << 20

@@ -24,9 +24,9 @@ from tensordict import TensorDictBase
 
 from ...errors import UsageError
 from ...storage.schema import LARGE_ROW
-from .arguments import choice, key_list, number, positive
+from .checks import choice, key_list, number, positive
 from .leaves import change, get, named, observations
-from .metadata import Fit, Partial, ready
+from .traits import Fit, Partial, ready
 
 #: Rows are turned into float64 in blocks of about this many bytes.
 _BLOCK = 1 << 24

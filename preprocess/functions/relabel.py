@@ -22,9 +22,9 @@ import torch
 from tensordict import TensorDictBase
 
 from ...errors import ResultError, UsageError
-from .arguments import choice, positive
+from .checks import choice, positive
 from .leaves import get, observations, with_reward
-from .metadata import Fit, Partial, ready
+from .traits import Fit, Partial, ready
 
 _RULES = ("success", "steps_to_goal", "delayed", "even", "shaping", "return_range")
 

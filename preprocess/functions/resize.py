@@ -17,10 +17,10 @@ import torch
 from tensordict import TensorDictBase
 
 from ...errors import UsageError
-from .arguments import choice, key_list, whole
+from .checks import choice, key_list, whole
 from .frames import CHANNELS, channels_last, frame_names, in_blocks, is_frame
 from .leaves import change, covers
-from .metadata import ready
+from .traits import ready
 
 _MODES = ("area", "bilinear")
 

@@ -7,9 +7,9 @@ from tensordict import TensorDictBase
 
 from ...errors import UsageError
 from ...storage.schema import check_key
-from .arguments import positive
+from .checks import positive
 from .leaves import get, paths
-from .metadata import ready
+from .traits import ready
 
 
 def _check(gamma: object = 1.0, key: object = "return_to_go") -> None:

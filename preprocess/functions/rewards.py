@@ -6,9 +6,9 @@ import torch
 from tensordict import TensorDictBase
 
 from ...errors import UsageError
-from .arguments import bounds, number
+from .checks import bounds, number
 from .leaves import get, with_reward
-from .metadata import ready
+from .traits import ready
 
 
 def _check_scale(scale: object = 1.0, shift: object = 0.0) -> None:

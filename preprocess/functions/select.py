@@ -6,9 +6,9 @@ from tensordict import TensorDictBase
 
 from ...errors import UsageError
 from ...storage.schema import FLAGS
-from .arguments import key_list
+from .checks import key_list
 from .leaves import paths
-from .metadata import ready
+from .traits import ready
 
 #: A dataset must have them.
 _NEEDED = (*FLAGS, *(f"next/{flag}" for flag in FLAGS), "next/reward")

@@ -15,9 +15,9 @@ from tensordict import TensorDictBase
 
 from ...errors import UsageError
 from ...storage.schema import LARGE_ROW
-from .arguments import positive, whole
+from .checks import positive, whole
 from .leaves import get, paths
-from .metadata import Fit, Partial, ready
+from .traits import Fit, Partial, ready
 
 
 def _check(every: object = None, gamma: object = 1.0, fraction: object = None, seed: object = 0) -> None:

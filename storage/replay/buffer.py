@@ -17,12 +17,7 @@ from tensordict import is_tensor_collection
 
 from ...errors import UsageError
 from ..dataset import Dataset
-from .columns import is_key, read_column, write_column
-from .dataset_storage import DatasetStorage
-from .edges import Edges, as_key
-from .lasting import Lasting
-from .n_step import NStep
-from .parts import (
+from .arguments_of_buffer import (
     checked_depth,
     checked_seed,
     checked_size,
@@ -34,11 +29,16 @@ from .parts import (
     time_first,
     writer_of,
 )
+from .checkpoints.mixin import Lasting
 from .pipeline import Info, Making, Pipeline
-from .samplers import Sampler
-from .storages import ListStorage, Storage
-from .transforms import Transforms
-from .writers import ImmutableDatasetWriter, RoundRobinWriter, Writer
+from .samplers.uniform import Sampler
+from .storages.column_access import is_key, read_column, write_column
+from .storages.dataset_storage import DatasetStorage
+from .storages.storage import ListStorage, Storage
+from .transforms.chain import Transforms
+from .windows.edges import Edges, as_key
+from .windows.n_step import NStep
+from .writers.round_robin import ImmutableDatasetWriter, RoundRobinWriter, Writer
 
 Part = Any  # an instance, or a function without arguments that makes one
 

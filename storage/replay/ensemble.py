@@ -13,12 +13,12 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from ...errors import ReadOnlyError, SamplingError, UsageError
+from .arguments_of_buffer import checked_seed, checked_size, seeded
+from .batch_order import Mark
 from .buffer import ReplayBuffer
-from .checkpoint import Folder
+from .checkpoints.checkpoint import Folder
 from .devices import to_device
-from .parts import checked_seed, checked_size, seeded
-from .stream import Mark
-from .transforms import Transforms
+from .transforms.chain import Transforms
 
 
 class ReplayBufferEnsemble:
@@ -133,7 +133,7 @@ class ReplayBufferEnsemble:
         if self._collate is not None:
             return self._collate(batches)
         if not isinstance(batches[0], TensorDictBase):
-            from .tensor_storage import stack
+            from .storages.tensor_storage import stack
 
             return stack(batches)
         own = all(buffer._in_batch for buffer in self.buffers)
@@ -203,7 +203,7 @@ class ReplayBufferEnsemble:
 
     def dumps(self, path: Any) -> None:
         """Write every member to a folder of its own below ``path``, all or nothing; see `checkpoint`."""
-        from .checkpoint import dump_into
+        from .checkpoints.checkpoint import dump_into
 
         with Folder(path) as folder:
             for number, buffer in enumerate(self.buffers):
@@ -217,7 +217,7 @@ class ReplayBufferEnsemble:
 
     def loads(self, path: Any) -> None:
         """Read what `dumps` wrote, into an ensemble of the same members."""
-        from .checkpoint import Checkpoint, load_from
+        from .checkpoints.checkpoint import Checkpoint, load_from
 
         checkpoint = Checkpoint(path, "ReplayBufferEnsemble")
         if checkpoint.about["members"] != len(self.buffers):

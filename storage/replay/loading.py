@@ -6,11 +6,11 @@ from typing import Any
 
 from ...errors import UsageError
 from ..dataset import Dataset
-from .dataset_storage import DatasetStorage
-from .prioritized import PrioritizedSampler
-from .prioritized_slices import PrioritizedSliceSampler
-from .samplers import RandomSampler, Sampler, SamplerWithoutReplacement
-from .slices import SliceSampler, SliceSamplerWithoutReplacement, UniformOver
+from .samplers.prioritized import PrioritizedSampler
+from .samplers.prioritized_slices import PrioritizedSliceSampler
+from .samplers.slices import SliceSampler, SliceSamplerWithoutReplacement, UniformOver
+from .samplers.uniform import RandomSampler, Sampler, SamplerWithoutReplacement
+from .storages.dataset_storage import DatasetStorage
 from .tensordict_buffer import TensorDictReplayBuffer
 
 

@@ -19,18 +19,18 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from .batches import BatchReader, Prepared
+from .arguments_of_buffer import stacked
+from .batch_order import Mark, Pending, Stream
 from .devices import handed_over, to_device
-from .draw import Draw
-from .edges import Edges, as_key
-from .flags import slice_flags
-from .n_step import NStep
-from .parts import stacked
 from .prefetch import Prefetcher
-from .samplers import Sampler
-from .storages import ListStorage, Storage
-from .stream import Mark, Pending, Stream
-from .transforms import Transforms
+from .samplers.uniform import Sampler
+from .storages.storage import ListStorage, Storage
+from .transforms.chain import Transforms
+from .windows.batches import BatchReader, Prepared
+from .windows.draw import Draw
+from .windows.edges import Edges, as_key
+from .windows.n_step import NStep
+from .windows.slice_flags import slice_flags
 
 Info = Callable[[], dict[Any, Any]]
 

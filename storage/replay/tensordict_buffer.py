@@ -8,12 +8,12 @@ import torch
 from tensordict import TensorDictBase
 
 from ...errors import SamplingError, SchemaError, UsageError
+from .arguments_of_buffer import storage_of
 from .buffer import ReplayBuffer
-from .edges import as_key
-from .parts import storage_of
-from .prioritized import PrioritizedSampler
-from .tensor_storage import stack
-from .writers import ImmutableDatasetWriter, TensorDictRoundRobinWriter, Writer, reduce
+from .samplers.prioritized import PrioritizedSampler
+from .storages.tensor_storage import stack
+from .windows.edges import as_key
+from .writers.round_robin import ImmutableDatasetWriter, TensorDictRoundRobinWriter, Writer, reduce
 
 
 class TensorDictReplayBuffer(ReplayBuffer):

@@ -1,0 +1,202 @@
+"""What download and convert say: before (the outlook), after (the outcome), and when stopped half-way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import text
+from .console import Column, Fact, out
+from .failures import Failure, Interrupted, explain
+from .options import following
+from .progress import shown
+
+if TYPE_CHECKING:
+    from ..datasets.acquire import Listener, Outcome, Outlook
+
+
+@dataclass(frozen=True)
+class Result:
+    """One of the datasets asked for: how it came out."""
+
+    id: str
+    outcome: Outcome | None
+    failure: Failure | None = None
+
+
+def work(dataset_id: str, act: Callable[[Listener], Outcome]) -> Outcome:
+    """Run ``act`` and show how it proceeds. Ctrl-C becomes an error that says what is kept and how to go on."""
+    seen: list[Outlook] = []
+    parts_done: list[int] = []
+
+    def on_outlook(outlook: Outlook) -> None:
+        seen.append(outlook)
+        for line in announcement(outlook):
+            out.note(line, "  ")
+
+    out.note(dataset_id)
+    try:
+        with shown(dataset_id, on_outlook) as listener:
+            report = listener.part_done
+
+            def part_done(index: int) -> None:
+                parts_done.append(index)
+                report(index)
+
+            listener.part_done = part_done
+            return act(listener)
+    except KeyboardInterrupt as error:
+        raise _interrupted(dataset_id, seen[-1] if seen else None, len(parts_done)) from error
+
+
+def _interrupted(dataset_id: str, outlook: Outlook | None, finished: int) -> Interrupted:
+    from ..storage.manifest import FILENAME
+
+    words = out.arguments
+    if outlook is None:
+        message = f"interrupted while {dataset_id} was being planned; parts finished before are kept"
+    elif outlook.unread:
+        message = f"interrupted while the raw files of {dataset_id} were being fetched; what came is kept"
+    elif not outlook.parts:
+        message = f"interrupted while {dataset_id} was being written; its raw files are kept"
+    else:
+        kept = max(outlook.done_parts + finished, _in_journal(outlook.path))
+        message = f"interrupted: {kept or 'none'} of {outlook.parts} parts of {dataset_id} are kept"
+        if not kept and outlook.parts == 1:
+            message = f"interrupted before {dataset_id} was complete: nothing of it is kept"
+        if not (outlook.path / FILENAME).is_file():
+            # Nothing is there to replace, so --force would only throw the finished parts away.
+            words = [word for word in words if word != "--force"]
+    return Interrupted(message, hint=f"continue with: {text.command('rbdata', *words)}")
+
+
+def _in_journal(path: Path) -> int:
+    """Parts that are finished for good: the interrupt may have come between the journal and the news of it."""
+    from ..storage.folder import JOURNAL
+    from ..storage.journal import Journal
+
+    return len(Journal(path.with_name(f".{path.name}.writing") / JOURNAL).find("part"))
+
+
+def announcement(outlook: Outlook) -> list[str]:
+    """What is about to happen, in a few lines."""
+    from_where = [f"from {outlook.location}" + (f" ({outlook.why})" if outlook.why else "")]
+    room = f"{outlook.path} ({text.size(outlook.free_bytes)} free)"
+    if outlook.unread:
+        files = f"{text.many(outlook.shards, 'file')}, then read what is in {'it' if outlook.shards == 1 else 'them'}"
+        return [*from_where, f"fetch {text.size(outlook.fetch_bytes)} in {files}"]
+    if outlook.done_parts:
+        from_where.append(f"continuing: {outlook.done_parts} of {outlook.parts} parts are there")
+    left = outlook.parts - outlook.done_parts
+    if outlook.fetched:
+        from_where = []  # said before its files were fetched
+    elif outlook.fetch_bytes:
+        from_where.append(f"fetch {text.size(outlook.fetch_bytes)} in {text.many(left, 'part')}")
+    some = "some " if outlook.estimated else ""
+    episodes = f", {text.many(outlook.episodes, 'episode')}" if outlook.episodes or not outlook.estimated else ""
+    what = f"{some}{text.many(outlook.steps, 'step')}{episodes}, about {text.size(outlook.disk_bytes)}"
+    return [*from_where, f"write {what} to {room}"]
+
+
+def finish(results: list[Result], root: Path | None) -> int:
+    """Give the answer; returns the exit code."""
+    if out.json:
+        out.document({"datasets": [_record(result) for result in results]})
+    elif out.quiet:
+        for result in results:
+            if result.outcome:
+                out.line(str(result.outcome.path))
+    elif len(results) == 1 and out.on_terminal:
+        (result,) = results
+        assert result.outcome is not None  # a single failure is raised, not reported
+        out.facts(_facts(result.outcome))
+    else:
+        out.table(_COLUMNS, map(_row, results))
+    ready = [result.id for result in results if result.outcome and result.outcome.action != "planned"]
+    if ready:
+        out.hint(following("inspect", ready[0], root))
+    return 1 if any(result.failure for result in results) else 0
+
+
+def attempt(dataset_id: str, act: Callable[[Listener], Outcome]) -> Result:
+    """``work`` as one of several: a failure is told at once, and does not stop the others."""
+    try:
+        outcome = work(dataset_id, act)
+    except Interrupted:
+        raise
+    except Exception as error:
+        failure = explain(error)
+        out.fail(error, failure, dataset_id)
+        return Result(dataset_id, None, failure)
+    return Result(outcome.id, outcome)
+
+
+_COLUMNS = (
+    Column("id"),
+    Column("result"),
+    Column("steps", text.count, right=True),
+    Column("episodes", text.count, right=True, optional=True),
+    Column("size", text.size, right=True),
+    Column("path", optional=True),
+)
+
+
+def _row(result: Result) -> tuple[Any, ...]:
+    if result.outcome is None:
+        return result.id, "failed", None, None, None, None
+    record = _record(result)
+    return tuple(record[name] for name in ("id", "action", "steps", "episodes", "bytes", "path"))
+
+
+def _facts(outcome: Outcome) -> list[Fact]:
+    steps, episodes, size = _counts(outcome)
+    done = {"written": f"done in {text.duration(outcome.seconds)}", "complete": "already complete"}
+    facts = [
+        Fact("id", f"{outcome.id}, {done.get(outcome.action, 'nothing is written by a dry run')}"),
+        Fact("path", str(outcome.path)),
+    ]
+    if steps is not None and episodes is not None:
+        facts.append(Fact("steps", f"{text.count(steps)} in {text.many(episodes, 'episode')}"))
+    facts.append(Fact("size", text.size(size) if steps is not None else f"{text.size(size)} to fetch"))
+    notes = outcome.manifest.notes if outcome.manifest else outcome.outlook.notes if outcome.outlook else ()
+    return [*facts, *(Fact("note", note) for note in notes)]
+
+
+def _counts(outcome: Outcome) -> tuple[int | None, int | None, int]:
+    if outcome.manifest is not None:
+        return outcome.manifest.steps, outcome.manifest.episodes, outcome.manifest.bytes
+    assert outcome.outlook is not None  # one of the two is there
+    outlook = outcome.outlook
+    return (
+        (None, None, outlook.fetch_bytes) if outlook.unread else (outlook.steps, outlook.episodes, outlook.disk_bytes)
+    )
+
+
+def _record(result: Result) -> dict[str, Any]:
+    if result.outcome is None:
+        return {"id": result.id, "action": "failed", "error": result.failure and result.failure.to_json()}
+    outcome = result.outcome
+    steps, episodes, size = _counts(outcome)
+    record: dict[str, Any] = {
+        "id": outcome.id,
+        "action": outcome.action,
+        "path": str(outcome.path),
+        "steps": steps,
+        "episodes": episodes,
+        "bytes": size,
+        "seconds": round(outcome.seconds, 3),
+    }
+    if outcome.action == "planned" and outcome.outlook is not None:
+        outlook = outcome.outlook
+        record["plan"] = {
+            "location": outlook.location,
+            "parts": outlook.parts,
+            "done_parts": outlook.done_parts,
+            "fetch_bytes": outlook.fetch_bytes,
+            "disk_bytes": outlook.disk_bytes,
+            "free_bytes": outlook.free_bytes,
+            "notes": list(outlook.notes),
+        }
+    return record

@@ -1,0 +1,149 @@
+"""Read ``.npy`` arrays from a byte stream, whole or in blocks of rows, without ever trusting what the header declares.
+
+Format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html. Headers that ask for pickle (object
+dtypes) are refused; big-endian data become native; memory grows with the bytes that arrive, not with the shape declared.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator
+from threading import Lock
+
+import numpy as np
+
+from ...errors import CorruptSourceError
+from .array_spec import Expected
+
+#: More rows than this in one array are taken for nonsense (the public shards have 1 M).
+MAX_ROWS = 1 << 26
+#: numpy writes 128 bytes; long ones are made to overwhelm the parser.
+_MAX_HEADER = 1 << 12
+
+
+#: numpy parses the header as a Python literal, and CPython 3.11's parser fails now and then when two threads use it at once
+#: (https://github.com/python/cpython/issues/106905).
+_PARSING = Lock()
+
+
+class NpyStream:
+    """An array arriving as a stream of bytes: the header is read on construction, the rows on demand.
+
+    ``name`` is what errors call it. Raises CorruptSourceError when the bytes are no ``.npy``, ask for pickle, or are not
+    of the expected dtype and shape.
+    """
+
+    def __init__(self, pieces: Iterable[bytes], expected: Expected, name: str) -> None:
+        self._source = iter(pieces)
+        self._rest = memoryview(b"")
+        self._name = name
+        stored, self.shape = self._header(expected)
+        self._swap = not stored.isnative
+        self.dtype = stored.newbyteorder("=")
+        self.rows = self.shape[0] if self.shape else 1
+        self.row_bytes = int(np.prod(self.shape[1:], dtype=np.int64)) * stored.itemsize
+
+    def read_into(self, buffer: memoryview) -> int:
+        """Fill a byte buffer as far as the stream goes; returns how many bytes it got."""
+        filled = 0
+        while filled < len(buffer):
+            if not len(self._rest):
+                piece = next(self._source, None)
+                if piece is None:
+                    break
+                self._rest = memoryview(piece)
+            count = min(len(self._rest), len(buffer) - filled)
+            buffer[filled : filled + count] = self._rest[:count]
+            self._rest = self._rest[count:]
+            filled += count
+        return filled
+
+    def blocks(self, rows: int, spare: int = 0) -> Iterator[tuple[int, int, np.ndarray]]:
+        """Yield ``(first row, rows, bytes)`` for blocks of rows; a fresh uint8 array each, with ``spare`` more rows of zeros.
+
+        Raises CorruptSourceError at the end when the stream was shorter or longer than the header said.
+        """
+        for first in range(0, self.rows, rows):
+            count = min(rows, self.rows - first)
+            block = np.empty((count + spare) * self.row_bytes, np.uint8)
+            block[count * self.row_bytes :] = 0
+            wanted = count * self.row_bytes
+            got = self.read_into(block.data[:wanted])
+            if got < wanted:
+                have = first + got // self.row_bytes
+                message = f"{self._name} is cut short: {have} whole rows instead of {self.rows}"
+                raise CorruptSourceError(message, hint=_DAMAGED)
+            yield first, count, block
+        self.finish()
+
+    def finish(self) -> None:
+        """Check that nothing follows the last row."""
+        if len(self._rest) or next(self._source, None) is not None:
+            message = f"{self._name} is longer than its header says ({self.rows} rows)"
+            raise CorruptSourceError(message, hint=_DAMAGED)
+
+    def array(self) -> np.ndarray:
+        """The whole array, native byte order. Memory follows what arrives: a header alone cannot claim it."""
+        total = self.rows * self.row_bytes
+        data = bytearray()
+        while len(data) < total:
+            block = bytearray(min(total - len(data), 1 << 22))
+            got = self.read_into(memoryview(block))
+            data += block[:got]
+            if got < len(block):
+                message = f"{self._name} is cut short: {len(data)} bytes instead of {total}"
+                raise CorruptSourceError(message, hint=_DAMAGED)
+        self.finish()
+        array = np.frombuffer(data, self.dtype.newbyteorder("S") if self._swap else self.dtype).reshape(self.shape)
+        return array.astype(self.dtype) if self._swap else array
+
+    def _header(self, expected: Expected) -> tuple[np.dtype, tuple[int, ...]]:
+        head = self._take(6)
+        if not head.startswith(b"\x93NUMPY"):
+            raise CorruptSourceError(f"{self._name} holds no .npy array: it begins with {head!r}", hint=_DAMAGED)
+        head += self._take(4)
+        version = head[6]
+        if version not in (1, 2, 3):
+            raise CorruptSourceError(f"{self._name}: .npy version {version} is unknown", hint=_DAMAGED)
+        length = int.from_bytes(head[8:10], "little")
+        if version > 1:
+            extra = self._take(2)
+            length, head = length + (int.from_bytes(extra, "little") << 16), head + extra
+        if length > _MAX_HEADER:
+            raise CorruptSourceError(f"{self._name}: .npy header of {length} bytes", hint=_DAMAGED)
+        text = io.BytesIO(head[8:] + self._take(length))
+        read = np.lib.format.read_array_header_1_0 if version == 1 else np.lib.format.read_array_header_2_0
+        try:
+            with _PARSING:
+                shape, fortran, dtype = read(text, max_header_size=_MAX_HEADER)
+        except Exception as error:
+            # The header is a Python literal, and what its parser raises (TokenError, MemoryError, RecursionError, ...)
+            # depends on who wrote it.
+            why = str(error).partition("\n")[0][:120]
+            raise CorruptSourceError(f"{self._name}: unreadable .npy header: {why}", hint=_DAMAGED) from error
+        if dtype.hasobject:
+            message = f"{self._name} asks for pickle (dtype object), which is never read: it could run any code"
+            raise CorruptSourceError(message, hint=_DAMAGED)
+        fits = len(shape) == len(expected.shape) and all(want in (-1, got) for want, got in zip(expected.shape, shape))
+        if dtype.newbyteorder("=") != np.dtype(expected.dtype) or not fits or (fortran and len(shape) > 1):
+            wanted = f"{expected.dtype} {_show(expected.shape)}"
+            order = " in Fortran order" if fortran and len(shape) > 1 else ""
+            message = f"{self._name} holds {dtype} {_show(shape)}{order}; expected {wanted}"
+            raise CorruptSourceError(message, hint=_DAMAGED)
+        if shape and not 0 < shape[0] <= MAX_ROWS:
+            raise CorruptSourceError(f"{self._name} declares {shape[0]} rows", hint=_DAMAGED)
+        return dtype, tuple(int(size) for size in shape)
+
+    def _take(self, count: int) -> bytes:
+        data = bytearray(count)
+        got = self.read_into(memoryview(data))
+        if got < count:
+            raise CorruptSourceError(f"{self._name} ends inside the .npy header", hint=_DAMAGED)
+        return bytes(data)
+
+
+def _show(shape: tuple[int, ...]) -> str:
+    return "[" + ", ".join("any" if size < 0 else str(size) for size in shape) + "]"
+
+
+_DAMAGED = "the copy at the source or mirror is not what the dataset's authors published; try another mirror"

@@ -1,0 +1,85 @@
+"""OpenML's Parquet copies of its tables, read into the same columns as ARFF.
+
+Parquet knows the types a little differently: booleans instead of two values, floats instead of integers, text instead of
+nominal values, categories in another order. So what a column is, and the order of its values, comes from the features
+endpoint where that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import CorruptSourceError, MissingExtraError
+from ..sources.openml.client import Feature
+from .arff import Attribute, Column
+
+
+class Reader:
+    """A file's attributes, and its rows in blocks, as `arff.Reader` gives them."""
+
+    def __init__(self, path: Path, name: str, features: tuple[Feature, ...]) -> None:
+        pyarrow, parquet = _pyarrow()
+        self._name, self._pyarrow = name, pyarrow
+        try:
+            self._file = parquet.ParquetFile(path)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise CorruptSourceError(f"{name} is not a Parquet file: {error}") from error
+        self.rows = self._file.metadata.num_rows
+        stated = {feature.name: feature for feature in features}
+        self.attributes = tuple(self._attribute(column, stated) for column in self._file.schema_arrow)
+
+    def blocks(self, rows: int = 4096) -> Iterator[list[Column]]:
+        try:
+            for batch in self._file.iter_batches(batch_size=rows):
+                yield [self._column(attribute, batch.column(at)) for at, attribute in enumerate(self.attributes)]
+        except self._pyarrow.ArrowException as error:
+            raise CorruptSourceError(f"{self._name} is damaged: {error}") from error
+
+    def _attribute(self, column: Any, stated: Mapping[str, Feature]) -> Attribute:
+        types = self._pyarrow.types
+        feature = stated.get(column.name)
+        if feature is not None and feature.kind == "nominal":
+            values = feature.values or (("false", "true") if types.is_boolean(column.type) else None)
+            if values is None:
+                raise CorruptSourceError(f"{self._name}: the values of {column.name!r} are stated nowhere")
+            return Attribute(column.name, "nominal", values)
+        if types.is_boolean(column.type):
+            return Attribute(column.name, "nominal", ("false", "true"))
+        if types.is_integer(column.type) or types.is_floating(column.type) or types.is_decimal(column.type):
+            return Attribute(column.name, "numeric")
+        return Attribute(column.name, "string")
+
+    def _column(self, attribute: Attribute, values: Any) -> Column:
+        if attribute.kind == "numeric":
+            return np.array([np.nan if value is None else float(value) for value in values.to_pylist()], np.float64)
+        if attribute.kind == "nominal":
+            codes = {value: code for code, value in enumerate(attribute.values)}
+            folded = {value.lower(): code for value, code in codes.items()}
+            return np.array([self._code(value, attribute, codes, folded) for value in values.to_pylist()], np.int64)
+        return None
+
+    def _code(self, value: Any, attribute: Attribute, codes: Mapping[str, int], folded: Mapping[str, int]) -> int:
+        if value is None or value != value:
+            return -1
+        text = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+        if text in codes:
+            return codes[text]
+        if isinstance(value, bool) and text.lower() in folded:
+            return folded[text.lower()]
+        if isinstance(value, float) and str(value) in codes:
+            return codes[str(value)]
+        raise CorruptSourceError(f"{self._name}: {text[:40]!r} is not among the declared values of {attribute.name!r}")
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        message = "reading Parquet needs pyarrow, which is not installed"
+        raise MissingExtraError(message, hint="pip install pyarrow, or use the ARFF file: --format arff") from error
+    return pyarrow, pyarrow.parquet

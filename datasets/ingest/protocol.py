@@ -1,0 +1,225 @@
+"""What a source is: it knows one provider's data, and turns a dataset's name into a job that the rest can run.
+
+The catalogue asks sources which names they know. ``Source.open`` finds the raw objects and returns a ``Job``; a job says
+what identifies its result, plans the rows, and makes the tasks that fill them. Downloading and converting are the same
+job with raw data from different places.
+
+The protocols give what most sources and jobs answer; one that derives from them says only what is different about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+
+from ...errors import UsageError
+from ...storage.schema import Schema
+from ..fetch import FetchOptions, Location, RemoteObject
+from .listing import RemoteListing
+
+if TYPE_CHECKING:
+    from ...storage.column_writer import ColumnWriter
+    from ...storage.episodes import EpisodeTable
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """How to convert; part of what identifies a dataset's bytes.
+
+    ``codec`` is that of large leaves (``auto``: zstd). ``layout`` ``ted`` writes large leaves twice, as plain TED.
+    ``unknown_next``: see `datasets.atari.ring`. ``parts`` selects raw objects by number (None: all there are).
+    """
+
+    codec: Literal["auto", "raw", "zstd"] = "auto"
+    layout: Literal["auto", "ted"] = "auto"
+    unknown_next: Literal["truncate", "zero"] = "truncate"
+    time_limit: int | None = None
+    parts: tuple[int, ...] | None = None
+    #: Options of one source only, by name; that source checks them.
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RawObject:
+    """A raw object, the place it is read from, and its ``path`` in a mirror laid out as the provider does it."""
+
+    path: str
+    item: RemoteObject
+    location: Location
+
+
+@dataclass
+class Plan:
+    """What a job will write: row counts, and where the bytes come from."""
+
+    episodes: EpisodeTable
+    counts: dict[str, Any]
+    notes: list[str]
+    parts: list[dict[str, Any]]
+    #: Bytes still to be fetched from the source, by part.
+    fetch_bytes: list[int]
+    spaces: dict[str, Any] = field(default_factory=dict)
+    #: Stands for all that the plan was made from: an interrupted run continues only what was planned from the same data.
+    digest: str = ""
+
+    @property
+    def steps(self) -> int:
+        return self.episodes.steps
+
+    @property
+    def states(self) -> int:
+        return self.episodes.steps + len(self.episodes)
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What a job expects that cannot plan before everything is read; bytes still to be fetched and written."""
+
+    fetch_bytes: int
+    steps: int
+    episodes: int
+    disk_bytes: int
+    part_names: Sequence[str]
+
+
+class Task(Protocol):
+    """One part to fill; picklable."""
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def rows(self) -> int: ...
+
+
+#: Told by a worker while it fills: rows done, bytes fetched, retries.
+OnBlock = Callable[[int, int, int], None]
+
+
+class Job(Protocol):
+    """One conversion, bound to a place."""
+
+    schema: Schema
+    #: Names of the leaves that are filled in parts, after the plan.
+    bulk: tuple[str, ...]
+    location: Location
+    #: Why it is taken from there, where that needs saying.
+    why: str = ""
+    #: Which of its source's upstreams was taken, where there are several.
+    upstream: str | None = None
+
+    def identity(self) -> dict[str, Any]:
+        """Everything the resulting bytes depend on, as JSON."""
+
+    def files(self) -> Sequence[RemoteObject]:
+        """Raw objects that must lie whole on a disk to be read (HDF5 and the like); none where all is streamed."""
+
+    def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
+        """Read what is cheap to read, append all step rows, and know all counts.
+
+        ``files`` are where the objects that ``files()`` asked for lie, by url. Call ``columns.reserve`` before rows are
+        appended, as soon as their number is known.
+        """
+
+    def parts(self) -> int:
+        """Into how many parts the bulk leaves are divided."""
+
+    def dictionary(self) -> bytes:
+        """The dictionary for compressed bulk leaves; call after ``plan``."""
+
+    def row_estimate(self, dictionary: bytes) -> float:
+        """Bytes on disk of one state row; call after ``plan``."""
+
+    def tasks(self, folder: Path, threads: int) -> Sequence[Task]:
+        """The work that fills the parts of a working folder; call after ``plan``."""
+
+    #: Does one task: ``fill(task, on_block) -> record``. A plain function, so that it can be sent to another process.
+    fill: Callable[[Any, OnBlock], dict[str, Any]]
+
+    def objects(self) -> Iterable[dict[str, Any]]:
+        """The raw objects as the manifest records them."""
+
+    def raw_objects(self) -> list[RawObject]:
+        """All raw objects, for a mirror to be complete."""
+
+    def about(self) -> dict[str, Any]:
+        """``source`` of the manifest, and ``licence``, ``citation``."""
+
+
+class SettlingJob(Job, Protocol):
+    """One whose leaves are decided by what its whole files hold (HDF5, tables): its schema is empty until then."""
+
+    def settle(self, files: Mapping[str, Path]) -> None:
+        """Look into the files that ``files()`` asked for, and set ``schema`` and ``bulk``; called before ``plan``."""
+
+    def replaces(self, objects: Sequence[Mapping[str, Any]]) -> None:
+        """Told, before anything is fetched, which objects the dataset about to be replaced was made from."""
+        return  # where the place itself states what its files must hold
+
+
+class SpoolingJob(Job, Protocol):
+    """One whose counts are known only when all of its bytes have been read: these are decoded first, and planned then."""
+
+    #: What it does before anything can be said about what it will do.
+    first_stage: str = "sampling frames"
+
+    def expect(self) -> Expectation:
+        """An estimate, for what is said before the work begins; reads little."""
+
+    def spooling(self, folder: Path, threads: int) -> Sequence[Task]:
+        """The work that decodes into ``folder`` what is not there yet; `plan` and `tasks` find it there."""
+
+    #: Does one of those tasks, as ``fill`` does those of ``tasks``.
+    spool: Callable[[Any, OnBlock], dict[str, Any]]
+
+
+def settling(job: Job) -> SettlingJob | None:
+    """The job as one that settles its leaves late, if it is one."""
+    return cast("SettlingJob", job) if hasattr(job, "settle") else None
+
+
+def spooling(job: Job) -> SpoolingJob | None:
+    """The job as one that spools, if it is one."""
+    return cast("SpoolingJob", job) if hasattr(job, "spooling") else None
+
+
+class Source(Protocol):
+    """One provider."""
+
+    name: str
+    #: Whether its datasets are made on this machine, and looked for nowhere.
+    makes: bool = False
+    #: Whether any name may be one of its own: a bare name then means one only where ``names`` lists it.
+    open_ended: bool = False
+    #: Whether its remote can be asked for a listing.
+    lists_remotely: bool = False
+
+    @property
+    def home(self) -> str:
+        """Where the provider's own copy is."""
+
+    def place(self, name: str) -> str:
+        """Where a dataset is looked for when no mirror is given."""
+        return self.home
+
+    def names(self) -> Sequence[str]:
+        """All dataset names it knows, without asking the network."""
+
+    def listing(self, root: Path | None = None) -> RemoteListing | None:
+        """What the remote held when it was last asked, as kept below a root; None where it never was, or has none."""
+        return None
+
+    def refresh(self, root: Path | None, fetch: FetchOptions, on_progress: Callable[[int, int], None]) -> RemoteListing:
+        """Ask the remote now, and keep what it says; only where ``lists_remotely``. Raises FetchErrors."""
+        raise UsageError(f"{self.name} has no remote listing: the datasets it knows are all there are")
+
+    def knows(self, name: str) -> bool:
+        """Whether a name is one of its own."""
+
+    def open(self, name: str, location: Location, options: ConvertOptions) -> Job:
+        """Find the raw objects of a dataset at a place (the home or a mirror)."""
+
+    def open_folder(self, location: Location, options: ConvertOptions) -> Job:
+        """Find the raw objects directly in a folder that is not laid out as the provider does it."""

@@ -1,0 +1,76 @@
+"""``--keep-raw``: the raw objects themselves, stored below the root in the provider's own layout.
+
+What is stored this way is a mirror: ``--mirror <root>/.raw/<source>`` reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+
+from ...errors import ChecksumError
+from ...storage.folder import check_space
+from ..fetch import RemoteObject, Verifier, fetch_to_file
+from .protocol import RawObject
+
+FOLDER = ".raw"
+CONNECTIONS = 4
+
+
+def keep_raw(
+    root: Path,
+    source: str,
+    objects: Sequence[RawObject],
+    on_bytes: Callable[[str, int, int], None],
+) -> Path:
+    """Store objects by their paths; returns the mirror's folder.
+
+    What is there already and sound is not fetched again; what was begun is continued. ``on_bytes`` hears a name, the bytes
+    stored so far and the bytes in all.
+    """
+    mirror = root / FOLDER / source
+    fetch_all(mirror, objects, on_bytes)
+    return mirror
+
+
+def fetch_all(folder: Path, objects: Sequence[RawObject], on_bytes: Callable[[str, int, int], None]) -> None:
+    """The same into any folder: several connections, resumable across processes, checked."""
+    missing = [raw for raw in objects if not _is_sound(folder / raw.path, raw.item)]
+    total = sum(raw.item.size or 0 for raw in missing)
+    check_space(folder, total, "the raw data")
+    stored, lock = 0, Lock()
+
+    def fetch(raw: RawObject) -> None:
+        target = folder / raw.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+
+        def count(length: int) -> None:
+            nonlocal stored
+            with lock:
+                stored += length
+            on_bytes(raw.item.name, stored, total)
+
+        fetch_to_file(raw.location, raw.item, target, on_bytes=count, on_resume=count)
+
+    pool = ThreadPoolExecutor(CONNECTIONS, "rbdata-raw")
+    try:
+        list(pool.map(fetch, missing))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _is_sound(path: Path, item: RemoteObject) -> bool:
+    """Whether a file holds an object: its size and checksum are what the provider states."""
+    if not path.is_file() or (item.size is None and not item.checksums):
+        return False
+    verifier = Verifier(item)
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            verifier.update(block)
+    try:
+        verifier.finish()
+    except ChecksumError:
+        return False
+    return True

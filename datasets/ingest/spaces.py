@@ -1,0 +1,234 @@
+"""Observation and action spaces: as JSON for the manifest, and as the leaves they become.
+
+The JSON form says what Gymnasium's own spaces say (https://gymnasium.farama.org/api/spaces/), with bounds that are the
+same everywhere written once, and infinite ones as "inf" and "-inf", which JSON has no numbers for:
+
+    {"type": "Box", "dtype": "float32", "shape": [3], "low": "-inf", "high": [1.0, 1.0, 2.0]}
+    {"type": "Discrete", "n": 4, "start": 0}
+    {"type": "MultiDiscrete", "dtype": "int64", "shape": [2], "nvec": [3, 5], "start": 0}
+    {"type": "MultiBinary", "shape": [8]}
+    {"type": "Text", "min_length": 1, "max_length": 20, "charset": "abc"}
+    {"type": "Dict", "spaces": {"camera": ..., "position": ...}}
+    {"type": "Tuple", "spaces": [..., ...]}
+
+A space becomes one leaf for each of its basic spaces: ``observation`` for a Box, ``observation/camera`` and
+``observation/position`` for a Dict, ``observation/0`` for the first of a Tuple. Text is kept as its UTF-8 bytes, zero-padded
+to the longest that the space allows, or left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from ...errors import CorruptSourceError, UsageError
+from ...storage.schema import DTYPES, clean_keys
+
+if TYPE_CHECKING:
+    import gymnasium
+
+Json = dict[str, Any]
+TextAs = Literal["bytes", "omit"]
+
+#: What the values of a dtype that leaves cannot have are stored as, without loss.
+_WIDER = {"uint16": "int32", "uint32": "int64"}
+#: A Text space that allows more bytes than this has no limit worth padding to.
+_LONGEST_TEXT = 1 << 16
+_DEEPEST, _MOST_LEAVES = 16, 1000
+#: Bounds of more entries than this that differ are left out of the JSON form.
+_MOST_BOUNDS = 4096
+
+
+@dataclass(frozen=True)
+class SpaceLeaf:
+    """One basic space inside another: ``path`` leads to its values, ``key`` names the leaf they go to.
+
+    ``dtype`` and ``shape`` are those of one row of the leaf. A single number has shape ``[1]`` as an observation and ``[]``
+    as an action.
+    """
+
+    key: str
+    path: tuple[str | int, ...]
+    space: Mapping[str, Any]
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def is_text(self) -> bool:
+        return self.space["type"] == "Text"
+
+    def pick(self, value: Any) -> Any:
+        """The part of a nested value that this leaf holds."""
+        for step in self.path:
+            value = value[step]
+        return value
+
+
+# -- JSON --------------------------------------------------------------------------------------------------------------
+
+
+def space_json(space: gymnasium.Space) -> Json:
+    """A Gymnasium space as JSON. Raises UsageError for kinds that have no rows of one size (Sequence, Graph, OneOf)."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Box):
+        return box_json(space.dtype, space.shape, space.low, space.high)
+    if isinstance(space, spaces.Discrete):
+        return {"type": "Discrete", "n": int(space.n), "start": int(space.start)}
+    if isinstance(space, spaces.MultiDiscrete):
+        return multi_discrete_json(space.dtype, space.nvec, space.start)
+    if isinstance(space, spaces.MultiBinary):
+        return {"type": "MultiBinary", "shape": [int(size) for size in space.shape]}
+    if isinstance(space, spaces.Text):
+        return text_json(space.min_length, space.max_length, space.characters)
+    if isinstance(space, spaces.Dict):
+        return {"type": "Dict", "spaces": {str(key): space_json(inner) for key, inner in space.spaces.items()}}
+    if isinstance(space, spaces.Tuple):
+        return {"type": "Tuple", "spaces": [space_json(inner) for inner in space.spaces]}
+    message = f"{type(space).__name__} spaces cannot be stored: their values are not rows of one size ({space})"
+    raise UsageError(message, hint="wrap the environment so that it observes Box, Discrete, Dict or Tuple spaces")
+
+
+def box_json(dtype: Any, shape: Sequence[int], low: Any, high: Any) -> Json:
+    """The JSON form of a Box."""
+    size = [int(length) for length in shape]
+    return {"type": "Box", "dtype": str(np.dtype(dtype)), "shape": size, "low": _bound(low), "high": _bound(high)}
+
+
+def multi_discrete_json(dtype: Any, nvec: Any, start: Any) -> Json:
+    """The JSON form of a MultiDiscrete."""
+    counts = np.asarray(nvec)
+    shape = [int(size) for size in counts.shape]
+    name = str(np.dtype(dtype))
+    return {"type": "MultiDiscrete", "dtype": name, "shape": shape, "nvec": counts.tolist(), "start": _bound(start)}
+
+
+def text_json(min_length: int, max_length: int, charset: str | None) -> Json:
+    """The JSON form of a Text; characters in order, because a charset has none of its own."""
+    characters = "".join(sorted(set(charset))) if charset is not None else None
+    return {"type": "Text", "min_length": int(min_length), "max_length": int(max_length), "charset": characters}
+
+
+def _bound(values: Any) -> Any:
+    """A bound as a number where it is the same everywhere, else as nested lists; None where that would be too long."""
+    if values is None:
+        return None
+    array = np.asarray(values)
+    if array.size and (array == array.reshape(-1)[0]).all():
+        return _number(array.reshape(-1)[0].item())
+    return _numbers(array.tolist()) if array.size <= _MOST_BOUNDS else None
+
+
+def _numbers(values: Any) -> Any:
+    return [_numbers(value) for value in values] if isinstance(values, list) else _number(values)
+
+
+def _number(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not np.isfinite(value) else value
+
+
+# -- leaves ------------------------------------------------------------------------------------------------------------
+
+
+def space_leaves(space: Mapping[str, Any], base: str, text: TextAs = "bytes") -> tuple[list[SpaceLeaf], dict[str, str]]:
+    """The leaves of a space in JSON form below the key ``base``, and what is left out: its path, and why.
+
+    Raises UsageError for dtypes that no leaf can hold exactly, SchemaError for names that fall together.
+    """
+    found: list[tuple[tuple[str | int, ...], Mapping[str, Any]]] = list(_walk(space, ()))
+    if len(found) > _MOST_LEAVES:
+        raise UsageError(f"the {base} space has {len(found)} parts, more than {_MOST_LEAVES}")
+    names = ["/".join([base, *map(str, path)]) for path, _ in found]
+    keys = clean_keys(names)
+    leaves: list[SpaceLeaf] = []
+    left_out: dict[str, str] = {}
+    for name, (path, basic) in zip(names, found):
+        dtype, shape = _row(basic, name)
+        if basic["type"] == "Text" and text == "omit":
+            left_out[name] = "text, left out as asked"
+        elif 0 in shape:
+            left_out[name] = f"its shape {list(shape)} is empty"
+        else:
+            shape = shape if shape or base == "action" else (1,)
+            leaves.append(SpaceLeaf(keys[name], path, basic, dtype, shape))
+    return leaves, left_out
+
+
+def _walk(
+    space: Mapping[str, Any], path: tuple[str | int, ...]
+) -> Iterator[tuple[tuple[str | int, ...], Mapping[str, Any]]]:
+    if len(path) > _DEEPEST:
+        raise UsageError(f"a space is nested more than {_DEEPEST} levels deep")
+    if space["type"] == "Dict":
+        for key, inner in space["spaces"].items():
+            yield from _walk(inner, (*path, key))
+    elif space["type"] == "Tuple":
+        for index, inner in enumerate(space["spaces"]):
+            yield from _walk(inner, (*path, index))
+    else:
+        yield path, space
+
+
+def _row(space: Mapping[str, Any], name: str) -> tuple[str, tuple[int, ...]]:
+    """dtype and shape of one row."""
+    kind = space["type"]
+    if kind == "Discrete":
+        return "int64", ()
+    if kind == "MultiBinary":
+        return "int8", tuple(space["shape"])
+    if kind == "Text":
+        width = text_width(space)
+        if width > _LONGEST_TEXT:
+            message = f"{name} is text of up to {width} bytes: too long to be stored in rows of one size"
+            raise UsageError(message, hint="leave text out: --text omit")
+        return "uint8", (width,)
+    return stored_dtype(space["dtype"], name), tuple(space["shape"])
+
+
+def stored_dtype(dtype: Any, name: str) -> str:
+    """The dtype a leaf has for values of this one. Raises UsageError where there is none that holds them all."""
+    plain = np.dtype(dtype).newbyteorder("=").name
+    stored = _WIDER.get(plain, plain)
+    if stored not in DTYPES:
+        message = f"{name} has dtype {plain}, which a dataset cannot hold exactly"
+        raise UsageError(message, hint=f"there are {', '.join(DTYPES)}")
+    return stored
+
+
+def text_width(space: Mapping[str, Any]) -> int:
+    """Bytes that the longest value of a Text space takes in UTF-8."""
+    charset = space.get("charset")
+    widest = max((len(character.encode()) for character in charset), default=1) if charset else 4
+    return max(1, int(space["max_length"]) * widest)
+
+
+def text_rows(values: Sequence[str | bytes], width: int, name: str) -> np.ndarray:
+    """Texts as rows of bytes, uint8 ``[n, width]``, zero-padded. Raises CorruptSourceError for longer ones."""
+    rows = np.zeros((len(values), width), np.uint8)
+    for row, value in enumerate(values):
+        data = value.encode() if isinstance(value, str) else bytes(value)
+        if len(data) > width:
+            raise CorruptSourceError(f"{name}: a text of {len(data)} bytes, its space allows {width} ({data[:40]!r})")
+        rows[row, : len(data)] = np.frombuffer(data, np.uint8)
+    return rows
+
+
+def text_of(row: np.ndarray) -> str:
+    """The text that a row of bytes stands for."""
+    return np.asarray(row, np.uint8).tobytes().rstrip(b"\0").decode()
+
+
+def check_text_option(value: Any) -> TextAs:
+    """The option ``text`` as given. Raises UsageError."""
+    if value not in ("bytes", "omit"):
+        raise UsageError(f"text is {value!r}, not 'bytes' or 'omit'")
+    return value
+
+
+def renamed(leaves: Sequence[SpaceLeaf]) -> dict[str, str]:
+    """Leaves whose key is not the provider's own path: key to path, for the manifest."""
+    names = {leaf.key: "/".join([leaf.key.partition("/")[0], *map(str, leaf.path)]) for leaf in leaves}
+    return {key: name for key, name in names.items() if key != name}

@@ -1,0 +1,61 @@
+"""Datasets that are one raw file: fetched whole, checked, read in place.
+
+Where the provider states no checksum, the one found is recorded in the manifest; replacing the dataset then asks for the
+same bytes again. A fetched file that turns out to be useless is not kept for the next run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ...errors import ChecksumError, CorruptSourceError
+from ..fetch import RemoteObject
+from .protocol import SettlingJob
+
+ACCEPT = "if it was replaced on purpose, take it with --accept-changed"
+
+
+class WholeFileJob(SettlingJob):
+    """What such jobs have in common. ``item`` is the object, ``path`` where it lies once `settle` was told."""
+
+    item: RemoteObject
+    path: Path
+    #: Take the file also when it is not the one recorded.
+    accept_changed: bool
+    _recorded: str | None = None
+
+    def files(self) -> list[RemoteObject]:
+        return [self.item]
+
+    def replaces(self, objects: Sequence[Mapping[str, Any]]) -> None:
+        same = [entry.get("sha256") for entry in objects if entry.get("name") == self.item.name]
+        self._recorded = next((str(sha256) for sha256 in same if sha256), None)
+
+    def bytes_identity(self) -> list[Any]:
+        """What stands for the file's bytes before they are read."""
+        return [self.item.name, self.item.size, dict(self.item.checksums) or self.item.version]
+
+    def check_recorded(self, sha256: str) -> None:
+        """Raise ChecksumError for a file that is not the one that the dataset to be replaced was made from."""
+        if self._recorded in (None, sha256) or self.accept_changed:
+            return
+        message = (
+            f"{self.item.url} is not the file this dataset was made from before: its sha256 is {sha256}, "
+            f"not {self._recorded}"
+        )
+        raise ChecksumError(message, hint=ACCEPT)
+
+    @contextmanager
+    def forgotten_if_useless(self) -> Iterator[None]:
+        """Inside of it, what shows that the fetched file is no good removes it."""
+        try:
+            yield
+        except (CorruptSourceError, ChecksumError):
+            if not self.item.url.startswith("/") and self.path.is_file():
+                self.path.unlink()
+                if not any(self.path.parent.iterdir()):
+                    self.path.parent.rmdir()
+            raise

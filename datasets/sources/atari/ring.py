@@ -1,0 +1,449 @@
+"""From the rows of a ring buffer file to transitions in time order.
+
+The writer (google-research/batch_rl on Dopamine's circular buffer) logs the whole ring from inside ``add``, when the
+cursor stands at the last slot. For capacity C, file of lap L:
+
+    row        0    1    2   ...   C-2  |  C-1
+    lap        L    L    L   ...    L   |  L-1      the last slot still holds what came right before row 0
+
+so in time order a file reads C-1, 0, 1, ..., C-2, and C-1 is left out in lap 0, where it is uninitialised memory. What
+follows row C-2 is row C-1 of the next file, if that one is of lap L+1. ``add_count`` says which lap it is: (L + 1) C - 1.
+Laps can be missing: at an episode start four rows are added at once, and when they jump over the last slot nothing is
+logged. At the end of training the ring is dumped once more, with the cursor c in place of add_count: rows 0..c-1 are new,
+c..C-2 are left over from the lap before.
+
+Before the first step of a run and after every terminal row stand three rows of zeros (padding for the frame stack). They
+are known by position; content cannot tell them from a black frame.
+
+Everything here looks at the small arrays only (9 bytes a row), is pure, and works shard by shard with a carry of two
+rows, so that a run of 50 M steps needs the memory of one shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from ....errors import CorruptSourceError
+from ....storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeBuilder
+
+PADS = 3
+TIME_LIMIT = 27_000
+MAX_ACTION = 17
+
+UnknownNext = Literal["truncate", "zero"]
+
+_MIXED = "files of different shards or runs are mixed; check the mirror"
+_DAMAGED = "the file was not written by the DQN Replay logger, or is damaged; try another mirror"
+
+
+@dataclass(frozen=True)
+class RingArrays:
+    """The small arrays of one file, in file order, each ``[capacity]``."""
+
+    number: int
+    name: str
+    action: np.ndarray
+    reward: np.ndarray
+    terminal: np.ndarray
+    add_count: int
+
+    def __post_init__(self) -> None:
+        sizes = {len(self.action), len(self.reward), len(self.terminal)}
+        if len(sizes) > 1:
+            message = f"{self.name}: {len(self.action)} actions, {len(self.reward)} rewards and {len(self.terminal)} terminals"
+            raise CorruptSourceError(message, hint=_MIXED)
+
+    @property
+    def capacity(self) -> int:
+        return len(self.action)
+
+
+@dataclass(frozen=True)
+class Lap:
+    """Which rows of a file are to be read: rows ``0..valid-1``, and before them the last slot if ``seam``.
+
+    ``lap`` is None for a final dump that does not continue the file before it.
+    """
+
+    lap: int | None
+    valid: int
+    seam: bool
+
+    def order(self, capacity: int) -> np.ndarray:
+        """File rows in time order, int64."""
+        rows = np.arange(self.valid, dtype=np.int64)
+        return np.concatenate([[capacity - 1], rows]) if self.seam else rows
+
+
+@dataclass
+class PartPlan:
+    """Where the frames of one file go.
+
+    ``segments`` is int64 ``[n, 4]``: (file row, rows, position, zero). ``rows`` frames from ``file row`` on are state
+    rows from ``position`` on (relative to the part); ``zero`` is 1 where a row of zeros follows, the unknown frame
+    after a terminal one. ``first`` and ``states`` are the part's state rows in the dataset. Rows of the file that are
+    in no segment but below ``valid`` (or the last, if ``seam``) are padding, except ``dropped``: the only row of an
+    episode whose continuation is not in the data.
+    """
+
+    number: int
+    name: str
+    capacity: int
+    valid: int
+    seam: bool
+    first: int
+    states: int
+    segments: np.ndarray
+    dropped: int = -1
+
+
+@dataclass
+class Counts:
+    """What the plan met and did; becomes part of the manifest."""
+
+    rows_read: int = 0
+    pad_rows: int = 0
+    stale_rows: int = 0
+    given_up_steps: int = 0
+    given_up_episodes: int = 0
+    terminated_episodes: int = 0
+    time_limit_episodes: int = 0
+    cut_episodes: int = 0
+    midway_episodes: int = 0
+    unclipped_rewards: int = 0
+    gaps: list[dict[str, int | None]] = field(default_factory=list)
+
+
+#: Given a file's number and file rows, says which of those frames are all zero.
+Peek = Callable[[int, list[int]], list[bool]]
+
+#: Takes step rows: action, reward, terminated, truncated, each ``[n]``.
+Emit = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], None]
+
+
+def find_lap(ring: RingArrays, previous: tuple[RingArrays, int | None] | None) -> Lap:
+    """Tell which lap a file holds, and which of its rows are new.
+
+    ``previous`` is the file before it with its lap, where there is one. Raises CorruptSourceError when ``add_count`` fits
+    no lap.
+    """
+    capacity, count = ring.capacity, ring.add_count
+    logged = count % capacity == capacity - 1
+    if logged and (count >= capacity or ring.number == 0 or previous is None):
+        lap = count // capacity
+        return Lap(lap, capacity - 1, seam=lap > 0)
+    if not 0 <= count < capacity:
+        message = f"{ring.name}: add_count {count} fits no lap of a ring of {capacity} rows"
+        raise CorruptSourceError(message, hint=_MIXED)
+    if ring.number == 0:
+        return Lap(0, count, seam=False)  # training ended before the first lap did
+    if previous is None:
+        return Lap(None, count, seam=True)
+    before, last = previous
+    if before.capacity == capacity and logged:
+        # Dumped at the very step that logged a lap: of that lap's file it is a copy, and nothing in it is new. (The last
+        # slot is not compared: after the first lap it is junk, perhaps NaN.)
+        if _same_rows(before, ring, slice(0, capacity - 1)):
+            return Lap(last, 0, seam=False)
+    elif before.capacity == capacity and _same_rows(before, ring, slice(count, capacity - 1)):
+        return Lap(None if last is None else last + 1, count, seam=True)
+    return Lap(None, count, seam=True)
+
+
+def _same_rows(one: RingArrays, other: RingArrays, rows: slice) -> bool:
+    return all(
+        np.array_equal(getattr(one, name)[rows], getattr(other, name)[rows])
+        for name in ("action", "reward", "terminal")
+    )
+
+
+class RingPlanner:
+    """Feeds on the files of a run in order; ``emit`` receives every step once its flags are settled.
+
+    ``unknown_next`` says what becomes of a row whose successor is not in the data: ``truncate`` gives it up and makes
+    its frame the final observation of the step before it, which is truncated; ``zero`` keeps it, truncated, with a
+    successor of zeros. ``time_limit`` is the number of rows of an episode that ended by the clock (0: none did).
+    """
+
+    def __init__(
+        self, emit: Emit, peek: Peek, *, unknown_next: UnknownNext = "truncate", time_limit: int = TIME_LIMIT
+    ) -> None:
+        self.parts: list[PartPlan] = []
+        self.episodes = EpisodeBuilder()
+        self.counts = Counts()
+        self._emit, self._peek = emit, peek
+        self._zero = unknown_next == "zero"
+        self._limit = time_limit
+        self._previous: tuple[RingArrays, int | None] | None = None
+        self._pads_left = 0
+        self._open = _OpenEpisode()
+
+    def add(self, ring: RingArrays, before: RingArrays | None = None) -> None:
+        """Take the next file. ``before`` is the file right before it, when that one is at the source but not wanted."""
+        previous = self._previous
+        if previous is None and before is not None:
+            previous = (before, find_lap(before, None).lap)
+        if self._previous is not None and self._previous[0].capacity != ring.capacity:
+            message = f"{ring.name} has {ring.capacity} rows, {self._previous[0].name} has {self._previous[0].capacity}"
+            raise CorruptSourceError(message, hint=_MIXED)
+        lap = find_lap(ring, previous)
+        last = previous[1] if previous is not None else None
+        if lap.lap is not None and last is not None and lap.valid and lap.lap <= last:
+            message = f"{ring.name} is of lap {lap.lap}, the file before it of lap {last}"
+            raise CorruptSourceError(message, hint=_MIXED)
+        continues = last is not None and lap.lap == last + 1
+        if not lap.valid and not lap.seam:
+            continues = True  # nothing new: whatever is open stays open
+        elif self._previous is None or not continues:
+            self._begin_anew(ring, lap, previous if continues else None)
+        self._take(ring, lap)
+        self._previous = (ring, lap.lap)
+
+    def finish(self) -> None:
+        """End of the data: the open episode, if any, is cut here."""
+        self._cut()
+        if not len(self.episodes):
+            others = f" and {len(self.parts) - 1} more" if len(self.parts) > 1 else ""
+            message = f"there is not one complete step in {self.parts[0].name}{others}"
+            raise CorruptSourceError(message, hint="choose more shards, or another mirror")
+
+    @property
+    def states(self) -> int:
+        """State rows so far."""
+        return self.parts[-1].first + self.parts[-1].states if self.parts else 0
+
+    # -- beginnings ------------------------------------------------------------------------------------------------
+
+    def _begin_anew(self, ring: RingArrays, lap: Lap, neighbour: tuple[RingArrays, int | None] | None) -> None:
+        """Start reading where nothing before it was read: at the run's start, at a gap, or in the middle by choice."""
+        if self._previous is not None:
+            self._cut()
+            lost = None if lap.lap is None or self._previous[1] is None else lap.lap - self._previous[1] - 1
+            self.counts.gaps.append({"before_shard": ring.number, "laps_missing": lost})
+        if lap.lap == 0:
+            self._pads_left, midway = PADS, False
+        elif neighbour is not None:
+            self._pads_left, midway = _pads_after(neighbour[0])
+        else:
+            self._pads_left = self._blank_rows(ring, lap)
+            # The writer loses a lap only when an episode's first rows jump over the last slot: what follows a lap
+            # lost by the writer begins an episode.
+            by_writer = (
+                self._previous is not None and ring.number == self._previous[0].number + 1 and lap.lap is not None
+            )
+            midway = not (by_writer or self._pads_left)
+        self._open = _OpenEpisode(midway=midway)
+
+    def _blank_rows(self, ring: RingArrays, lap: Lap) -> int:
+        """How many of the first rows are padding, told by content because what came before is not known."""
+        first = lap.order(ring.capacity)[:PADS]
+        quiet = (ring.action[first] == 0) & (ring.reward[first] == 0) & (ring.terminal[first] == 0)
+        candidates = first[: int(np.argmin(quiet)) if not quiet.all() else len(first)].tolist()
+        if not candidates:
+            return 0
+        blank = self._peek(ring.number, candidates)
+        return blank.index(False) if False in blank else len(blank)
+
+    # -- rows ------------------------------------------------------------------------------------------------------
+
+    def _take(self, ring: RingArrays, lap: Lap) -> None:
+        order = lap.order(ring.capacity)
+        action, reward, terminal = ring.action[order], ring.reward[order], ring.terminal[order]
+        if (terminal > 1).any():
+            message = f"{ring.name}: terminal is {int(terminal.max())} in row {_where(order, terminal > 1)}"
+            raise CorruptSourceError(message, hint=_DAMAGED)
+        pad = self._mark_pads(ring, order, terminal.astype(bool))
+        loud = pad & ((action != 0) | (reward != 0))
+        if loud.any():
+            message = (
+                f"{ring.name}: row {_where(order, loud)} should be padding (it follows a terminal row) but is not zero"
+            )
+            raise CorruptSourceError(message, hint=_DAMAGED)
+        real = np.flatnonzero(~pad)
+        action, reward, terminal = action[real], reward[real], terminal[real].astype(bool)
+        wild = (action < 0) | (action > MAX_ACTION) | ~np.isfinite(reward)
+        if wild.any():
+            index = int(np.argmax(wild))
+            message = f"{ring.name}: row {order[real][index]} has action {action[index]} and reward {reward[index]}"
+            raise CorruptSourceError(message, hint=_DAMAGED)
+        self.counts.rows_read += len(order)
+        self.counts.pad_rows += int(pad.sum())
+        self.counts.stale_rows += ring.capacity - 1 - lap.valid
+        self.counts.unclipped_rewards += int((np.abs(reward) > 1).sum())
+        blank_after = self._steps(action, reward, terminal)
+        self._place_states(ring, lap, order[real], blank_after)
+
+    def _mark_pads(self, ring: RingArrays, order: np.ndarray, terminal: np.ndarray) -> np.ndarray:
+        pad = np.zeros(len(terminal), bool)
+        pad[: self._pads_left] = True
+        ends = np.flatnonzero(terminal & ~pad)
+        for distance in range(1, PADS + 1):
+            at = ends + distance
+            pad[at[at < len(pad)]] = True
+        # A terminal flag inside padding cannot be: it would itself be followed by padding.
+        if (terminal & pad).any():
+            message = f"{ring.name}: row {_where(order, terminal & pad)} should be padding, but is terminal"
+            raise CorruptSourceError(message, hint=_DAMAGED)
+        if len(ends):
+            self._pads_left = max(0, PADS - (len(terminal) - 1 - int(ends[-1])))
+        else:
+            self._pads_left = max(0, self._pads_left - len(terminal))
+        return pad
+
+    def _steps(self, action: np.ndarray, reward: np.ndarray, terminal: np.ndarray) -> np.ndarray:
+        """Emit the steps of these rows, after those held back, and hold back the newest two of the open episode.
+
+        Returns for each new row whether a state of zeros follows it.
+        """
+        held = self._open
+        held_rows = len(held.action)
+        action = np.concatenate([held.action, action])
+        reward = np.concatenate([held.reward, reward])
+        terminal = np.concatenate([np.zeros(held_rows, bool), terminal])
+        ends = np.flatnonzero(terminal)
+        starts = np.concatenate([[0], ends + 1])[: len(ends)]
+        rows = ends - starts + 1
+        truncated = np.zeros(len(action), bool)
+        keep = np.ones(len(action), bool)
+        blank = terminal.copy()
+        if len(ends):
+            rows[0] += held.emitted
+            clocked = rows == self._limit
+            clocked[0] &= not held.midway
+            terminal[ends[clocked]] = False
+            if self._zero:
+                truncated[ends[clocked]] = True
+            else:
+                keep[ends[clocked]] = blank[ends[clocked]] = False
+                truncated[ends[clocked] - 1] = True
+            totals = np.add.reduceat(np.where(keep, reward, 0).astype(np.float64)[: ends[-1] + 1], starts)
+            totals[0] += held.total
+            midway = np.zeros(len(ends), bool)
+            midway[0] = held.midway
+            for length, total, clock, began_midway in zip(
+                (rows - (clocked & (not self._zero))).tolist(), totals.tolist(), clocked.tolist(), midway.tolist()
+            ):
+                self._close(length, total, TRUNCATED if clock else TERMINATED, midway=began_midway)
+            held = _OpenEpisode()
+        begin = int(ends[-1]) + 1 if len(ends) else 0
+        hold = max(begin, len(action) - 2)
+        out = np.flatnonzero(keep[:hold])
+        self._emit(action[out], reward[out], terminal[out], truncated[out])
+        self._open = _OpenEpisode(
+            action=action[hold:],
+            reward=reward[hold:],
+            emitted=held.emitted + hold - begin,
+            total=held.total + float(reward[begin:hold].astype(np.float64).sum()),
+            midway=held.midway,
+        )
+        return blank[held_rows:]
+
+    def _cut(self) -> None:
+        """Close the open episode where the data end."""
+        held, self._open = self._open, _OpenEpisode()
+        rows = held.emitted + len(held.action)
+        if not rows:
+            return
+        if self._zero:
+            count = len(held.action)
+            self._append_blank()
+        else:
+            count = len(held.action) - 1
+            self.counts.given_up_steps += 1
+            if rows == 1:
+                self.counts.given_up_episodes += 1
+                self._drop_last_state()
+                return
+        truncated = np.zeros(count, bool)
+        truncated[-1] = True
+        self._emit(held.action[:count], held.reward[:count], np.zeros(count, bool), truncated)
+        total = held.total + float(held.reward[:count].astype(np.float64).sum())
+        self._close(held.emitted + count, total, CUT, midway=held.midway)
+
+    def _close(self, length: int, total: float, outcome: int, *, midway: bool) -> None:
+        self.episodes.add(length, total, outcome, midway=midway)
+        counts = self.counts
+        counts.midway_episodes += midway
+        counts.terminated_episodes += outcome == TERMINATED
+        counts.cut_episodes += outcome == CUT
+        if outcome == TRUNCATED:
+            counts.time_limit_episodes += 1
+            counts.given_up_steps += not self._zero
+
+    # -- states ----------------------------------------------------------------------------------------------------
+
+    def _place_states(self, ring: RingArrays, lap: Lap, file_rows: np.ndarray, blank_after: np.ndarray) -> None:
+        blanks = np.cumsum(blank_after)
+        position = np.arange(len(file_rows)) + blanks - blank_after
+        first = np.concatenate([[True], (np.diff(file_rows) != 1) | (np.diff(position) != 1)])[: len(file_rows)]
+        begin = np.flatnonzero(first)
+        rows = np.diff(np.append(begin, len(file_rows)))
+        segments = np.stack([file_rows[begin], rows, position[begin], blank_after[begin + rows - 1]], 1)
+        states = len(file_rows) + (int(blanks[-1]) if len(blanks) else 0)
+        self.parts.append(
+            PartPlan(
+                number=ring.number,
+                name=ring.name,
+                capacity=ring.capacity,
+                valid=lap.valid,
+                seam=lap.seam,
+                first=self.states,
+                states=states,
+                segments=segments.astype(np.int64),
+            )
+        )
+
+    def _last_part(self) -> PartPlan:
+        """The part with the newest state row (later ones may be empty)."""
+        for part in reversed(self.parts):
+            if part.states:
+                return part
+        raise AssertionError("a row was held back, but no part holds its state")
+
+    def _append_blank(self) -> None:
+        part = self._last_part()
+        part.segments[-1, 3] = 1
+        part.states += 1
+        self._shift_empty_parts(part)
+
+    def _drop_last_state(self) -> None:
+        part = self._last_part()
+        part.segments[-1, 1] -= 1
+        part.dropped = int(part.segments[-1, 0] + part.segments[-1, 1])
+        if not part.segments[-1, 1]:
+            part.segments = part.segments[:-1]
+        part.states -= 1
+        self._shift_empty_parts(part)
+
+    def _shift_empty_parts(self, changed: PartPlan) -> None:
+        for part in self.parts[self.parts.index(changed) + 1 :]:
+            part.first = changed.first + changed.states
+
+
+@dataclass(frozen=True)
+class _OpenEpisode:
+    """The episode whose end is not yet seen: its newest rows are held back, until what follows them is known.
+
+    ``emitted`` rows with return ``total`` have gone out already; ``midway`` says that its beginning is not in the data.
+    """
+
+    action: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    reward: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))
+    emitted: int = 0
+    total: float = 0.0
+    midway: bool = False
+
+
+def _pads_after(ring: RingArrays) -> tuple[int, bool]:
+    """Padding rows still to come after a file's newest row, and whether what follows them continues an episode."""
+    tail = ring.terminal[ring.capacity - 1 - (PADS + 1) : ring.capacity - 1][::-1]
+    ends = np.flatnonzero(tail == 1)
+    return (PADS - int(ends[0]), False) if len(ends) else (0, True)
+
+
+def _where(order: np.ndarray, mask: np.ndarray) -> int:
+    return int(order[np.argmax(mask)])

@@ -1,0 +1,208 @@
+"""The episodes of all files in training order, and where their rows lie.
+
+Order is that of the stored indices, (checkpoint, index in it); the names of files say nothing. Episodes that follow each
+other both in that order and in a file are a *run*; usually a file is one.
+
+Whether an episode's beginning is missing is not stored. A checkpoint's last episode that did not terminate was cut by the
+checkpoint's end, and then the first one of the next checkpoint is its continuation, as far as can be known (sources say
+so, none shows it): it stands as an episode of its own, marked ``midway``. So does the first one of a checkpoint whose
+predecessor is not among the files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .....errors import CorruptSourceError
+from .....storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeTable
+from .spool import ABOUT, BLANK, CHECKPOINT, FILE_ROWS, INDEX, OUTCOME, STEPS
+
+
+@dataclass(frozen=True)
+class Spool:
+    """A file's spool, opened: the episodes, and memory-mapped columns."""
+
+    path: Path
+    episodes: np.ndarray
+    about: dict[str, Any]
+
+    @classmethod
+    def open(cls, path: Path) -> Spool:
+        about = json.loads((path / ABOUT).read_text())
+        return cls(path, np.load(path / "episodes.npy", allow_pickle=False), about)
+
+    def column(self, name: str) -> np.ndarray:
+        """``action``, ``reward`` or ``lengths``, mapped."""
+        return np.load(self.path / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+
+
+@dataclass(frozen=True)
+class Run:
+    """``episodes`` are rows of the ordered table that are also consecutive in one file (``file``: its place in the list)."""
+
+    file: int
+    episodes: slice
+    first_step: int
+    steps: int
+    first_state: int
+    states: int
+
+
+@dataclass
+class Part:
+    """Consecutive state rows of the dataset, as many episodes as one file holds; ``file`` is the one named for it."""
+
+    file: int
+    first_state: int
+    states: int
+    runs: list[Run] = field(default_factory=list)
+
+
+@dataclass
+class Counts:
+    """What the files held and what became of it; part of the manifest."""
+
+    rows_read: int = 0
+    pad_rows: int = 0
+    given_up_steps: int = 0
+    given_up_episodes: int = 0
+    empty_episodes: int = 0
+    terminated_episodes: int = 0
+    time_limit_episodes: int = 0
+    cut_episodes: int = 0
+    midway_episodes: int = 0
+    silent_ends: int = 0
+    unclipped_rewards: int = 0
+    gaps: list[dict[str, int]] = field(default_factory=list)
+
+
+class Order:
+    """All episodes of some spools in training order; the work is done on construction.
+
+    ``table`` is int64 ``[episodes kept, 8]``: the columns of a spool's ``episodes.npy``, then file and place in the file
+    (counting kept ones). Raises CorruptSourceError when an episode is there twice.
+    """
+
+    def __init__(self, spools: Sequence[Spool]) -> None:
+        self.spools = spools
+        self.counts = Counts(silent_ends=sum(int(spool.about["silent_ends"]) for spool in spools))
+        everything = np.concatenate([_with_place(number, spool.episodes) for number, spool in enumerate(spools)])
+        everything = everything[np.lexsort((everything[:, INDEX], everything[:, CHECKPOINT]))]
+        self._refuse_twins(everything)
+        midway = self._find_midway(everything)
+        kept = everything[:, STEPS] > 0
+        self._count(everything, kept)
+        self.table, self.midway = everything[kept], midway[kept]
+        self.counts.midway_episodes = int(self.midway.sum())
+        if not len(self.table):
+            raise CorruptSourceError("the files hold not one complete step")
+        self.runs = self._runs()
+        self.parts = self._parts()
+
+    def steps(self, block: int = 1 << 20) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """``(action, reward, outcome)`` of all steps in order, in blocks; outcome is 0 but in an episode's last step."""
+        for run in self.runs:
+            spool = self.spools[run.file]
+            action, reward = spool.column("action"), spool.column("reward")
+            table = self.table[run.episodes]
+            outcome = np.zeros(run.steps, np.uint8)
+            outcome[np.cumsum(table[:, STEPS]) - 1] = table[:, OUTCOME]
+            for low in range(0, run.steps, block):
+                high = min(low + block, run.steps)
+                rows = slice(run.first_step + low, run.first_step + high)
+                yield np.array(action[rows]), np.array(reward[rows]), outcome[low:high]
+
+    def episode_table(self) -> EpisodeTable:
+        """The dataset's episode table."""
+        length = self.table[:, STEPS].copy()
+        returns = np.empty(len(length))
+        for run in self.runs:
+            reward = self.spools[run.file].column("reward")[run.first_step : run.first_step + run.steps]
+            self.counts.unclipped_rewards += int((np.abs(reward) > 1).sum())
+            begins = np.cumsum(length[run.episodes]) - length[run.episodes]
+            returns[run.episodes] = np.add.reduceat(reward.astype(np.float64), begins)
+        outcome = self.table[:, OUTCOME].astype(np.uint8)
+        return EpisodeTable(np.cumsum(length) - length, length, returns, outcome, self.midway)
+
+    def summary(self) -> dict[str, Any]:
+        """The counts as the manifest has them; call after `episode_table`."""
+        return asdict(self.counts)
+
+    def _refuse_twins(self, table: np.ndarray) -> None:
+        same = (np.diff(table[:, CHECKPOINT]) == 0) & (np.diff(table[:, INDEX]) == 0)
+        if same.any():
+            at = int(np.argmax(same))
+            one, other = (self.spools[int(table[row, -2])].path.name for row in (at, at + 1))
+            checkpoint, index = table[at, [CHECKPOINT, INDEX]].tolist()
+            message = f"episode {index} of checkpoint {checkpoint} is there twice, in {one} and in {other}"
+            raise CorruptSourceError(message, hint="files of different versions or runs are mixed; check the mirror")
+
+    def _find_midway(self, table: np.ndarray) -> np.ndarray:
+        """Which episodes may have begun before their first row; counts the gaps between checkpoints on the way."""
+        midway = np.zeros(len(table), bool)
+        if not len(table):
+            return midway
+        checkpoint = table[:, CHECKPOINT]
+        firsts = np.flatnonzero(np.diff(checkpoint, prepend=-1))
+        for row in firsts.tolist():
+            before = int(checkpoint[row - 1]) if row else -1
+            missing = int(checkpoint[row]) - before - 1
+            if missing and row:
+                self.counts.gaps.append({"before_checkpoint": int(checkpoint[row]), "checkpoints_missing": missing})
+            open_end = bool(row) and table[row - 1, OUTCOME] == CUT and table[row - 1, FILE_ROWS] > 0
+            midway[row] = bool(missing) or open_end
+        return midway
+
+    def _count(self, table: np.ndarray, kept: np.ndarray) -> None:
+        counts, outcome = self.counts, table[:, OUTCOME]
+        counts.rows_read = int(table[:, FILE_ROWS].sum())
+        counts.given_up_steps = int((table[:, FILE_ROWS] - table[:, STEPS]).sum())
+        counts.empty_episodes = int((table[:, FILE_ROWS] == 0).sum())
+        counts.given_up_episodes = int((~kept).sum()) - counts.empty_episodes
+        counts.terminated_episodes = int((kept & (outcome == TERMINATED)).sum())
+        counts.time_limit_episodes = int((kept & (outcome == TRUNCATED)).sum())
+        counts.cut_episodes = int((kept & (outcome == CUT)).sum())
+
+    def _runs(self) -> list[Run]:
+        """Runs, broken also where a part ends."""
+        table = self.table
+        breaks = (np.diff(table[:, -2]) != 0) | (np.diff(table[:, -1]) != 1)
+        starts = np.unique([0, *(np.flatnonzero(breaks) + 1).tolist(), *self._part_starts()])
+        runs = []
+        before = [np.concatenate([[0], np.cumsum(s.episodes[s.episodes[:, STEPS] > 0][:, STEPS])]) for s in self.spools]
+        for low, high in zip(starts.tolist(), [*starts[1:].tolist(), len(table)]):
+            file, place = int(table[low, -2]), int(table[low, -1])
+            step, steps = int(before[file][place]), int(table[low:high, STEPS].sum())
+            runs.append(Run(file, slice(low, high), step, steps, step + place, steps + high - low))
+        return runs
+
+    def _part_starts(self) -> list[int]:
+        """First episodes of parts: each has as many as the file whose turn it is."""
+        self._turns = list(dict.fromkeys(self.table[:, -2].tolist()))
+        self._turns += [number for number in range(len(self.spools)) if number not in self._turns]
+        sizes = np.bincount(self.table[:, -2], minlength=len(self.spools))[self._turns]
+        self._bounds = np.concatenate([[0], np.cumsum(sizes)])
+        return [bound for bound in self._bounds[:-1].tolist() if bound < len(self.table)]
+
+    def _parts(self) -> list[Part]:
+        states = np.concatenate([[0], np.cumsum(self.table[:, STEPS] + 1)])
+        parts = []
+        for file, low, high in zip(self._turns, self._bounds, self._bounds[1:]):
+            runs = [run for run in self.runs if low <= run.episodes.start < high]
+            parts.append(Part(int(file), int(states[low]), int(states[high] - states[low]), runs))
+        return parts
+
+
+def _with_place(number: int, episodes: np.ndarray) -> np.ndarray:
+    """A file's episodes with two more columns: its number, and their place among those of it that have steps."""
+    place = np.cumsum(episodes[:, STEPS] > 0) - 1
+    return np.column_stack([episodes, np.full(len(episodes), number), place])
+
+
+__all__ = ["BLANK", "Order", "Part", "Run", "Spool"]

@@ -1,0 +1,290 @@
+"""One file of episodes to decoded rows on disk: everything is fetched once, and decoded while it comes.
+
+network -> gunzip -> records -> episodes -> frames in blocks -> compressed rows
+
+How many rows there are, and which come first, is known only when all files have been read: lengths, actions and rewards lie
+in the same records as the pictures. So each file becomes a *spool* in the working folder, and is put in its place when
+all are there (`fill`). Rows are compressed as the dataset has them, so that for the usual codec putting them in place is a
+rename. A spool is a folder, there only when it is complete:
+
+    rows           state rows in the order of the file, each compressed on its own
+    lengths.npy    int64 [rows]          their compressed lengths
+    episodes.npy   int64 [episodes, 6]   checkpoint, index in it, rows in the file, steps kept, outcome, blank
+    action.npy     int32 [steps]         of the steps kept
+    reward.npy     float32 [steps]
+    about.json     {"crc32c" and "size" of the object, "records": their number, "silent_ends": terminated episodes without
+                   a reward in their last row}
+
+An episode has one more state row than steps: the last frame, or a row of zeros (``blank`` is 1) where its last successor
+is not in the data.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .....errors import CorruptSourceError
+from .....storage.checksums import Crc32c
+from .....storage.codecs.zstd import RowEncoder
+from .....storage.episodes import CUT, TERMINATED, TRUNCATED
+from .....storage.manifest import sync_folder
+from ....fetch import Location, RemoteObject, readahead, stream
+from ....formats.gunzip import gunzip
+from ....formats.png import SIDE, PngError, decode_frames
+from ....formats.tf_example import WireError, parse_example
+from ....formats.tfrecord import Record, read_records
+from .episode import Episode, to_episode
+
+ROW_BYTES = SIDE * SIDE
+BLOCK_ROWS = 512
+ROWS, ABOUT = "rows", "about.json"
+#: Columns of ``episodes.npy``.
+CHECKPOINT, INDEX, FILE_ROWS, STEPS, OUTCOME, BLANK = range(6)
+
+#: Told after every block: bytes of the object unpacked so far (about), bytes fetched so far, retries so far.
+OnBlock = Callable[[int, int, int], None]
+
+
+class Ending(NamedTuple):
+    """What becomes of an episode's rows."""
+
+    steps: int
+    outcome: int
+    blank: bool
+
+
+def settle(rows: int, terminal: bool, unknown_next: str, time_limit: int) -> Ending:
+    """Which steps an episode of so many rows gives, and how it ends; the same rule as for the ring files.
+
+    After a terminal row comes a blank state. The last row of an episode that was cut, or that lasted ``time_limit`` rows and
+    so was ended by the clock, has no known successor: it is given up (``truncate``) or gets a blank one (``zero``).
+    """
+    clocked = terminal and rows == time_limit
+    if terminal and not clocked:
+        return Ending(rows, TERMINATED, True)
+    outcome = TRUNCATED if clocked else CUT
+    return Ending(rows, outcome, True) if unknown_next == "zero" else Ending(rows - 1, outcome, False)
+
+
+@dataclass(frozen=True)
+class SpoolTask:
+    """Everything a worker needs to spool one file; picklable."""
+
+    index: int
+    obj: RemoteObject
+    location: Location
+    target: Path
+    dictionary: Path
+    unknown_next: str
+    time_limit: int
+    threads: int
+
+    @property
+    def rows(self) -> int:
+        """What progress counts: bytes, as rows are not known."""
+        return self.obj.size or 1
+
+
+def spool(task: SpoolTask, on_block: OnBlock) -> dict[str, Any]:
+    """Fetch and decode one file. Returns an empty record: what there is to know is in the spool."""
+    partial = task.target.with_name(task.target.name + ".part")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    made = Columns()
+    encoder = RowEncoder(task.dictionary.read_bytes(), task.threads)
+    with closing(EpisodeStream(task.location, task.obj)) as source, (partial / ROWS).open("wb") as rows:
+
+        def write(data: bytes, lengths: np.ndarray) -> None:
+            rows.write(data)
+            made.lengths.append(lengths)
+
+        blocks = _Blocks(write, encoder)
+        for where, episode in source.episodes():
+            ending = (
+                settle(len(episode), episode.terminal, task.unknown_next, task.time_limit) if len(episode) else None
+            )
+            made.add(episode, ending)
+            if ending is not None and ending.steps:
+                for _ in blocks.add(episode.frames, ending.blank, where):
+                    on_block(min(source.fetched, task.rows), source.fetched, source.retries)
+        blocks.flush()
+        rows.flush()
+        os.fsync(rows.fileno())
+        about = {
+            "crc32c": source.crc32c,
+            "size": source.fetched,
+            "records": source.records,
+            "silent_ends": made.silent_ends,
+        }
+    made.save(partial)
+    _write(partial / ABOUT, json.dumps(about).encode())
+    sync_folder(partial)
+    partial.rename(task.target)
+    sync_folder(task.target.parent)
+    on_block(task.rows, source.fetched, source.retries)
+    return {}
+
+
+@dataclass
+class Columns:
+    """What a spool holds beside its rows, while it is made."""
+
+    episodes: list[tuple[int, ...]] = field(default_factory=list)
+    action: list[np.ndarray] = field(default_factory=list)
+    reward: list[np.ndarray] = field(default_factory=list)
+    lengths: list[np.ndarray] = field(default_factory=list)
+    silent_ends: int = 0
+
+    def add(self, episode: Episode, ending: Ending | None) -> None:
+        """Take an episode's numbers; without an ending, it has no rows at all."""
+        steps, outcome, blank = ending or Ending(0, CUT, False)
+        self.episodes.append((episode.checkpoint, episode.index, len(episode), steps, outcome, int(blank)))
+        self.action.append(episode.action[:steps])
+        self.reward.append(episode.reward[:steps])
+        self.silent_ends += bool(episode.terminal and episode.reward[-1] == 0)
+
+    def save(self, folder: Path) -> None:
+        table = np.array(self.episodes, np.int64).reshape(-1, 6)
+        arrays = {"episodes": table}
+        for name, pieces, dtype in (
+            ("action", self.action, np.int32),
+            ("reward", self.reward, np.float32),
+            ("lengths", self.lengths, np.int64),
+        ):
+            arrays[name] = np.concatenate([np.empty(0, dtype), *pieces]).astype(dtype)
+        for name, array in arrays.items():
+            with (folder / f"{name}.npy").open("wb") as file:
+                np.lib.format.write_array(file, array, allow_pickle=False)
+                file.flush()
+                os.fsync(file.fileno())
+
+
+class _Blocks:
+    """Frames of many episodes in blocks of the same size: decoded, compressed, handed on."""
+
+    def __init__(self, write: Callable[[bytes, np.ndarray], None], encoder: RowEncoder) -> None:
+        self._write, self._encoder = write, encoder
+        self._frames: list[memoryview] = []
+        self._blank_after: list[int] = []
+        #: Whose frames these are: (first of them here, its row there, where).
+        self._owners: list[tuple[int, int, str]] = []
+        self._block = np.zeros((BLOCK_ROWS + 1, SIDE, SIDE), np.uint8)  # the last row stays blank
+
+    def add(self, frames: list[memoryview], blank: bool, where: str) -> Iterator[int]:
+        """Take an episode's frames; yields how many were written whenever a block was full."""
+        first = 0
+        while first < len(frames):
+            count = min(len(frames) - first, BLOCK_ROWS - len(self._frames))
+            self._owners.append((len(self._frames), first, where))
+            self._frames += frames[first : first + count]
+            first += count
+            if blank and first == len(frames):
+                self._blank_after.append(len(self._frames) - 1)
+            if len(self._frames) == BLOCK_ROWS:
+                self.flush()
+                yield BLOCK_ROWS
+
+    def flush(self) -> None:
+        """Decode and write what is there."""
+        count = len(self._frames)
+        if not count:
+            return
+        try:
+            decode_frames(self._frames, self._block[:count])
+        except PngError as error:
+            first, row, where = [owner for owner in self._owners if owner[0] <= error.index][-1]
+            raise bad_frame(where, row + error.index - first, error) from error
+        order = np.arange(count)
+        if self._blank_after:
+            order = np.insert(order, np.array(self._blank_after) + 1, BLOCK_ROWS)
+        self._write(*self._encoder.encode(self._block.data, order * ROW_BYTES, ROW_BYTES))
+        self._frames, self._blank_after, self._owners = [], [], []
+
+
+class EpisodeStream:
+    """A file of episodes as a stream, with what was fetched for it so far."""
+
+    def __init__(self, location: Location, obj: RemoteObject) -> None:
+        self.fetched = self.retries = self.records = 0
+        #: Bytes that went into unpacking, and came out.
+        self.packed = self.unpacked = 0
+        self._obj = obj
+        self._crc32c = Crc32c()
+        with ExitStack() as stack:
+            network = stack.enter_context(readahead(self._network(location), depth=16))
+            self._pieces = stack.enter_context(readahead(self._unpack(network), depth=2))
+            self._open = stack.pop_all()
+
+    def episodes(self) -> Iterator[tuple[str, Episode]]:
+        """Every record, with the words to name it by. Raises CorruptSourceError and the fetch errors."""
+        for record in read_records(self._pieces, self._obj.url):
+            self.records += 1
+            where = f"{self._obj.url}: record {record.number} (at byte {record.offset} of the unpacked file)"
+            yield where, self._parse(record, where)
+
+    def close(self) -> None:
+        self._open.close()
+
+    @property
+    def crc32c(self) -> str:
+        """Of all bytes fetched so far."""
+        return self._crc32c.hex
+
+    def _parse(self, record: Record, where: str) -> Episode:
+        try:
+            features = parse_example(record.payload)
+        except WireError as error:
+            message = f"{where} is no tf.train.Example: {error}"
+            raise CorruptSourceError(message, hint="the file is not of RL Unplugged's Atari episodes") from error
+        return to_episode(features, where)
+
+    def _network(self, location: Location) -> Iterator[bytes]:
+        for piece in stream(location, self._obj, on_retry=self._retry):
+            self.fetched += len(piece)
+            self._crc32c.update(piece)
+            yield piece
+
+    def _unpack(self, network: Iterator[bytes]) -> Iterator[bytes]:
+        for piece in gunzip(self._counted(network), self._obj.url):
+            self.unpacked += len(piece)
+            yield piece
+
+    def _counted(self, network: Iterator[bytes]) -> Iterator[bytes]:
+        for piece in network:
+            self.packed += len(piece)
+            yield piece
+
+    def _retry(self, _: object) -> None:
+        self.retries += 1
+
+
+def bad_frame(where: str, row: int, error: PngError) -> CorruptSourceError:
+    """The error for a frame that is none."""
+    hint = "the file is damaged, or not of RL Unplugged's Atari episodes; try another mirror"
+    return CorruptSourceError(f"{where}: frame {row}: {error}", hint=hint)
+
+
+def is_of(target: Path, obj: RemoteObject) -> bool:
+    """Whether a spool was made from this very object, as far as its place states what it is."""
+    try:
+        about = json.loads((target / ABOUT).read_text())
+    except (OSError, ValueError):
+        return False
+    stated = obj.checksums.get("crc32c")
+    return obj.size in (None, about["size"]) and stated in (None, about["crc32c"])
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,127 @@
+"""Which shards a run has: found by listing, never assumed.
+
+A shard N is six objects in ``<Game>/<run>/replay_logs/`` (four of them per-row arrays), each one ``.npy`` in gzip:
+
+    $store$_observation_ckpt.N.gz   uint8   [capacity, 84, 84]
+    $store$_action_ckpt.N.gz        int32   [capacity]
+    $store$_reward_ckpt.N.gz        float32 [capacity]
+    $store$_terminal_ckpt.N.gz      uint8   [capacity]
+    add_count_ckpt.N.gz             int64   []
+    invalid_range_ckpt.N.gz         int64   [5]      (not used: it follows from the capacity)
+
+Runs usually have N = 0..50, but short runs and gaps are known, so nothing is built from a count.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ....errors import CorruptSourceError, ObjectNotFoundError, UsageError
+from ...fetch import Location, RemoteObject
+from ...formats.array_spec import Expected
+
+FRAME = (84, 84)
+ARRAYS = {
+    "observation": Expected("uint8", (-1, *FRAME)),
+    "action": Expected("int32", (-1,)),
+    "reward": Expected("float32", (-1,)),
+    "terminal": Expected("uint8", (-1,)),
+    "add_count": Expected("int64", ()),
+}
+
+_NAME = re.compile(r"(?:\$store\$_)?(observation|action|reward|terminal|add_count)_ckpt\.(\d+)\.gz")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One checkpoint of the ring: its number (the suffix) and its objects by array name, as many as there are."""
+
+    number: int
+    objects: Mapping[str, RemoteObject]
+
+    @property
+    def observation(self) -> RemoteObject:
+        """The frames: nearly all of the bytes."""
+        return self.objects["observation"]
+
+    @property
+    def missing(self) -> list[str]:
+        """The arrays that are not there."""
+        return sorted(set(ARRAYS) - set(self.objects))
+
+
+def find_shards(location: Location, game: str, run: int) -> list[Shard]:
+    """List a run's shards, in numerical order.
+
+    The run's folder is looked for where the bucket has it below its ``dqn/`` prefix, and a little around: a mirror may
+    have been copied from one level up or down. Raises ObjectNotFoundError when there is none.
+    """
+    tried = []
+    for folder in (f"{game}/{run}/replay_logs", f"dqn/{game}/{run}/replay_logs", f"{game}/{run}", f"dqn/{game}/{run}"):
+        try:
+            found = group(location.list(folder))
+        except ObjectNotFoundError:
+            found = []
+        tried.append(folder)
+        if found:
+            return found
+    message = f"no shards of {game}/{run} at {location.url}"
+    hint = f"looked for $store$_*_ckpt.N.gz in {', '.join(tried)}; check the mirror's layout with --mirror"
+    raise ObjectNotFoundError(message, hint=hint)
+
+
+def group(objects: Iterable[RemoteObject]) -> list[Shard]:
+    """Group objects into shards by their suffix, in numerical order; other objects are passed over."""
+    shards: dict[int, dict[str, RemoteObject]] = {}
+    for item in objects:
+        match = _NAME.fullmatch(item.name)
+        if match:
+            shards.setdefault(int(match[2]), {})[match[1]] = item
+    return [Shard(number, members) for number, members in sorted(shards.items())]
+
+
+def parse_selection(text: str) -> list[int]:
+    """``"0-4,7"`` -> [0, 1, 2, 3, 4, 7]. Raises UsageError on anything else."""
+    chosen: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        if not match:
+            raise UsageError(f"--shards {text!r} is not a list of numbers and ranges", hint="for example: 0-4,7")
+        low, high = int(match[1]), int(match[2] or match[1])
+        if high < low or high - low > 10_000:
+            raise UsageError(f"--shards: the range {part.strip()} is empty or too long", hint="for example: 0-4,7")
+        chosen.update(range(low, high + 1))
+    return sorted(chosen)
+
+
+def select(shards: list[Shard], wanted: Iterable[int] | None, what: str) -> list[Shard]:
+    """The shards asked for in numerical order, all when ``wanted`` is None.
+
+    Raises ObjectNotFoundError for those that are not there, CorruptSourceError for those that lack an array.
+    """
+    there = {shard.number: shard for shard in shards}
+    numbers = sorted(there if wanted is None else set(wanted))
+    if not numbers:
+        raise UsageError(f"no shards of {what} are asked for", hint=f"it has {format_numbers(sorted(there))}")
+    absent = [number for number in numbers if number not in there]
+    if absent:
+        message = f"{what} has no shard {', '.join(map(str, absent))}"
+        raise ObjectNotFoundError(message, hint=f"it has {format_numbers(sorted(there))}")
+    for number in numbers:
+        if there[number].missing:
+            message = f"shard {number} of {what} lacks {', '.join(there[number].missing)}"
+            raise CorruptSourceError(message, hint="complete the mirror, or leave the shard out with --shards")
+    return [there[number] for number in numbers]
+
+
+def format_numbers(numbers: list[int]) -> str:
+    """[0, 1, 2, 5] -> "0-2, 5"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)

@@ -1,0 +1,61 @@
+"""The Atari DQN Replay dataset: 60 games, 5 runs each, about 50 M steps a run.
+
+Agarwal, Schuurmans, Norouzi, "An Optimistic Perspective on Offline Reinforcement Learning", ICML 2020
+(https://arxiv.org/abs/1907.04543). Logged by a Nature-DQN with sticky actions (0.25), frame skip 4, 84x84 greyscale,
+rewards clipped to [-1, 1] before they were stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ....errors import ObjectNotFoundError
+from ...fetch import Location
+from ...ingest.protocol import ConvertOptions, Source
+from .games import GAMES, RUNS
+from .rl_unplugged.files import group as group_episodes
+from .shards import group
+from .upstream import AUTO, DQN_REPLAY, HOME, RL_UNPLUGGED, open_run, wanted_upstream
+
+if TYPE_CHECKING:
+    from .upstream import AnyJob
+
+
+class AtariSource(Source):
+    """Names are ``<Game>/<run>``."""
+
+    name = "atari"
+    home = HOME
+
+    def names(self) -> Sequence[str]:
+        return [f"{game}/{run}" for game in GAMES for run in RUNS]
+
+    def knows(self, name: str) -> bool:
+        game, _, run = name.partition("/")
+        return game in GAMES and run in {str(number) for number in RUNS}
+
+    def open(self, name: str, location: Location, options: ConvertOptions) -> AnyJob:
+        """Lists the run's shards, or its episodes at RL Unplugged; raises as `upstream.open_run`."""
+        return open_run(name, location, options)
+
+    def open_folder(self, location: Location, options: ConvertOptions) -> AnyJob:
+        """A folder that holds ``*_ckpt.N.gz`` or ``run_R-X-of-N`` files, or a ``replay_logs`` folder with the former."""
+        wanted = wanted_upstream(options)
+        for folder in ("", "replay_logs") if wanted in (AUTO, DQN_REPLAY) else ():
+            try:
+                shards = group(location.list(folder))
+            except ObjectNotFoundError:
+                continue
+            if shards:
+                from .job import AtariJob
+
+                return AtariJob(None, location, shards, options)
+        episodes = group_episodes(location.list(), None, location.url) if wanted in (AUTO, RL_UNPLUGGED) else []
+        if episodes:
+            from .rl_unplugged.job import RluJob
+
+            return RluJob(None, location, episodes, options)
+        message = f"{location.url} holds no DQN Replay shards and no RL Unplugged episodes"
+        hint = "expected files like $store$_observation_ckpt.0.gz or run_1-00000-of-00050 directly in it"
+        raise ObjectNotFoundError(message, hint=hint)

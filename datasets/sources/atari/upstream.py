@@ -1,0 +1,142 @@
+"""Where a run comes from: the DQN Replay bucket, RL Unplugged, or a mirror in the layout of either.
+
+    dqn-replay     gs://atari-replay-datasets/dqn, the ring shards: 60 games; closed to the public since April 2025
+    rl-unplugged   gs://rl_unplugged, the same experience as ordered episodes: 46 of the games
+
+``auto`` takes the mirror if there is one, whichever layout it has, else the bucket, else RL Unplugged. Both give the same
+dataset, up to what each lacks: the shards have no padding left after conversion but show episodes across checkpoints whole;
+ordered episodes are cut there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+from .... import settings
+from ....errors import FetchError, ForbiddenError, ObjectNotFoundError, UsageError
+from ...fetch import Location, open_location
+from ...fetch.http_errors import status_of
+from ...ingest.protocol import ConvertOptions
+from .rl_unplugged.files import FOLDER, LEFT_OUT, EpisodeFile, find_files
+from .rl_unplugged.files import HOME as RLU_HOME
+from .shards import Shard, find_shards
+
+if TYPE_CHECKING:
+    from .job import AtariJob
+    from .rl_unplugged.job import RluJob
+
+    AnyJob: TypeAlias = AtariJob | RluJob
+
+Found: TypeAlias = "list[Shard] | list[EpisodeFile]"
+
+AUTO, DQN_REPLAY, RL_UNPLUGGED = "auto", "dqn-replay", "rl-unplugged"
+UPSTREAMS = settings.UPSTREAMS
+HOME = "gs://atari-replay-datasets/dqn"
+
+
+def wanted_upstream(options: ConvertOptions) -> str:
+    """The upstream that is asked for: by the options, else by the user's settings. Raises UsageError for no such one."""
+    unknown = sorted(set(options.extra) - {"upstream"})
+    if unknown:
+        raise UsageError(f"atari has no option {unknown[0]!r}", hint="its own option is: upstream")
+    wanted = options.extra.get("upstream") or settings.upstream()
+    if wanted not in UPSTREAMS:
+        raise UsageError(f"there is no upstream {wanted!r}", hint=f"choose one of {', '.join(UPSTREAMS)}")
+    return str(wanted)
+
+
+def open_run(name: str, location: Location, options: ConvertOptions) -> AnyJob:
+    """Find a run's raw objects; ``location`` is a mirror, or HOME where there is none.
+
+    Raises ObjectNotFoundError when no place has them, ForbiddenError when those that may have them are closed.
+    """
+    wanted = wanted_upstream(options)
+    if location.url != HOME:
+        return _job(name, location, options, _find_at_mirror(name, location, wanted))
+    refusals: dict[str, FetchError] = {}
+    if wanted in (AUTO, DQN_REPLAY):
+        found = _try(_find_shards, name, location, refusals)
+        if found is not None:
+            return _job(name, location, options, found)
+    if wanted in (AUTO, RL_UNPLUGGED):
+        location = open_location(RLU_HOME, options=location.options)
+        found = _try(_find_episodes, name, location, refusals)
+        if found is not None:
+            job = _job(name, location, options, found)
+            if refusals:
+                job.why = f"upstream rl-unplugged, because {HOME} {_said(refusals[HOME])}"
+            return job
+    raise _closed(name, refusals) from next(iter(refusals.values()))
+
+
+def _job(name: str, location: Location, options: ConvertOptions, found: Found) -> AnyJob:
+    """The job for what was found; also this may fail, but then for other reasons than a closed door."""
+    if isinstance(found[0], EpisodeFile):
+        from .rl_unplugged.job import RluJob
+
+        return RluJob(name, location, found, options)
+    from .job import AtariJob
+
+    return AtariJob(name, location, found, options)
+
+
+def _find_shards(name: str, location: Location) -> Found:
+    game, _, run = name.partition("/")
+    return find_shards(location, game, int(run))
+
+
+def _find_episodes(name: str, location: Location) -> Found:
+    game, _, run = name.partition("/")
+    if location.url == RLU_HOME and game in LEFT_OUT:
+        raise ObjectNotFoundError(f"RL Unplugged does not have {game}")
+    return find_files(location, game, int(run))
+
+
+def _find_at_mirror(name: str, location: Location, wanted: str) -> Found:
+    missing = []
+    for upstream, find in ((DQN_REPLAY, _find_shards), (RL_UNPLUGGED, _find_episodes)):
+        if wanted not in (AUTO, upstream):
+            continue
+        try:
+            return find(name, location)
+        except ObjectNotFoundError as error:
+            missing.append(error)
+    if len(missing) == 1:
+        raise missing[0]
+    message = f"no shards and no episodes of {name} at {location.url}"
+    raise ObjectNotFoundError(message, hint="; ".join(str(error.hint) for error in missing)) from missing[0]
+
+
+def _try(
+    find: Callable[[str, Location], Found], name: str, location: Location, refusals: dict[str, FetchError]
+) -> Found | None:
+    """What is there; None, and a note of the refusal, where the door is closed. A broken network is no closed door."""
+    try:
+        return find(name, location)
+    except (ForbiddenError, ObjectNotFoundError) as error:
+        refusals[location.url] = error
+        return None
+
+
+# -- closed doors ----------------------------------------------------------------------------------------------------
+
+
+def _closed(name: str, refusals: dict[str, FetchError]) -> FetchError:
+    """The error when no public place gives a run: what each answered, and what can be done."""
+    answers = "; ".join(f"{place} {_said(error)}" for place, error in refusals.items())
+    game = name.partition("/")[0]
+    hint = (
+        f"give --mirror (or RBDATA_ATARI_MIRROR) a copy that holds dqn/{name}/replay_logs, {FOLDER}/{game}, or the "
+        "converted dataset; if you were given access, run `gcloud auth application-default login`; see docs/mirrors.md"
+    )
+    if any(isinstance(error, ForbiddenError) for error in refusals.values()):
+        return ForbiddenError(f"atari/{name} is behind closed doors: {answers}", hint=hint)
+    return ObjectNotFoundError(f"atari/{name} is not to be found: {answers}", hint=hint)
+
+
+def _said(error: FetchError) -> str:
+    status = status_of(error)
+    if isinstance(error, ForbiddenError):
+        return f"refuses us ({status})" if status else "refuses anonymous readers"
+    return f"does not have it ({status})" if status else "does not have it"

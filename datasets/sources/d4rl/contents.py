@@ -1,0 +1,249 @@
+"""What a D4RL file holds: per-step arrays, and the rest.
+
+    observations, actions                        [N, ...]
+    rewards, terminals                           [N] or [N, 1]
+    timeouts                                     the same; not in every file
+    next_observations                            as observations; not in every file
+    infos/<name>, or infos itself                [N, ...]
+    metadata/...                                 strings, numbers, policy weights: not per step
+
+The file is somebody else's: links out of it, arrays kept in other files, and shapes that its bytes cannot hold are
+refused before anything is read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ....errors import CorruptSourceError, RbdataError
+from ....storage.checksums import crc32c
+from ....storage.schema import DTYPES
+
+if TYPE_CHECKING:
+    import h5py
+
+REQUIRED = ("observations", "actions", "rewards", "terminals")
+OPTIONAL = ("timeouts", "next_observations")
+#: One number a step.
+SCALARS = ("rewards", "terminals", "timeouts")
+
+#: HDF5's filters shrink data at most about 1030-fold (deflate); what declares more than this holds nothing.
+_LARGEST_RATIO = 1200
+_LARGEST_ROW = 64 << 20
+_MOST_OBJECTS, _DEEPEST = 10_000, 16
+#: Metadata up to this many values are kept as they are; of larger arrays shape, dtype and checksum.
+_FEW, _LONGEST_TEXT, _LARGEST_METADATA = 64, 4096, 64 << 20
+#: Chunks that two blocks share are unpacked once.
+_CHUNK_CACHE = 16 << 20
+
+
+@dataclass(frozen=True)
+class Array:
+    """A per-step array: its path in the file, dtype (in native byte order) and row shape."""
+
+    path: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+
+@dataclass
+class Contents:
+    """What a file holds. ``infos`` are all per-step arrays that have no meaning of their own here."""
+
+    rows: int
+    arrays: dict[str, Array]
+    infos: list[Array]
+    metadata: dict[str, Any] = field(default_factory=dict)
+    #: Paths of arrays that are not taken, and why.
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+@contextmanager
+def opened(path: Path, name: str) -> Iterator[h5py.File]:
+    """The file, open for reading; whatever HDF5 finds wrong with it is a CorruptSourceError that calls it ``name``."""
+    import h5py
+
+    try:
+        with h5py.File(path, "r", locking=False, rdcc_nbytes=_CHUNK_CACHE, rdcc_w0=0.0) as file:
+            yield file
+    except RbdataError:
+        raise
+    except (OSError, RuntimeError, KeyError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise  # the disk, not the contents
+        said = str(error).partition("(")[2].rstrip(")") or str(error)
+        message = f"{name} is not a whole HDF5 file: {said or 'it cannot be read'}"
+        raise CorruptSourceError(message, hint="fetch it again, or use another mirror (--mirror)") from error
+
+
+def survey(file: h5py.File, name: str) -> Contents:
+    """Look through a file without reading its rows.
+
+    Raises CorruptSourceError for what is missing, has the wrong length, dtype or shape, or points outside the file.
+    """
+    found = dict(_walk(file, name))
+    missing = [key for key in REQUIRED if key not in found]
+    if missing:
+        there = ", ".join(sorted(found)[:12]) or "nothing"
+        message = f"{name} is not a D4RL file: it has no {', '.join(missing)}"
+        raise CorruptSourceError(message, hint=f"it holds {there}")
+    for path, dataset in found.items():
+        _check_storage(dataset, f"{name}: {path}")
+    shape = found["observations"].shape
+    rows = shape[0] if shape else 0
+    if rows < 1:
+        raise CorruptSourceError(f"{name} holds no rows")
+    contents = Contents(rows, {}, [])
+    for key in (*REQUIRED, *OPTIONAL):
+        if key in found:
+            contents.arrays[key] = _main_array(found[key], key, rows, name)
+    _check_successors(contents, name)
+    for path, dataset in found.items():
+        if path in contents.arrays:
+            continue
+        if path == "metadata" or path.startswith("metadata/"):
+            contents.metadata[path.removeprefix("metadata/")] = _metadata(dataset)
+            continue
+        why = _why_not(dataset, rows)
+        if why is None:
+            contents.infos.append(_array(dataset))
+        else:
+            contents.left_out[path] = why
+    for key, value in file.attrs.items():
+        contents.metadata[f"attributes/{key}"] = _plain(np.asarray(value))
+    return contents
+
+
+def flags(file: h5py.File, name: str, key: str) -> np.ndarray:
+    """One flag a row, bool ``[N]``, whatever it was stored as. Raises CorruptSourceError for NaN."""
+    values = np.asarray(file[key][()]).reshape(-1)
+    if values.dtype.kind == "f" and np.isnan(values).any():
+        raise CorruptSourceError(f"{name}: {key} of row {int(np.isnan(values).argmax())} is NaN")
+    return values.astype(bool)
+
+
+def _walk(file: h5py.File, name: str) -> Iterator[tuple[str, h5py.Dataset]]:
+    """Every dataset with its path, in order; refuses links."""
+    import h5py
+
+    seen: set[Any] = set()
+    count = 0
+    stack = [("", file["/"], 0)]
+    while stack:
+        prefix, group, depth = stack.pop()
+        for key in group:
+            path = prefix + key
+            count += 1
+            if count > _MOST_OBJECTS or depth > _DEEPEST or key in (".", ".."):
+                raise CorruptSourceError(f"{name}: too many or too deep objects ({path!r})")
+            if not isinstance(group.get(key, getlink=True), h5py.HardLink):
+                message = f"{name}: {path} is a link to somewhere else, which is not followed"
+                raise CorruptSourceError(message, hint="D4RL files have none: use another mirror (--mirror)")
+            item = group[key]
+            if isinstance(item, h5py.Group):
+                if item.id not in seen:  # a group may contain itself
+                    seen.add(item.id)
+                    stack.append((path + "/", item, depth + 1))
+            elif isinstance(item, h5py.Dataset):
+                yield path, item
+
+
+def _check_storage(dataset: h5py.Dataset, what: str) -> None:
+    """Refuse values that lie in other files, and more values than the bytes of this one can stand for."""
+    if dataset.is_virtual or dataset.external:
+        raise CorruptSourceError(f"{what} is kept in another file, which is not read")
+    if dataset.shape is None or dataset.dtype.hasobject:
+        return  # no values, or text: read with care or not at all
+    stored = dataset.id.get_storage_size()
+    if dataset.nbytes > max(stored * _LARGEST_RATIO, 1 << 16):
+        raise CorruptSourceError(f"{what} declares {dataset.shape}, {dataset.nbytes} bytes, but holds {stored} bytes")
+
+
+def _main_array(dataset: h5py.Dataset, key: str, rows: int, name: str) -> Array:
+    if len(dataset.shape or ()) < 1 or dataset.shape[0] != rows:
+        message = f"{name}: {key} has shape {dataset.shape}, the file has {rows} rows of observations"
+        raise CorruptSourceError(message)
+    why = _why_not(dataset, rows)
+    if why is not None:
+        raise CorruptSourceError(f"{name}: {key} cannot be used: {why}")
+    array = _array(dataset)
+    if key in SCALARS and array.shape not in ((), (1,)):
+        raise CorruptSourceError(f"{name}: {key} has shape {dataset.shape}, not one number a row")
+    if key.endswith("observations") and not array.shape:
+        return Array(array.path, array.dtype, (1,))  # TED wants a dimension for a single number
+    return array
+
+
+def _check_successors(contents: Contents, name: str) -> None:
+    here, after = contents.arrays["observations"], contents.arrays.get("next_observations")
+    if after is not None and (here.shape, here.dtype) != (after.shape, after.dtype):
+        message = f"{name}: next_observations are {after.dtype} {after.shape}, observations {here.dtype} {here.shape}"
+        raise CorruptSourceError(message)
+
+
+def _why_not(dataset: h5py.Dataset, rows: int) -> str | None:
+    """Why a dataset is no per-step array of numbers; None when it is one."""
+    shape = dataset.shape
+    if not shape or shape[0] != rows:
+        return f"its shape is {shape}, not one row a step"
+    if dataset.dtype.newbyteorder("=").name not in DTYPES:
+        return f"its dtype is {dataset.dtype}"
+    if 0 in shape:
+        return f"its shape {shape} is empty"
+    if dataset.nbytes // rows > _LARGEST_ROW:
+        return f"one row has {dataset.nbytes // rows} bytes"
+    return None
+
+
+def _array(dataset: h5py.Dataset) -> Array:
+    return Array(dataset.name.lstrip("/"), dataset.dtype.newbyteorder("="), tuple(dataset.shape[1:]))
+
+
+def _metadata(dataset: h5py.Dataset) -> Any:
+    if dataset.shape is None:
+        return None
+    if dataset.size > _FEW and (dataset.dtype.hasobject or dataset.nbytes > _LARGEST_METADATA):
+        return {"shape": list(dataset.shape), "dtype": str(dataset.dtype)}
+    return _plain(np.asarray(dataset[()]))
+
+
+def _plain(value: np.ndarray) -> Any:
+    """Metadata as JSON."""
+    if value.size > _FEW:
+        data = np.ascontiguousarray(value).tobytes()
+        return {"shape": list(value.shape), "dtype": str(value.dtype), "crc32c": crc32c(data)}
+    return _json(value.tolist())
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_json(item) for item in value]
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", errors="replace")
+    if isinstance(value, float) and not np.isfinite(value):
+        return repr(value)
+    if isinstance(value, (bool, int, float, type(None))):
+        return value
+    return str(value)[:_LONGEST_TEXT]
+
+
+def sha256(path: str | os.PathLike[str]) -> str:
+    """Of a whole file."""
+    import hashlib
+
+    digest = hashlib.sha256(usedforsecurity=False)
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,308 @@
+"""One D4RL file, from a place to a dataset.
+
+It is fetched whole, resumably, and read in place. What is in it decides the leaves, so they are known only then
+(``settle``). The format is described in `hdf5`, what becomes of its rows in `trajectories`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ....errors import ChecksumError, CorruptSourceError, SchemaError, UsageError
+from ....storage.column_writer import ColumnWriter
+from ....storage.schema import LARGE_ROW, Leaf, Schema, clean_keys, ted_flags
+from ...fetch import Location, RemoteObject, resolve
+from ...ingest.protocol import ConvertOptions, Plan, RawObject
+from ...ingest.whole_file import ACCEPT, WholeFileJob
+from ...workers.pool import usable_cpus
+from . import contents as hdf5
+from . import pixels
+from .episode_ends import CHOICES, Layout, choose, lay_out, longest
+from .families import family_of
+from .notes import INNER, notes
+from .registry import Entry
+from .row_writer import RowWriter
+
+LICENCE = "CC-BY-4.0"
+CITATION = (
+    "Justin Fu, Aviral Kumar, Ofir Nachum, George Tucker, Sergey Levine. D4RL: Datasets for Deep Data-Driven "
+    "Reinforcement Learning. 2020. arXiv:2004.07219"
+)
+#: Chunks unpacked at once; one thread more hashes the file.
+_THREADS = 4
+_EXTRA = ("episodes_by", "horizon", "accept_changed", "dataset")
+
+
+class D4rlJob(WholeFileJob):
+    """One file, from a place to a dataset."""
+
+    def __init__(
+        self,
+        entry: Entry | None,
+        location: Location,
+        item: RemoteObject,
+        options: ConvertOptions,
+        *,
+        at_home: bool = False,
+    ) -> None:
+        self.entry, self.location, self.options = entry, location, options
+        self.item = resolve(location, [item])[0]
+        self.family = family_of(entry)
+        self.schema = Schema(())  # until the file is there
+        self.bulk: tuple[str, ...] = ()
+        self._at_home = at_home
+        self._asked, self.horizon, self.accept_changed = _checked(options, entry)
+        self.path = Path()
+        self._contents: hdf5.Contents | None = None
+        self._layout: Layout | None = None
+        self._keys: dict[str, str] = {}
+        self._sha256 = ""
+        self._samples: np.ndarray | None = None
+
+    def identity(self) -> dict[str, Any]:
+        return {
+            "converter": "d4rl 1",
+            "dataset": self.entry.name if self.entry else None,
+            "object": self.bytes_identity(),
+            # Options are in the plan's digest: with others, what was fetched is still good.
+        }
+
+    def settle(self, files: Mapping[str, Path]) -> None:
+        """Look into the file: what it holds decides the leaves. Raises CorruptSourceError, UsageError."""
+        self.path = files[self.item.url]
+        with self.forgotten_if_useless():
+            self._look()
+
+    def _look(self) -> None:
+        name = self.item.url
+        with hdf5.opened(self.path, name) as file:
+            contents = hdf5.survey(file, name)
+            terminals = hdf5.flags(file, name, "terminals")
+            timeouts = hdf5.flags(file, name, "timeouts") if "timeouts" in contents.arrays else None
+        ends, horizon = self.family.terminals_end, self.horizon
+        by = choose(self._asked, terminals, timeouts, terminals_end=ends, horizon=horizon, name=name)
+        self._layout = lay_out(
+            by,
+            terminals,
+            timeouts,
+            terminals_end=ends,
+            horizon=horizon,
+            has_next="next_observations" in contents.arrays,
+            unknown_next=self.options.unknown_next,
+        )
+        if not self._layout.steps:
+            raise CorruptSourceError(f"{name} holds no step whose successor is known")
+        self._contents, self._keys = contents, _info_keys(contents, name)
+        self.schema = self._schema()
+
+    def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
+        from concurrent.futures import ThreadPoolExecutor
+
+        contents, layout = self._contents, self._layout
+        assert contents is not None and layout is not None
+        columns.reserve(layout.steps)
+        name = self.item.url
+        pool = ThreadPoolExecutor(min(_THREADS, usable_cpus()) + 1, "rbdata-d4rl")
+        with self.forgotten_if_useless():
+            try:
+                digest = pool.submit(hdf5.sha256, self.path)
+                with hdf5.opened(self.path, name) as file:
+                    writer = RowWriter(file, name, contents, layout, self._keys, self.family.jump, pool)
+                    inner = INNER if INNER in self.schema else None
+                    rewards = writer.write(columns, observations=not self.bulk, inner_key=inner)
+                self._sha256 = digest.result()
+            finally:
+                pool.shutdown(cancel_futures=True)
+            self._check_bytes()
+        on_progress(1, 1)
+        episodes = layout.episodes(rewards)
+        outcomes = episodes.outcome.tolist()
+        counts = {
+            **layout.counts,
+            **writer.counts,
+            "terminated_episodes": outcomes.count(1),
+            "time_limit_episodes": outcomes.count(2),
+            "cut_episodes": outcomes.count(3),
+            "longest_trajectory": longest(layout.end),
+        }
+        states = layout.steps + len(episodes)
+        parts = (
+            [{"name": self.item.name, "states": states, "layout": "whole", "object": self._object()}]
+            if self.bulk
+            else []
+        )
+        return Plan(
+            episodes,
+            counts,
+            notes(self.entry, contents, layout.by, self.horizon, counts, self._sha256),
+            parts=parts,
+            fetch_bytes=[0] * len(parts),
+            spaces=self._spaces(),
+            digest=f"{self._sha256} {json.dumps(self._options(), sort_keys=True)}",
+        )
+
+    # -- large observations ----------------------------------------------------------------------------------------
+
+    def parts(self) -> int:
+        return len(self.bulk)
+
+    def dictionary(self) -> bytes:
+        from ....storage.codecs.zstd import train_dictionary
+
+        return train_dictionary(self._sample())
+
+    def row_estimate(self, dictionary: bytes) -> float:
+        from ....storage.codecs.zstd import RowEncoder
+
+        leaf = self.schema["observation"]
+        if leaf.codec == "raw":
+            return leaf.row_bytes
+        rows = self._sample()
+        starts = np.arange(len(rows), dtype=np.int64) * leaf.row_bytes
+        _, lengths = RowEncoder(dictionary).encode(np.ascontiguousarray(rows).data, starts, leaf.row_bytes)
+        return float(lengths.mean()) + 8
+
+    def _sample(self) -> np.ndarray:
+        assert self._contents is not None
+        if self._samples is None:
+            self._samples = pixels.sample(self.path, self.item.url, self._contents.rows)
+        return self._samples
+
+    def tasks(self, folder: Path, threads: int) -> Sequence[pixels.FillTask]:
+        contents, layout = self._contents, self._layout
+        assert contents is not None and layout is not None
+        if not self.bulk:
+            return []
+        has_next = "next_observations" in contents.arrays
+        states = layout.steps + int(np.count_nonzero(layout.last & layout.keep))
+        task = pixels.FillTask(
+            0, contents.rows, self.path, self.item.url, layout, has_next, folder, self.schema, states, threads
+        )
+        return [task]
+
+    fill = staticmethod(pixels.fill)
+
+    # -- what the manifest says ------------------------------------------------------------------------------------
+
+    def objects(self) -> list[dict[str, Any]]:
+        return [] if self.bulk else [self._object()]  # with bulk leaves it is that of their part
+
+    def _object(self) -> dict[str, Any]:
+        path = self.entry.path if self.entry else self.item.name
+        size = self.path.stat().st_size
+        return {"name": self.item.name, "path": path, "size": size, "sha256": self._sha256, "crc32c": None}
+
+    def raw_objects(self) -> list[RawObject]:
+        return [RawObject(self.entry.path if self.entry else self.item.name, self.item, self.location)]
+
+    def about(self) -> dict[str, Any]:
+        assert self._layout is not None and self._contents is not None
+        entry = self.entry
+        return {
+            "source": {
+                "name": "d4rl",
+                "upstream": "d4rl",
+                "dataset": entry.name if entry else None,
+                "family": entry.family if entry else None,
+                "reference_scores": [entry.low, entry.high] if entry and entry.low is not None else None,
+                "options": self._options(),
+                "keys": {key: path for path, key in self._keys.items()},
+                "left_out": self._contents.left_out,
+                "metadata": self._contents.metadata,
+            },
+            "licence": LICENCE if entry else None,
+            "citation": CITATION if entry else None,
+        }
+
+    def _options(self) -> dict[str, Any]:
+        """The options as they turned out."""
+        assert self._layout is not None
+        large = {"codec": self.schema["observation"].codec, "layout": self.options.layout} if self.bulk else {}
+        return {
+            "unknown_next": self.options.unknown_next,
+            "episodes_by": self._layout.by,
+            "horizon": self.horizon,
+            **large,
+        }
+
+    # -- behind it -------------------------------------------------------------------------------------------------
+
+    def _schema(self) -> Schema:
+        assert self._contents is not None and self._layout is not None
+        arrays = self._contents.arrays
+        here, action = arrays["observations"], arrays["actions"]
+        leaves = [
+            Leaf("observation", "step", here.dtype.name, here.shape),
+            Leaf("next/observation", "step", here.dtype.name, here.shape),
+            Leaf("action", "step", action.dtype.name, action.shape),
+        ]
+        if here.row_bytes >= LARGE_ROW and self.options.layout != "ted":
+            codec = "raw" if self.options.codec == "raw" else "zstd"
+            leaves[:2] = [Leaf("observation", "state", here.dtype.name, here.shape, codec=codec)]
+            self.bulk = ("observation",)
+        infos = {array.path: array for array in self._contents.infos}
+        leaves += [Leaf(key, "step", infos[path].dtype.name, infos[path].shape) for path, key in self._keys.items()]
+        if (self._layout.inner & self._layout.keep).any():
+            leaves.append(Leaf(INNER, "step", "bool", (1,)))
+        return Schema((*leaves, *ted_flags()))
+
+    def _spaces(self) -> dict[str, Any]:
+        """Shapes and dtypes; D4RL's files state no bounds."""
+        return {
+            key: {"type": "Box", "shape": list(self.schema[key].shape), "dtype": self.schema[key].dtype}
+            for key in ("observation", "action")
+        }
+
+    def _check_bytes(self) -> None:
+        """Raises ChecksumError for a file that is not the one known."""
+        self.check_recorded(self._sha256)
+        known = self.entry.sha256 if self.entry and self._at_home and not self._recorded else None
+        if known in (None, self._sha256) or self.accept_changed:
+            return
+        message = f"{self.item.url} is not the file that is known: its sha256 is {self._sha256}, not {known}"
+        raise ChecksumError(message, hint=ACCEPT)
+
+
+def _checked(options: ConvertOptions, entry: Entry | None) -> tuple[str, int | None, bool]:
+    """The source's own options; raises UsageError for what makes no sense."""
+    extra = {name: value for name, value in options.extra.items() if value is not None}
+    unknown = sorted(set(extra) - set(_EXTRA))
+    if unknown:
+        raise UsageError(f"d4rl knows no option {', '.join(unknown)}", hint=f"it has {', '.join(_EXTRA)}")
+    if options.parts is not None:
+        raise UsageError("a D4RL dataset is one file: it has no shards to choose from")
+    by = extra.get("episodes_by", "auto")
+    if by not in CHOICES:
+        raise UsageError(f"episodes_by is {by!r}", hint=f"it is one of {', '.join(CHOICES)}")
+    horizon = extra.get("horizon", entry.horizon if entry else None)
+    if horizon is not None and (isinstance(horizon, bool) or not isinstance(horizon, int) or horizon < 1):
+        raise UsageError(f"a horizon of {horizon!r} steps makes no sense")
+    return by, horizon, bool(extra.get("accept_changed", False))
+
+
+def _info_keys(contents: hdf5.Contents, name: str) -> dict[str, str]:
+    """Under which key each of the other per-step arrays goes: ``infos/qpos`` -> ``info/qpos``, ``infos`` -> ``info/infos``.
+
+    Arrays whose keys would fall together are left out, all but the first.
+    """
+    keys: dict[str, str] = {}
+    taken: set[str] = set()
+    for array in list(contents.infos):
+        wanted = "info/" + array.path.removeprefix("infos/")
+        try:
+            key = clean_keys([wanted])[wanted]
+        except SchemaError as error:
+            raise CorruptSourceError(f"{name}: {array.path}: {error}") from error
+        # On many disks names that differ in case alone are one file.
+        plain = key.lower()
+        if any(plain == other or plain.startswith(other + "/") or other.startswith(plain + "/") for other in taken):
+            contents.left_out[array.path] = f"its key {key} is taken"
+            continue
+        taken.add(plain)
+        keys[array.path] = key
+    return keys

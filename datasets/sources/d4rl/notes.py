@@ -1,0 +1,63 @@
+"""What a user should know about a converted file, in sentences for the manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from .contents import Contents
+from .families import notes_of
+from .registry import Entry
+
+#: Where terminals that do not end a trajectory go.
+INNER = "next/terminal"
+
+_BY = {
+    "timeouts": "Episodes end where the file flags a time-out.",
+    "terminals": "Episodes end where the file flags a terminal.",
+    "both": "Episodes end where the file flags a terminal or a time-out.",
+    "horizon": (
+        "The file's time-outs are missing, or not used: episodes end at terminals (not in AntMaze and Maze2D) and, at the "
+        "latest, after {horizon} rows."
+    ),
+}
+_COUNTED = {
+    "given_up_steps": (
+        "Given up: {n} of {rows} rows, whose successor is not in the file (it ends there, or the clock ran out). Their "
+        "observation is the final one of the step before."
+    ),
+    "unknown_next_steps": "{n} steps whose successor is not in the file are kept, truncated, with a successor of zeros.",
+    "inner_terminals": "{n} rows flagged terminal do not end their trajectory; " + INNER + " holds the flags.",
+    "seams": "{n} episodes end without a flag: the file's next observation is not what its next row holds.",
+    "rounded_successors": "{n} next observations differ by rounding from the following row's, and are that row's.",
+    "position_jumps": "{n} steps move further than the agent can: resets that the file does not flag.",
+    "rows_not_finite": "{n} observations hold NaN or infinity, as in the file.",
+}
+_MOST_LEFT_OUT = 8
+
+
+def notes(
+    entry: Entry | None, contents: Contents, by: str, horizon: int | None, counts: Mapping[str, int], sha256: str
+) -> list[str]:
+    """All sentences that apply; ``counts`` are those of the plan."""
+    return list(_notes(entry, contents, by, horizon, counts, sha256))
+
+
+def _notes(
+    entry: Entry | None, contents: Contents, by: str, horizon: int | None, counts: Mapping[str, int], sha256: str
+) -> Iterator[str]:
+    yield from notes_of(entry)
+    yield _BY[by].format(horizon=horizon)
+    for name, sentence in _COUNTED.items():
+        if counts[name]:
+            yield sentence.format(n=counts[name], rows=counts["rows"])
+    if horizon and counts["longest_trajectory"] > horizon + 1:
+        yield f"The longest trajectory has {counts['longest_trajectory']} rows, more than the horizon of {horizon}."
+    stored = contents.arrays["rewards"].dtype.name
+    if stored != "float32":
+        yield f"Rewards were {stored} and are float32; all other values are as in the file."
+    if entry and entry.sha256 and entry.sha256 != sha256:
+        yield f"The file is not the one known under this name (its sha256 begins {entry.sha256[:12]})."
+    if contents.left_out:
+        some = [f"{path} ({why})" for path, why in list(contents.left_out.items())[:_MOST_LEFT_OUT]]
+        more = len(contents.left_out) - len(some)
+        yield f"Left out: {', '.join(some)}{f' and {more} more' if more else ''}."

@@ -1,0 +1,140 @@
+"""The rows of a file, in large contiguous blocks, into columns of the dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ....errors import CorruptSourceError
+from ....storage.column_writer import ColumnWriter
+from ...formats.hdf5_chunks import Rows
+from .contents import Contents
+from .episode_ends import Layout
+
+if TYPE_CHECKING:
+    import h5py
+
+#: Bytes of observations in a block, and the most rows.
+_BLOCK_BYTES, _BLOCK_ROWS = 8 << 20, 1 << 16
+#: How far a stated successor may be from the observation of the following row and still be the same, rounded.
+_RTOL, _ATOL = 1e-5, 1e-6
+
+
+class RowWriter:
+    """Appends a file's steps to columns, and counts what it meets."""
+
+    def __init__(
+        self,
+        file: h5py.File,
+        name: str,
+        contents: Contents,
+        layout: Layout,
+        keys: Mapping[str, str],
+        jump: float | None,
+        pool: Executor,
+    ) -> None:
+        self._name, self._contents, self._layout = name, contents, layout
+        self._keys, self._jump = keys, jump
+        self._has_next = "next_observations" in contents.arrays
+        self._rewards: list[np.ndarray] = []
+        self._block = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // contents.arrays["observations"].row_bytes))
+        self._arrays = {path: Rows(file[path], pool, self._block, name) for path in [*contents.arrays, *keys]}
+        self.counts = {"seams": 0, "rounded_successors": 0, "rows_not_finite": 0, "position_jumps": 0}
+
+    def write(self, columns: ColumnWriter, *, observations: bool, inner_key: str | None) -> np.ndarray:
+        """Append all steps; returns their rewards, float32 ``[steps]``.
+
+        ``observations``: whether they are among the columns. ``inner_key``: the column for terminals inside trajectories.
+        """
+        layout = self._layout
+        for low, high in self._blocks():
+            if observations or self._has_next:
+                states, successors = self._states(low, high)
+            kept: Any = layout.keep[low:high]
+            kept = slice(None) if kept.all() else kept
+            last = layout.last[low:high]  # after the states: they may have ended episodes
+            block: dict[str, np.ndarray] = {}
+            if observations:
+                block["observation"], block["next/observation"] = states[kept], successors[kept]
+            block["action"] = self._read("actions", low, high)[kept]
+            reward = self._reward(low, high)[kept]
+            self._rewards.append(reward)
+            block["next/reward"] = reward[:, None]
+            block["next/done"] = last[kept, None]
+            block["next/terminated"] = layout.terminated[low:high][kept, None]
+            block["next/truncated"] = layout.truncated[low:high][kept, None]
+            if inner_key is not None:
+                terminals = layout.inner[low:high] | layout.terminated[low:high]
+                block[inner_key] = terminals[kept, None]
+            for path, key in self._keys.items():
+                block[key] = self._read(path, low, high)[kept]
+            if len(reward):
+                columns.append(block)
+        return np.concatenate(self._rewards) if self._rewards else np.zeros(0, np.float32)
+
+    def _blocks(self) -> Iterator[tuple[int, int]]:
+        for low in range(0, self._contents.rows, self._block):
+            yield low, min(low + self._block, self._contents.rows)
+
+    def _read(self, path: str, low: int, high: int) -> np.ndarray:
+        return self._arrays[path].read(low, high)
+
+    def _reward(self, low: int, high: int) -> np.ndarray:
+        values = self._read("rewards", low, high).reshape(-1)
+        with np.errstate(over="ignore"):
+            reward = values.astype(np.float32)
+        if not np.isfinite(reward).all():
+            row = int((~np.isfinite(reward)).argmax())
+            raise CorruptSourceError(
+                f"{self._name}: the reward of row {low + row} is {values[row]}, not a finite number"
+            )
+        return reward
+
+    def _states(self, low: int, high: int) -> tuple[np.ndarray, np.ndarray]:
+        """Observations of these rows, and their successors."""
+        shape = self._contents.arrays["observations"].shape
+        beyond = min(high + 1, self._contents.rows)
+        states = self._read("observations", low, beyond).reshape(beyond - low, *shape)
+        here, after = states[: high - low], states[1:]
+        self._count_odd(here, after, low)
+        if self._has_next:
+            successors = self._read("next_observations", low, high).reshape(high - low, *shape)
+            self._settle_seams(successors, after, low)
+            return here, successors
+        successors = np.zeros_like(here)
+        successors[: len(after)] = after
+        successors[self._layout.blank[low:high]] = 0
+        return here, successors
+
+    def _settle_seams(self, successors: np.ndarray, after: np.ndarray, low: int) -> None:
+        """Inside an episode the successor of a row is the next row's observation; where it is not, the episode ends.
+
+        Successors that differ by rounding alone become the observation that the next row states.
+        """
+        count = len(after)
+        differs = (_bits(successors[:count]) != _bits(after)).any(1) & ~self._layout.last[low : low + count]
+        rows = np.flatnonzero(differs)
+        if not len(rows):
+            return
+        close = np.isclose(successors[rows], after[rows], rtol=_RTOL, atol=_ATOL, equal_nan=True)
+        close = close.reshape(len(rows), -1).all(1)
+        successors[rows[close]] = after[rows[close]]
+        self._layout.cut_after(low + rows[~close])
+        self.counts["rounded_successors"] += int(close.sum())
+        self.counts["seams"] += int((~close).sum())
+
+    def _count_odd(self, here: np.ndarray, after: np.ndarray, low: int) -> None:
+        if here.dtype.kind == "f" and not np.isfinite(here).all():
+            self.counts["rows_not_finite"] += int((~np.isfinite(here.reshape(len(here), -1)).all(1)).sum())
+        if self._jump is not None and here.ndim == 2 and here.shape[1] >= 2:
+            moved = np.abs(after[:, :2] - here[: len(after), :2]).max(1) > self._jump
+            self.counts["position_jumps"] += int((moved & ~self._layout.end[low : low + len(after)]).sum())
+
+
+def _bits(rows: np.ndarray) -> np.ndarray:
+    """Rows as words, so that NaN equals NaN: ``[n, words]``."""
+    flat = np.ascontiguousarray(rows).reshape(len(rows), int(np.prod(rows.shape[1:])))
+    return flat.view(f"u{flat.dtype.itemsize}")

@@ -1,0 +1,83 @@
+"""D4RL: HDF5 files of transitions, one for each dataset.
+
+Fu, Kumar, Nachum, Tucker, Levine, "D4RL: Datasets for Deep Data-Driven Reinforcement Learning", 2020
+(https://arxiv.org/abs/2004.07219). Its server answers over HTTP and is often down; anything that holds the files serves as
+a mirror, in the site's layout or flat (as the copy on Hugging Face has them, and D4RL's own cache, ``~/.d4rl/datasets``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ....errors import FetchError, ObjectNotFoundError, UsageError
+from ...fetch import Location, RemoteObject
+from ...ingest.protocol import ConvertOptions, Source
+from .registry import FLAT_COPY, HOME, Entry, by_file, registry
+
+if TYPE_CHECKING:
+    from .job import D4rlJob  # loaded when a dataset is opened: lists do without
+
+
+class D4rlSource(Source):
+    """Names are D4RL's own (``hopper-medium-v2``).
+
+    Options: ``episodes_by`` (auto, timeouts, terminals, both, horizon: what ends an episode), ``horizon`` (steps, instead
+    of the environment's), ``accept_changed`` (take a file that is not the one known), and, for files in a folder,
+    ``dataset`` (which of the datasets the file is).
+    """
+
+    name = "d4rl"
+    home = HOME
+
+    def names(self) -> Sequence[str]:
+        return list(registry())
+
+    def knows(self, name: str) -> bool:
+        return name in registry()
+
+    def open(self, name: str, location: Location, options: ConvertOptions) -> D4rlJob:
+        """Finds the file, in the layout of the site or flat, by its base name. Raises FetchErrors."""
+        from .job import D4rlJob
+
+        entry = registry()[name]
+        try:
+            item = _find(location, entry)
+        except FetchError as error:
+            if location.url.rstrip("/") == self.home.rstrip("/"):
+                error.hint = f"the server is often down; try a copy: --mirror {FLAT_COPY}"
+            raise
+        return D4rlJob(entry, location, item, options, at_home=location.url.rstrip("/") == self.home.rstrip("/"))
+
+    def open_folder(self, location: Location, options: ConvertOptions) -> D4rlJob:
+        """A folder with one HDF5 file, or with that of ``dataset``."""
+        from .job import D4rlJob
+
+        files = [item for item in location.list("") if item.name.endswith((".hdf5", ".h5"))]
+        wanted = options.extra.get("dataset")
+        if wanted is not None:
+            entry = registry().get(str(wanted).removeprefix("d4rl/"))
+            if entry is None:
+                raise UsageError(f"D4RL has no dataset {wanted!r}", hint="`rbdata list --source d4rl` shows all")
+            files = [item for item in files if item.name == entry.file] or (files if len(files) == 1 else [])
+        if len(files) != 1:
+            message = f"{location.url} holds {len(files)} HDF5 files, not one"
+            raise ObjectNotFoundError(message, hint="say which with --dataset, or give a folder with one file")
+        same = by_file(files[0].name)
+        if wanted is None:
+            entry = same[0] if len(same) == 1 else None
+        return D4rlJob(entry, location, files[0], options)
+
+
+def _find(location: Location, entry: Entry) -> RemoteObject:
+    """The file of a dataset: where the site has it, one level up or down from there, or flat by its base name."""
+    tried = list(
+        dict.fromkeys((entry.path, entry.file, f"offline_rl/{entry.path}", f"datasets/offline_rl/{entry.path}"))
+    )
+    for path in tried:
+        try:
+            return location.stat(path)
+        except ObjectNotFoundError:
+            continue
+    message = f"no {entry.file} at {location.url}"
+    raise ObjectNotFoundError(message, hint=f"looked for {', '.join(tried)}; a copy: --mirror {FLAT_COPY}")

@@ -1,0 +1,153 @@
+"""Environments by id: which there are, and making them with errors that say what to do."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ....errors import MissingExtraError, RbdataError, UnknownDatasetError, UsageError
+
+if TYPE_CHECKING:
+    import gymnasium
+
+#: What `rbdata list` shows: ids that need nothing but Gymnasium, and two that need the ``atari`` extra.
+CLASSIC = (
+    "CartPole-v1",
+    "Acrobot-v1",
+    "MountainCar-v0",
+    "MountainCarContinuous-v0",
+    "Pendulum-v1",
+    "FrozenLake-v1",
+    "Blackjack-v1",
+    "ALE/Breakout-v5",
+    "ALE/Pong-v5",
+)
+
+#: Gymnasium's own syntax, ``(module:)(namespace/)name(-vN)``.
+_ID = re.compile(r"(?:[\w.]+:)?(?:[\w:-]+/)?[\w:.-]+?(?:-v\d+)?")
+
+
+def is_id(name: str) -> bool:
+    """Whether Gymnasium's registry could have such an id."""
+    return _ID.fullmatch(name) is not None
+
+
+@dataclass(frozen=True)
+class Made:
+    """How to make an environment: its id, keyword arguments, and how many copies (1: a plain one, not a vector)."""
+
+    id: str
+    arguments: Mapping[str, Any]
+    count: int = 1
+
+    def open(self) -> Any:
+        """The environment: a `gymnasium.Env`, or for several copies a `SyncVectorEnv`.
+
+        A vector resets nothing by itself (autoreset mode *disabled*): the observation that comes with a terminated or
+        truncated step is then the true final one, and no step of the log is a reset in disguise. The other modes either
+        replace the final observation (same step) or add a step whose action is ignored (next step).
+
+        Raises UnknownDatasetError for an id that is not registered, MissingExtraError for want of a package, UsageError for
+        arguments that it does not take, RbdataError when it cannot be made.
+        """
+        import gymnasium
+        from gymnasium import error
+        from gymnasium.vector import AutoresetMode
+
+        _register(self.id)
+        try:
+            if self.count == 1:
+                return gymnasium.make(self.id, **self.arguments)
+            settings = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
+            return gymnasium.make_vec(self.id, self.count, "sync", settings, **self.arguments)
+        except error.UnregisteredEnv as problem:
+            message = f"Gymnasium has no environment {self.id}: {problem}"
+            raise UnknownDatasetError(message, hint=_nearest(self.id)) from problem
+        except error.DependencyNotInstalled as problem:
+            message = f"{self.id} needs a package that is not installed: {problem}"
+            raise MissingExtraError(message, hint="install what it asks for and run the command again") from problem
+        except ModuleNotFoundError as problem:
+            message = f"{self.id} cannot be made: {problem}"
+            hint = "install the package that registers it; a module in the current directory is found as well"
+            raise MissingExtraError(message, hint=hint) from problem
+        except TypeError as problem:
+            if not self.arguments:
+                raise _failed(self.id, problem) from problem
+            message = f"{self.id} does not take {', '.join(self.arguments)}: {problem}"
+            raise UsageError(message, hint="check --env-arg") from problem
+        except Exception as problem:
+            raise _failed(self.id, problem) from problem
+
+
+def _failed(name: str, problem: Exception) -> RbdataError:
+    message = f"{name} cannot be made: {type(problem).__name__}: {problem}"
+    return RbdataError(message, hint=f"try it in Python: gymnasium.make({name!r})")
+
+
+def _register(name: str) -> None:
+    """Import what registers environments of a well-known namespace."""
+    if not name.startswith("ALE/"):
+        return
+    import gymnasium
+
+    try:
+        import ale_py
+    except ImportError as error:
+        raise MissingExtraError(f"{name} needs ale-py", hint="pip install 'rbdata[atari]'") from error
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # its banner would mix with our output
+    gymnasium.register_envs(ale_py)
+
+
+def _nearest(name: str) -> str:
+    """The registered ids most like one that is not."""
+    import gymnasium
+
+    bare = {known.lower(): known for known in gymnasium.registry}
+    near = difflib.get_close_matches(name.lower(), list(bare), n=3, cutoff=0.6)
+    return f"did you mean {', '.join(bare[one] for one in near)}?" if near else "see gymnasium.pprint_registry()"
+
+
+def specification(env: gymnasium.Env) -> Any:
+    """An environment's specification as JSON values; its id alone where it holds what JSON cannot express."""
+    import json
+
+    spec = env.spec
+    if spec is None:
+        return None
+    try:
+        return json.loads(spec.to_json())
+    except (TypeError, ValueError, AttributeError):
+        return {"id": spec.id}
+
+
+@contextmanager
+def importable() -> Iterator[None]:
+    """The current directory can be imported from, after everything else: in a checkout it may hold a ``datasets`` folder."""
+    here = str(Path.cwd())
+    added = here not in sys.path
+    if added:
+        sys.path.append(here)
+    try:
+        yield
+    finally:
+        if added and here in sys.path:
+            sys.path.remove(here)
+
+
+@contextmanager
+def heard(notes: list[str]) -> Iterator[None]:
+    """What Gymnasium warns of (an old version, a deprecated argument) becomes notes."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for warning in caught:
+        text = re.sub(r"\x1b\[[0-9;]*m", "", str(warning.message)).removeprefix("WARN: ").strip()
+        if text not in notes:
+            notes.append(text)

@@ -1,0 +1,197 @@
+"""Who acts while an environment is recorded: actions drawn at random, or a function of the user's.
+
+A policy takes an observation and returns an action. Of several environments it gets the observations stacked, as
+Gymnasium's vector environments do it, and returns their actions stacked (a Discrete action: int ``[num_envs]``).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ....errors import RbdataError, UsageError
+
+if TYPE_CHECKING:
+    import gymnasium
+
+RANDOM = "random"
+_FORM = "a policy is 'random', 'package.module:function' or 'file.py:function'"
+
+
+def load_function(text: str) -> tuple[Callable[..., Any], Path | None]:
+    """The function that ``module:name`` or ``file.py:name`` names, and the file it comes from.
+
+    Call it inside `environments.importable`. Raises UsageError for what is not there, cannot be imported or called.
+    """
+    where, _, name = text.rpartition(":")
+    if not where or not name.isidentifier():
+        raise UsageError(f"{text!r} names no function", hint=_FORM)
+    module = _load_file(Path(where).expanduser(), text) if where.endswith(".py") else _load_module(where, text)
+    function = getattr(module, name, None)
+    if function is None:
+        there = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise UsageError(f"{where} has no {name!r}", hint=f"it has {', '.join(there[:8]) or 'no functions'}")
+    if not callable(function):
+        raise UsageError(f"{text} is not a function but {type(function).__name__}", hint=_FORM)
+    file = getattr(module, "__file__", None)
+    return function, Path(file) if file else None
+
+
+def _load_file(path: Path, text: str) -> Any:
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}", hint=_FORM)
+    spec = importlib.util.spec_from_file_location(f"rbdata_policy_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and the like look their module up
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[spec.name]
+        raise UsageError(f"{text} cannot be imported: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _load_module(name: str, text: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        message = f"{text} cannot be imported: {type(error).__name__}: {error}"
+        raise UsageError(message, hint="modules in the current directory are found as well") from error
+
+
+class Actor:
+    """Chooses actions for an environment (or several: ``count``), and checks what a policy returns."""
+
+    def __init__(self, env: Any, count: int, policy: str, epsilon: float, seed: int) -> None:
+        self._name, self._count, self._epsilon = policy, count, epsilon
+        self._space: gymnasium.Space = env.action_space if count == 1 else env.single_action_space
+        self._all: gymnasium.Space = env.action_space
+        self._all.seed(seed)
+        self._space.seed(seed + 1 if count > 1 else seed)
+        self._dice = np.random.default_rng(seed)
+        self._policy = None if policy == RANDOM else load_function(policy)[0]
+
+    def __call__(self, observation: Any) -> Any:
+        """The action to take. Raises UsageError for one outside the space's kind, RbdataError when the policy fails."""
+        if self._policy is None:
+            return self._all.sample()
+        if self._epsilon and self._count == 1 and self._dice.random() < self._epsilon:
+            return self._space.sample()
+        try:
+            given = self._policy(observation)
+        except Exception as error:
+            message = f"the policy {self._name} failed: {type(error).__name__}: {error}"
+            raise RbdataError(message, hint="try it on env.reset()[0] in Python") from error
+        try:
+            action = checked(given, self._space, self._count)
+        except (TypeError, ValueError, RuntimeError, KeyError, IndexError) as error:
+            wanted = f"{self._space}" if self._count == 1 else f"{self._count} of {self._space}, stacked"
+            message = f"the policy {self._name} returned {_short(given)}: {error}"
+            raise UsageError(message, hint=f"the environment takes {wanted}") from error
+        return self._mixed(action) if self._epsilon and self._count > 1 else action
+
+    def _mixed(self, actions: Any) -> Any:
+        """Each action replaced, with probability epsilon, by a random one."""
+        from gymnasium.vector.utils import concatenate, create_empty_array, iterate
+
+        chosen = self._dice.random(self._count) < self._epsilon
+        if not chosen.any():
+            return actions
+        items = [self._space.sample() if lot else one for lot, one in zip(chosen, iterate(self._all, actions))]
+        room: Any = create_empty_array(self._space, self._count)
+        return concatenate(self._space, items, room)
+
+
+def checked(action: Any, space: gymnasium.Space, count: int) -> Any:
+    """An action (of ``count`` environments, if more than one) as the space has it.
+
+    Raises TypeError or ValueError in words for a wrong structure, shape or kind of number, a Discrete action that does not
+    exist, and one that is not finite. Box actions may lie outside the bounds: what happens then is the environment's affair.
+    """
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict):
+        if not isinstance(action, dict) or set(action) != set(space.spaces):
+            raise TypeError(f"not a dict of {', '.join(space.spaces)}")
+        return {key: checked(action[key], inner, count) for key, inner in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        if not isinstance(action, (tuple, list)) or len(action) != len(space.spaces):
+            raise TypeError(f"not a tuple of {len(space.spaces)}")
+        return tuple(checked(one, inner, count) for one, inner in zip(action, space.spaces))
+    if isinstance(space, spaces.Text):
+        values = [action] if count == 1 else action
+        if (count > 1 and len(action) != count) or not all(space.contains(one) for one in values):
+            raise ValueError("not a text of the space")
+        return action
+    return _checked_array(action, space, count)
+
+
+def _checked_array(action: Any, space: gymnasium.Space, count: int) -> Any:
+    from gymnasium import spaces
+
+    array = np.asarray(action)
+    assert space.shape is not None and space.dtype is not None
+    shape = space.shape if count == 1 else (count, *space.shape)
+    if array.shape != shape:
+        raise ValueError(f"its shape is {array.shape}, not {shape}")
+    if isinstance(space, spaces.Box):
+        if array.dtype.kind not in "fiub":
+            raise TypeError(f"its dtype is {array.dtype}, not {space.dtype}")
+        if not np.isfinite(array).all():
+            raise ValueError("it is not finite")
+        return array.astype(space.dtype, copy=False)
+    if array.dtype.kind not in "iub":
+        raise TypeError(f"its dtype is {array.dtype}, not a whole number")
+    low, high = _limits(space)
+    if count == 1 and not shape:
+        value = int(array)
+        if not low <= value < high:
+            raise ValueError(f"it is not among {low}..{high - 1}")
+        return np.int64(value)
+    if ((array < low) | (array >= high)).any():
+        raise ValueError("there is no such action")
+    return array.astype(space.dtype, copy=False)
+
+
+def _limits(space: Any) -> tuple[Any, Any]:
+    """The smallest value, and one more than the largest."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Discrete):
+        return int(space.start), int(space.start + space.n)
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.start, space.start + space.nvec
+    return 0, 2
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """The global generators of Python, numpy and torch start from a seed, for policies that draw from them; as before after."""
+    states = random.getstate(), np.random.get_state()
+    torch = sys.modules.get("torch")
+    torch_state = torch.random.get_rng_state() if torch else None
+    random.seed(seed)
+    np.random.seed(seed % (1 << 32))
+    if torch:
+        torch.random.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        if torch:
+            torch.random.set_rng_state(torch_state)

@@ -1,0 +1,306 @@
+"""Stepping environments, and keeping what they say.
+
+    reset -> s0 | act a0, step -> s1 (r0) | act a1, step -> s2 (r1), terminated | reset -> s3 | ...
+
+The observation of every step is stored as it came, the final one of an episode included, and after it the first one of the
+next: an episode of n steps has n + 1 states. The last episode of a recording is cut where the recording ends; its final
+observation is known as well. Infos are not recorded.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ....errors import RbdataError
+from ....storage.manifest import sync_folder
+from ...ingest.spaces import SpaceLeaf, text_rows
+from ...ingest.trajectories import Column
+from .environments import Made, heard, importable
+from .policy import Actor, seeded
+from .spool import CUT, SpoolWriter
+
+#: Told after every block: steps recorded so far, and twice zero (nothing is fetched).
+OnBlock = Callable[[int, int, int], None]
+
+#: Bytes of rows kept in memory for all environments together, and the most rows for one.
+_BUFFER_BYTES, _BUFFER_ROWS = 32 << 20, 8192
+_TELL_EVERY = 256
+
+
+@dataclass(frozen=True)
+class RecordTask:
+    """Everything needed to make one recording; picklable."""
+
+    index: int
+    made: Made
+    observation: tuple[SpaceLeaf, ...]
+    action: tuple[SpaceLeaf, ...]
+    steps: int
+    policy: str
+    epsilon: float
+    seed: int
+    compress: bool
+    threads: int
+    target: Path
+
+    @property
+    def rows(self) -> int:
+        return self.steps
+
+
+def record(task: RecordTask, on_block: OnBlock) -> dict[str, Any]:
+    """Make a recording: ``target`` becomes a spool. Returns an empty record.
+
+    Raises UsageError for a policy that cannot be used, RbdataError when policy or environment fail. A recording that did not
+    end leaves nothing behind: the same seed gives the same one again.
+    """
+    partial = task.target.with_name(task.target.name + ".part")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        with importable(), seeded(task.seed):
+            notes: list[str] = []
+            with heard(notes):
+                env = task.made.open()
+                actor = Actor(env, task.made.count, task.policy, task.epsilon, task.seed)
+            try:
+                _Recording(task, env, actor, partial, notes).run(on_block)
+            finally:
+                env.close()
+        partial.rename(task.target)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        if not any(task.target.parent.iterdir()):
+            task.target.parent.rmdir()  # so that nothing is left to be continued
+        raise
+    sync_folder(task.target.parent)
+    return {}
+
+
+def columns_of(observation: Sequence[SpaceLeaf], action: Sequence[SpaceLeaf]) -> list[Column]:
+    """The columns of a recording: observations per state, actions per step."""
+    return [Column(leaf.key, leaf.dtype, leaf.shape, "state") for leaf in observation] + [
+        Column(leaf.key, leaf.dtype, leaf.shape, "step") for leaf in action
+    ]
+
+
+class _Recording:
+    """One run of one environment, or of several in step."""
+
+    def __init__(self, task: RecordTask, env: Any, actor: Actor, folder: Path, notes: list[str]) -> None:
+        self._task, self._env, self._actor, self._notes = task, env, actor, notes
+        count = task.made.count
+        columns = columns_of(task.observation, task.action)
+        self._spool = SpoolWriter(folder, columns, compress=task.compress, threads=task.threads)
+        row = sum(column.row_bytes for column in columns) + 5
+        self._room = max(4, min(_BUFFER_ROWS, _BUFFER_BYTES // (row * count)))
+        self._leaves = (*task.observation, *task.action)
+        self._buffers = [np.zeros((count, self._room, *leaf.shape), leaf.dtype) for leaf in self._leaves]
+        self._reward = np.zeros((count, self._room))
+        self._end = np.zeros((count, self._room), np.uint8)
+        #: Rows in the buffers: states and steps of each environment.
+        self._states, self._steps = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        self._all_states = np.zeros(count, np.int64)
+        self._done = 0  # rounds
+        self._outside = 0  # actions beyond the bounds of their Box
+        self._cast: set[str] = set()
+
+    def run(self, on_block: OnBlock) -> None:
+        count, steps = self._task.made.count, self._task.steps
+        with heard(self._notes):
+            observation = self._call("reset", seed=self._task.seed)[0]
+        if count == 1:
+            self._run_one(observation, steps, on_block)
+        else:
+            self._run_many(observation, steps, on_block)
+        self._flush()
+        if self._cast:
+            names = ", ".join(sorted(self._cast))
+            self._notes.append(
+                f"The environment gave {names} in another dtype than its space states; stored as it states."
+            )
+        about = {
+            "states": self._all_states.tolist(),
+            "counts": {"actions_out_of_bounds": self._outside},
+            "notes": self._notes,
+        }
+        self._spool.finish(about)
+
+    # -- one environment -----------------------------------------------------------------------------------------------
+
+    def _run_one(self, observation: Any, steps: int, on_block: OnBlock) -> None:
+        env, actor = self._env, self._actor
+        put_state = self._single(self._task.observation, 0)
+        put_action = self._single(self._task.action, len(self._task.observation))
+        reward_row, end_row = self._reward[0], self._end[0]
+        room = self._room - 2
+        state = step = 0
+        put_state(state, observation)
+        state += 1
+        for number in range(1, steps + 1):
+            action = actor(observation)
+            try:
+                observation, reward, terminated, truncated, _ = env.step(action)
+                reward_row[step] = reward
+            except Exception as error:
+                raise self._failed("step", error) from error
+            put_action(step, action)
+            end = bool(terminated) + 2 * bool(truncated)
+            end_row[step] = CUT if number == steps and not end else end
+            put_state(state, observation)
+            step, state, self._done = step + 1, state + 1, number
+            if end and number < steps:
+                observation = self._call("reset")[0]
+                put_state(state, observation)
+                state += 1
+            if state > room or number == steps:
+                self._states[0], self._steps[0] = state, step
+                self._flush()
+                state = step = 0
+                on_block(number, 0, 0)
+            elif not number % _TELL_EVERY:
+                on_block(number, 0, 0)
+
+    def _single(self, leaves: Sequence[SpaceLeaf], first: int) -> Callable[[int, Any], None]:
+        """A function that stores the value of one environment in a row of the buffers."""
+        if len(leaves) == 1 and not leaves[0].is_text and not leaves[0].path:
+            leaf, rows = leaves[0], self._buffers[first][0]
+            wanted, shape = rows.dtype, leaf.shape
+
+            def put(row: int, value: Any) -> None:
+                if type(value) is np.ndarray and value.dtype == wanted and value.shape == shape:
+                    rows[row] = value
+                else:
+                    rows[row] = self._as_row(leaf, value)
+
+            return put
+        targets = [(leaf, self._buffers[first + number][0]) for number, leaf in enumerate(leaves)]
+
+        def put_all(row: int, value: Any) -> None:
+            for leaf, rows in targets:
+                rows[row] = self._as_row(leaf, self._pick(leaf, value))
+
+        return put_all
+
+    def _as_row(self, leaf: SpaceLeaf, value: Any) -> np.ndarray:
+        """A value as a row of its leaf. Raises RbdataError when it is not of its space."""
+        if leaf.is_text:
+            return text_rows([value], leaf.shape[0], leaf.key)[0]
+        return self._as_rows(leaf, np.asarray(value)[None])[0]
+
+    def _as_rows(self, leaf: SpaceLeaf, array: np.ndarray) -> np.ndarray:
+        basic = tuple(leaf.space.get("shape", ()))
+        if array.shape[1:] != basic:
+            message = f"{self._task.made.id} gave {leaf.key} of shape {array.shape[1:]}, its space says {basic}"
+            raise RbdataError(
+                message, hint="the environment breaks its own space: gymnasium.utils.env_checker shows where"
+            )
+        if array.dtype != leaf.dtype:
+            if not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
+                message = f"{self._task.made.id} gave {leaf.key} as {array.dtype}, its space says {leaf.dtype}"
+                raise RbdataError(message, hint="the environment breaks its own space")
+            if not np.can_cast(array.dtype, leaf.dtype, "safe"):
+                self._cast.add(leaf.key)
+            array = array.astype(leaf.dtype)
+        return array.reshape(len(array), *leaf.shape)
+
+    def _pick(self, leaf: SpaceLeaf, value: Any) -> Any:
+        try:
+            return leaf.pick(value)
+        except (KeyError, IndexError, TypeError) as error:
+            message = f"{self._task.made.id} gave no {leaf.key}, which its space has"
+            raise RbdataError(message, hint="the environment breaks its own space") from error
+
+    # -- several, in step ----------------------------------------------------------------------------------------------
+
+    def _run_many(self, observation: Any, steps: int, on_block: OnBlock) -> None:
+        """Every environment makes ``steps // count`` steps, the first ``steps % count`` of them one more."""
+        count = self._task.made.count
+        rounds, rest = divmod(steps, count)
+        wanted = np.full(count, rounds, np.int64)
+        wanted[:rest] += 1
+        last = rounds + bool(rest)
+        everyone = np.arange(count)
+        self._put_states(everyone, observation)
+        for number in range(1, last + 1):
+            active = everyone if number <= rounds else everyone[:rest]
+            action = self._actor(observation)
+            try:
+                observation, reward, terminated, truncated, _ = self._env.step(action)
+            except Exception as error:
+                raise self._failed("step", error) from error
+            at = self._steps[active]
+            for index, leaf in enumerate(self._task.action):
+                rows = self._batch(leaf, self._pick(leaf, action))
+                self._buffers[len(self._task.observation) + index][active, at] = rows[active]
+            end = terminated.astype(np.uint8) + 2 * truncated.astype(np.uint8)
+            self._reward[active, at] = reward[active]
+            self._end[active, at] = np.where((wanted == number) & (end == 0), CUT, end)[active]
+            self._steps[active] += 1
+            self._put_states(active, observation)
+            self._done = number
+            over = end > 0
+            if over.any() and number < last:
+                observation = self._call("reset", options={"reset_mask": over})[0]
+                self._put_states(np.flatnonzero(over & (wanted > number)), observation)
+            if int(self._states.max()) > self._room - 2 or number == last:
+                self._flush()
+                on_block(min(number * count, steps), 0, 0)
+            elif not number % _TELL_EVERY:
+                on_block(min(number * count, steps), 0, 0)
+
+    def _put_states(self, envs: np.ndarray, observation: Any) -> None:
+        at = self._states[envs]
+        for index, leaf in enumerate(self._task.observation):
+            self._buffers[index][envs, at] = self._batch(leaf, self._pick(leaf, observation))[envs]
+        self._states[envs] += 1
+
+    def _batch(self, leaf: SpaceLeaf, values: Any) -> np.ndarray:
+        """The values of all environments as rows."""
+        if leaf.is_text:
+            return text_rows(list(values), leaf.shape[0], leaf.key)
+        return self._as_rows(leaf, np.asarray(values))
+
+    # -- both ----------------------------------------------------------------------------------------------------------
+
+    def _call(self, name: str, **arguments: Any) -> Any:
+        try:
+            return getattr(self._env, name)(**arguments)
+        except Exception as error:
+            raise self._failed(name, error) from error
+
+    def _failed(self, what: str, error: Exception) -> RbdataError:
+        message = f"{self._task.made.id} failed in {what}, after {self._done} steps: {type(error).__name__}: {error}"
+        return RbdataError(message, hint="nothing was written; the same --seed fails at the same place")
+
+    def _flush(self) -> None:
+        """Write what is in the buffers."""
+        for env in range(self._task.made.count):
+            states, steps = int(self._states[env]), int(self._steps[env])
+            if not np.isfinite(self._reward[env, :steps]).all():
+                raise RbdataError(f"{self._task.made.id} gave a reward that is not a finite number")
+            for number, leaf in enumerate(self._leaves):
+                rows = states if number < len(self._task.observation) else steps
+                if rows:
+                    self._spool.column(env, number, self._buffers[number][env, :rows])
+                if number >= len(self._task.observation):
+                    self._outside += _outside(leaf, self._buffers[number][env, :rows])
+            if steps:
+                self._spool.steps(env, self._reward[env, :steps], self._end[env, :steps])
+            self._all_states[env] += states
+        self._states[:] = self._steps[:] = 0
+
+
+def _outside(leaf: SpaceLeaf, rows: np.ndarray) -> int:
+    """How many rows of an action lie outside its Box."""
+    if leaf.space["type"] != "Box" or leaf.space["low"] is None or leaf.space["high"] is None:
+        return 0
+    low, high = (np.array(leaf.space[name], float).astype(rows.dtype) for name in ("low", "high"))
+    beyond = (rows < low) | (rows > high)
+    return int(beyond.reshape(len(rows), -1).any(1).sum()) if len(rows) else 0

@@ -1,0 +1,140 @@
+"""Recorded rows on disk, until it is known how many there are.
+
+Episodes of several environments are recorded side by side, but lie one after the other in a dataset. So each environment has
+its own files, appended block by block; memory stays a few blocks, however long the recording. A spool is a folder, there only
+when it is complete:
+
+    <e>.reward           float32 [steps] of environment e
+    <e>.end              uint8 [steps]    0 inside an episode; 1 terminated, 2 truncated, 3 both, 4 cut by the end of recording
+    <e>.<c>              rows of column c, raw: one more than steps for each episode of a per-state column
+    <e>.<c>.lengths      int64 [states]   compressed lengths, where <e>.<c> holds rows compressed as the dataset has them
+    dictionary           that they are compressed with; trained on the first rows recorded
+    about.json           {"states": [of each environment], "counts": {...}, "notes": [...]}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ....errors import DiskSpaceError
+from ....storage.codecs.zstd import RowEncoder, train_dictionary
+from ...ingest.trajectories import Column
+
+REWARD, END, DICTIONARY, ABOUT = "reward", "end", "dictionary", "about.json"
+TERMINATED, TRUNCATED, BOTH, CUT = 1, 2, 3, 4
+#: Bytes and rows that the dictionary is trained on. They come from the first rows of all environments.
+SAMPLE_BYTES, SAMPLE_ROWS = 24 << 20, 1500
+
+
+class SpoolWriter:
+    """Appends blocks of rows; ``compress`` says whether large columns become zstd rows."""
+
+    def __init__(self, folder: Path, columns: Sequence[Column], *, compress: bool, threads: int) -> None:
+        self._folder, self._columns, self._threads = folder, columns, threads
+        self._compressed = {number for number, column in enumerate(columns) if compress and column.large}
+        self._encoder: RowEncoder | None = None
+        #: Blocks that wait for the dictionary, and their bytes.
+        self._waiting: list[tuple[int, int, np.ndarray]] = []
+        self._waiting_bytes = 0
+
+    def column(self, env: int, number: int, rows: np.ndarray) -> None:
+        """Append rows of a column."""
+        if number not in self._compressed:
+            self._append(f"{env}.{number}", rows)
+        elif self._encoder is None:
+            self._waiting.append((env, number, rows.copy()))
+            self._waiting_bytes += rows.nbytes
+            if self._waiting_bytes >= SAMPLE_BYTES:
+                self._train()
+        else:
+            self._compress(env, number, rows)
+
+    def steps(self, env: int, reward: np.ndarray, end: np.ndarray) -> None:
+        """Append rewards and ends."""
+        self._append(f"{env}.{REWARD}", reward.astype("<f4"))
+        self._append(f"{env}.{END}", end)
+
+    def finish(self, about: dict[str, Any]) -> None:
+        """Write what still waits, and what there is to know."""
+        if self._compressed and self._encoder is None:
+            self._train()
+        (self._folder / ABOUT).write_text(json.dumps(about), encoding="utf-8")
+        for path in self._folder.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+
+    def _train(self) -> None:
+        """Train the dictionary on what waits, and let it through."""
+        rows = [row for _, _, block in self._waiting for row in block]
+        size = max((row.nbytes for row in rows), default=1)
+        want = max(1, min(SAMPLE_ROWS, SAMPLE_BYTES // size, len(rows)))
+        chosen = [rows[i] for i in np.unique(np.linspace(0, len(rows) - 1, want).astype(int))]
+        dictionary = train_dictionary(chosen)
+        (self._folder / DICTIONARY).write_bytes(dictionary)
+        self._encoder = RowEncoder(dictionary, self._threads)
+        for env, number, block in self._waiting:
+            self._compress(env, number, block)
+        self._waiting, self._waiting_bytes = [], 0
+
+    def _compress(self, env: int, number: int, rows: np.ndarray) -> None:
+        assert self._encoder is not None
+        column = self._columns[number]
+        starts = np.arange(len(rows), dtype=np.int64) * column.row_bytes
+        data, lengths = self._encoder.encode(np.ascontiguousarray(rows).data.cast("B"), starts, column.row_bytes)
+        self._append(f"{env}.{number}", data)
+        self._append(f"{env}.{number}.lengths", lengths)
+
+    def _append(self, name: str, data: np.ndarray | bytes) -> None:
+        try:
+            with (self._folder / name).open("ab") as file:
+                file.write(data if isinstance(data, bytes) else np.ascontiguousarray(data).data)
+        except OSError as error:
+            import errno
+
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            message = f"the disk is full: the recording in {self._folder} does not fit"
+            raise DiskSpaceError(message, hint="make room, record fewer --steps, or choose another --root") from error
+
+
+class Spool:
+    """A complete spool, for reading."""
+
+    def __init__(self, folder: Path, columns: Sequence[Column]) -> None:
+        self.folder, self._columns = folder, columns
+        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        self.counts: dict[str, int] = about["counts"]
+        self.notes: list[str] = about["notes"]
+        self.states: list[int] = about["states"]
+
+    def reward(self, env: int) -> np.ndarray:
+        """float32 ``[steps]``, mapped."""
+        return self._mapped(f"{env}.{REWARD}", "<f4", ())
+
+    def end(self, env: int) -> np.ndarray:
+        """uint8 ``[steps]``, mapped."""
+        return self._mapped(f"{env}.{END}", "u1", ())
+
+    def rows(self, env: int, number: int) -> np.ndarray:
+        """The rows of an uncompressed column, mapped."""
+        column = self._columns[number]
+        return self._mapped(f"{env}.{number}", np.dtype(column.dtype).newbyteorder("<"), column.shape)
+
+    def path(self, env: int, number: int) -> Path:
+        """The file of a column."""
+        return self.folder / f"{env}.{number}"
+
+    def lengths(self, env: int, number: int) -> np.ndarray:
+        """Compressed lengths, int64 ``[states]``."""
+        return np.fromfile(self.folder / f"{env}.{number}.lengths", np.int64)
+
+    def _mapped(self, name: str, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
+        path = self.folder / name
+        item = np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
+        return np.memmap(path, dtype, "r", shape=(path.stat().st_size // item, *shape))

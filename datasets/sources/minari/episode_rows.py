@@ -1,0 +1,206 @@
+"""Episodes to rows: which steps an episode gives, and the values of its columns.
+
+An episode of n steps and n + 1 observations gives n steps, and ends as its last step is flagged; where that is neither
+terminated nor truncated, the data were cut there. A flag inside it ends an episode as well: what follows begins a new one with
+the observation that the first ended with, as Minari's collector itself does it. Where the last observation is missing (n
+observations), nothing is known after the last step: unless that is terminated, it is given up, and its observation becomes the
+final one of the step before (or, asked for ``unknown_next`` zero, it is kept with a successor of zeros).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ....errors import CorruptSourceError
+from ....storage.column_writer import ColumnWriter
+from ....storage.episodes import EpisodeTable
+from ...formats.jpeg import decode
+from ...ingest.spaces import text_rows
+from ...ingest.trajectories import TrajectoryWriter, as_reward, block_steps, outcome_of
+from .reader import Reader
+from .survey import Source, Survey
+
+
+@dataclass(frozen=True)
+class Run:
+    """Steps ``first..first+steps-1`` of an episode, as one of the dataset; ``terminated`` and ``truncated`` flag the last."""
+
+    first: int
+    steps: int
+    terminated: bool
+    truncated: bool
+    outcome: int
+
+    @property
+    def states(self) -> int:
+        return self.steps + 1
+
+
+def settle(states: int, terminated: np.ndarray, truncated: np.ndarray, unknown_next: str) -> list[Run]:
+    """The runs that an episode gives, by the flags of its steps (bool ``[n]``) and its number of observations."""
+    ends = np.flatnonzero(terminated | truncated).tolist()
+    steps = len(terminated)
+    if steps and (not ends or ends[-1] != steps - 1):
+        ends.append(steps - 1)
+    runs = []
+    first = 0
+    for end in ends:
+        last, is_terminated, is_truncated = end, bool(terminated[end]), bool(truncated[end])
+        outcome = outcome_of(is_terminated, is_truncated)
+        if end + 1 >= states and not is_terminated and unknown_next == "truncate":
+            last -= 1
+        if last >= first:
+            runs.append(Run(first, last - first + 1, is_terminated, is_truncated or not is_terminated, outcome))
+        first = end + 1
+    return runs
+
+
+def state_rows(reader: Reader, source: Source, found: Survey, index: int, low: int, high: int, name: str) -> np.ndarray:
+    """Rows ``low..high-1`` of a column in one episode; zeros beyond what there is."""
+    column = source.column
+    rows = np.zeros((high - low, *column.shape), column.dtype)
+    episode = found.episodes[index]
+    if source.rows is None:
+        available = int((found.states if column.per == "state" else found.steps)[index])
+        skip = 0
+    else:
+        available = int(source.rows[index])
+        # Rows of an info that belong to steps: that of the reset comes before them.
+        skip = available - int(found.steps[index]) if column.per == "step" and available >= 0 else 0
+    if available < 0:
+        return rows
+    if source.mask:
+        rows[:] = True
+        return rows
+    high = min(high, available - skip)
+    if high <= low:
+        return rows
+    values = reader.read(episode, source.place, low + skip, high + skip, source.kind)
+    where = f"{name}: {column.key} of episode {episode}"
+    if source.kind == "jpeg":
+        values = decode(values, column.shape, where)
+    elif source.kind == "text":
+        values = text_rows(values, column.shape[0], where)
+    rows[: high - low] = np.asarray(values).reshape(high - low, *column.shape)
+    return rows
+
+
+class Planner:
+    """Appends all small columns of a dataset, and keeps where the states of its episodes come from."""
+
+    def __init__(self, reader: Reader, found: Survey, name: str, unknown_next: str, columns: ColumnWriter) -> None:
+        self._reader, self._found, self._name, self._unknown_next = reader, found, name, unknown_next
+        self._writer = TrajectoryWriter(columns, found.columns)
+        self._small = [source for source in found.sources if not source.column.large]
+        self._size = block_steps(found.columns)
+        self._batch = _Batch(self._small)
+        #: int64 ``[runs, 3]``: index of the episode, its first state row, number of state rows.
+        self.runs = np.zeros((0, 3), np.int64)
+        self.counts = {"empty_episodes": 0, "split_episodes": 0, "given_up_steps": 0, "blank_successors": 0}
+
+    def run(self, on_progress: Any) -> EpisodeTable:
+        """Read and append everything."""
+        found, runs = self._found, []
+        for index, episode in enumerate(found.episodes):
+            steps, states = int(found.steps[index]), int(found.states[index])
+            if not steps:
+                self.counts["empty_episodes"] += 1
+                continue
+            terminated = self._flags(episode, "terminations", steps)
+            truncated = self._flags(episode, "truncations", steps)
+            rewards = self._rewards(episode, steps)
+            given = settle(states, terminated, truncated, self._unknown_next)
+            self._count(steps, states, given)
+            for one in given:
+                runs.append((index, one.first, one.states))
+                self._append(index, one, rewards)
+            if not index % 64:
+                on_progress(index, len(found.episodes))
+        self._flush()
+        self.runs = np.array(runs, np.int64).reshape(-1, 3)
+        table = self._writer.episodes()
+        self.counts = {**self._writer.counts, **self.counts}
+        return table
+
+    def _append(self, index: int, run: Run, rewards: np.ndarray) -> None:
+        for low in range(run.first, run.first + run.steps, self._size):
+            high = min(low + self._size, run.first + run.steps)
+            rows = {}
+            for source in self._small:
+                beyond = high + 1 if source.column.per == "state" else high
+                rows[source.column.key] = state_rows(self._reader, source, self._found, index, low, beyond, self._name)
+            self._batch.add(rows, rewards[low:high], run if high == run.first + run.steps else None)
+            if self._batch.steps >= self._size:
+                self._flush()
+
+    def _flush(self) -> None:
+        if self._batch.steps:
+            self._writer.append(*self._batch.take())
+
+    def _rewards(self, episode: int, steps: int) -> np.ndarray:
+        values = self._reader.read(episode, ("rewards",), 0, steps, "numbers")
+        rewards = as_reward(values, f"{self._name}: episode {episode}")
+        if len(rewards) != steps:
+            raise CorruptSourceError(f"{self._name}: episode {episode} has rewards of shape {np.shape(values)}")
+        return rewards
+
+    def _flags(self, episode: int, name: str, steps: int) -> np.ndarray:
+        field = self._reader.field(episode, (name,), ())
+        values = np.asarray(self._reader.read(episode, (name,), 0, steps, "numbers")).reshape(-1)
+        if field.rows != steps or len(values) != steps or values.dtype.kind not in "biuf":
+            raise CorruptSourceError(f"{self._name}: episode {episode} has {field.rows} {name} and {steps} steps")
+        if values.dtype.kind == "f" and np.isnan(values).any():
+            raise CorruptSourceError(f"{self._name}: episode {episode} has {name} that are NaN")
+        return values.astype(bool)
+
+    def _count(self, steps: int, states: int, runs: Sequence[Run]) -> None:
+        kept = sum(run.steps for run in runs)
+        self.counts["given_up_steps"] += steps - kept
+        self.counts["split_episodes"] += max(0, len(runs) - 1)
+        if runs and states <= steps and kept == steps:
+            self.counts["blank_successors"] += 1
+
+
+class _Batch:
+    """Segments of several episodes, until there are enough for a block."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._keys = [source.column.key for source in sources]
+        self._clear()
+
+    def _clear(self) -> None:
+        self.steps = 0
+        self._rows: dict[str, list[np.ndarray]] = {key: [] for key in self._keys}
+        self._lengths: list[int] = []
+        self._rewards: list[np.ndarray] = []
+        self._flags: list[np.ndarray] = []
+
+    def add(self, rows: Mapping[str, np.ndarray], rewards: np.ndarray, end: Run | None) -> None:
+        for key, values in rows.items():
+            self._rows[key].append(values)
+        self._lengths.append(len(rewards))
+        self._rewards.append(rewards)
+        flags = np.zeros((3, len(rewards)), np.uint8)
+        if end is not None:
+            flags[:, -1] = (end.terminated, end.truncated, end.outcome)
+        self._flags.append(flags)
+        self.steps += len(rewards)
+
+    def take(self) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """What `TrajectoryWriter.append` wants; the batch is empty afterwards."""
+        rows = {key: np.concatenate(values) for key, values in self._rows.items()}
+        flags = np.concatenate(self._flags, axis=1)
+        taken = (
+            rows,
+            np.array(self._lengths, np.int64),
+            np.concatenate(self._rewards),
+            flags[0].astype(bool),
+            flags[1].astype(bool),
+            flags[2],
+        )
+        self._clear()
+        return taken

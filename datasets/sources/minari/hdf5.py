@@ -1,0 +1,249 @@
+"""Minari's HDF5 format: one file, a group for each episode.
+
+    episode_<k>                      attributes id, total_steps, seed
+      observations                   [n + 1, ...], or a group: Dict by key, Tuple by _index_<i>
+      actions                        [n, ...], in the same way
+      rewards                        float64 [n]
+      terminations, truncations      bool [n]
+      infos/<name>                   [n + 1, ...] or [n, ...], nested; may be empty or missing
+
+Groups are listed by name, ``episode_10`` before ``episode_2``; their order is that of the numbers. Texts are UTF-8 strings,
+pictures rows of JPEG bytes (of variable length, or uint8 ``[n, bytes]`` where all happen to be of one length).
+
+The file is somebody else's: links out of it, values kept in other files, and shapes that its bytes cannot hold are refused.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from ....errors import CorruptSourceError
+from ...formats.jpeg import frame_shape, is_jpeg
+from ...ingest.spaces import Json
+from .metadata import Metadata, metadata_from
+from .reader import Data, Field, Kind, Place
+
+FILE = "main_data.hdf5"
+_EPISODE = re.compile(r"episode_(\d+)")
+#: HDF5's filters shrink data at most about 1030-fold (deflate); what declares more than this holds nothing.
+_LARGEST_RATIO = 1200
+_DEEPEST = 16
+_CHUNK_CACHE, _METADATA_CACHE = 4 << 20, 2 << 20
+
+
+class Hdf5Reader:
+    """A `Reader` of ``main_data.hdf5``. Uses HDF5's own calls: a file has thousands of small arrays."""
+
+    def __init__(self, data: Data) -> None:
+        import h5py
+
+        self._h5py = h5py
+        self._name, self._checked = data.name, data.checked
+        path = data.files[FILE]
+        with self._sound():
+            self._file = h5py.File(h5py.h5f.open(bytes(path), h5py.h5f.ACC_RDONLY, self._access()))
+            if not data.checked:
+                self._check_links()
+            numbers = (_EPISODE.fullmatch(name) for name in self._file)
+            self.episodes = sorted(int(match[1]) for match in numbers if match)
+        #: The group (as "") and the arrays of one episode that are open, and that episode.
+        self._open: dict[str, Any] = {}
+        self._current = -1
+
+    def _access(self) -> Any:
+        """How the file is opened: without locks, and with small caches (HDF5's own keep 60 KB for each episode seen)."""
+        access = self._h5py.h5p.create(self._h5py.h5p.FILE_ACCESS)
+        access.set_file_locking(False, True)
+        access.set_cache(0, 521, _CHUNK_CACHE, 0.75)
+        kept = access.get_mdc_config()
+        kept.set_initial_size, kept.initial_size, kept.min_size, kept.max_size = True, 1 << 20, 1 << 20, _METADATA_CACHE
+        access.set_mdc_config(kept)
+        return access
+
+    def close(self) -> None:
+        self._open = {}
+        self._file.close()
+
+    def attributes(self) -> Metadata:
+        """Metadata as they were kept before 0.5."""
+        with self._sound():
+            return metadata_from(dict(self._file.attrs), self._name)
+
+    def steps(self, episode: int) -> int:
+        with self._sound():
+            return self._array(episode, ("rewards",)).shape[0]
+
+    def field(self, episode: int, place: Place, shape: tuple[int, ...]) -> Field:
+        with self._sound():
+            return self._describe(self._array(episode, place), shape, _path(episode, place))
+
+    def infos(self, episode: int) -> dict[Place, Field]:
+        with self._sound():
+            top = _path(episode, ("infos",))
+            if top not in self._file:
+                return {}
+            item = self._file[top]
+            if not isinstance(item, self._h5py.Group):
+                return {("infos",): Field(0, "other", np.dtype("O"), (), "infos are an array, not a group")}
+            names: list[str] = []
+            item.id.links.visit(lambda name: names.append(name.decode()))  # returns None, so that it goes on
+            found: dict[Place, Field] = {}
+            for name in sorted(names):
+                if self._h5py.h5o.get_info(item.id, name.encode()).type == self._h5py.h5o.TYPE_DATASET:
+                    place: Place = ("infos", *name.split("/"))
+                    found[place] = self._info(episode, place)
+            return found
+
+    def read(self, episode: int, place: Place, low: int, high: int, kind: Kind) -> Any:
+        with self._sound():
+            array = self._array(episode, place)
+            if kind in ("text", "jpeg"):
+                rows = self._h5py.Dataset(array)[low:high]
+                if kind == "jpeg":
+                    return [row.tobytes() for row in rows]
+                return [value if isinstance(value, bytes) else str(value).encode() for value in rows]
+            high = min(high, array.shape[0])
+            out = np.empty((max(0, high - low), *array.shape[1:]), array.dtype.newbyteorder("="))
+            if high <= low:
+                return out
+            every = self._h5py.h5s.ALL
+            if high - low == array.shape[0]:
+                array.read(every, every, out)
+            else:
+                chosen = array.get_space()
+                chosen.select_hyperslab((low, *(0,) * (out.ndim - 1)), out.shape)
+                array.read(self._h5py.h5s.create_simple(out.shape), chosen, out)
+            return out
+
+    def space(self, place: Place) -> Json:
+        with self._sound():
+            return self._guess(place, 0)
+
+    # -- finding -------------------------------------------------------------------------------------------------------
+
+    def _check_links(self) -> None:
+        """Refuse links to anywhere: what lies elsewhere is not part of the dataset."""
+        hard = self._h5py.h5l.TYPE_HARD
+
+        def look(name: bytes, info: Any) -> bytes | None:
+            return name if info.type != hard or name.count(b"/") > _DEEPEST else None
+
+        found = self._file.id.links.visit(look, info=True)
+        if found is not None:
+            message = (
+                f"{self._name}: {found.decode(errors='replace')} is a link to somewhere else, which is not followed"
+            )
+            raise CorruptSourceError(message, hint="put the data together with Minari itself (minari combine)")
+
+    def _array(self, episode: int, place: Place) -> Any:
+        """The array at a place, looked over when it is opened."""
+        path = _path(episode, place)
+        if episode != self._current:
+            self._open, self._current = {}, episode
+        array = self._open.get(path)
+        if array is None:
+            try:
+                if "" not in self._open:
+                    self._open[""] = self._h5py.h5o.open(self._file.id, f"episode_{episode}".encode())
+                array = self._h5py.h5o.open(self._open[""], path.partition("/")[2].encode())
+            except (KeyError, ValueError) as error:
+                message = f"{self._name}: {path} is missing"
+                raise CorruptSourceError(message, hint="the file does not hold what its spaces say") from error
+            if not isinstance(array, self._h5py.h5d.DatasetID):
+                raise CorruptSourceError(f"{self._name}: {path} is a group, its space says an array")
+            if not self._checked:
+                self._check_storage(array, path)
+            self._open[path] = array
+        return array
+
+    def _check_storage(self, array: Any, path: str) -> None:
+        """Refuse values that lie in other files, and more values than the bytes of this one can stand for."""
+        properties = array.get_create_plist()
+        if properties.get_external_count() or properties.get_layout() == self._h5py.h5d.VIRTUAL:
+            raise CorruptSourceError(f"{self._name}: {path} is kept in another file, which is not read")
+        if not array.shape:
+            if path.partition("/")[2].startswith("infos/"):
+                return
+            raise CorruptSourceError(f"{self._name}: {path} has shape {array.shape}, not one row a step")
+        dtype = array.dtype
+        size = math.prod(array.shape) * dtype.itemsize
+        if dtype.hasobject or size <= 1 << 20:
+            return
+        stored = array.get_storage_size()
+        if size > stored * _LARGEST_RATIO:
+            message = f"{self._name}: {path} declares {array.shape}, {size} bytes, but holds {stored} bytes"
+            raise CorruptSourceError(message)
+
+    # -- describing ----------------------------------------------------------------------------------------------------
+
+    def _describe(self, array: Any, shape: tuple[int, ...], path: str) -> Field:
+        rows, *found = array.shape
+        dtype = array.dtype.newbyteorder("=")
+        if self._h5py.check_string_dtype(array.dtype) is not None:
+            return Field(rows, "text", dtype, ())
+        vlen = self._h5py.check_vlen_dtype(array.dtype)
+        if vlen is not None or (dtype == np.uint8 and len(found) == 1 and tuple(found) != shape):
+            first = self._h5py.Dataset(array)[0].tobytes() if rows and vlen in (None, np.uint8) else b""
+            if is_jpeg(first):
+                return Field(rows, "jpeg", np.dtype("uint8"), frame_shape(first, f"{self._name}: {path}"))
+        if dtype.hasobject or dtype.kind not in "biuf":
+            return Field(rows, "other", dtype, tuple(found), f"its dtype is {array.dtype}")
+        return Field(rows, "numbers", dtype, tuple(found))
+
+    def _info(self, episode: int, place: Place) -> Field:
+        """Infos have no space: what is not numbers is not used."""
+        array = self._array(episode, place)
+        if not array.shape:
+            return Field(0, "other", np.dtype("O"), (), f"its shape is {array.shape}, not one row a step")
+        dtype = array.dtype.newbyteorder("=")
+        if dtype.kind in "biuf":
+            return Field(array.shape[0], "numbers", dtype, tuple(array.shape[1:]))
+        return Field(array.shape[0], "other", dtype, tuple(array.shape[1:]), f"its dtype is {dtype}")
+
+    def _guess(self, place: Place, depth: int) -> Json:
+        if not self.episodes or depth > _DEEPEST:
+            raise CorruptSourceError(f"{self._name} holds no episodes, and does not say what its spaces are")
+        first = self.episodes[0]
+        path = _path(first, place)
+        item = self._file.get(path)
+        if isinstance(item, self._h5py.Group):
+            names = list(item)
+            if names and all(re.fullmatch(r"_index_\d+", name) for name in names):
+                return {
+                    "type": "Tuple",
+                    "spaces": [self._guess((*place, index), depth + 1) for index in range(len(names))],
+                }
+            return {"type": "Dict", "spaces": {name: self._guess((*place, name), depth + 1) for name in names}}
+        field = self._describe(self._array(first, place), (), path)
+        if field.kind == "text":
+            longest = max((len(text) for episode in self.episodes for text in self._texts(episode, place)), default=1)
+            return {"type": "Text", "min_length": 0, "max_length": max(1, longest), "charset": ""}
+        return {"type": "Box", "dtype": str(field.dtype), "shape": list(field.shape), "low": None, "high": None}
+
+    def _texts(self, episode: int, place: Place) -> list[bytes]:
+        return self.read(episode, place, 0, self._array(episode, place).shape[0], "text")
+
+    @contextmanager
+    def _sound(self) -> Iterator[None]:
+        """Whatever HDF5 finds wrong with the file is a CorruptSourceError."""
+        try:
+            yield
+        except CorruptSourceError:
+            raise
+        except (OSError, RuntimeError, KeyError, UnicodeDecodeError) as error:
+            if isinstance(error, OSError) and error.errno:
+                raise  # the disk, not the contents
+            said = str(error).partition("(")[2].rstrip(")") or str(error)
+            message = f"{self._name} is not a whole HDF5 file: {said or 'it cannot be read'}"
+            raise CorruptSourceError(message, hint="fetch it again, or use another mirror (--mirror)") from error
+
+
+def _path(episode: int, place: Place) -> str:
+    """Where an array is in the file."""
+    return "/".join([f"episode_{episode}", *(f"_index_{step}" if isinstance(step, int) else step for step in place)])

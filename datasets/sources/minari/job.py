@@ -1,0 +1,281 @@
+"""One Minari dataset, from its files to a dataset folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ....errors import CorruptSourceError, UsageError
+from ....storage.checksums import Crc32c, crc32c
+from ....storage.codecs.zstd import RowEncoder, train_dictionary
+from ....storage.column_writer import ColumnWriter
+from ....storage.schema import Schema
+from ...fetch import Location, RemoteObject, resolve
+from ...ingest.protocol import ConvertOptions, Plan, RawObject, SettlingJob
+from ...ingest.spaces import check_text_option
+from ...ingest.trajectories import lay_out
+from .episode_rows import Planner
+from .fill import FillTask, fill, part_bounds, sample
+from .hdf5 import Hdf5Reader
+from .metadata import Metadata
+from .reader import Data, opened
+from .survey import Source, Survey, survey
+
+CITATION = "Omar G. Younis et al. Minari. 2024. doi:10.5281/zenodo.13767625"
+
+
+class MinariJob(SettlingJob):
+    """What is in the files decides the leaves, so they are known only then (``settle``).
+
+    ``objects`` are pairs of the path below ``data/`` and the object; ``metadata`` None where they are in the HDF5 file.
+    """
+
+    def __init__(
+        self,
+        name: str | None,
+        location: Location,
+        objects: Sequence[tuple[str, RemoteObject]],
+        described: tuple[RemoteObject, bytes] | None,
+        metadata: Metadata | None,
+        options: ConvertOptions,
+        why: str = "",
+    ) -> None:
+        self.name, self.location, self.options, self.why = name, location, options, why
+        self.text = _checked(options)
+        stated = resolve(location, [item for _, item in objects])
+        self._objects = [(path, item) for (path, _), item in zip(objects, stated)]
+        self._described = described
+        self.metadata = metadata
+        self.schema = Schema(())  # until the files are there
+        self.bulk: tuple[str, ...] = ()
+        self._bounds: list[tuple[int, int]] = []
+        self._data: Data | None = None
+        self._found: Survey | None = None
+        self._runs = np.zeros((0, 3), np.int64)
+        self._samples: list[np.ndarray] | None = None
+        self._checksums: dict[str, str] = {}
+        # The spaces decide much: what they ask for is refused before anything is fetched.
+        lay_out([], options)
+
+    def identity(self) -> dict[str, Any]:
+        return {
+            "converter": "minari 1",
+            "dataset": self.name,
+            "objects": [[path, item.size, dict(item.checksums) or item.version] for path, item in self._objects],
+            "metadata": crc32c(self._described[1]) if self._described else None,
+            "unknown_next": self.options.unknown_next,
+            "codec": self.options.codec,
+            "layout": self.options.layout,
+            "text": self.text,
+        }
+
+    def files(self) -> list[RemoteObject]:
+        return [item for _, item in self._objects]
+
+    def parts(self) -> int:
+        return len(self._bounds)
+
+    # -- plan ----------------------------------------------------------------------------------------------------------
+
+    def settle(self, files: Mapping[str, Path]) -> None:
+        """Look through the files. Raises CorruptSourceError, UsageError."""
+        data_format = self.metadata.format if self.metadata else "hdf5"
+        self._data = Data(data_format, self._title, {path: files[item.url] for path, item in self._objects})
+        with opened(self._data) as reader:
+            if self.metadata is None:
+                assert isinstance(reader, Hdf5Reader)
+                self.metadata = reader.attributes()
+            self._found = survey(reader, self.metadata, self._title, self.text)
+        self._data = replace(self._data, checked=True)
+        self.schema, self.bulk = lay_out(self._found.columns, self.options)
+        row_bytes = sum(source.column.row_bytes for source in self._large)
+        self._bounds = part_bounds(self._found.states, row_bytes) if row_bytes else []
+
+    def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
+        from concurrent.futures import ThreadPoolExecutor
+
+        found, data, _ = self._settled
+        columns.reserve(int(found.steps.sum()))
+        with ThreadPoolExecutor(1, "rbdata-crc32c") as pool:
+            sums = pool.submit(lambda: {path: _checksum(file) for path, file in data.files.items()})
+            with opened(data) as reader:
+                planner = Planner(reader, found, self._title, self.options.unknown_next, columns)
+                episodes = planner.run(on_progress)
+            self._checksums = sums.result()
+        if not len(episodes):
+            raise CorruptSourceError(f"{self._title} holds no step whose successor is known")
+        on_progress(len(found.episodes), len(found.episodes))
+        self._runs = planner.runs
+        notes = [*found.notes, *_notes(planner.counts, self.options.unknown_next)]
+        spaces = dict(found.spaces)
+        digest = crc32c(repr(sorted(self._checksums.items())).encode())
+        parts = self._describe_parts()
+        return Plan(episodes, planner.counts, notes, parts, [0] * len(parts), spaces, digest)
+
+    def _describe_parts(self) -> list[dict[str, Any]]:
+        found, _, _ = self._settled
+        described = []
+        for number, (low, high) in enumerate(self._bounds):
+            runs, first, states = self._part(number)
+            name = f"episodes {found.episodes[low]}..{found.episodes[high - 1]}"
+            described.append(
+                {
+                    "name": name,
+                    "number": number,
+                    "first_state": first,
+                    "states": states,
+                    "layout": f"minari-{crc32c(runs.tobytes())}",
+                    "object": {"name": name, "size": None, "crc32c": None},
+                }
+            )
+        return described
+
+    def _part(self, number: int) -> tuple[np.ndarray, int, int]:
+        """A part's runs, its first state row and their number."""
+        low, high = self._bounds[number]
+        first = int(np.searchsorted(self._runs[:, 0], low, "left"))
+        last = int(np.searchsorted(self._runs[:, 0], high, "left"))
+        return self._runs[first:last], int(self._runs[:first, 2].sum()), int(self._runs[first:last, 2].sum())
+
+    # -- frames --------------------------------------------------------------------------------------------------------
+
+    @property
+    def _large(self) -> list[Source]:
+        assert self._found is not None
+        return [source for source in self._found.sources if source.column.large]
+
+    def dictionary(self) -> bytes:
+        return train_dictionary(self._sampled())
+
+    def row_estimate(self, dictionary: bytes) -> float:
+        if not self._large:
+            return 0.0
+        raw = sum(source.column.row_bytes for source in self._large)
+        if not any(leaf.codec == "zstd" for leaf in self.schema):
+            return float(raw * (2 if self.options.layout == "ted" else 1))
+        encoder = RowEncoder(dictionary)
+        rows = self._sampled()
+        packed = sum(int(encoder.encode(row.data, np.zeros(1, np.int64), len(row))[1][0]) for row in rows)
+        return raw * packed / max(1, sum(map(len, rows))) + 8 * len(self._large)
+
+    def _sampled(self) -> list[np.ndarray]:
+        if self._samples is None:
+            found, data, _ = self._settled
+            self._samples = sample(data, found, self._large, self._runs)
+        return self._samples
+
+    def tasks(self, folder: Path, threads: int) -> Sequence[FillTask]:
+        found, data, _ = self._settled
+        all_states = int(self._runs[:, 2].sum())
+        large = tuple(self._large)
+        tasks = []
+        for number in range(len(self._bounds)):
+            runs, first, states = self._part(number)
+            tasks.append(
+                FillTask(number, data, found, large, runs, first, states, folder, self.schema, all_states, threads)
+            )
+        return tasks
+
+    fill = staticmethod(fill)
+
+    # -- what the manifest says ----------------------------------------------------------------------------------------
+
+    def objects(self) -> list[dict[str, Any]]:
+        described: list[dict[str, Any]] = []
+        if self._described:
+            item, data = self._described
+            described.append({"name": "data/metadata.json", "size": len(data), "crc32c": crc32c(data)})
+        for path, item in self._objects:
+            record = {"name": f"data/{path}", "size": item.size, "crc32c": self._checksums.get(path), **item.checksums}
+            described.append(record)
+        return described
+
+    def raw_objects(self) -> list[RawObject]:
+        top = f"{self.name}/data" if self.name else "data"
+        described = [("metadata.json", self._described[0])] if self._described else []
+        return [RawObject(f"{top}/{path}", item, self.location) for path, item in [*described, *self._objects]]
+
+    def about(self) -> dict[str, Any]:
+        found, _, metadata = self._settled
+        codecs = {leaf.codec for leaf in self.schema if leaf.name in self.bulk}
+        return {
+            "source": {
+                "name": "minari",
+                "upstream": "minari",
+                "dataset": self.name or metadata.about.get("dataset_id"),
+                "reference_scores": metadata.reference_scores,
+                "options": {
+                    "unknown_next": self.options.unknown_next,
+                    "text": self.text,
+                    **({"codec": next(iter(codecs)), "layout": self.options.layout} if codecs else {}),
+                },
+                "environment": metadata.environment,
+                "metadata": metadata.about,
+                "keys": found.keys,
+                "left_out": found.left_out,
+            },
+            "licence": None,
+            "citation": CITATION,
+        }
+
+    @property
+    def _title(self) -> str:
+        return f"{self.location.url}/{self.name}" if self.name else self.location.url
+
+    @property
+    def _settled(self) -> tuple[Survey, Data, Metadata]:
+        assert self._found is not None and self._data is not None and self.metadata is not None
+        return self._found, self._data, self.metadata
+
+
+def _checked(options: ConvertOptions) -> Any:
+    """The option ``text``. Raises UsageError for options that there are not."""
+    unknown = sorted(set(options.extra) - {"text"})
+    if unknown:
+        raise UsageError(f"minari has no option {', '.join(unknown)}", hint="options of minari: text")
+    if options.parts is not None:
+        raise UsageError("a Minari dataset has no shards to choose from", hint="leave out --shards")
+    if options.time_limit is not None:
+        raise UsageError("Minari says itself which episodes were truncated", hint="leave out --time-limit")
+    return check_text_option(options.extra.get("text") or "bytes")
+
+
+def _checksum(path: Path) -> str:
+    checksum = Crc32c()
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(1 << 20):
+            checksum.update(block)
+    return checksum.hex
+
+
+def _notes(counts: Mapping[str, int], unknown_next: str) -> list[str]:
+    """What became of episodes that are not as they should be, in sentences."""
+    notes = []
+    if counts["empty_episodes"]:
+        notes.append(f"{counts['empty_episodes']} episodes without a step were left out.")
+    if counts["split_episodes"]:
+        notes.append(
+            f"{counts['split_episodes']} episodes end inside one of Minari's, where a step is flagged terminated or truncated."
+        )
+    if counts["given_up_steps"]:
+        notes.append(
+            f"Given up: {counts['given_up_steps']} steps whose successor is not in the data (episodes with as many "
+            "observations as steps). Their observation is the final one of the step before."
+        )
+    if counts["blank_successors"] and unknown_next == "zero":
+        notes.append(
+            f"{counts['blank_successors']} episodes lack their final observation; their last successor is zeros."
+        )
+    elif counts["blank_successors"]:
+        notes.append(
+            f"{counts['blank_successors']} terminated episodes lack their final observation, which is zeros here."
+        )
+    if counts["cut_episodes"]:
+        notes.append(
+            f"{counts['cut_episodes']} episodes are flagged neither terminated nor truncated at their end: cut there."
+        )
+    return notes

@@ -1,0 +1,294 @@
+"""OpenML's JSON API: which dataset is meant, and what OpenML says about it.
+
+https://www.openml.org/apis (version 1). Numbers and flags come as strings in one endpoint and as such in another, lists
+come as lists, as JSON in a string, or not at all; `Description` is what is left after that.
+
+Errors come as HTTP 412 with ``{"error": {"code", "message"}}`` (or, from copies, with 200). Of these only 107, a database
+that is overloaded, can pass; the others are answers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from ....errors import CorruptSourceError, FetchError, ObjectNotFoundError
+from ...fetch import Location, RemoteObject
+from ...fetch.http_errors import transient
+from ...fetch.retry import retrying
+
+ROOT = "api/v1/json/data"
+_NO_RESULT, _OVERLOADED = "372", "107"
+_UNKNOWN = ("111", "113", "110", "112")
+_LONGEST = 64 << 20
+#: Datasets asked for at a time; there were about 6,000 in 2026.
+PAGE = 1000
+
+
+@dataclass(frozen=True)
+class Feature:
+    """What the features endpoint says of a column. ``values``: of a nominal one; not always in the order declared."""
+
+    name: str
+    kind: str
+    is_target: bool
+    is_ignored: bool
+    is_row_id: bool
+    values: tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
+class Description:
+    """A dataset, in proper types."""
+
+    id: int
+    name: str
+    version: int
+    format: str
+    status: str
+    url: str | None
+    parquet_url: str | None
+    md5: str | None
+    targets: tuple[str, ...]
+    ignored: tuple[str, ...]
+    row_id: tuple[str, ...]
+    licence: str | None
+    citation: str | None
+    features: tuple[Feature, ...] = ()
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One dataset of a listing; ``rows`` where OpenML has counted them."""
+
+    id: int
+    name: str
+    version: int
+    rows: int | None
+
+
+@dataclass
+class Api:
+    """Asks one place; ``paths`` are those that were answered, for a mirror to be complete."""
+
+    location: Location
+    paths: list[str] = field(default_factory=list)
+
+    def describe(self, number: int) -> Description:
+        """Raises ObjectNotFoundError where there is no such dataset, CorruptSourceError for an answer that is none."""
+        path = f"{ROOT}/{number}"
+        answer = self._ask(path)
+        content = answer.get("data_set_description")
+        if not isinstance(content, dict):
+            raise CorruptSourceError(f"{self.location.url}/{path} describes no dataset")
+        return description(content, number, self._features(number))
+
+    def find(self, name: str, version: int | None) -> tuple[int, list[tuple[int, int]]]:
+        """The id of a dataset by its name: the version asked for, else the oldest active one, else the oldest of all.
+
+        Returns it with the (version, id) pairs that the search brought up. Raises ObjectNotFoundError.
+        """
+        base = f"{ROOT}/list/data_name/{name.lower()}/limit/2"
+        if version is not None:
+            tries = [f"{base}/data_version/{version}", f"{base}/data_version/{version}/status/deactivated"]
+        else:
+            tries = [f"{base}/status/active", f"{base}/status/deactivated"]
+        for path in tries:
+            found = self._search(path)
+            if version is not None:
+                found = [entry for entry in found if entry[0] == version]
+            if found:
+                return found[0][1], found
+        wanted = name if version is None else f"{name} in version {version}"
+        message = f"no dataset at {self.location.url} is called {wanted}"
+        raise ObjectNotFoundError(message, hint="look for it on https://www.openml.org, or give its number: openml/61")
+
+    def listing(self, on_progress: Callable[[int, int], None]) -> list[Listed]:
+        """All active datasets, page by page; ``on_progress`` hears how many came so far, twice: the end is not known."""
+        found: list[Listed] = []
+        while True:
+            page = self._page(f"{ROOT}/list/status/active/limit/{PAGE}/offset/{len(found)}")
+            found += page
+            on_progress(len(found), len(found))
+            if len(page) < PAGE:
+                return found
+
+    def _page(self, path: str) -> list[Listed]:
+        try:
+            answer = self._ask(path)
+        except ObjectNotFoundError:
+            return []  # there was nothing after the last page
+        try:
+            return [listed(entry) for entry in _sequence(_mapping(answer.get("data")).get("dataset") or [])]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise CorruptSourceError(f"{self.location.url}/{path} is not a list of datasets") from error
+
+    def _search(self, path: str) -> list[tuple[int, int]]:
+        try:
+            answer = self._ask(path)
+        except ObjectNotFoundError:
+            return []
+        listed = _mapping(answer.get("data")).get("dataset") or []
+        try:
+            return sorted((int(entry["version"]), int(entry["did"])) for entry in _sequence(listed))
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptSourceError(f"{self.location.url}/{path} is not a list of datasets") from error
+
+    def _features(self, number: int) -> tuple[Feature, ...]:
+        """Empty where OpenML has none (it computes them some time after the upload, and sometimes cannot)."""
+        try:
+            answer = self._ask(f"{ROOT}/features/{number}")
+        except (ObjectNotFoundError, ApiError):
+            return ()
+        listed = _sequence(_mapping(answer.get("data_features")).get("feature") or [])
+        return tuple(feature(entry) for entry in listed if isinstance(entry, dict))
+
+    def _ask(self, path: str) -> dict[str, Any]:
+        """One answer. Raises ObjectNotFoundError for 'no result' and 'unknown', ApiError for other refusals."""
+        url = f"{self.location.url}/{_quoted(path, self.location.url)}"
+        item = RemoteObject(url, path.rpartition("/")[2])
+
+        def once() -> dict[str, Any]:
+            try:
+                answer = self._read(item)
+            except FetchError as error:
+                refused = _error_of(_loads(getattr(error, "said", "") or ""))
+                if refused is None:
+                    raise
+                raise _refusal(url, *refused) from error
+            refused = _error_of(answer)
+            if refused is not None:
+                raise _refusal(url, *refused)
+            if not isinstance(answer, dict):
+                raise CorruptSourceError(f"{url} answers with something that is not OpenML's JSON")
+            return answer
+
+        answer = retrying(once, url=url, options=self.location.options)
+        self.paths.append(path)
+        return answer
+
+    def _read(self, item: RemoteObject) -> Any:
+        data = bytearray()
+        for piece in self.location.open(item):
+            data += piece
+            if len(data) > _LONGEST:
+                raise CorruptSourceError(f"{item.url} is larger than {_LONGEST >> 20} MiB")
+        return _loads(bytes(data).decode("utf-8", errors="replace"))
+
+
+class ApiError(FetchError):
+    """OpenML answers that it will not: with a code and a sentence."""
+
+
+def description(content: Mapping[str, Any], number: int, features: tuple[Feature, ...] = ()) -> Description:
+    """A description out of the API's JSON."""
+    try:
+        return Description(
+            id=int(content.get("id") or number),
+            name=str(content["name"]),
+            version=int(content.get("version") or 1),
+            format=str(content.get("format") or "ARFF").lower(),
+            status=str(content.get("status") or "unknown"),
+            url=_text(content.get("url")),
+            parquet_url=_text(content.get("parquet_url")),
+            md5=(_text(content.get("md5_checksum")) or "").lower() or None,
+            targets=_names(content.get("default_target_attribute")),
+            ignored=_names(content.get("ignore_attribute")),
+            row_id=_names(content.get("row_id_attribute")),
+            licence=_text(content.get("licence")),
+            citation=_text(content.get("citation")),
+            features=features,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptSourceError(f"OpenML's description of dataset {number} is malformed: {error!r}") from error
+
+
+def feature(content: Mapping[str, Any]) -> Feature:
+    """A feature out of the API's JSON."""
+    values = content.get("nominal_value", content.get("nominal_values"))
+    if isinstance(values, str):
+        values = _loads(values)
+    return Feature(
+        name=str(content.get("name")),
+        kind=str(content.get("data_type", "")).lower(),
+        is_target=_flag(content.get("is_target")),
+        is_ignored=_flag(content.get("is_ignore")),
+        is_row_id=_flag(content.get("is_row_identifier")),
+        values=tuple(map(str, values)) if isinstance(values, list) else None,
+    )
+
+
+def listed(content: Mapping[str, Any]) -> Listed:
+    """An entry of a listing out of the API's JSON."""
+    qualities = {entry["name"]: entry["value"] for entry in _sequence(content.get("quality") or [])}
+    rows = qualities.get("NumberOfInstances")
+    return Listed(
+        int(content["did"]), str(content["name"]), int(content["version"]), int(float(rows)) if rows else None
+    )
+
+
+def path_of(url: str) -> str:
+    """The path of one of OpenML's own URLs; raises CorruptSourceError for what points elsewhere."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    inside = host == "openml.org" or host.endswith((".openml.org", ".win.tue.nl"))
+    if parts.scheme not in ("http", "https") or not inside or ".." in parts.path.split("/"):
+        raise CorruptSourceError(f"{url} is not at OpenML, so it is not fetched")
+    return parts.path.strip("/")
+
+
+def _refusal(url: str, code: str, message: str) -> FetchError:
+    text = f"{url}: OpenML says {message!r} (code {code})"
+    if code == _OVERLOADED:
+        return transient(text)
+    if code == _NO_RESULT or code in _UNKNOWN:
+        return ObjectNotFoundError(text, hint="check the name or number on https://www.openml.org")
+    return ApiError(text, hint="look at the dataset's page on https://www.openml.org")
+
+
+def _error_of(answer: Any) -> tuple[str, str] | None:
+    refused = answer.get("error") if isinstance(answer, dict) else None
+    if not isinstance(refused, dict):
+        return None
+    return str(refused.get("code", "")), str(refused.get("message", ""))
+
+
+def _loads(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    """Column names given as a list, as a list in JSON, as a comma list, or not at all."""
+    if isinstance(value, str):
+        value = value.split(",")
+    names = [str(item).strip() for item in value] if isinstance(value, list) else []
+    return tuple(name for name in names if name)
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, list):
+        value = ", ".join(map(str, value))
+    return str(value) if value else None
+
+
+def _flag(value: Any) -> bool:
+    return str(value).lower() in ("true", "1", "yes")
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _sequence(value: Any) -> Sequence[Any]:
+    """A list; OpenML's converter turns one of a single item into that item."""
+    return value if isinstance(value, list) else [value]
+
+
+def _quoted(path: str, place: str) -> str:
+    return "/".join(quote(part, safe="") for part in path.split("/")) if "://" in place else path

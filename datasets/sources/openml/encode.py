@@ -1,0 +1,147 @@
+"""From columns of a table to vectors: which columns, in which order, as which numbers.
+
+    numeric      the value; missing: NaN
+    nominal      its code, 0 for the first value declared; missing: NaN, or (``missing`` code) one more code
+    nominal, one_hot    one number for each value, 1 at the code; missing: all zeros, or one more number
+
+``standardize`` numeric makes every numeric column (v - mean) / std over the rows that are kept, missing values aside; all
+does so with codes as well. The standard deviation is that of the population; a column that never varies becomes 0.
+One-hot columns stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...formats.arff import Attribute, Column
+from .table_options import Missing, Standardize
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A column that becomes part of the observation: ``index`` in the table, ``codes`` it can have (0: numeric)."""
+
+    index: int
+    attribute: Attribute
+    codes: int
+
+    @property
+    def nominal(self) -> bool:
+        return self.attribute.kind == "nominal"
+
+
+class Encoder:
+    """Turns blocks of columns into ``float32 [rows, width]``."""
+
+    def __init__(
+        self, features: Sequence[tuple[int, Attribute]], *, missing: Missing, one_hot: bool, standardize: Standardize
+    ) -> None:
+        extra = missing == "code"
+        self.features = [
+            Feature(index, attribute, len(attribute.values) + extra if attribute.kind == "nominal" else 0)
+            for index, attribute in features
+        ]
+        self._one_hot, self._missing, self._standardize = one_hot, missing, standardize
+        self._statistics: dict[int, tuple[float, float]] = {}
+        self._still: set[int] = set()
+
+    @property
+    def width(self) -> int:
+        """Numbers of an observation."""
+        return sum(self._width(feature) for feature in self.features)
+
+    @property
+    def must_fit(self) -> bool:
+        """Whether `fit` has something to do."""
+        return any(self._scaled(feature) for feature in self.features)
+
+    def fit(self, blocks: Iterable[Sequence[Column]]) -> None:
+        """Compute means and deviations; blocks hold the rows that are kept."""
+        scaled = [feature for feature in self.features if self._scaled(feature)]
+        count, mean, squares = (np.zeros(len(scaled)) for _ in range(3))
+        for block in blocks:
+            for at, feature in enumerate(scaled):
+                values = self._values(block, feature)
+                values = values[~np.isnan(values)]
+                if not len(values):
+                    continue
+                # Chan's update: exact enough whatever the size of the mean.
+                more, center = len(values), float(values.mean())
+                delta, total = center - mean[at], count[at] + len(values)
+                squares[at] += float(((values - center) ** 2).sum()) + delta**2 * count[at] * more / total
+                mean[at] += delta * more / total
+                count[at] = total
+        for at, feature in enumerate(scaled):
+            deviation = float(np.sqrt(squares[at] / count[at])) if count[at] else 0.0
+            # What never varies may still have a deviation of rounding errors.
+            if deviation <= 10 * np.finfo(float).eps * abs(mean[at]):
+                self._still.add(feature.index)
+                deviation = 1.0
+            self._statistics[feature.index] = (float(mean[at]), deviation)
+
+    def encode(self, block: Sequence[Column]) -> np.ndarray:
+        """Observations, float32 ``[rows, width]``."""
+        first = block[self.features[0].index]
+        assert first is not None
+        out = np.zeros((len(first), self.width), np.float32)
+        at = 0
+        for feature in self.features:
+            width = self._width(feature)
+            values = self._values(block, feature)
+            if self._hot(feature):
+                rows = np.flatnonzero(~np.isnan(values))
+                out[rows, at + values[rows].astype(np.int64)] = 1
+            else:
+                if feature.index in self._statistics:
+                    mean, deviation = self._statistics[feature.index]
+                    values = (values - mean) / deviation
+                    if feature.index in self._still:
+                        values[~np.isnan(values)] = 0
+                with np.errstate(over="ignore"):
+                    out[:, at] = values
+            at += width
+        return out
+
+    def missing_rows(self, block: Sequence[Column]) -> np.ndarray:
+        """Which rows miss a value that the policy does not give a code to, bool ``[rows]``."""
+        masks = [np.isnan(self._values(block, feature)) for feature in self.features]
+        return np.logical_or.reduce(masks)
+
+    def columns(self) -> list[dict[str, Any]]:
+        """What every feature becomes, for the manifest: ``at`` is its first position in the observation."""
+        described, at = [], 0
+        for feature in self.features:
+            entry: dict[str, Any] = {"name": feature.attribute.name, "kind": feature.attribute.kind, "at": at}
+            if feature.nominal:
+                entry["values"] = [*feature.attribute.values, *(["?"] * (self._missing == "code"))]
+                entry["as"] = "one-hot" if self._one_hot else "code"
+            if feature.index in self._statistics:
+                entry["mean"], entry["std"] = self._statistics[feature.index]
+            described.append(entry)
+            at += self._width(feature)
+        return described
+
+    def _values(self, block: Sequence[Column], feature: Feature) -> np.ndarray:
+        """A column as float64 with NaN for missing values."""
+        column = block[feature.index]
+        assert column is not None
+        if not feature.nominal:
+            return column
+        values = column.astype(np.float64)
+        values[column < 0] = feature.codes - 1 if self._missing == "code" else np.nan
+        return values
+
+    def _hot(self, feature: Feature) -> bool:
+        return self._one_hot and feature.nominal
+
+    def _scaled(self, feature: Feature) -> bool:
+        if self._hot(feature):
+            return False
+        return self._standardize == "all" or (self._standardize == "numeric" and not feature.nominal)
+
+    def _width(self, feature: Feature) -> int:
+        return feature.codes if self._hot(feature) else 1

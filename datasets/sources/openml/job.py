@@ -1,0 +1,337 @@
+"""One table of OpenML, from a place to a dataset: every row is an episode of one step.
+
+observation         float32 [width]: the features, see `encode`
+action              the label: its code, int64 []; or the target, float32 []; several: [k]
+next/reward         1, since the action is the right one
+next/terminated     True; next/observation is zeros
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ....errors import ChecksumError, CorruptSourceError, UsageError
+from ....storage.column_writer import ColumnWriter
+from ....storage.episodes import TERMINATED, EpisodeTable
+from ....storage.schema import FLAGS, Leaf, Schema
+from ...fetch import Location, RemoteObject, resolve
+from ...formats import arff, parquet
+from ...formats.arff import Column
+from ...ingest.protocol import ConvertOptions, Plan, RawObject
+from ...ingest.whole_file import ACCEPT, WholeFileJob
+from .client import Description
+from .encode import Encoder
+from .roles import Roles, roles
+from .table_options import TableOptions
+
+#: Float32 holds every whole number up to this one.
+_EXACT = 1 << 24
+
+
+class OpenmlJob(WholeFileJob):
+    """One table. Its rows are all in the plan: there are no parts to fill after it."""
+
+    def __init__(
+        self,
+        about: Description,
+        location: Location,
+        item: RemoteObject,
+        options: ConvertOptions,
+        table: TableOptions,
+        *,
+        is_parquet: bool,
+        notes: Sequence[str] = (),
+        mirrored: Sequence[RawObject] = (),
+    ) -> None:
+        self.about_table, self.location, self.options, self.table = about, location, options, table
+        item = resolve(location, [item])[0]
+        self._md5 = None if is_parquet or table.accept_changed else about.md5
+        self.item = replace(item, checksums={**item.checksums, "md5": self._md5}) if self._md5 else item
+        self.is_parquet = is_parquet
+        self.schema = Schema(())  # until the file is there
+        self.bulk: tuple[str, ...] = ()
+        self._notes, self._mirrored = list(notes), list(mirrored)
+        self.path = Path()
+        self.accept_changed = table.accept_changed
+        self._encoding = "utf-8-sig"
+        self._digests: dict[str, str] = {}
+        self._roles: Roles | None = None
+        self._attributes: Sequence[arff.Attribute] = ()
+        self._encoder: Encoder | None = None
+        self.counts = {"rows": 0, "dropped_rows": 0, "missing_values": 0, "rounded_integers": 0, "not_finite": 0}
+
+    def identity(self) -> dict[str, Any]:
+        return {
+            "converter": "openml 1",
+            "dataset": [self.about_table.id, self.about_table.version],
+            "object": self.bytes_identity(),
+            # Options are in the plan's digest: with others, what was fetched is still good.
+        }
+
+    # -- plan ------------------------------------------------------------------------------------------------------
+
+    def settle(self, files: Mapping[str, Path]) -> None:
+        """Read the header and decide what every column is. Raises CorruptSourceError, ChecksumError, UsageError."""
+        self.path = files[self.item.url]
+        with self.forgotten_if_useless():
+            self._rows_at_most = self._look_through()
+            with self._reader() as reader:
+                self._attributes = reader.attributes
+        name = self._title()
+        self._roles = roles(self._attributes, self.about_table, self.table, name)
+        self._encoder = Encoder(
+            [(at, self._attributes[at]) for at in self._roles.features],
+            missing=self.table.missing,
+            one_hot=self.table.one_hot,
+            standardize=self.table.standardize,
+        )
+        self.schema = schema(self._encoder.width, self._label_dtype(), len(self._roles.targets))
+
+    def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
+        encoder = self._encoder
+        assert encoder is not None
+        columns.reserve(self._rows_at_most)
+        if encoder.must_fit:
+            encoder.fit(block for block, _ in self._blocks())
+        self.counts = dict.fromkeys(self.counts, 0)
+        for block, count in self._blocks():
+            observation = encoder.encode(block)
+            self._count(block, observation)
+            if count:
+                columns.append({"observation": observation, "action": self._labels(block)})
+        steps = columns.rows
+        if not steps:
+            raise CorruptSourceError(
+                f"{self._title()} holds no rows" + (" that miss nothing" if self.counts["rows"] else "")
+            )
+        on_progress(1, 1)
+        ones = np.ones(steps, np.int64)
+        table = EpisodeTable(
+            np.arange(steps), ones, ones.astype(np.float64), np.full(steps, TERMINATED, np.uint8), np.zeros(steps, bool)
+        )
+        return Plan(
+            table,
+            dict(self.counts),
+            self._sentences(),
+            parts=[],
+            fetch_bytes=[],
+            spaces=self._spaces(),
+            digest=f"{self._digests['sha256']} {json.dumps(self.table.to_json(), sort_keys=True)}",
+        )
+
+    def _blocks(self) -> Iterator[tuple[list[Column], int]]:
+        """Blocks of the rows that are kept, and how many those are; counts rows and what is missing."""
+        assert self._roles is not None and self._encoder is not None
+        done = 0
+        with self._reader() as reader:
+            for block in reader.blocks():
+                rows = len(next(column for column in block if column is not None))
+                unlabelled = np.logical_or.reduce([_is_missing(block[at]) for at in self._roles.targets])
+                incomplete = self._encoder.missing_rows(block)
+                self._check_complete(unlabelled, incomplete, done)
+                done += rows
+                self.counts["rows"] += rows
+                if self.table.missing == "drop":
+                    keep = ~(unlabelled | incomplete)
+                    self.counts["dropped_rows"] += int(rows - keep.sum())
+                    block = [None if column is None else column[keep] for column in block]
+                    rows = int(keep.sum())
+                yield block, rows
+
+    def _check_complete(self, unlabelled: np.ndarray, incomplete: np.ndarray, done: int) -> None:
+        hint = "leave such rows out: --missing drop"
+        if self.table.missing != "drop" and unlabelled.any():
+            raise UsageError(f"row {done + int(unlabelled.argmax())} of {self._title()} has no label", hint=hint)
+        if self.table.missing == "error" and incomplete.any():
+            raise UsageError(f"row {done + int(incomplete.argmax())} of {self._title()} misses a value", hint=hint)
+        if self.table.missing == "code" and incomplete.any():
+            message = f"row {done + int(incomplete.argmax())} of {self._title()} misses a number, which has no codes"
+            raise UsageError(message, hint=hint)
+
+    def _count(self, block: Sequence[Column], observation: np.ndarray) -> None:
+        assert self._roles is not None
+        for at in self._roles.features:
+            column = block[at]
+            assert column is not None
+            self.counts["missing_values"] += int(_is_missing(column).sum())
+            if column.dtype.kind == "f" and self.table.standardize == "none":
+                large = column[np.abs(column) > _EXACT]
+                whole = large[np.isfinite(large) & (large == np.floor(large))]
+                self.counts["rounded_integers"] += int((whole.astype(np.float32) != whole).sum())
+        self.counts["not_finite"] += int(np.isinf(observation).sum())
+
+    def _labels(self, block: Sequence[Column]) -> np.ndarray:
+        assert self._roles is not None
+        columns = [np.asarray(block[at]).astype(self._label_dtype()) for at in self._roles.targets]
+        return columns[0] if len(columns) == 1 else np.stack(columns, 1)
+
+    def _label_dtype(self) -> str:
+        assert self._roles is not None
+        return "int64" if self._attributes[self._roles.targets[0]].kind == "nominal" else "float32"
+
+    # -- the file --------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _reader(self) -> Iterator[arff.Reader | parquet.Reader]:
+        if self.is_parquet:
+            yield parquet.Reader(self.path, self.item.url, self.about_table.features)
+            return
+        with self.path.open(encoding=self._encoding) as lines:
+            yield arff.Reader(lines, self.item.url)
+
+    def _look_through(self) -> int:
+        """Check and hash the whole file, find its encoding; returns how many rows it has at most."""
+        lines, utf8 = 0, codecs.getincrementaldecoder("utf-8")()
+        digests = {name: hashlib.new(name, usedforsecurity=False) for name in ("md5", "sha256")}
+        self._encoding = "utf-8-sig"
+        with self.path.open("rb") as file:
+            while block := file.read(1 << 20):
+                for digest in digests.values():
+                    digest.update(block)
+                lines += block.count(b"\n")
+                if self._encoding != "latin-1":
+                    try:
+                        utf8.decode(block)
+                    except UnicodeDecodeError:
+                        self._encoding = "latin-1"
+        self._digests = {name: digest.hexdigest() for name, digest in digests.items()}
+        self._check_bytes()
+        return parquet.Reader(self.path, self.item.url, ()).rows if self.is_parquet else lines + 1
+
+    def _check_bytes(self) -> None:
+        if self._md5 and self._digests["md5"] != self._md5:
+            message = f"{self.item.url}: its md5 is {self._digests['md5']}, OpenML states {self._md5}"
+            raise ChecksumError(message, hint=f"fetch it again, or use another mirror; {ACCEPT}")
+        self.check_recorded(self._digests["sha256"])
+
+    # -- no bulk leaves --------------------------------------------------------------------------------------------
+
+    def parts(self) -> int:
+        return 0
+
+    def dictionary(self) -> bytes:
+        return b""
+
+    def row_estimate(self, dictionary: bytes) -> float:
+        return 0.0
+
+    def tasks(self, folder: Path, threads: int) -> Sequence[Any]:
+        return []
+
+    @staticmethod
+    def fill(task: Any, on_block: Callable[[int, int, int], None]) -> dict[str, Any]:
+        return {"leaves": {}, "crc32c": None}
+
+    # -- what the manifest says ------------------------------------------------------------------------------------
+
+    def objects(self) -> list[dict[str, Any]]:
+        return [{"name": self.item.name, "size": self.path.stat().st_size, "crc32c": None, **self._digests}]
+
+    def raw_objects(self) -> list[RawObject]:
+        return self._mirrored
+
+    def about(self) -> dict[str, Any]:
+        assert self._roles is not None
+        about = self.about_table
+        return {
+            "source": {
+                "name": "openml",
+                "upstream": "openml",
+                "dataset": about.name,
+                "number": about.id,
+                "version": about.version,
+                "status": about.status,
+                "format": "parquet" if self.is_parquet else about.format,
+                "options": {**self.table.to_json(), "target": ",".join(self._label_names())},
+                "left_out": self._roles.left_out,
+            },
+            "licence": about.licence,
+            "citation": about.citation,
+        }
+
+    def _title(self) -> str:
+        return f"{self.about_table.name} (version {self.about_table.version})"
+
+    def _label_names(self) -> list[str]:
+        assert self._roles is not None
+        return [self._attributes[at].name for at in self._roles.targets]
+
+    def _spaces(self) -> dict[str, Any]:
+        assert self._roles is not None and self._encoder is not None
+        targets = [self._attributes[at] for at in self._roles.targets]
+        width = self._encoder.width
+        action: dict[str, Any]
+        if targets[0].kind == "numeric":
+            action = {"type": "Box", "shape": list(self.schema["action"].shape), "dtype": "float32"}
+        elif len(targets) == 1:
+            action = {"type": "Discrete", "n": len(targets[0].values), "labels": list(targets[0].values)}
+        else:
+            labels = {target.name: list(target.values) for target in targets}
+            action = {"type": "MultiDiscrete", "nvec": [len(target.values) for target in targets], "labels": labels}
+        return {
+            "observation": {"type": "Box", "shape": [width], "dtype": "float32", "columns": self._encoder.columns()},
+            "action": {**action, "columns": [target.name for target in targets]},
+        }
+
+    def _sentences(self) -> list[str]:
+        assert self._roles is not None
+        about, counts = self.about_table, self.counts
+        names = ", ".join(self._label_names())
+        notes = [
+            *self._notes,
+            f"{self._title()}, number {about.id} on OpenML: every row is an episode of one step, its action the label "
+            f"({names}), its reward 1.",
+        ]
+        if about.status not in ("active", "unknown"):
+            notes.append(f"This version is {about.status} on OpenML.")
+        if counts["missing_values"]:
+            notes.append(f"{counts['missing_values']} values are missing; {_MISSING[self.table.missing]}.")
+        if counts["dropped_rows"]:
+            notes.append(f"Left out: {counts['dropped_rows']} of {counts['rows']} rows, which miss a value.")
+        if counts["rounded_integers"]:
+            notes.append(f"{counts['rounded_integers']} whole numbers above 2**24 are rounded to float32.")
+        if counts["not_finite"]:
+            notes.append(f"{counts['not_finite']} values of observations are infinite.")
+        if self.table.standardize != "none":
+            notes.append("Columns are standardised with the mean and deviation of all rows kept, which spaces hold.")
+        if self._roles.left_out:
+            some = [f"{name} ({why})" for name, why in list(self._roles.left_out.items())[:8]]
+            more = len(self._roles.left_out) - len(some)
+            notes.append(f"Columns left out: {', '.join(some)}{f' and {more} more' if more else ''}.")
+        return notes
+
+
+_MISSING = {
+    "keep": "they are NaN in the observation (all zeros where one-hot)",
+    "code": "they have a code of their own, the last",
+    "drop": "their rows are left out",
+    "error": "they are refused",
+}
+
+
+def schema(width: int, label_dtype: str, labels: int) -> Schema:
+    """The leaves of a table; what is the same in every row is a constant."""
+    return Schema(
+        (
+            Leaf("observation", "step", "float32", (width,)),
+            Leaf("next/observation", "step", "float32", (width,), constant=0.0),
+            Leaf("action", "step", label_dtype, () if labels == 1 else (labels,)),
+            *(Leaf(flag, "step", "bool", (1,), constant=False) for flag in FLAGS),
+            Leaf("next/reward", "step", "float32", (1,), constant=1.0),
+            *(Leaf("next/" + flag, "step", "bool", (1,), constant=flag != "truncated") for flag in FLAGS),
+        )
+    )
+
+
+def _is_missing(column: Column) -> np.ndarray:
+    assert column is not None
+    return np.isnan(column) if column.dtype.kind == "f" else column < 0

@@ -1,0 +1,181 @@
+"""OpenML: tables with a label, as one-step episodes (contextual bandits).
+
+Vanschoren, van Rijn, Bischl, Torgo, "OpenML: networked science in machine learning", SIGKDD Explorations 15 (2), 2013.
+A name is a number (``61``), a name (``iris``: the oldest active version), a name with a version (``adult@2``), or one of
+TorchRL's (``adult_onehot``; see `presets`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from .... import settings
+from ....errors import ObjectNotFoundError, UsageError
+from ...fetch import FetchOptions, Location, RemoteObject, open_location
+from ...ingest.listing import RemoteDataset, RemoteListing, keep, kept
+from ...ingest.protocol import ConvertOptions, RawObject, Source
+from .client import Api, Description, Listed, path_of
+from .presets import PRESETS, WELL_KNOWN, Preset
+from .table_options import TableOptions, table_options
+
+if TYPE_CHECKING:
+    from .job import OpenmlJob  # loaded when a dataset is opened: lists do without
+
+HOME = "https://www.openml.org"
+
+_NAME = re.compile(r"(?P<number>[1-9]\d{0,8})|(?P<name>[A-Za-z_][\w.()+-]*)(?:@(?P<version>[1-9]\d{0,5}))?")
+_PARQUET = (".pq", ".parquet")
+
+
+@dataclass(frozen=True)
+class _File:
+    """Where a table lies."""
+
+    path: str
+    location: Location
+    item: RemoteObject
+    is_parquet: bool
+
+
+class OpenmlSource(Source):
+    """Options: ``target``, ``exclude`` (column names with commas between), ``missing`` (keep, error, drop, code),
+    ``one_hot``, ``standardize`` (none, numeric, all), ``format`` (auto, arff, parquet), ``accept_changed``.
+    """
+
+    name = "openml"
+    home = HOME
+    open_ended = True
+
+    lists_remotely = True
+
+    def names(self) -> Sequence[str]:
+        """The presets, what OpenML held when it was last asked, and a few well-known ones."""
+        listing = self.listing()
+        return list(
+            dict.fromkeys([*PRESETS, *WELL_KNOWN, *(one.name for one in (listing.datasets if listing else ()))])
+        )
+
+    def listing(self, root: Path | None = None) -> RemoteListing | None:
+        return kept(self.name, settings.mirror(self.name) or self.home, root)
+
+    def refresh(self, root: Path | None, fetch: FetchOptions, on_progress: Callable[[int, int], None]) -> RemoteListing:
+        url = settings.mirror(self.name) or self.home
+        found = Api(open_location(url, options=fetch)).listing(on_progress)
+        return keep(self.name, url, _named(found), root)
+
+    def knows(self, name: str) -> bool:
+        return _NAME.fullmatch(name) is not None
+
+    def open(self, name: str, location: Location, options: ConvertOptions) -> OpenmlJob:
+        """Asks the API which dataset is meant and where its file is. Raises FetchErrors, UsageError."""
+        from .job import OpenmlJob
+
+        preset = PRESETS.get(name)
+        table = table_options(options, preset.options if preset else {})
+        api = Api(location)
+        number, notes = _number(api, name, preset)
+        about = api.describe(number)
+        file = self._file(about, location, table)
+        mirrored = [RawObject(path, _answer(location, path), location) for path in api.paths]
+        mirrored.append(RawObject(file.path, file.item, file.location))
+        return OpenmlJob(
+            about,
+            file.location,
+            file.item,
+            options,
+            table,
+            is_parquet=file.is_parquet,
+            notes=notes,
+            mirrored=mirrored,
+        )
+
+    def open_folder(self, location: Location, options: ConvertOptions) -> OpenmlJob:
+        """A folder with one ARFF or Parquet file; its label has to be named."""
+        from .job import OpenmlJob
+
+        table = table_options(options, {})
+        files = [item for item in location.list("") if item.name.lower().endswith((".arff", *_PARQUET))]
+        if len(files) != 1:
+            message = f"{location.url} holds {len(files)} ARFF or Parquet files, not one"
+            raise ObjectNotFoundError(message, hint="give a folder with the one table to convert")
+        item = files[0]
+        about = Description(
+            0, item.name.rpartition(".")[0], 1, "arff", "unknown", None, None, None, (), (), (), None, None
+        )
+        is_parquet = item.name.lower().endswith(_PARQUET)
+        mirrored = [RawObject(item.name, item, location)]
+        return OpenmlJob(about, location, item, options, table, is_parquet=is_parquet, mirrored=mirrored)
+
+    def _file(self, about: Description, location: Location, table: TableOptions) -> _File:
+        """The ARFF file, or the Parquet one where that is asked for, or all there is."""
+        tries = [(about.url, False), (about.parquet_url, True)]
+        if table.format != "auto":
+            tries = [entry for entry in tries if entry[1] == (table.format == "parquet")]
+        elif find_spec("pyarrow") is None and about.url:
+            tries = tries[:1]
+        failure: ObjectNotFoundError | None = None
+        for url, is_parquet in tries:
+            if not url:
+                continue
+            try:
+                return self._stat(url, location, is_parquet)
+            except ObjectNotFoundError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        message = f"OpenML states no {'file' if table.format == 'auto' else table.format} for {about.name}"
+        raise ObjectNotFoundError(message, hint="try another version of it, or another --format")
+
+    def _stat(self, url: str, location: Location, is_parquet: bool) -> _File:
+        path = path_of(url)
+        place = location
+        if is_parquet and location.url.rstrip("/") == self.home:
+            place = _parquet_place(url, location.options)
+        item = place.stat(path)
+        return _File(path, place, item, is_parquet)
+
+
+def _parquet_place(url: str, options: FetchOptions) -> Location:
+    """At home, Parquet files are on a host of their own."""
+    return open_location(f"https://{urlsplit(url).hostname}", options=options)
+
+
+def _named(found: Sequence[Listed]) -> Iterator[RemoteDataset]:
+    """Under the names by which they are asked for: the oldest version by its name alone, others with their version."""
+    oldest: dict[str, int] = {}
+    for one in found:
+        oldest[one.name] = min(one.version, oldest.get(one.name, one.version))
+    for one in found:
+        name = one.name if one.version == oldest[one.name] else f"{one.name}@{one.version}"
+        yield RemoteDataset(name if _NAME.fullmatch(name) else str(one.id), one.rows, one.rows)
+
+
+def _number(api: Api, name: str, preset: Preset | None) -> tuple[int, list[str]]:
+    """The number of the dataset that is meant, and what to say about the choice."""
+    if preset is not None:
+        settings = ", ".join(f"{key} {_said(value)}" for key, value in preset.options.items())
+        return preset.number, [f"Preset {name}: {settings}."]
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise UsageError(f"{name!r} is no name of an OpenML dataset", hint="for example: 61, iris, adult@2")
+    if match["number"]:
+        return int(match["number"]), []
+    version = int(match["version"]) if match["version"] else None
+    number, found = api.find(match["name"], version)
+    others = [f"{version} (number {other})" for version, other in found if other != number]
+    return number, [f"There are other versions of {name}: {', '.join(others)}, perhaps more."] if others else []
+
+
+def _said(value: object) -> str:
+    return ", ".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _answer(location: Location, path: str) -> RemoteObject:
+    """One of the API's answers, as an object at its place."""
+    return RemoteObject(f"{location.url}/{path}", path.rpartition("/")[2])

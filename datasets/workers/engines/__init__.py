@@ -1,0 +1,26 @@
+"""Where the work is done: on this machine's processors (``local``) or on a Ray cluster (``ray``)."""
+
+from __future__ import annotations
+
+from ....errors import UsageError
+from .engine import Engine as Engine
+
+NAMES = ("local", "ray")
+
+
+def open_engine(name: str, *, procs: int | None, address: str | None = None) -> Engine:
+    """The engine of a name; without ``procs``, one process locally and all there are on a cluster.
+
+    Raises UsageError for other names, MissingExtraError where ``ray`` is not installed.
+    """
+    if name == "local":
+        from .processes import LocalEngine
+
+        if address is not None:
+            raise UsageError("an address goes with the engine ray", hint="add --engine ray, or leave --address out")
+        return LocalEngine(procs or 1)
+    if name == "ray":
+        from .ray_cluster import RayEngine
+
+        return RayEngine(procs, address)
+    raise UsageError(f"there is no engine {name!r}", hint=f"engines: {', '.join(NAMES)}")

@@ -1,0 +1,260 @@
+"""Tasks on a Ray cluster, or on a Ray of our own on this machine.
+
+Ray does the scheduling, the placement, and the retries of tasks whose worker or node was lost. What is left: a bounded
+number of tasks is on its way, so that a million of them need no memory here and a cluster that grows finds work waiting;
+and errors come back as what they were. Data never pass through Ray's object store: tasks read and write files of a folder
+that every node sees under the same path, and every node has this same rbdata.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from time import sleep
+from types import ModuleType
+from typing import Any, Literal
+
+from ....errors import MissingExtraError, RbdataError, UsageError, WorkerLostError
+from ..pool import usable_cpus
+from .engine import Report, T, TaskProgress, Work
+
+#: How often Ray starts a task again whose worker, or whole node, was lost.
+RETRIES = 3
+
+#: Tasks on their way for each processor: one that runs, and one that is there when it is done.
+AHEAD = 2
+
+#: Seconds that tasks of a cluster have to end when a run is broken off, and workers to die after that.
+PATIENCE, GRACE = 30.0, 1.0
+
+#: The object store holds references and records of a few hundred bytes; this is the least that Ray takes.
+_STORE = 80 << 20
+
+
+class RayEngine:
+    """Runs tasks as Ray tasks of one processor each.
+
+    ``address`` is Ray's: ``auto`` for the cluster this machine belongs to, or ``host:port``. Without one, it is
+    ``RAY_ADDRESS`` where that is set, the Ray that this program has connected to already, or a local one with ``procs``
+    processors (default: all) that ends with `close`. On a cluster ``procs`` is the most that is asked of it.
+
+    Raises MissingExtraError where ray is not installed, and at the first ``run`` UsageError where no cluster answers.
+    """
+
+    #: They are: but a cluster takes longer to start than functions to load.
+    separate = False
+
+    def __init__(self, procs: int | None = None, address: str | None = None) -> None:
+        self._ray = _import()
+        self._procs = procs
+        address = address or os.environ.get("RAY_ADDRESS")
+        self._address = None if address in ("", "local") else address
+        self._way: _Way | None = None
+        self.parallel = procs or usable_cpus()
+        self.name = f"ray {self._ray.__version__}"
+
+    def prepare(self) -> None:
+        """Nothing: a cluster is there or starts with the first tasks."""
+
+    def run(self, work: Work[T], tasks: Sequence[T], report: Report) -> Iterator[tuple[int, dict[str, Any]]]:
+        """See `Engine.run`. Progress is told when a task is done."""
+        if not tasks:
+            return
+        ray = self._connect()
+        call = ray.remote(num_cpus=1, max_retries=RETRIES, retry_exceptions=False)(_call)
+        shared = ray.put((Path.cwd(), tuple(sys.path), ray.cloudpickle.dumps(work)))  # once, not with every task
+        waiting = iter(tasks)
+        running: dict[Any, T] = {}
+        try:
+            while True:
+                for task in waiting:
+                    running[call.remote(shared, ray.cloudpickle.dumps(task))] = task
+                    if len(running) >= self._limit(ray):
+                        break
+                if not running:
+                    return
+                done, _ = ray.wait(list(running), num_returns=1)
+                for reference in done:
+                    record = _result(ray, reference)
+                    task = running.pop(reference)
+                    report([TaskProgress(task.index, task.rows, task.rows, 0, 0)])
+                    yield task.index, record
+        finally:
+            self._wait_for(list(running))
+
+    def close(self) -> None:
+        """Shut down the Ray that this engine started; of any other one, leave it to others."""
+        if self._way in ("started", "joined"):
+            self._ray.shutdown()  # of a cluster joined, the connection alone
+            _hear_ray(True)
+        self._way = None
+
+    def _wait_for(self, references: list[Any]) -> None:
+        """See to it that nothing writes any more: not when the dataset's lock is released.
+
+        Not by ``ray.cancel``: where a task ends while it is being cancelled, Ray (2.60) aborts the whole program. So a Ray
+        of ours is shut down, and on another one tasks may end, which is a matter of seconds; if they do not, the
+        connection is given up, and Ray kills the workers of a job that has left.
+        """
+        ray = self._ray
+        if not references or not ray.is_initialized():
+            return
+        if self._way != "started":
+            patience = PATIENCE if self._way == "joined" else None  # what the program uses is not ours to give up
+            _, references = ray.wait(references, num_returns=len(references), timeout=patience)
+        if references:
+            self.close()
+            sleep(GRACE)
+
+    def _connect(self) -> ModuleType:
+        ray = self._ray
+        if self._way is not None and ray.is_initialized():
+            return ray
+        if ray.is_initialized():
+            self._way = "borrowed"
+        elif self._address is None:
+            _hear_ray(False)
+            self._start_local()
+            self._way = "started"
+        else:
+            _knock(self._address)
+            _hear_ray(False)
+            try:
+                ray.init(address=self._address, **_QUIET)
+            except _REFUSED as error:
+                raise _nobody(self._address, error) from error
+            self._way = "joined"
+        self.parallel = _processors(ray)
+        self.name = f"ray {ray.__version__}, {self.parallel} processors"
+        if not self.parallel:
+            self.close()
+            raise UsageError("the Ray cluster has no processors", hint="add a node: ray start --address=...")
+        return ray
+
+    def _start_local(self) -> None:
+        # One processor is needed for each of the others: what Ray is told to leave alone are its own messages home,
+        # and tasks too large for memory, which it would start again for ever.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_task_oom_retries", str(RETRIES))
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self._ray.init(
+                    address="local",
+                    num_cpus=self.parallel,
+                    num_gpus=0,
+                    include_dashboard=False,
+                    object_store_memory=_STORE,
+                    **_QUIET,
+                )
+        except _REFUSED as error:
+            message = f"Ray does not start on this machine: {_first_line(error)}"
+            raise RbdataError(message, hint="--engine local needs no Ray") from error
+
+    def _limit(self, ray: ModuleType) -> int:
+        """Tasks that may be on their way; clusters grow and shrink meanwhile."""
+        if self._way == "started":
+            return AHEAD * self.parallel
+        self.parallel = max(1, _processors(ray))
+        limit = AHEAD * self.parallel
+        return limit if self._procs is None else min(limit, self._procs)
+
+
+#: How an engine came by its Ray: its own, a cluster it connected to, or one that the program is connected to.
+_Way = Literal["started", "joined", "borrowed"]
+
+_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+
+#: What ``ray.init`` raises.
+_REFUSED = (ConnectionError, TimeoutError, ValueError, RuntimeError, ImportError, OSError)
+
+
+def _knock(address: str) -> None:
+    """Ray goes on trying for minutes where nobody listens; one look at the port tells in seconds."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE / 3).close()
+        except (OSError, OverflowError) as error:
+            raise _nobody(address, error) from error
+
+
+def _nobody(address: str, error: BaseException) -> UsageError:
+    message = f"no Ray cluster answers at {address}: {_first_line(error)}"
+    return UsageError(
+        message, hint="start one with `ray start --head`, or leave --address out for a Ray on this machine"
+    )
+
+
+def _call(shared: tuple[Path, tuple[str, ...], bytes], task: bytes) -> dict[str, Any]:
+    """In a worker: do one task, in the folder that the command was given in, with what can be imported there."""
+    import pickle
+
+    folder, path, work = shared
+    if Path.cwd() != folder and folder.is_dir():
+        os.chdir(folder)
+    sys.path += [entry for entry in path if entry not in sys.path]
+    # Made by the command itself, moments ago: tasks never come from files.
+    record: dict[str, Any] = pickle.loads(work)(pickle.loads(task), lambda rows, fetched, retries: None)
+    return record
+
+
+def _result(ray: ModuleType, reference: Any) -> dict[str, Any]:
+    """A task's record; what it raised is raised as it was raised there."""
+    exceptions = ray.exceptions
+    try:
+        record: dict[str, Any] = ray.get(reference)
+    except exceptions.RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, RbdataError):
+            raise cause from error
+        message = f"a Ray worker failed: {type(cause).__name__}: {_first_line(cause)}"
+        hint = "every node needs this rbdata, what your function imports, and the datasets' folder under the same path"
+        raise RbdataError(message, hint=hint) from error
+    except exceptions.OutOfMemoryError as error:
+        message = f"a Ray worker ran out of memory, {RETRIES + 1} times"
+        raise WorkerLostError(message, hint=f"{_AGAIN}; fewer --procs or a smaller --batch-size need less") from error
+    except (exceptions.WorkerCrashedError, exceptions.NodeDiedError, exceptions.ObjectLostError) as error:
+        message = f"a Ray worker was lost {RETRIES + 1} times at the same task, perhaps killed for want of memory"
+        raise WorkerLostError(message, hint=_AGAIN) from error
+    except exceptions.RayError as error:
+        raise RbdataError(f"Ray failed: {_first_line(error)}", hint=_AGAIN) from error
+    return record
+
+
+_AGAIN = "run the command again: finished parts are kept"
+
+
+def _hear_ray(loud: bool) -> None:
+    """Whether Ray may print what it thinks of lost workers. It does so on stdout, whatever ``log_to_driver`` says."""
+    from ray._private import worker
+
+    if hasattr(worker, "_worker_logs_enabled"):
+        worker._worker_logs_enabled = loud
+
+
+def _processors(ray: ModuleType) -> int:
+    return int(ray.cluster_resources().get("CPU", 0))
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def _import() -> ModuleType:
+    # What Ray does to the environment of workers without a GPU, it announces on every start.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+        import ray.exceptions
+    except ImportError as error:
+        message = "the engine ray needs the package ray"
+        raise MissingExtraError(message, hint="pip install 'rbdata[ray]', or leave --engine out") from error
+    module: ModuleType = ray
+    return module

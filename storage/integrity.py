@@ -1,0 +1,103 @@
+"""Compare a dataset's files with its manifest: sizes, checksums of every range, and the invariants of TED."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..errors import DamagedDatasetError, RbdataError
+from .checksums import check_ranges
+from .manifest import Manifest, read_manifest
+from .memory_map import VERIFY
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something wrong with one file (or, with path ``""``, with the data as a whole)."""
+
+    path: str
+    what: str
+
+
+@dataclass
+class Report:
+    """What ``verify`` found."""
+
+    files: int = 0
+    bytes: int = 0
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+def verify(
+    folder: Path,
+    *,
+    quick: bool = False,
+    invariants: bool = True,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Check a dataset folder; ``quick`` looks at sizes only.
+
+    ``on_progress`` hears bytes checked and bytes in all. Raises NotADatasetError, FormatVersionError and
+    DamagedDatasetError for a folder whose manifest cannot be used; all else is in the report.
+    """
+    manifest = read_manifest(folder)
+    report = Report()
+    for path, ranges in sorted(manifest.files.items()):
+        report.files += 1
+        what = _check_size(folder, path, sum(int(length) for length, _ in ranges))
+        if what is None and not quick:
+            at = 0
+            try:
+                for number, (length, sound) in enumerate(check_ranges(folder / path, ranges)):
+                    if not sound:
+                        where = _where(manifest, path, number)
+                        what = f"bytes {at}..{at + length} are not what was written{where}"
+                        report.problems.append(Problem(path, what))
+                    at += length
+                    report.bytes += length
+                    if on_progress is not None:
+                        on_progress(report.bytes, manifest.bytes)
+            except OSError as error:  # a failing disk
+                report.problems.append(Problem(path, f"cannot be read after byte {at}: {error.strerror}"))
+        elif what is not None:
+            report.problems.append(Problem(path, what))
+    if report.ok and invariants and not quick:
+        from .dataset import Dataset
+        from .ted import check_invariants
+
+        try:
+            report.problems += [Problem("", what) for what in check_invariants(Dataset(folder))]
+        except RbdataError as error:
+            report.problems.append(Problem("", str(error)))
+    return report
+
+
+def check_leaves(folder: Path, manifest: Manifest, names: Collection[str]) -> None:
+    """Sum up the compressed state leaves ``names``. Raises DamagedDatasetError for what is not what was written."""
+    for path in (f"{name}/{file}" for name in sorted(names) for file in ("blob", "offsets")):
+        if not all(sound for _, sound in check_ranges(folder / path, manifest.files[path])):
+            raise DamagedDatasetError(f"{folder / path} is not what was written", hint=VERIFY)
+
+
+def _check_size(folder: Path, path: str, size: int) -> str | None:
+    if ".." in Path(path).parts or Path(path).is_absolute():
+        return "the manifest names a file outside the dataset"
+    try:
+        if not (folder / path).is_file():
+            return "is missing"
+        found = (folder / path).stat().st_size
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    return None if found == size else f"has {found} bytes instead of {size}"
+
+
+def _where(manifest: Manifest, path: str, number: int) -> str:
+    """Ranges of a compressed leaf are its parts: name the source object."""
+    if path.rpartition("/")[2] in ("blob", "offsets") and number < len(manifest.parts):
+        return f" ({manifest.parts[number].get('name')})"
+    return ""

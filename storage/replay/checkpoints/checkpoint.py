@@ -1,0 +1,255 @@
+"""A buffer in a folder: all of it or, when writing fails, the checkpoint that was there before. No pickle.
+
+    storage/                   the data as ``TensorDict.load_memmap`` opens them, capacity rows, those never written as holes;
+                               storage_metadata.json {"metadata": {}, "is_pytree": false, "len": rows filled}
+    writer/metadata.json       {"cursor", "write_count"}; other writers: a state (see `state_files`)
+    sampler/ position/ transforms/   states
+    buffer_metadata.json       {"batch_size", "consume_after_n_samples": null}
+    rbdata_checkpoint.json     format version 1: what the parts are, and size and crc32c of every file; written last
+
+Storage, writer and buffer_metadata.json are as TorchRL 0.14 writes them, so each reads the other's (with a random
+sampler). A storage of trees, of lists, or on a dataset is written as a state.
+
+The folder is written beside its place and renamed into it (see `checkpoint_folder`). A storage in files that lie in
+``<path>/storage`` already is not copied: there the data are live, and there is no older state of them to keep.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase, is_tensor_collection
+from torch.utils import _pytree as pytree
+
+from ....errors import DamagedDatasetError, UsageError
+from ..batch_order import Mark
+from ..storages.memmap_storage import LazyMemmapStorage, open_memmap
+from ..storages.storage import ListStorage, Storage
+from ..storages.tensor_storage import TensorStorage
+from ..writers.round_robin import RoundRobinWriter
+from .checkpoint_folder import Checkpoint, Folder
+from .state_files import read_state, write_state
+
+__all__ = ["Checkpoint", "Folder", "dump", "dump_into", "load", "load_from"]
+
+
+def dump(buffer: Any, path: Any) -> None:
+    """Write a `ReplayBuffer` to the folder ``path``. Raises UsageError for contents that only pickle could write."""
+    storage = buffer.storage
+    live = isinstance(storage, LazyMemmapStorage) and storage.scratch_dir == Path(path).absolute() / "storage"
+    with Folder(path, live=live) as folder:
+        dump_into(buffer, folder, live=live)
+
+
+def load(buffer: Any, path: Any) -> None:
+    """Read a checkpoint into a buffer made of the same parts.
+
+    Raises NotADatasetError when there is none, DamagedDatasetError when it is not whole, UsageError or SchemaError when it
+    belongs to another buffer; the buffer is then as it was before.
+    """
+    load_from(buffer, Checkpoint(path, type(buffer).__name__))
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def dump_into(buffer: Any, folder: Folder, *, live: bool = False) -> None:
+    """Write the parts of a buffer into a checkpoint that is being made."""
+    storage, writer = buffer.storage, buffer.writer
+    _dump_storage(storage, folder.path / "storage", buffer._save_hooks, live)
+    if isinstance(writer, RoundRobinWriter):
+        folder.json("writer/metadata.json", writer.state_dict())
+    else:
+        write_state(folder.path / "writer", writer.state_dict())
+    write_state(folder.path / "sampler", buffer.sampler.state_dict())
+    mark: Mark = buffer._pipeline.position()
+    write_state(folder.path / "position", {"generator": mark.generator, "sampler": _plain(mark.sampler)})
+    write_state(folder.path / "transforms", buffer.transform.state_dict())
+    folder.json("buffer_metadata.json", {"batch_size": buffer.batch_size, "consume_after_n_samples": None})
+    folder.describe(
+        type(buffer).__name__,
+        {
+            "storage": type(storage).__name__,
+            "sampler": type(buffer.sampler).__name__,
+            "writer": type(writer).__name__,
+            "newest": storage.newest,
+            "hooks": [type(hook).__name__ for hook in buffer._save_hooks],
+        },
+    )
+
+
+def _dump_storage(storage: Storage, folder: Path, hooks: list[Any], live: bool) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    data: Any = storage._data if isinstance(storage, TensorStorage) else None
+    if not is_tensor_collection(data):
+        if hooks:
+            raise UsageError(f"save hooks work on TensorDicts; the storage is a {type(storage).__name__}")
+        write_state(folder, _flat_state(storage))
+        return
+    assert isinstance(storage, TensorStorage)
+    if hooks:
+        for hook in hooks:
+            hook.is_full, hook.shift = storage.is_full, (storage.newest + 1) % storage.capacity
+            data = hook(_without_rest(data, storage), path=folder)
+        if isinstance(data, TensorDictBase) and not data.is_memmap():
+            data.memmap(str(folder))
+    elif not live:
+        copy = data.memmap_like(str(folder))
+        for key, leaf in data.items(include_nested=True, leaves_only=True):
+            copy.get(key)[: storage.filled].copy_(leaf[: storage.filled])
+    metadata = {"metadata": {}, "is_pytree": False, "len": len(storage)}
+    (folder / "storage_metadata.json").write_text(json.dumps(metadata))
+
+
+def _without_rest(data: Any, storage: TensorStorage) -> Any:
+    """All rows, those never written zero: they hold whatever was in memory."""
+    if storage.is_full:
+        return data
+    clean = data.clone()
+    clean[storage.filled :].zero_()
+    return clean
+
+
+def _flat_state(storage: Storage) -> dict[str, Any]:
+    if isinstance(storage, ListStorage):
+        state: dict[str, Any] = {"kinds": [], "newest": storage.newest}
+        for number, record in enumerate(storage.state_dict()["records"]):
+            if isinstance(record, TensorDictBase):
+                leaves = {_path(key): leaf for key, leaf in record.items(True, True)}
+                state["kinds"].append({"batch": list(record.batch_size), "keys": list(leaves)})
+                state.update({f"{number}/{name}": leaf for name, leaf in leaves.items()})
+            elif isinstance(record, torch.Tensor):
+                state["kinds"].append("tensor")
+                state[f"{number}"] = record
+            elif isinstance(record, (bool, int, float, str)):
+                state["kinds"].append({"value": record})
+            else:
+                message = f"record {number} is a {type(record).__name__}, which only pickle could write"
+                raise UsageError(message, hint="store TensorDicts, tensors or numbers")
+        return state
+    if isinstance(storage, TensorStorage):
+        whole: dict[str, Any] = storage.state_dict()
+        parts = [] if whole["data"] is None else pytree.tree_leaves(whole["data"])
+        return {"leaves": len(parts), "filled": storage.filled, "newest": storage.newest} | {
+            f"leaf {number}": leaf for number, leaf in enumerate(parts)
+        }
+    return storage.state_dict()
+
+
+def _path(key: Any) -> str:
+    return key if isinstance(key, str) else "/".join(key)
+
+
+def _plain(position: Any) -> Any:
+    return list(position) if isinstance(position, tuple) else position
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def load_from(buffer: Any, checkpoint: Checkpoint) -> None:
+    """Read the parts of a buffer from a checkpoint that has been checked."""
+    about = checkpoint.about
+    for part in ("storage", "sampler", "writer"):
+        have = type(getattr(buffer, part)).__name__
+        if part in about and about[part] != have and not (part == "storage" and _alike(about[part], have)):
+            message = f"the checkpoint's {part} is a {about[part]}, the buffer's a {have}"
+            raise UsageError(message, hint="make the buffer of the same parts as the one that was saved")
+    own = "sampler" in about
+    states = {name: read_state(checkpoint.path / name) for name in ("sampler", "position", "transforms") if own}
+    states["writer"] = writer = _writer_state(buffer.writer, checkpoint.path / "writer")
+    load_storage = partial(_load_storage, buffer, checkpoint, writer)
+    buffer._pipeline.drop()
+    if own:
+        buffer._restore(states, load_storage)
+        buffer._pipeline.go_to(Mark(states["position"]["generator"], states["position"]["sampler"]))
+    else:  # TorchRL's: its samplers are not ours
+        load_storage()
+        buffer.writer.load_state_dict(writer)
+        buffer.sampler.empty()
+        buffer._pipeline.rewind()
+    buffer.batch_size = checkpoint.json("buffer_metadata.json").get("batch_size")
+
+
+def _alike(there: str, have: str) -> bool:
+    """Storages of tensors hold each other's contents."""
+    kin = {"TensorStorage", "LazyTensorStorage", "LazyMemmapStorage"}
+    return there in kin and have in kin
+
+
+def _writer_state(writer: Any, folder: Path) -> dict[str, Any]:
+    if isinstance(writer, RoundRobinWriter):
+        try:
+            state = json.loads((folder / "metadata.json").read_text())
+            return {"cursor": int(state["cursor"]), "write_count": int(state.get("write_count") or 0)}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DamagedDatasetError(f"{folder / 'metadata.json'} is damaged: {error}") from error
+    return read_state(folder)
+
+
+def _load_storage(buffer: Any, checkpoint: Checkpoint, writer: dict[str, Any]) -> None:
+    storage: Storage = buffer.storage
+    folder = checkpoint.path / "storage"
+    if not (folder / "storage_metadata.json").exists():
+        _take_flat_state(storage, read_state(folder))
+        return
+    if not isinstance(storage, TensorStorage):
+        raise UsageError(f"the checkpoint holds TensorDicts, which a {type(storage).__name__} does not")
+    try:
+        rows = int(json.loads((folder / "storage_metadata.json").read_text())["len"])
+        data: Any = open_memmap(folder)
+    except UsageError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise DamagedDatasetError(f"the storage in {folder} is damaged: {error}") from error
+    for hook in buffer._load_hooks:
+        data = hook(data, out=None)
+    if tuple(data.batch_size) == () or len(data.batch_size) < storage.ndim:
+        message = "the checkpoint's data were changed by a save hook"
+        raise UsageError(message, hint="register the hook that undoes it: register_load_hook(Flat2TED())")
+    beside = int(data.batch_size[1 : storage.ndim].numel())
+    filled = rows // beside
+    newest = checkpoint.about.get("newest")
+    if newest is None:
+        newest = (writer["cursor"] - 1) % data.batch_size[0] if filled else -1
+    if isinstance(storage, LazyMemmapStorage) and storage.scratch_dir == folder and storage.initialized:
+        storage.bring_up_to_date(filled, newest)
+    else:
+        storage.restore(data, filled, newest)
+
+
+def _take_flat_state(storage: Storage, state: dict[str, Any]) -> None:
+    if isinstance(storage, ListStorage):
+        if "kinds" not in state:
+            raise UsageError("the checkpoint's storage is no list")
+        records = [_record(number, kind, state) for number, kind in enumerate(state["kinds"])]
+        storage.load_state_dict({"records": records, "newest": state["newest"]})
+    elif isinstance(storage, TensorStorage):
+        if not state["leaves"]:
+            storage.empty()
+            return
+        if storage._data is None:
+            message = "a tree of tensors can only be loaded into a storage that knows its structure"
+            raise UsageError(message, hint="extend the buffer with one record first")
+        spec = pytree.tree_structure(storage._data)
+        leaves = [state[f"leaf {number}"] for number in range(state["leaves"])]
+        if spec.num_leaves != len(leaves):
+            raise UsageError(f"the checkpoint's tree has {len(leaves)} tensors, the storage's {spec.num_leaves}")
+        storage.restore(pytree.tree_unflatten(leaves, spec), state["filled"], state["newest"])
+    else:
+        storage.load_state_dict(state)
+
+
+def _record(number: int, kind: Any, state: dict[str, Any]) -> Any:
+    if kind == "tensor":
+        return state[f"{number}"]
+    if "value" in kind:
+        return kind["value"]
+    record = TensorDict(batch_size=kind["batch"])
+    for name in kind["keys"]:
+        record.set(tuple(name.split("/")), state[f"{number}/{name}"])
+    return record

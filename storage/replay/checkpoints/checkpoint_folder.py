@@ -1,0 +1,183 @@
+"""The folder of a checkpoint: replaced as a whole, and read only when it is whole.
+
+<path>                  the checkpoint
+.<name>.writing         the next one, while it is written
+.<name>.old             the last one, for the moment between two renames; taken if the machine stopped in that moment
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from ....errors import DamagedDatasetError, DatasetExistsError, NotADatasetError, UsageError
+from ...checksums import Crc32c, crc32c
+from ...folder import remove_tree
+from ...manifest import sync_folder, write_atomically
+from .state_files import read_state, write_state
+
+FORMAT, FORMAT_VERSION = "rbdata-replay", 1
+FILENAME = "rbdata_checkpoint.json"
+FOREIGN = "buffer_metadata.json"
+
+
+class Folder:
+    """A checkpoint being written, as a context: on success it takes its place, on failure nothing has changed.
+
+    ``live``: part of it lies in its final place already, so the rest is written there too.
+    """
+
+    def __init__(self, path: Any, *, live: bool = False) -> None:
+        self.target = Path(path).absolute()
+        self._live = live
+        self._working = self.target if live else self.target.with_name(f".{self.target.name}.writing")
+        self.path = self._working
+        self._parts: list[Folder] = []
+
+    def __enter__(self) -> Folder:
+        if self.target.is_dir() and any(self.target.iterdir()) and not self._live and not _is_checkpoint(self.target):
+            message = f"{self.target} is in the way: it is not a checkpoint"
+            raise DatasetExistsError(message, hint="name another folder")
+        if not self._live:
+            remove_tree(self._working)
+        self._working.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        if kind is not None:
+            if not self._live:
+                remove_tree(self._working)
+            return
+        _sync(self._working)
+        if self._live:
+            return
+        old = _old(self.target)
+        if os.path.lexists(self.target):
+            remove_tree(old)
+            self.target.rename(old)
+        self._working.rename(self.target)
+        sync_folder(self.target.parent)
+        remove_tree(old)
+
+    def part(self, name: str) -> Folder:
+        """A checkpoint inside this one."""
+        inner = Folder(self.target / name)
+        inner.path = self.path / name
+        inner.path.mkdir(parents=True, exist_ok=True)
+        return inner
+
+    def json(self, name: str, record: Any) -> None:
+        """Write a JSON file."""
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(record).encode())
+
+    def tensors(self, name: str, state: dict[str, Any]) -> None:
+        """Write a state."""
+        write_state(self.path / name, state)
+
+    def describe(self, kind: str, about: dict[str, Any]) -> None:
+        """Write what the checkpoint is; call it when everything else is there."""
+        files = {}
+        for path in sorted(self.path.rglob("*")):
+            name = path.relative_to(self.path).as_posix()
+            inner = any((parent / FILENAME).exists() for parent in path.parents if self.path in parent.parents)
+            if path.is_file() and name != FILENAME and not inner:
+                # Data that live on in place change after this: only what is written here is summed.
+                files[name] = [path.stat().st_size, None if self._live and name.startswith("storage/") else _sum(path)]
+        record = {"format": FORMAT, "format_version": FORMAT_VERSION, "kind": kind, "about": about, "files": files}
+        record["checksum"] = crc32c(json.dumps(record, sort_keys=True).encode())
+        write_atomically(self.path / FILENAME, json.dumps(record, indent=1).encode())
+
+
+class Checkpoint:
+    """A checkpoint, checked: ``path`` and what it says ``about`` itself.
+
+    One that TorchRL wrote says nothing; its storage, writer and batch size are taken.
+    """
+
+    def __init__(self, path: Any, kind: str) -> None:
+        target = Path(path).absolute()
+        if not target.exists() and _old(target).exists():
+            target = _old(target)
+        self.path = target
+        self.about: dict[str, Any] = {}
+        if any(target.rglob("*.pickle")):
+            raise UsageError(f"{target} holds pickled objects, which are not read")
+        if not (target / FILENAME).exists():
+            if (target / FOREIGN).exists() and kind != "ReplayBufferEnsemble":
+                return
+            raise NotADatasetError(f"{target} holds no checkpoint of a replay buffer")
+        record = self._record()
+        if record["kind"] != kind:
+            message = f"the checkpoint is that of a {record['kind']}, not of a {kind}"
+            raise UsageError(message, hint="make the buffer of the same parts as the one that was saved")
+        self._check(record["files"])
+        self.about = record["about"]
+
+    def _record(self) -> dict[str, Any]:
+        try:
+            record = json.loads((self.path / FILENAME).read_text())
+            checksum = record.pop("checksum")
+            if record["format"] != FORMAT or not isinstance(record["files"], dict):
+                raise ValueError("it is something else")
+            if record["format_version"] > FORMAT_VERSION:
+                raise UsageError(f"{self.path} was written by a newer rbdata")
+            if checksum != crc32c(json.dumps(record, sort_keys=True).encode()):
+                raise ValueError("it does not match its own checksum")
+            return record
+        except UsageError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DamagedDatasetError(f"{self.path / FILENAME} is damaged: {error}") from error
+
+    def _check(self, files: dict[str, Any]) -> None:
+        for name, (size, checksum) in files.items():
+            path = self.path / name
+            if not path.is_file() or path.stat().st_size != size or (checksum and _sum(path) != checksum):
+                what = "is not the file that was saved" if path.exists() else "is missing"
+                raise DamagedDatasetError(f"the checkpoint is damaged: {path} {what}")
+
+    def part(self, name: str, kind: str) -> Checkpoint:
+        """A checkpoint inside this one."""
+        return Checkpoint(self.path / name, kind)
+
+    def json(self, name: str) -> dict[str, Any]:
+        try:
+            return json.loads((self.path / name).read_text())
+        except (OSError, ValueError) as error:
+            raise DamagedDatasetError(f"{self.path / name} is damaged: {error}") from error
+
+    def tensors(self, name: str) -> dict[str, Any]:
+        return read_state(self.path / name)
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return (path / FILENAME).exists() or (path / FOREIGN).exists()
+
+
+def _old(target: Path) -> Path:
+    return target.with_name(f".{target.name}.old")
+
+
+def _sum(path: Path) -> str:
+    checksum = Crc32c()
+    with path.open("rb") as file:
+        while data := file.read(1 << 22):
+            checksum.update(data)
+    return checksum.hex
+
+
+def _sync(folder: Path) -> None:
+    """Make every file durable before the old checkpoint goes."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        elif path.is_dir():
+            sync_folder(path)

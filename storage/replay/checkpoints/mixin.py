@@ -1,0 +1,171 @@
+"""A buffer beyond the moment and the process it lives in: states, checkpoints, copies.
+
+Everything here moves the place in the order of batches along (see `stream`), never batches that are on their way.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ....errors import UsageError
+from ..arguments_of_buffer import mixed_seed, seeded
+from ..batch_order import Mark
+from ..pipeline import Pipeline
+from ..samplers.uniform import Sampler
+from ..storages.storage import Storage
+from ..transforms.chain import Transforms
+from ..writers.round_robin import Writer
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Lasting:
+    """The part of `ReplayBuffer` that saves, loads, shares and copies it."""
+
+    _storage: Storage
+    _sampler: Sampler
+    _writer: Writer
+    _transforms: Transforms
+    _pipeline: Pipeline
+    _generator: torch.Generator
+    _lock: Any
+    _rank: int
+    _world: int
+    _save_hooks: list[Any]
+    _load_hooks: list[Any]
+    batch_size: int | None
+
+    def _make_pipeline(self, generator: torch.Generator) -> None:
+        raise NotImplementedError
+
+    def register_save_hook(self, hook: Callable[..., Any]) -> None:
+        """Have the stored data go through ``hook(data, path=...)`` before `dumps` writes them (see `ted_hooks`)."""
+        self._save_hooks.append(hook)
+
+    def register_load_hook(self, hook: Callable[..., Any]) -> None:
+        """Have the data that `loads` reads go through ``hook(data, out=...)``."""
+        self._load_hooks.append(hook)
+
+    # -- saving ------------------------------------------------------------------------------------------------------
+
+    def dumps(self, path: Any) -> None:
+        """Write everything to a folder; see `checkpoint`."""
+        from .checkpoint import dump
+
+        with self._lock:
+            dump(self, path)
+
+    def loads(self, path: Any) -> None:
+        """Read what `dumps` wrote, into a buffer made of the same parts; see `checkpoint`."""
+        from .checkpoint import load
+
+        with self._lock:
+            load(self, path)
+
+    save = dump = dumps
+    load = loads
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, in memory: copies of the data, and the place in the order of batches."""
+        with self._lock:
+            mark = self._pipeline.position()
+            return {
+                "storage": self._storage.state_dict(),
+                "sampler": self._sampler.state_dict(),
+                "writer": self._writer.state_dict(),
+                "transforms": self._transforms.state_dict(),
+                "batch_size": self.batch_size,
+                "generator": mark.generator,
+                "position": mark.sampler,
+            }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` gave.
+
+        Raises UsageError or SchemaError when it belongs to another buffer, which is then as it was before.
+        """
+        parts = ("storage", "sampler", "writer", "transforms", "batch_size", "generator", "position")
+        missing = [name for name in parts if name not in state]
+        if missing:
+            raise UsageError(f"the state lacks {', '.join(missing)}: it is not a buffer's")
+        with self._lock:
+            self._pipeline.drop()
+            try:
+                self._restore(state, lambda: self._storage.load_state_dict(state["storage"]))
+            except KeyError as error:
+                raise UsageError(f"the state is that of a buffer made of other parts: it has no {error}") from error
+            self.batch_size = state["batch_size"]
+            self._pipeline.go_to(Mark(state["generator"], state["position"]))
+
+    def _restore(self, states: dict[str, Any], load_storage: Callable[[], None]) -> None:
+        """Load the states of the parts, the storage last: it writes nothing when what it is given does not fit.
+
+        After an error the buffer is as it was.
+        """
+        parts: dict[str, Any] = {"sampler": self._sampler, "transforms": self._transforms, "writer": self._writer}
+        before = {name: part.state_dict() for name, part in parts.items()}
+        try:
+            for name, part in parts.items():
+                part.load_state_dict(states[name])
+            load_storage()
+        except BaseException:
+            for name, part in parts.items():
+                part.load_state_dict(before[name])
+            raise
+
+    # -- processes ---------------------------------------------------------------------------------------------------
+
+    def share(self, shared: bool = True) -> Self:
+        """Put the storage in shared memory, where it is not in files already."""
+        share = getattr(self._storage, "share_memory_", None)
+        if shared and share is None and not self._storage.immutable:
+            raise UsageError(f"a {type(self._storage).__name__} cannot be shared", hint="use a LazyTensorStorage")
+        if shared and share is not None:
+            share()
+        return self
+
+    def split(self, rank: int, world_size: int) -> None:
+        """Make this buffer the share ``rank`` of ``world_size`` of what it has been: what a data loader's worker does."""
+        seed = int(self._generator.initial_seed())
+        with self._lock:
+            self._rank, self._world = self._rank * world_size + rank, self._world * world_size
+            self._pipeline.close()
+            passes = getattr(self._sampler, "passes", None)
+            if passes is not None and passes.position()[0] < 0:
+                passes.seed(seed)
+            self._make_pipeline(seeded(mixed_seed(seed, self._rank)))
+
+    def as_iterable(self, batches: int | None = None) -> Any:
+        """A ``torch.utils.data.IterableDataset`` of this buffer's batches; see `iterable`."""
+        from ..iterable import ReplayIterable
+
+        return ReplayIterable(self, batches)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        """Stop the prefetch threads, if there are any; sampling starts them again."""
+        with self._lock:
+            self._pipeline.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        with self._lock:
+            mark, seed = self._pipeline.position(), self._generator.initial_seed()
+        left_out = ("_lock", "_pipeline", "_generator", "_iterator")
+        state = {name: value for name, value in self.__dict__.items() if name not in left_out}
+        return {**state, "_mark": (mark.generator.numpy().tobytes(), mark.sampler, seed)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        generator, position, seed = state.pop("_mark")
+        self.__dict__.update(state, _iterator=None, _lock=threading.RLock())
+        self._make_pipeline(seeded(seed))
+        self._pipeline.go_to(Mark(torch.frombuffer(bytearray(generator), dtype=torch.uint8), position))

@@ -1,0 +1,70 @@
+"""Small states in a folder: JSON for values, raw files for tensors (format version 1, no pickle).
+
+state.json        {"format_version": 1, "values": {name: value}, "tensors": {name: {"file", "dtype", "shape"}}}
+0.memmap ...      the tensors' elements in row-major order, little-endian
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ....errors import DamagedDatasetError, UsageError
+
+FORMAT_VERSION = 1
+
+
+def write_state(folder: Path, state: dict[str, Any]) -> None:
+    """Write a state whose values are JSON or tensors. Raises UsageError for anything else."""
+    folder.mkdir(parents=True, exist_ok=True)
+    values: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor):
+            file = f"{len(tensors)}.memmap"
+            (folder / file).write_bytes(_bytes(value))
+            dtype = str(value.dtype).removeprefix("torch.")
+            tensors[name] = {"file": file, "dtype": dtype, "shape": list(value.shape)}
+        else:
+            values[name] = value
+    try:
+        text = json.dumps({"format_version": FORMAT_VERSION, "values": values, "tensors": tensors})
+    except TypeError as error:
+        message = f"the state holds something that is neither a number, text nor tensor: {error}"
+        raise UsageError(message) from error
+    (folder / "state.json").write_text(text)
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """Read what `write_state` wrote. Raises DamagedDatasetError when it is not all there."""
+    try:
+        record = json.loads((folder / "state.json").read_text())
+        if record["format_version"] != FORMAT_VERSION:
+            raise ValueError(f"format version {record['format_version']}")
+        tensors = {
+            name: _tensor((folder / Path(entry["file"]).name).read_bytes(), entry["dtype"], entry["shape"])
+            for name, entry in record["tensors"].items()
+        }
+        return {**record["values"], **tensors}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise DamagedDatasetError(f"the state in {folder} is damaged: {error}") from error
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    if sys.byteorder != "little":
+        raise UsageError("states are written little-endian, which this machine is not")
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+def _tensor(data: bytes, dtype: str, shape: list[int]) -> torch.Tensor:
+    kind = getattr(torch, dtype)
+    if not isinstance(kind, torch.dtype):
+        raise ValueError(f"{dtype!r} is no dtype")
+    if not data:
+        return torch.empty(shape, dtype=kind)
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(kind).reshape(shape)

@@ -1,0 +1,164 @@
+"""TED, and TED with every state stored once: hooks for `dumps` and `loads`.
+
+    TED          observation  s0 s1 s2 | t0 t1            next  s1 s2 s3 | t1 t2
+    flattened    observation  s0 s1 s2 s3 | t0 t1 t2      one extra row for each trajectory
+
+Rows are in order of time, one column of the storage after the other. The layout is TorchRL's (0.14): reward and flags are
+those of ``next`` under their own names, ``is_full``, ``shift`` (the row the next write would go to) and ``_storage_shape`` are
+stored beside them, and all rows of the storage are there, also those that were never written. Data in which the
+successor of a step is not the following observation, although the step is not done, are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from ....errors import DamagedDatasetError, SchemaError
+from ...schema import FLAGS
+from ..windows.draw import Key
+from ..windows.edges import as_key
+from ..windows.timeline import in_time
+
+SHAPE_KEY = "_storage_shape"
+
+
+class _FlatHook:
+    """What both hooks are told: under which names there is what."""
+
+    _done_key: Key
+
+    def __init__(
+        self,
+        done_key: Any = None,
+        shift_key: str = "shift",
+        is_full_key: str = "is_full",
+        done_keys: Sequence[str] = FLAGS,
+        reward_keys: Sequence[str] = ("reward",),
+    ) -> None:
+        self.done_key = self._done_key if done_key is None else as_key(done_key)
+        self.shift_key, self.is_full_key = shift_key, is_full_key
+        self.done_keys, self.reward_keys = {as_key(key) for key in done_keys}, {as_key(key) for key in reward_keys}
+
+
+class TED2Flat(_FlatHook):
+    """``hook(data, path)``: TED ``[time, *batch]`` to flattened TED in files below ``path`` (None: in memory).
+
+    ``done_key`` is ``("next", "done")`` by default. ``shift`` and ``is_full`` are set by the buffer before.
+    """
+
+    _done_key = ("next", "done")
+    shift: int | None = None
+    is_full: bool | None = None
+
+    def __call__(self, data: TensorDictBase, path: Path | None = None) -> TensorDictBase:
+        shift, full = self.shift or 0, bool(self.is_full)
+        length, width = data.batch_size[0], int(data.batch_size[1:].numel())
+        oldest = shift if full else 0
+
+        def ordered(leaf: torch.Tensor) -> torch.Tensor:
+            return in_time(leaf.reshape(length * width, *leaf.shape[data.ndim :]), length, width, oldest)
+
+        done = data.get(self.done_key, None)
+        if done is None:
+            raise SchemaError(f"the data have no {'/'.join(self.done_key)}: they are not TED")
+        ends = ordered(done.reshape(data.batch_size)).clone()
+        newest = length - 1 if full else shift - 1
+        ends.view(width, length)[:, newest] = True
+        place = torch.arange(len(ends)) + ends.cumsum(0) - ends.long()  # where each root row goes
+        rows = len(ends) + int(ends.sum())
+        own = self.done_keys | self.reward_keys
+        after = {as_key(key): leaf for key, leaf in data.get("next").items(True, True)}
+        roots = {as_key(key): leaf for key, leaf in data.exclude("next").items(True, True)}
+        out = TensorDict(batch_size=[])
+        out.set_non_tensor(self.is_full_key, full)
+        out.set_non_tensor(self.shift_key, shift)
+        out.set_non_tensor(SHAPE_KEY, tuple(data.batch_size))
+        for key in {**roots, **after}:
+            if key in own:
+                value = ordered(after[key])
+            elif key in after:
+                if key not in roots:
+                    raise SchemaError(f"next/{'/'.join(key)} has no counterpart at the root: the data are not TED")
+                root, successor = ordered(roots[key]), ordered(after[key])
+                _check_successors(key, root, successor, ends, length, 0 if full else shift)
+                value = root.new_zeros((rows, *root.shape[1:]))
+                value[place] = root
+                value[place[ends] + 1] = successor[ends]
+            else:
+                value = ordered(roots[key]).contiguous()
+            out.set(key, value)
+        return out if path is None else out.memmap(str(path))
+
+
+def _check_successors(
+    key: tuple[str, ...], root: torch.Tensor, successor: torch.Tensor, ends: torch.Tensor, length: int, filled: int
+) -> None:
+    """Raise SchemaError where flattening would lose a successor: TorchRL's hook loses it without a word."""
+    differs = (successor[:-1] != root[1:]) & ~((successor[:-1] != successor[:-1]) & (root[1:] != root[1:]))
+    lost = differs.flatten(1).any(1) if differs.ndim > 1 else differs
+    lost &= ~ends[:-1]
+    if filled:  # rows never written hold nothing
+        lost &= torch.arange(len(lost)) % length < filled
+    if bool(lost.any()):
+        message = f"next/{'/'.join(key)} of a step that is not done is not the following {'/'.join(key)}"
+        raise SchemaError(message, hint="save without the hook: such data cannot be stored once for each state")
+
+
+class Flat2TED(_FlatHook):
+    """``hook(data, out)``: flattened TED back to TED, with root flags False. ``out`` is filled where it is given.
+
+    ``done_key`` is ``"done"`` by default. Of a storage that was not full, the rows never written hold nothing of meaning.
+    """
+
+    _done_key = ("done",)
+
+    def __call__(self, data: TensorDictBase, out: TensorDictBase | None = None) -> TensorDictBase:
+        shape = data.get_non_tensor(SHAPE_KEY, default=None)
+        shift = data.get_non_tensor(self.shift_key, default=None)
+        full = data.get_non_tensor(self.is_full_key, default=None)
+        if shape is None or shift is None or full is None:
+            raise SchemaError("the data are not flattened TED: they do not say how they were stored")
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        length, width = shape[0], int(torch.Size(shape[1:]).numel())
+        steps, oldest = length * width, shift if full else 0
+        done = data.get(self.done_key, None)
+        if done is None or done.numel() != steps:
+            raise DamagedDatasetError(f"{'/'.join(self.done_key)} does not have one flag for each of {steps} rows")
+        ends = done.reshape(-1).clone()
+        ends.view(width, length)[:, length - 1 if full else shift - 1] = True
+        place = torch.arange(steps) + ends.cumsum(0) - ends.long()
+        rows = steps + int(ends.sum())
+
+        def stored(leaf: torch.Tensor) -> torch.Tensor:
+            """From the order of time to that of rows."""
+            by_column = leaf.view(width, length, *leaf.shape[1:]).transpose(0, 1)
+            return by_column.roll(oldest, 0).reshape(*shape, *leaf.shape[1:])
+
+        ted = TensorDict(batch_size=shape)
+        for name, leaf in data.items(include_nested=True, leaves_only=True):
+            key = as_key(name)
+            if not isinstance(leaf, torch.Tensor):
+                continue
+            leaf = leaf.as_subclass(torch.Tensor)
+            if key in self.done_keys | self.reward_keys:
+                ted.set(("next", *key), stored(leaf))
+                if key in self.done_keys:
+                    ted.set(key, torch.zeros(*shape, *leaf.shape[1:], dtype=leaf.dtype))
+            elif len(leaf) == rows:
+                ted.set(key, stored(leaf[place]))
+                # Clipped for the very last row, where it was never written.
+                ted.set(("next", *key), stored(leaf[(place + 1).clamp(max=rows - 1)]))
+            elif len(leaf) == steps:
+                ted.set(key, stored(leaf))
+            else:
+                message = f"{'/'.join(key)} has {len(leaf)} rows, which is neither {steps} steps nor {rows} states"
+                raise DamagedDatasetError(message)
+        if out is None:
+            return ted
+        out.copy_(ted)
+        return out

@@ -1,0 +1,220 @@
+"""Prioritized experience replay (Schaul, Quan, Antonoglou, Silver, ICLR 2016), proportional variant.
+
+A record with priority p is drawn with probability P = (p + eps)^alpha / sum, and comes with the importance weight
+(N P)^-beta, divided by the largest weight there is: ((p + eps)^alpha / least (p + eps)^alpha)^-beta. The least is that of
+the whole buffer, not of the batch. New records get the largest priority seen so far, so that each is drawn soon.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from ....errors import SamplingError, UsageError
+from ..storages.storage import Storage, whole_numbers
+from ..windows.draw import Draw
+from ..writers.round_robin import REDUCTIONS
+from .sum_tree import SumTree, full
+from .uniform import Sampler, require
+
+
+class PrioritizedSampler(Sampler):
+    """Draws in proportion to priorities, with replacement; the weights come as ``priority_weight`` (and ``_weight``).
+
+    - ``max_capacity``: how many priorities there is room for, at least the storage's ``max_size``.
+    - ``alpha``, ``beta``: the exponents above; setting ``alpha`` later transforms what is stored.
+    - ``eps``: added to every priority. ``dtype``: of the weights.
+    - ``reduction``: how a priority of several values becomes one: max, min, mean, median or sum.
+    - ``max_priority_within_buffer``: new records get the largest priority that is still in the buffer, rather than the
+      largest there ever was.
+    """
+
+    ahead = False
+
+    def __init__(
+        self,
+        max_capacity: int,
+        alpha: float,
+        beta: float,
+        eps: float = 1e-8,
+        dtype: torch.dtype = torch.float32,
+        reduction: str = "max",
+        max_priority_within_buffer: bool = False,
+    ) -> None:
+        if not isinstance(max_capacity, int) or max_capacity < 1:
+            raise UsageError(f"max_capacity must be a whole number of at least 1, not {max_capacity!r}")
+        for name, value in (("alpha", alpha), ("beta", beta), ("eps", eps)):
+            if not value >= 0:
+                raise UsageError(f"{name} must not be negative, and is {value!r}")
+        if reduction not in REDUCTIONS:
+            raise UsageError(f"reduction {reduction!r} is not one of {', '.join(REDUCTIONS)}")
+        self.max_capacity, self.eps, self.dtype, self.reduction = max_capacity, eps, dtype, reduction
+        self.max_priority_within_buffer = max_priority_within_buffer
+        self._alpha, self.beta = alpha, beta
+        # The priorities themselves, NaN where there is none: exact when alpha changes, also from and to zero.
+        self._priorities = full(max_capacity, torch.nan)
+        self._largest: float | None = None
+        self._covered = 0  # rows that were seen to have a priority
+        self.tree = SumTree(max_capacity)
+
+    # -- priorities --------------------------------------------------------------------------------------------------
+
+    @property
+    def alpha(self) -> float:
+        return self._alpha
+
+    @alpha.setter
+    def alpha(self, value: float) -> None:
+        if not value >= 0:
+            raise UsageError(f"alpha must not be negative, and is {value!r}")
+        self._alpha = value
+        self._refill()
+
+    def _refill(self) -> None:
+        self.tree.fill(torch.where(self._priorities.isnan(), 0.0, (self._priorities + self.eps) ** self._alpha))
+
+    @property
+    def default_priority(self) -> float:
+        """The priority of new records: the largest there was, 1 at first."""
+        if self.max_priority_within_buffer:
+            known = self._priorities[~self._priorities.isnan()]
+            return float(known.max()) if len(known) else 1.0
+        return 1.0 if self._largest is None else self._largest
+
+    def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
+        """Set the priorities of rows: one for each, or one for all; rows of -1 are passed over.
+
+        ``index`` is ``[N]``, or ``[N, ndim]`` with the ``storage`` given. Raises SamplingError for priorities that are
+        negative, infinite or not numbers, and for rows that are not there.
+        """
+        rows = _flat(index, storage)
+        try:
+            values = torch.as_tensor(priority).detach().cpu().numpy().astype(np.float64).reshape(-1)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise SamplingError(f"priorities are numbers, not {priority!r}") from error
+        if len(values) not in (1, len(rows)):
+            raise SamplingError(f"{len(values)} priorities for {len(rows)} rows")
+        if not len(rows):
+            return
+        largest = values.max()
+        if not (values.min() >= 0 and largest < np.inf):  # False for NaN as well
+            bad = values[~((values >= 0) & (values < np.inf))][0]
+            raise SamplingError(f"a priority of {bad}: priorities are finite and not negative")
+        known = len(storage) if storage is not None else self.max_capacity
+        if len(values) != len(rows):
+            values = np.broadcast_to(values, rows.shape)
+        if rows.view(np.uint64).max() >= known:  # negative numbers are huge ones as well
+            outside = rows[(rows < -1) | (rows >= known)]
+            if len(outside):
+                raise SamplingError(f"row {outside[0]} has no priority: there are {known}")
+            rows, values = rows[rows >= 0], values[rows >= 0]
+            if not len(rows):
+                return
+            largest = values.max()
+        self._largest = max(float(largest), self._largest if self._largest is not None else 0.0)
+        self._set(rows, values)
+
+    def _set(self, rows: np.ndarray, values: np.ndarray) -> None:
+        """Store priorities (float64 ``[n]``) of rows (int64 ``[n]``)."""
+        self._priorities.numpy()[rows] = values
+        self.tree.update(rows, (values + self.eps) ** self._alpha)
+
+    def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
+        """Give rows the priority of new records."""
+        rows = _flat(index, storage)
+        rows = rows[rows >= 0]
+        if not len(rows):
+            return
+        if rows.max() >= self.max_capacity:
+            message = f"row {rows.max()} was written, and there is room for {self.max_capacity} priorities"
+            raise UsageError(message, hint="give the sampler a max_capacity of at least the storage's max_size")
+        if self.max_priority_within_buffer:
+            self._priorities.numpy()[rows] = np.nan  # what was overwritten does not count
+        self._set_default(rows)
+
+    def _set_default(self, rows: np.ndarray) -> None:
+        self._largest = self.default_priority  # which counts as seen, also the 1 of the very first records
+        self._set(rows, np.full(len(rows), self._largest))
+
+    def add(self, index: torch.Tensor) -> None:
+        self.mark_update(index)
+
+    extend = add
+
+    def empty(self) -> None:
+        self._priorities.fill_(torch.nan)
+        self._largest, self._covered = None, 0
+        self.tree = SumTree(self.max_capacity)
+
+    _empty = empty
+
+    # -- drawing -----------------------------------------------------------------------------------------------------
+
+    def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
+        self.cover(storage)
+        if self.tree.total <= 0:
+            raise SamplingError("no record has a priority above zero", hint="give the sampler an eps above zero")
+        rows, values = self.tree.draw(batch_size, generator)
+        return Draw(torch.from_numpy(rows), info=self._info(values))
+
+    def cover(self, storage: Storage) -> None:
+        """Give records that were there before the sampler was the priority of new ones."""
+        size = require(storage)
+        if size == self._covered:
+            return
+        if size > self.max_capacity:
+            message = f"the storage holds {size} records, and there is room for {self.max_capacity} priorities"
+            raise UsageError(message, hint="give the sampler a max_capacity of at least the storage's max_size")
+        new = self._priorities.numpy()[self._covered : size]  # rows before these were looked at when they came
+        missing = self._covered + np.flatnonzero(np.isnan(new))
+        if len(missing):
+            self._set_default(missing)
+        self._covered = size
+
+    def _info(self, values: np.ndarray) -> dict[str, torch.Tensor]:
+        """The weights of what was drawn, from its values in the tree."""
+        weight = torch.from_numpy((values / self.tree.smallest) ** -self.beta).to(self.dtype)
+        return {"priority_weight": weight, "_weight": weight}
+
+    # -- saving ------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "alpha": self._alpha,
+            "beta": self.beta,
+            "eps": self.eps,
+            "largest": self._largest,
+            "priorities": self._priorities.clone(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if "priorities" not in state:
+            raise UsageError(f"the state is not that of a {type(self).__name__}")
+        if len(state["priorities"]) != self.max_capacity:
+            raise UsageError(f"the state has {len(state['priorities'])} priorities, the sampler {self.max_capacity}")
+        self._alpha, self.beta, self.eps = state["alpha"], state["beta"], state["eps"]
+        self._largest, self._covered = state["largest"], 0
+        self._priorities = state["priorities"].clone()
+        self._refill()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "tree": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.tree = SumTree(self.max_capacity)
+        self._refill()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(max_capacity={self.max_capacity}, alpha={self._alpha}, beta={self.beta})"
+
+
+def _flat(index: Any, storage: Storage | None) -> np.ndarray:
+    """Flat rows, int64 ``[n]``."""
+    if isinstance(index, torch.Tensor) and index.ndim == 1 and index.dtype == torch.int64 and not index.is_cuda:
+        return index.numpy()  # the usual case, called once a training step
+    if storage is not None:
+        return storage.flat(index).numpy()
+    return whole_numbers(index).reshape(-1).numpy()

@@ -1,0 +1,211 @@
+"""Slices: some consecutive steps of one episode.
+
+    episode of 5, slices of 3:    0 1 2 3 4         possible starts 0, 1, 2
+                                  [1 2 3]           the last step is marked truncated (and done)
+
+An episode is chosen, then a start in it (``uniform_over="trajectories"``, as TorchRL does: the steps of short episodes
+come more often), or every possible start is alike (``"transitions"``). What may be chosen from is worked out once for
+each state of the storage's contents, so a draw costs the same however many episodes there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+
+from ....errors import SamplingError, UsageError
+from ..storages.storage import Storage
+from ..windows.draw import Draw, SliceMarks
+from ..windows.edges import Edges, as_key
+from ..windows.timeline import Timeline
+from .uniform import PassSampler, Sampler, require
+
+UniformOver = Literal["trajectories", "transitions"]
+Span = bool | int | tuple[bool | int, bool | int]
+KeyLike = str | tuple[str, ...]
+
+
+class SliceSampler(Sampler):
+    """Slices with replacement. Give ``slice_len`` or ``num_slices``; the other follows from the batch size.
+
+    - ``end_key``, ``end_keys`` or ``traj_key``: where the data say that episodes end (see `edges`); by default the usual
+      keys, or a dataset's own episode table. ``ends`` or ``trajectories``: tensors that say it for the rows there are.
+    - ``strict_length``: only episodes that are long enough are drawn from; without it short ones give the slices they
+      have, and batches come out shorter, or with ``pad_output`` filled up with the last step (``("collector", "mask")``
+      says which are real).
+    - ``span``: slices may begin before (left) or end after (right) their episode, and are cut there: True for as far as
+      one step remains, a number for at most so many steps; one value, or (left, right).
+    - ``truncated_key``, ``init_key``: see `SliceMarks`; the ``done`` beside the former is set as well.
+    - ``uniform_over``: see above.
+    - ``fragmented``: pieces of trajectories are interleaved, and ordered by ``traj_key`` and ``step_key``.
+
+    ``cache_values`` is taken for compatibility: edges are always kept until the storage is written.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        end_key: KeyLike | None = None,
+        end_keys: Sequence[KeyLike] | None = None,
+        traj_key: KeyLike | None = None,
+        ends: torch.Tensor | None = None,
+        trajectories: torch.Tensor | None = None,
+        cache_values: bool = True,
+        truncated_key: KeyLike | None = ("next", "truncated"),
+        init_key: KeyLike | None = "is_init",
+        strict_length: bool = True,
+        pad_output: bool = False,
+        span: Span = False,
+        uniform_over: UniformOver = "trajectories",
+        fragmented: bool = False,
+        step_key: KeyLike = "step_count",
+    ) -> None:
+        if (slice_len is None) == (num_slices is None):
+            raise UsageError("give either slice_len or num_slices")
+        for name, value in (("slice_len", slice_len), ("num_slices", num_slices)):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
+        ways = [
+            end_key is not None or bool(end_keys) or traj_key is not None,
+            ends is not None,
+            trajectories is not None,
+        ]
+        if sum(ways) > 1 or (end_key is not None and end_keys):
+            raise UsageError("give one of end_key, end_keys, traj_key, ends and trajectories")
+        if pad_output and strict_length:
+            raise UsageError("pad_output fills up short slices: it needs strict_length=False")
+        if uniform_over not in ("trajectories", "transitions"):
+            raise UsageError(f"uniform_over is {uniform_over!r}, not 'trajectories' or 'transitions'")
+        self.slice_len, self.num_slices = slice_len, num_slices
+        self.strict_length, self.pad_output, self.uniform_over = strict_length, pad_output, uniform_over
+        self.span: tuple[bool | int, bool | int] = span if isinstance(span, tuple) else (span, span)
+        if uniform_over == "transitions" and any(self.span):
+            raise UsageError("span goes with uniform_over='trajectories'")
+        self.edges = Edges(
+            None if traj_key is None else as_key(traj_key),
+            tuple(as_key(key) for key in end_keys or ()) or (() if end_key is None else (as_key(end_key),)),
+            as_key(step_key) if fragmented else None,
+            ends,
+            trajectories,
+        )
+        self.marks = SliceMarks(
+            None if truncated_key is None else as_key(truncated_key),
+            None if init_key is None else as_key(init_key),
+        )
+        self._pools: dict[int, Pool] = {}
+
+    def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
+        count, length = self.shape(batch_size)
+        pool = self.pool(storage, length)
+        if self.uniform_over == "transitions":
+            place = torch.randint(pool.total, (count,), generator=generator)
+            chosen = torch.searchsorted(pool.before, place, right=True) - 1
+            start, lengths = pool.first[chosen] + place - pool.before[chosen], pool.cut(chosen)
+        else:
+            chosen = self._choose(pool, count, generator)
+            start, lengths = pool.draw(chosen, generator)
+        return Draw(start, length, lengths, pool.timeline, self.pad_output, self.marks)
+
+    def _choose(self, pool: Pool, count: int, generator: torch.Generator) -> torch.Tensor:
+        return torch.randint(len(pool.first), (count,), generator=generator)
+
+    def pool(self, storage: Storage, length: int) -> Pool:
+        """The episodes that slices of a length may come from."""
+        require(storage)
+        timeline = storage.timeline(self.edges)
+        pool = self._pools.get(length)
+        if pool is None or pool.timeline is not timeline:
+            pool = self._pools[length] = Pool(timeline, length, self.strict_length, self.span)
+        return pool
+
+    def shape(self, batch_size: int) -> tuple[int, int]:
+        """``(slices, their length)``. Raises SamplingError when the batch cannot be divided."""
+        known = self.slice_len or self.num_slices
+        assert known is not None
+        if batch_size % known:
+            name = "slice_len" if self.slice_len else "num_slices"
+            message = f"batch_size {batch_size} cannot be divided by {name} {known}"
+            raise SamplingError(message, hint=f"for example {known * max(1, round(batch_size / known))}")
+        other = batch_size // known
+        return (other, known) if self.slice_len else (known, other)
+
+    def empty(self) -> None:
+        self._pools.clear()
+
+    _empty = empty
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_pools": {}}
+
+    def __repr__(self) -> str:
+        size = f"slice_len={self.slice_len}" if self.slice_len else f"num_slices={self.num_slices}"
+        return f"{type(self).__name__}({size}, strict_length={self.strict_length}, uniform_over={self.uniform_over!r})"
+
+
+class SliceSamplerWithoutReplacement(PassSampler, SliceSampler):
+    """One slice of every episode a pass; the last batch is short, or with ``drop_last`` left out."""
+
+    def __init__(self, *, drop_last: bool = False, shuffle: bool = True, **slices: Any) -> None:
+        super().__init__(drop_last, shuffle, **slices)
+        if self.uniform_over == "transitions":
+            raise UsageError("without replacement every episode gives one slice: uniform_over must be 'trajectories'")
+
+    def _choose(self, pool: Pool, count: int, generator: torch.Generator) -> torch.Tensor:
+        return self.passes.take(len(pool.first), count, generator, self.share)
+
+
+class Pool:
+    """The episodes that slices of one length may come from.
+
+    ``first`` position and ``lengths`` of those episodes, the number of ``places`` a slice can begin in each, and how many
+    places lie ``before`` it; all int64 ``[n]``. ``lead`` is how far a slice may begin ahead of its episode.
+    """
+
+    def __init__(self, timeline: Timeline, length: int, strict: bool, span: tuple[bool | int, bool | int]) -> None:
+        self.timeline, self.length = timeline, length
+        self.lengths, self.first = timeline.lengths, timeline.starts[:-1]
+        self.strict = strict and not any(span)
+        if strict:
+            fits = self.lengths >= length
+            if not bool(fits.any()):
+                longest = int(self.lengths.max()) if len(self.lengths) else 0
+                message = f"no episode has {length} steps; the longest has {longest}"
+                raise SamplingError(message, hint="ask for shorter slices, or strict_length=False for what there is")
+            self.lengths, self.first = self.lengths[fits], self.first[fits]
+        self.lead, lag = (_reach(side, length) for side in span)
+        # Between the first and the last start; a slice that leaves its episode keeps at least one step of it.
+        last = torch.minimum((self.lengths - length).clamp(min=0) + lag, self.lengths - 1)
+        self.places = last + 1 + self.lead
+        ends = self.places.cumsum(0)
+        self.before, self.total = ends - self.places, int(ends[-1])
+
+    def draw(self, chosen: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """A start in each of the episodes chosen, and the lengths where some are short."""
+        # One float64 a slice instead of one bounded integer each: the bias is below 2^-53 times the episode length.
+        offset = (torch.rand(len(chosen), dtype=torch.float64, generator=generator) * self.places[chosen]).long()
+        if not self.lead:
+            return self.first[chosen] + offset, self.cut(chosen, offset)
+        offset -= self.lead
+        begin = offset.clamp(min=0)
+        lengths = torch.minimum(offset + self.length, self.lengths[chosen]) - begin
+        return self.first[chosen] + begin, lengths
+
+    def cut(self, chosen: torch.Tensor, offset: torch.Tensor | int = 0) -> torch.Tensor | None:
+        """How long the slices are, None where all have the full length."""
+        if self.strict:
+            return None
+        lengths = (self.lengths[chosen] - offset).clamp(max=self.length)
+        return lengths if bool((lengths < self.length).any()) else None
+
+
+def _reach(span: bool | int, length: int) -> int:
+    """How many steps of a slice may lie outside its episode."""
+    if span is True:
+        return length - 1
+    if span >= length:
+        raise UsageError(f"a span of {span} leaves nothing of a slice of {length}")
+    return int(span)

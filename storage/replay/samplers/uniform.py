@@ -1,0 +1,209 @@
+"""Which steps make a batch: drawn with replacement, or pass after pass.
+
+A sampler looks at the length of a storage and at its episodes, never at its data, so a draw costs the same however
+large it is. It draws from the one generator it is given: the same seed gives the same batches. Draws that are made
+ahead of time can be taken back (`position`), so that reading ahead changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from ....errors import SamplingError, UsageError
+from ..storages.storage import Storage
+from ..windows.draw import Draw
+from .permutation import Permutation
+
+
+class Sampler:
+    """Base of all samplers; one of your own needs ``draw``, or TorchRL's ``sample(storage, batch_size)``.
+
+    ``ran_out`` is True after the draw that ended a pass. ``endless`` is False where there are passes.
+    """
+
+    ran_out = False
+    endless = True
+    #: Whether a draw depends on nothing but the storage and the generator, so that it may be made ahead of time.
+    ahead = True
+    #: The part of the data that is this process's own, in data-parallel training: (rank, world size).
+    share: tuple[int, int] = (0, 1)
+    drop_last = False
+
+    _rng: torch.Generator | None = None
+
+    def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
+        """The next batch. Raises SamplingError when it cannot be drawn."""
+        index, info = self.sample(storage, batch_size)
+        return Draw(storage.flat(index), info=dict(info))
+
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[Any, torch.Tensor]]:
+        """TorchRL's call: ``(index, info)`` of a batch, drawn from the generator the buffer has set."""
+        draw = self.draw(storage, batch_size, self._rng if self._rng is not None else torch.default_generator)
+        places = draw.places()
+        rows = places if draw.timeline is None else draw.timeline.rows(places)
+        return storage.coordinates(rows), dict(draw.info)
+
+    def add(self, index: torch.Tensor) -> None:
+        """Records were written to these flat rows."""
+
+    extend = add
+
+    def empty(self) -> None:
+        """The storage was emptied."""
+
+    _empty = empty
+
+    def position(self) -> Any:
+        """What drawing changes, besides the generator."""
+        return None
+
+    def set_position(self, position: Any) -> None:
+        """Go back (or on) to a position."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything: JSON values and tensors, by name."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what ``state_dict`` gave. Raises UsageError when it belongs to another kind of sampler."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Generators do not pickle; the buffer carries its own over.
+        return {name: value for name, value in self.__dict__.items() if name != "_rng"}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+def require(storage: Storage) -> int:
+    """The storage's length. Raises SamplingError when there is nothing in it."""
+    size = len(storage)
+    if not size:
+        raise SamplingError("cannot sample from an empty storage", hint="extend the buffer first")
+    return size
+
+
+class RandomSampler(Sampler):
+    """Uniform over all rows, with replacement."""
+
+    def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
+        return Draw(torch.randint(require(storage), (batch_size,), generator=generator))
+
+
+class Passes:
+    """Walks ``0..size-1`` pass after pass, each in a new order if shuffled; the last batch of a pass may be short.
+
+    The order of a pass is computed from one seed and the number of the pass, so where it stands is three numbers. With a
+    ``share`` (r, w) it takes the places r, r + w, r + 2w ... of the one order that all w processes have:
+
+        order        4 1 7 0 6 2 5 3
+        share 0 of 2 4   7   6   5
+        share 1 of 2   1   0   2   3
+    """
+
+    def __init__(self, *, shuffle: bool, drop_last: bool) -> None:
+        self.shuffle, self.drop_last = shuffle, drop_last
+        self.ran_out = False
+        self._seed: int | None = None
+        self._pass = self._next = self._size = 0
+        self._order: Permutation | None = None
+
+    def take(self, size: int, count: int, generator: torch.Generator, share: tuple[int, int] = (0, 1)) -> torch.Tensor:
+        """The next ``count`` of them, or what is left of the pass."""
+        rank, world = share
+        if size != self._size:  # the storage has grown or shrunk: what was walked means nothing now
+            self._size, self._next, self._order = size, 0, None
+        # With drop_last all processes take the same number of batches, else together they take everything.
+        own = size // world if self.drop_last else len(range(rank, size, world))
+        if self.drop_last and count > own:
+            message = f"a batch of {count} cannot be drawn from {own} without replacement and without a short batch"
+            raise SamplingError(message, hint="take smaller batches, or drop_last=False")
+        if self.shuffle and self._seed is None:
+            self._seed = int(torch.randint(1 << 62, (), generator=generator))
+        if self.shuffle and self._order is None:
+            self._order = self._make_order()
+        stop = min(self._next + count, own)
+        places = torch.arange(rank + world * self._next, rank + world * stop, world)
+        left = own - stop
+        self.ran_out = left == 0 or (self.drop_last and left < count)
+        taken = torch.from_numpy(self._order(places.numpy())) if self._order is not None else places
+        if self.ran_out:
+            self._next, self._pass, self._order = 0, self._pass + 1, None
+        else:
+            self._next = stop
+        return taken
+
+    def _make_order(self) -> Permutation:
+        assert self._seed is not None
+        return Permutation(self._size, int(np.random.SeedSequence((self._seed, self._pass)).generate_state(1)[0]))
+
+    def seed(self, seed: int) -> None:
+        """Fix the seed of the orders; all processes of a data-parallel run need the same one."""
+        self.__dict__.update(_seed=seed, _pass=0, _next=0, _order=None)
+
+    def restart(self) -> None:
+        """Forget the pass under way."""
+        self._next, self._size, self._order, self.ran_out = 0, 0, None, False
+
+    def position(self) -> tuple[int, int, int, int, bool]:
+        return (-1 if self._seed is None else self._seed, self._pass, self._next, self._size, self.ran_out)
+
+    def set_position(self, position: Any) -> None:
+        seed, self._pass, self._next, self._size, ran_out = (int(value) for value in position)
+        self._seed, self.ran_out, self._order = None if seed < 0 else seed, bool(ran_out), None
+
+
+class PassSampler(Sampler):
+    """Base of the samplers that go through what there is pass after pass; ``passes`` says where they are."""
+
+    endless = False
+
+    def __init__(self, drop_last: bool = False, shuffle: bool = True, **options: Any) -> None:
+        super().__init__(**options)
+        self.drop_last, self.shuffle = drop_last, shuffle
+        self.passes = Passes(shuffle=shuffle, drop_last=drop_last)
+
+    @property
+    def ran_out(self) -> bool:
+        return self.passes.ran_out
+
+    @ran_out.setter
+    def ran_out(self, value: bool) -> None:
+        self.passes.ran_out = value
+
+    def empty(self) -> None:
+        super().empty()
+        self.passes.restart()
+
+    _empty = empty
+
+    def position(self) -> Any:
+        return self.passes.position()
+
+    def set_position(self, position: Any) -> None:
+        self.passes.set_position(position)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"passes": list(self.passes.position()), "drop_last": self.drop_last, "shuffle": self.shuffle}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if "passes" not in state:
+            raise UsageError(f"the state is not that of a {type(self).__name__}")
+        self.passes.set_position(state["passes"])
+
+
+class SamplerWithoutReplacement(PassSampler):
+    """Every step once a pass. The last batch is short, or with ``drop_last`` left out; the next one begins a new pass."""
+
+    def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
+        size = require(storage)
+        if batch_size > size:
+            message = f"a batch of {batch_size} cannot be drawn from {size} without replacement"
+            raise SamplingError(message, hint=f"take at most {size}, or sample with replacement")
+        return Draw(self.passes.take(size, batch_size, generator, self.share))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(drop_last={self.drop_last}, shuffle={self.shuffle})"

@@ -1,0 +1,50 @@
+"""One leaf of all records of a buffer: ``buffer["action"]``, ``buffer["next", "reward"] = rewards``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import is_tensor_collection
+
+from ....errors import SchemaError, UnknownKeyError, UsageError
+from ..windows.edges import as_key
+from .storage import Storage
+
+
+def is_key(index: Any) -> bool:
+    """Whether an index names a leaf, rather than records."""
+    if isinstance(index, tuple):
+        return bool(index) and all(isinstance(name, str) for name in index)
+    return isinstance(index, str)
+
+
+def read_column(storage: Storage, records: Any, key: Any) -> Any:
+    """A leaf of all ``records``, which come from the storage. Raises UnknownKeyError when there is none."""
+    try:
+        return records[key]
+    except (KeyError, TypeError, IndexError) as error:
+        raise _unknown(storage, key) from error
+
+
+def write_column(storage: Storage, key: Any, value: Any) -> None:
+    """Change a leaf of all records. Raises UnknownKeyError, SchemaError for values that do not fit, ReadOnlyError."""
+    if storage.immutable:
+        storage.set(key, value)  # which refuses
+    records = storage.get(slice(None))
+    if not is_tensor_collection(records):
+        raise UsageError(f"a {type(storage).__name__} has no columns to write to", hint="use a LazyTensorStorage")
+    leaf = records.get(key, None)
+    if leaf is None:
+        raise _unknown(storage, key)
+    try:
+        leaf.copy_(torch.as_tensor(value))
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise SchemaError(f"what is to be written to {'/'.join(as_key(key))} does not fit: {error}") from error
+    storage.set(slice(0, storage.filled), records, set_cursor=False)
+
+
+def _unknown(storage: Storage, key: Any) -> UnknownKeyError:
+    names = storage.fields()
+    hint = f"there are {', '.join(names)}" if names else None
+    return UnknownKeyError(f"the records have no {'/'.join(as_key(key))}", hint=hint)

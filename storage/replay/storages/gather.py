@@ -1,0 +1,94 @@
+"""Rows of tensors in memory, read the way the rows of a dataset folder are: whole rows, on the widest words they allow.
+
+`TensorRows` reads by row. `TimelineRows` reads the same rows by their position in time, so that a window of consecutive
+steps is one however the ring lies. Both have the operations of `storage.rows.Rows`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from ...rows import widest_word
+from ..windows.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Field:
+    """What the reader must know of a tensor: its path and the shape and size of one row."""
+
+    name: str
+    shape: tuple[int, ...]
+    row_bytes: int
+    kind: str = "step"
+    codec: str = "raw"
+    constant: Any = None
+
+
+class Readable(Protocol):
+    """What both the leaves of a dataset and tensors in memory can do (see `storage.rows.Rows`)."""
+
+    leaf: Any
+    count: int
+
+    def windows(self, first: torch.Tensor, length: int) -> torch.Tensor: ...
+
+    def take(self, index: torch.Tensor) -> torch.Tensor: ...
+
+    def block(self, start: int, stop: int) -> torch.Tensor: ...
+
+
+class TensorRows:
+    """A contiguous tensor ``[rows, *shape]``; rows are storage rows."""
+
+    def __init__(self, name: str, tensor: torch.Tensor) -> None:
+        shape = tuple(tensor.shape[1:])
+        size = tensor.element_size()
+        for part in shape:
+            size *= part
+        self.leaf = Field(name, shape, size)
+        self.count, self.tensor = len(tensor), tensor
+        self._wide: torch.Tensor | None = None
+        width, word = widest_word(size) if size else (0, None)
+        # Of short rows the views cost more than wider words save.
+        if word is not None and size >= 64 and width > tensor.element_size() and tensor.data_ptr() % width == 0:
+            self._wide = tensor.view(self.count, -1).view(torch.uint8).view(word)
+
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        index = index.to(self.tensor.device)
+        if self._wide is None:
+            return self.tensor.index_select(0, index)
+        return self._wide.index_select(0, index).view(self.tensor.dtype).view(len(index), *self.leaf.shape)
+
+    def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
+        rows = first[:, None] + torch.arange(length)
+        return self.take(rows.reshape(-1)).view(len(first), length, *self.leaf.shape)
+
+    def block(self, start: int, stop: int) -> torch.Tensor:
+        return self.tensor[start:stop]
+
+
+class TimelineRows:
+    """Other rows, by position: ``count`` positions, of which ``timeline`` knows the rows."""
+
+    def __init__(self, rows: Readable, timeline: Timeline) -> None:
+        self.leaf, self._rows, self._timeline = rows.leaf, rows, timeline
+        self.count = int(timeline.starts[-1])
+
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        return self._rows.take(self._timeline.rows(index))
+
+    def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
+        if length == 1:
+            return self.take(first).unsqueeze(1)
+        return self.take((first[:, None] + torch.arange(length)).reshape(-1)).view(len(first), length, *self.leaf.shape)
+
+    def block(self, start: int, stop: int) -> torch.Tensor:
+        return self.take(torch.arange(start, stop)) if stop > start else self._rows.block(0, 0)
+
+
+def by_position(rows: Readable, timeline: Timeline) -> Readable:
+    """Rows to be read by position; the rows themselves where that is the same."""
+    return rows if timeline.identity else TimelineRows(rows, timeline)

@@ -1,0 +1,150 @@
+"""A storage in files, for buffers larger than memory, or to be opened again.
+
+The folder is one that ``TensorDict.load_memmap`` opens, with two small files of ours in it (format version 1):
+
+    rbdata_storage.json       {"format_version": 1, "ndim": 1}
+    rbdata_counters.memmap    three int64: rows filled along the first dimension, the row written last, number of writes
+
+The counters are mapped, as the data are: whoever opens the folder sees what was written last, also after the writer was
+killed, and a process that got the storage by pickling or forking sees new rows as they come.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict, is_tensor_collection
+
+from ....errors import DamagedDatasetError, DatasetExistsError, SchemaError, UsageError
+from .tensor_storage import LazyTensorStorage
+
+FORMAT_VERSION = 1
+DESCRIPTION, COUNTERS = "rbdata_storage.json", "rbdata_counters.memmap"
+
+
+class LazyMemmapStorage(LazyTensorStorage):
+    """Rows in memory-mapped files below ``scratch_dir``.
+
+    With ``existsok`` a folder that holds a storage already is opened with its contents (its size is then the one it was
+    made with); without, it raises DatasetExistsError rather than show stale rows. Without ``scratch_dir`` the files are
+    temporary and go with the storage, in the process that made them; ``auto_cleanup`` says otherwise, either way. Batches
+    read are copies: changing them never reaches the files.
+    """
+
+    def __init__(
+        self,
+        max_size: int,
+        *,
+        scratch_dir: Any = None,
+        device: Any = "cpu",
+        ndim: int = 1,
+        existsok: bool = False,
+        auto_cleanup: bool | None = None,
+    ) -> None:
+        if torch.device("cpu" if device == "auto" else device).type != "cpu":
+            raise UsageError("files are mapped into the CPU's memory", hint="move batches: ReplayBuffer(device=...)")
+        super().__init__(max_size, ndim=ndim)
+        self.scratch_dir = None if scratch_dir is None else Path(scratch_dir).absolute()
+        self._temporary = scratch_dir is None if auto_cleanup is None else auto_cleanup
+        if self.scratch_dir is not None and self.scratch_dir.is_dir() and any(self.scratch_dir.iterdir()):
+            if not existsok:
+                message = f"{self.scratch_dir} is not empty"
+                raise DatasetExistsError(message, hint="open what is there with existsok=True, or name another folder")
+            if (self.scratch_dir / DESCRIPTION).exists():
+                self._reopen()
+                self._remove_later()
+
+    def _remove_later(self) -> None:
+        if self._temporary:
+            assert self.scratch_dir is not None
+            weakref.finalize(self, _remove, self.scratch_dir, os.getpid())
+
+    def _room(self, example: Any, rows: int) -> Any:
+        if not is_tensor_collection(example):
+            raise SchemaError(
+                "a storage in files holds TensorDicts", hint="wrap the tensors: TensorDict({'x': x}, [n])"
+            )
+        if self.scratch_dir is None:
+            self.scratch_dir = Path(tempfile.mkdtemp(prefix="rbdata-replay-"))
+        self.scratch_dir.mkdir(parents=True, exist_ok=True)
+        self._remove_later()
+        data = example.expand(rows, *example.batch_size).memmap_like(str(self.scratch_dir), existsok=True)
+        (self.scratch_dir / COUNTERS).write_bytes(self._counters.numpy().tobytes())
+        self._map_counters()
+        (self.scratch_dir / DESCRIPTION).write_text(json.dumps({"format_version": FORMAT_VERSION, "ndim": self.ndim}))
+        return data
+
+    def _reopen(self) -> None:
+        assert self.scratch_dir is not None
+        try:
+            description = json.loads((self.scratch_dir / DESCRIPTION).read_text())
+            if description["format_version"] != FORMAT_VERSION:
+                raise ValueError(f"format version {description['format_version']}")
+            if description["ndim"] != self.ndim:
+                raise UsageError(f"{self.scratch_dir} was made with ndim={description['ndim']}, not {self.ndim}")
+            self._map_counters()
+            self._adopt(open_memmap(self.scratch_dir))
+            if not 0 <= self.filled <= self.capacity or not -1 <= self.newest < self.capacity:
+                raise ValueError(f"it counts {self.filled} rows of {self.capacity}")
+        except UsageError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+            message = f"the storage in {self.scratch_dir} is damaged: {error}"
+            raise DamagedDatasetError(message, hint="remove the folder, or name another scratch_dir") from error
+
+    def _map_counters(self) -> None:
+        assert self.scratch_dir is not None
+        if (self.scratch_dir / COUNTERS).stat().st_size != 24:
+            raise ValueError(f"{COUNTERS} is not three numbers")
+        # Shared on purpose: these counters tell other readers what has been written.
+        self._count = np.memmap(self.scratch_dir / COUNTERS, np.int64, "r+", shape=(3,))
+
+    def bring_up_to_date(self, filled: int, newest: int) -> None:
+        """Set the counters to those of a checkpoint whose data are these files."""
+        self._count[:2] = filled, newest
+        self._count[2] += 1
+
+    def share_memory_(self) -> LazyMemmapStorage:
+        return self  # files are shared as they are
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        return {**state, "_data": None, "_reopen": self._data is not None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        written = state.pop("_reopen")
+        super().__setstate__(state)
+        if written:
+            self._reopen()
+
+
+def _remove(folder: Path, process: int) -> None:
+    if os.getpid() == process:  # not when a fork of the process ends
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def open_memmap(folder: Path) -> Any:
+    """``TensorDict.load_memmap``, after a look at the files: it makes those that are missing, and unpickles.
+
+    Raises ValueError for files that are missing or too short, UsageError for pickled objects.
+    """
+    if any(folder.rglob("*.pickle")):
+        raise UsageError(f"{folder} holds pickled objects, which are not read")
+    for meta in folder.rglob("meta.json"):
+        for name, entry in json.loads(meta.read_text()).items():
+            if not isinstance(entry, dict) or "dtype" not in entry or "shape" not in entry:
+                continue
+            dtype = getattr(torch, str(entry["dtype"]).removeprefix("torch."))
+            size = torch.Size(entry["shape"]).numel() * dtype.itemsize
+            path = meta.with_name(f"{name}.memmap")
+            if size and (not path.is_file() or path.stat().st_size < size):
+                raise ValueError(f"{path} is missing or shorter than {size} bytes")
+    return TensorDict.load_memmap(folder)

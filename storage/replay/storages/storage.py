@@ -1,0 +1,275 @@
+"""Where a buffer keeps its records: what all storages have in common, and the plain list.
+
+A storage has rows. Along its first dimension it is written like a ring; ``ndim`` says how many leading dimensions of the
+data count as rows: with ``ndim=2`` a storage is ``[time, environments]``, ``max_size`` counts both, and row (t, b) is also
+known by its flat number ``t * environments + b``.
+
+    ring of 6 along time, 4 written                 ring of 6, full, the last write went to row 1
+    row    0 1 2 3 . .                              row    0 1 2 3 4 5
+           oldest = 0, newest = 3                                ^ oldest = 2, newest = 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase, is_tensor_collection
+
+from ....errors import SamplingError, SchemaError, UsageError
+from ..windows.draw import Key
+from ..windows.edges import Edges
+from ..windows.timeline import Timeline
+from .gather import Readable
+
+
+class Storage:
+    """Base of all storages.
+
+    ``len(storage)`` counts rows (over all dimensions); ``version`` grows with every write, so that what was computed from
+    the contents is known to be out of date.
+    """
+
+    #: Whether nothing can be written; reads then need no lock, and what was drawn stays valid.
+    immutable = False
+
+    def __init__(self, max_size: int, *, ndim: int = 1) -> None:
+        if not isinstance(max_size, int) or max_size < 1:
+            raise UsageError(f"max_size must be a whole number of at least 1, not {max_size!r}")
+        if not isinstance(ndim, int) or ndim < 1:
+            raise UsageError(f"ndim must be at least 1, not {ndim!r}")
+        self.max_size, self.ndim = max_size, ndim
+        self._timelines: dict[Edges, tuple[int, Timeline]] = {}
+
+    # -- what a storage must say of itself ---------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def filled(self) -> int:
+        """Rows along the first dimension that hold data."""
+        raise NotImplementedError
+
+    @property
+    def newest(self) -> int:
+        """The row along the first dimension that was written last, -1 when none was."""
+        raise NotImplementedError
+
+    def get(self, index: Any) -> Any:
+        """Rows: an int, slice, sequence, tensor, or a tuple of one tensor for each dimension."""
+        raise NotImplementedError
+
+    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+        """Write rows (along the first dimension); ``set_cursor`` tells that these are the newest ones."""
+        raise NotImplementedError
+
+    def column(self, key: Key) -> torch.Tensor | None:
+        """One leaf of all rows, flat: ``[len, ...]``; None when there is none."""
+        raise NotImplementedError
+
+    def fields(self) -> dict[str, Readable] | None:
+        """The leaves by path, to be read by row; None where records can only be had whole."""
+        return None
+
+    @property
+    def batch_tail(self) -> tuple[int, ...]:
+        """Batch dimensions of a record, beyond those that count as rows."""
+        return ()
+
+    # -- derived -----------------------------------------------------------------------------------------------------
+
+    @property
+    def width(self) -> int:
+        """Rows beside each other for each row along the first dimension."""
+        return 1
+
+    @property
+    def shape(self) -> torch.Size:
+        """The rows that hold data, ``[filled, *further dimensions]``."""
+        return torch.Size([self.filled])
+
+    @property
+    def capacity(self) -> int:
+        """Rows along the first dimension that there is room for."""
+        return self.max_size
+
+    def capacity_for(self, batch: Any) -> int:
+        """The capacity once a batch ``[n, ...]`` is written, which may be what tells how wide the storage is."""
+        return self.capacity
+
+    @property
+    def device(self) -> torch.device | None:
+        return None
+
+    def __len__(self) -> int:
+        return self.filled * self.width
+
+    @property
+    def is_full(self) -> bool:
+        return self.filled == self.capacity
+
+    @property
+    def oldest(self) -> int:
+        """The row along the first dimension that time begins with."""
+        return (self.newest + 1) % self.capacity if self.is_full else 0
+
+    def timeline(self, edges: Edges) -> Timeline:
+        """The steps in order of time with their episodes; worked out once for every state of the contents."""
+        known = self._timelines.get(edges)
+        if known is not None and known[0] == self.version:
+            return known[1]
+        if not len(self):
+            raise SamplingError("cannot sample from an empty storage", hint="extend the buffer first")
+        version = self.version
+        timeline = edges.timeline(self.column, self.filled, self.width, self.oldest)
+        self._timelines[edges] = (version, timeline)
+        return timeline
+
+    def empty(self) -> None:
+        """Forget the contents; the memory stays."""
+        raise NotImplementedError
+
+    _empty = empty
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.get(index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.set(index, value, set_cursor=False)
+
+    def coordinates(self, rows: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """Flat rows as ``get`` takes them: as they are, or one tensor for each dimension."""
+        return rows if self.ndim == 1 else tuple(torch.unravel_index(rows, self.shape))
+
+    def flat(self, index: Any) -> torch.Tensor:
+        """The reverse: ``[N]`` rows from ``[N]``, ``[N, ndim]`` or a tuple of ``ndim`` tensors; -1 stays -1."""
+        if isinstance(index, tuple):
+            index = torch.stack([torch.as_tensor(part) for part in index], -1)
+        index = whole_numbers(index)
+        if self.ndim == 1:
+            return index.reshape(-1)
+        if index.ndim < 2 or index.shape[-1] != self.ndim:
+            message = f"an index of shape {tuple(index.shape)} does not fit a storage of {self.ndim} dimensions"
+            raise SamplingError(message, hint=f"it is [N, {self.ndim}], or a tuple of {self.ndim} tensors")
+        flat = torch.zeros_like(index[..., 0])
+        for size, part in zip(self.shape, index.unbind(-1)):
+            flat = flat * size + part
+        return torch.where((index < 0).any(-1), -1, flat).reshape(-1)
+
+    # -- saving ------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The contents in memory, as copies."""
+        raise NotImplementedError
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+def whole_numbers(index: Any) -> torch.Tensor:
+    """Row numbers as an int64 tensor. Raises SamplingError for what are none."""
+    try:
+        rows = torch.as_tensor(index)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SamplingError(f"rows are whole numbers, not {index!r}") from error
+    if rows.numel() and (rows.is_floating_point() or rows.dtype == torch.bool):
+        raise SamplingError(f"rows are whole numbers, not {rows.dtype}")
+    return rows.long().cpu()
+
+
+class ListStorage(Storage):
+    """Records of any kind in a Python list: flexible, slow."""
+
+    def __init__(self, max_size: int | None = None, *, device: Any = None, ndim: int = 1) -> None:
+        super().__init__(max_size if max_size is not None else 2**62, ndim=ndim)
+        if ndim != 1:
+            raise UsageError("a ListStorage has one dimension", hint="LazyTensorStorage takes ndim")
+        self._records: list[Any] = []
+        self._device = None if device is None else torch.device(device)
+        self._version, self._newest = 0, -1
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @property
+    def filled(self) -> int:
+        return len(self._records)
+
+    @property
+    def newest(self) -> int:
+        return self._newest
+
+    @property
+    def device(self) -> torch.device | None:
+        return self._device
+
+    def get(self, index: Any) -> Any:
+        if isinstance(index, tuple):
+            if len(index) != 1:
+                raise UsageError("a ListStorage has one dimension")
+            return self.get(index[0])
+        if isinstance(index, (int, np.integer, slice)):
+            return self._records[index]
+        if isinstance(index, (torch.Tensor, np.ndarray)):
+            if index.ndim == 0:
+                return self._records[int(index)]
+            index = index.tolist()
+        return [self._records[number] for number in index]
+
+    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+        if isinstance(cursor, (int, np.integer)) or (isinstance(cursor, torch.Tensor) and not cursor.ndim):
+            cursor, data = [int(cursor)], [data]
+        elif isinstance(cursor, slice):
+            cursor = range(*cursor.indices(self.capacity))
+        cursor = cursor.tolist() if isinstance(cursor, (torch.Tensor, np.ndarray)) else list(cursor)
+        if not isinstance(data, (Sequence, torch.Tensor, np.ndarray)) and not is_tensor_collection(data):
+            raise SchemaError(f"a ListStorage takes a sequence of records, not a {type(data).__name__}")
+        if len(cursor) != len(data):
+            raise SchemaError(f"{len(data)} records for {len(cursor)} places")
+        for place, record in zip(cursor, data):
+            if not 0 <= place <= len(self._records) or place >= self.capacity:
+                raise SchemaError(
+                    f"record {place} cannot be written: {len(self._records)} of {self.capacity} are there"
+                )
+            record = self._kept(record)
+            if place == len(self._records):
+                self._records.append(record)
+            else:
+                self._records[place] = record
+        if set_cursor and cursor:
+            self._newest = cursor[-1]
+        self._version += 1
+
+    def _kept(self, record: Any) -> Any:
+        return record.to(self._device) if self._device is not None and hasattr(record, "to") else record
+
+    def column(self, key: Key) -> torch.Tensor | None:
+        if not all(isinstance(record, TensorDictBase) for record in self._records):
+            raise UsageError("episodes can only be told apart in a storage of TensorDicts")
+        values = [record.get(key if len(key) > 1 else key[0], None) for record in self._records]
+        return None if any(value is None for value in values) else torch.stack(values)
+
+    def empty(self) -> None:
+        self._records, self._newest = [], -1
+        self._version += 1
+
+    _empty = empty
+
+    def state_dict(self) -> dict[str, Any]:
+        copies = [record.clone() if hasattr(record, "clone") else record for record in self._records]
+        return {"records": copies, "newest": self._newest}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if len(state["records"]) > self.capacity:
+            raise SchemaError(f"{len(state['records'])} records do not fit into a storage of {self.capacity}")
+        records = [record.clone() if hasattr(record, "clone") else record for record in state["records"]]
+        self._records, self._newest = records, state["newest"]
+        self._version += 1
+
+    def __repr__(self) -> str:
+        return f"ListStorage({len(self)} of {self.max_size} records)"

@@ -1,0 +1,117 @@
+"""What is done to batches on their way out of a buffer, and to data on their way in.
+
+A transform is any callable that takes a batch and returns one (or changes it in place and returns None), a
+``torch.nn.Module``, or an object with an ``inv`` method as well, such as TorchRL's transforms: ``forward`` when sampling,
+``inv`` when writing, in the reverse order. Inverted, it is the other way round:
+
+    sampling     storage -> a -> b -> batch
+    writing      storage <- a.inv <- b.inv <- data
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ....errors import UsageError
+
+
+class Inverted:
+    """A transform the other way round: its forward when writing, its inverse when sampling."""
+
+    def __init__(self, transform: Any) -> None:
+        self.transform = transform
+
+    def __call__(self, data: Any) -> Any:
+        return _inverse(self.transform, data)
+
+    def inv(self, data: Any) -> Any:
+        return _forward(self.transform, data)
+
+    def __repr__(self) -> str:
+        return f"Inverted({self.transform!r})"
+
+
+class Transforms:
+    """A chain of transforms."""
+
+    def __init__(self, *transforms: Any) -> None:
+        self._chain: list[Any] = []
+        for transform in transforms:
+            self.append(transform)
+
+    def append(self, transform: Any, *, invert: bool = False) -> None:
+        """Add at the end: applied last when sampling, first when writing."""
+        self.insert(len(self._chain), transform, invert=invert)
+
+    def insert(self, place: int, transform: Any, *, invert: bool = False) -> None:
+        """Add before the one at ``place``. Raises UsageError for what cannot be called, and places that are not there."""
+        if not callable(transform):
+            raise UsageError(f"a transform is something to be called with a batch, not a {type(transform).__name__}")
+        if not -len(self._chain) <= place <= len(self._chain):
+            raise UsageError(f"there is no place {place} among {len(self._chain)} transforms")
+        if isinstance(transform, torch.nn.Module):
+            transform.eval()
+        self._chain.insert(place, Inverted(transform) if invert else transform)
+
+    def __call__(self, batch: Any) -> Any:
+        for transform in self._chain:
+            batch = _forward(transform, batch)
+        return batch
+
+    def inv(self, data: Any) -> Any:
+        """What is to be written; None where a transform keeps it back."""
+        for transform in reversed(self._chain):
+            data = _inverse(transform, data)
+            if data is None:
+                return None
+        return data
+
+    def __len__(self) -> int:
+        return len(self._chain)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._chain)
+
+    def __getitem__(self, place: int) -> Any:
+        return self._chain[place]
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The tensors of the modules among them, by ``place.name``."""
+        return {
+            f"{place}.{name}": value.detach().clone()
+            for place, module in self._modules()
+            for name, value in module.state_dict().items()
+            if isinstance(value, torch.Tensor)
+        }
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        for place, module in self._modules():
+            prefix = f"{place}."
+            own = {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
+            try:
+                module.load_state_dict(own)
+            except RuntimeError as error:
+                raise UsageError(f"the state does not fit transform {place}: {error}") from error
+
+    def _modules(self) -> Iterator[tuple[int, torch.nn.Module]]:
+        for place, transform in enumerate(self._chain):
+            if isinstance(transform, Inverted):
+                transform = transform.transform
+            if isinstance(transform, torch.nn.Module):
+                yield place, transform
+
+    def __repr__(self) -> str:
+        return f"Transforms({', '.join(map(repr, self._chain))})"
+
+
+def _forward(transform: Callable[[Any], Any], batch: Any) -> Any:
+    result = transform(batch)
+    return batch if result is None else result
+
+
+def _inverse(transform: Any, data: Any) -> Any:
+    inverse = getattr(transform, "inv", None)
+    return data if inverse is None else inverse(data)

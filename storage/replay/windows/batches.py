@@ -1,0 +1,312 @@
+"""From steps drawn to TED batches, with one read for each leaf.
+
+The window decides everything: with a frame stack of k the k - 1 states before a step are read with it, its successor is
+the one state after it (or n after it), and both stacks are overlapping views of the rows read.
+
+Rewards, flags and the like are a few bytes a step: reading them costs calls, not bytes. So several batches are drawn
+ahead and their small leaves read together (``prepare``); what is left for each batch is the large reads
+(``complete``). Batches never share memory with each other or with the storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from tensordict import TensorDict
+
+from ....errors import UsageError
+from ...schema import FLAGS, LARGE_ROW
+from ...window import Windows, plan_windows, read_window, read_windows
+from ..storages.gather import Readable, by_position
+from ..storages.storage import Storage
+from .draw import Draw
+from .edges import Edges
+from .n_step import NStep
+from .nesting import Nesting
+from .slice_flags import mark_slices
+from .timeline import Timeline
+
+#: Small leaves of this many batches are read together, as long as they stay within ``AHEAD_BYTES``.
+AHEAD = 16
+AHEAD_BYTES = 1 << 20
+
+#: Observations that are laid out as plain TED are stacked when their path begins with one of these.
+STACKED = ("observation", "pixels")
+
+
+@dataclass
+class Places:
+    """Where the pieces of a draw lie in leaves that are stored once for each state.
+
+    ``row`` (int64 ``[n]``) is the state each piece begins with; ``windows`` are the states to be read where stacks are
+    wanted. A piece is a whole slice (``sliced``) or a single step.
+    """
+
+    row: torch.Tensor
+    windows: Windows | None
+    sliced: bool
+
+    def split(self, sizes: list[int]) -> list[Places]:
+        """Those of several draws, with so many pieces each."""
+        windows = [None] * len(sizes) if self.windows is None else self.windows.split(sizes)
+        return [Places(row, windows[number], self.sliced) for number, row in enumerate(self.row.split(sizes))]
+
+
+@dataclass
+class Prepared:
+    """A batch whose small leaves are read: columns by path, each ``[steps, ...]``; ``index`` are storage rows.
+
+    ``position`` is their place in time and ``last`` that of the step whose successor is returned, where windows need them;
+    ``places`` is there where leaves are stored once for each state.
+    """
+
+    draw: Draw
+    index: torch.Tensor
+    position: torch.Tensor | None
+    last: torch.Tensor | None
+    columns: dict[str, torch.Tensor]
+    places: Places | None = None
+
+
+class BatchReader:
+    """Reads batches from a storage that has fields.
+
+    ``frame_stack`` applies to leaves stored once for each state and to observations (``stack_keys`` names others);
+    ``n_step`` to the reward and all else under ``next``. ``marked`` puts what the sampler knows into the batch: ``index``,
+    weights, slice flags. ``edges`` say where episodes end, for draws that do not.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        frame_stack: int | None = None,
+        stack_keys: Sequence[str] | None = None,
+        n_step: NStep | None = None,
+        marked: bool = True,
+        edges: Edges | None = None,
+    ) -> None:
+        fields = storage.fields()
+        if fields is None:
+            raise UsageError("windows need a storage of plain TensorDicts")
+        self.storage, self.stack, self.n_step, self._marked = storage, frame_stack, n_step, marked
+        self._edges = edges or Edges()
+        self._fields = fields
+        self._tail, self._nesting = storage.batch_tail, Nesting()
+        self._windowed = frame_stack is not None or n_step is not None
+        states = [rows for rows in fields.values() if rows.leaf.kind == "state"]
+        self._stacked = self._stacked_names(fields, stack_keys) if frame_stack else []
+        stacked = {*self._stacked, *("next/" + name for name in self._stacked)}
+        self._states = states
+        if frame_stack and not stacked and not states:
+            raise UsageError(f"{storage!r} has no observation to stack", hint="name the keys with stack_keys")
+        if n_step is not None and "next/reward" not in fields:
+            raise UsageError(f"{storage!r} has no next/reward to sum up")
+        # What a writer stored as ``index`` is not read: the rows drawn are at hand.
+        special = {*stacked, *(["next/reward"] if n_step else []), *(["index"] if marked else [])}
+        steps = [rows for name, rows in fields.items() if rows.leaf.kind == "step" and name not in special]
+        self._small = [rows for rows in steps if rows.leaf.row_bytes < LARGE_ROW]
+        self._large = [rows for rows in steps if rows.leaf.row_bytes >= LARGE_ROW]
+        extra = sum(fields[name].leaf.row_bytes for name in self._stacked) * (2 * (frame_stack or 0))
+        self._stack_early = bool(self._stacked) and extra < 4 * LARGE_ROW
+        self.small_bytes = sum(rows.leaf.row_bytes for rows in self._small) + 8 + (extra if self._stack_early else 0)
+
+    @staticmethod
+    def _stacked_names(fields: dict[str, Readable], keys: Sequence[str] | None) -> list[str]:
+        """Root paths of the observations to stack that have a leaf of their own for the successor."""
+        steps = [name for name, rows in fields.items() if rows.leaf.kind == "step" and "next/" + name in fields]
+        if keys is None:
+            return [name for name in steps if name.partition("/")[0] in STACKED]
+        unknown = [key for key in keys if key not in fields]
+        if unknown:
+            raise UsageError(f"unknown keys to stack: {', '.join(unknown)}", hint=f"there are {', '.join(fields)}")
+        if any(key in FLAGS for key in keys):
+            raise UsageError("flags cannot be stacked")
+        return [name for name in steps if name in keys]
+
+    def ahead(self, batch_size: int) -> int:
+        """How many batches of this size are worth preparing together."""
+        return max(1, min(AHEAD, AHEAD_BYTES // (batch_size * self.small_bytes)))
+
+    # -- the small leaves of several batches -------------------------------------------------------------------------
+
+    def prepare(self, draws: Sequence[Draw]) -> list[Prepared]:
+        """Read the small leaves of several draws of one sampler at once."""
+        together = draws[0] if len(draws) == 1 else Draw.join(draws)
+        places = together.places()
+        timeline = together.timeline
+        index = places if timeline is None else timeline.rows(places)
+        position = last = None
+        columns: dict[str, torch.Tensor] = {}
+        if self._windowed:
+            timeline = timeline or self.storage.timeline(self._edges)
+            position = timeline.positions(places) if together.timeline is None else places
+        shifted = index
+        if self.n_step is not None:
+            assert timeline is not None and position is not None
+            last = self._look_ahead(timeline, position, columns)
+            shifted = timeline.rows(last)
+        for rows in self._small:
+            columns[rows.leaf.name] = self._step_rows(rows, together, index, shifted)
+        if self._stack_early:
+            assert timeline is not None and position is not None
+            self._read_stacks(timeline, position, last, columns)
+        if self._marked:
+            columns.update(together.info)
+            mark_slices(together, columns)
+        found = self._places(timeline or self.storage.timeline(self._edges), together, index) if self._states else None
+        if len(draws) == 1:
+            return [Prepared(together, index, position, last, columns, found)]
+        return _split(draws, Prepared(together, index, position, last, columns, found))
+
+    def _places(self, timeline: Timeline, draw: Draw, index: torch.Tensor) -> Places:
+        """The state row of step i in episode e is i + e, and an episode has one more of them."""
+        sliced = draw.length > 1 and draw.lengths is None and self.n_step is None
+        position = draw.start if sliced else timeline.positions(index)
+        episode = timeline.episode_of(position)
+        row = position + episode
+        if not self.stack:
+            return Places(row, None, sliced)
+        low = timeline.starts.index_select(0, episode) + episode
+        high = timeline.starts.index_select(0, episode + 1) + episode + 1
+        extent = self.stack + (draw.length if sliced else self.n_step.steps if self.n_step else 1)
+        return Places(row, plan_windows(self._states[0].count, row - (self.stack - 1), extent, low, high), sliced)
+
+    def _look_ahead(self, timeline: Timeline, position: torch.Tensor, columns: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The n-step reward and what goes with it; returns the positions of the steps the look ahead ends with."""
+        assert self.n_step is not None
+        episode = timeline.episode_of(position)
+        low, high = timeline.starts[episode], timeline.starts[episode + 1]
+        taken = self.n_step.ahead(position, high)
+        rows = by_position(self._fields["next/reward"], timeline)
+        rewards = read_window(rows, position, self.n_step.steps, low, high)
+        columns["next/reward"] = self.n_step.total(rewards)
+        columns["next/original_reward"] = rewards[:, 0].clone()
+        columns["steps_to_next_obs"], columns["gamma"] = taken, self.n_step.discount(taken)
+        return position + taken - 1
+
+    def _step_rows(self, rows: Readable, draw: Draw, index: torch.Tensor, shifted: torch.Tensor) -> torch.Tensor:
+        """The rows of a step leaf, ``[steps, *shape]``."""
+        if shifted is not index and rows.leaf.name.startswith("next/"):
+            return rows.take(shifted)
+        if draw.length > 1 and draw.lengths is None and draw.timeline is not None and draw.timeline.identity:
+            return rows.windows(draw.start, draw.length).flatten(0, 1)
+        return rows.take(index)
+
+    # -- the large leaves of one batch -------------------------------------------------------------------------------
+
+    def complete(self, prepared: Prepared) -> TensorDict:
+        """Read the large leaves, and make the batch: flat TED ``[steps]`` with ``index``."""
+        draw, index, columns = prepared.draw, prepared.index, dict(prepared.columns)
+        timeline = None
+        if self._windowed:
+            timeline = draw.timeline or self.storage.timeline(self._edges)
+        if self._large:
+            shifted = index if prepared.last is None or timeline is None else timeline.rows(prepared.last)
+            for rows in self._large:
+                columns[rows.leaf.name] = self._step_rows(rows, draw, index, shifted)
+        for rows in self._states:
+            name = rows.leaf.name
+            columns[name], columns["next/" + name] = self._read_states(rows, prepared)
+        if self._stacked and not self._stack_early:
+            assert timeline is not None and prepared.position is not None
+            self._read_stacks(timeline, prepared.position, prepared.last, columns)
+        if self._marked:
+            columns["index"] = index
+        return self._nesting.build(columns, (len(index), *self._tail))
+
+    def _read_states(self, rows: Readable, prepared: Prepared) -> tuple[torch.Tensor, torch.Tensor]:
+        """A state leaf at the steps drawn, and after them."""
+        draw, position, last, places = prepared.draw, prepared.position, prepared.last, prepared.places
+        assert places is not None
+        if self.stack:
+            ahead = None if last is None or position is None else last - position
+            return self._slices_of_stacks(rows, places) if places.sliced else self._stacks(rows, places, ahead)
+        if last is not None:
+            assert position is not None
+            # A row of the one after a row of the other: where decoding costs, both in one call.
+            both = rows.take(torch.cat([places.row, places.row + (last - position) + 1]))
+            return both.chunk(2)[0], both.chunk(2)[1]
+        if not places.sliced:
+            pair = rows.windows(places.row, 2)
+            return pair[:, 0], pair[:, 1]
+        if rows.leaf.codec == "raw":
+            return (
+                rows.windows(places.row, draw.length).flatten(0, 1),
+                rows.windows(places.row + 1, draw.length).flatten(0, 1),
+            )
+        # Decoding costs more than copying: each row once, then both views of it made flat; by numpy, for the reason given
+        # in `Timeline.episode_of`.
+        read, shape = rows.windows(places.row, draw.length + 1).numpy(), (len(prepared.index), *rows.leaf.shape)
+        return torch.from_numpy(read[:, :-1].reshape(shape)), torch.from_numpy(read[:, 1:].reshape(shape))
+
+    def _stacks(self, rows: Readable, places: Places, ahead: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Stacks of a state leaf and of its successors, ``[B, k, *shape]`` each: views of k + 1 (or k + n) rows.
+
+        ``ahead`` is how many steps after each step drawn the one lies whose successor is returned.
+        """
+        assert self.stack and places.windows is not None
+        k = self.stack
+        read = read_windows(rows, places.windows)
+        if ahead is None:
+            return read[:, :-1], read[:, 1:]
+        after = (ahead + 1)[:, None] + torch.arange(k)
+        return read[:, :k], read[torch.arange(len(read))[:, None], after]
+
+    def _slices_of_stacks(self, rows: Readable, places: Places) -> tuple[torch.Tensor, torch.Tensor]:
+        """Stacks at every step of slices: each row read once, ``L + k`` of them for a slice of L."""
+        assert self.stack and places.windows is not None
+        read = read_windows(rows, places.windows)
+        stacks = read.unfold(1, self.stack, 1).movedim(-1, 2)  # [n, L + 1, k, *shape]
+        return stacks[:, :-1].flatten(0, 1), stacks[:, 1:].flatten(0, 1)
+
+    def _read_stacks(
+        self,
+        timeline: Timeline,
+        position: torch.Tensor,
+        last: torch.Tensor | None,
+        columns: dict[str, torch.Tensor],
+    ) -> None:
+        """Stacks of observations laid out as plain TED, where root and successor are leaves of their own.
+
+        The successor's stack is the observations up to the step it follows, less the oldest, and then the successor:
+
+            stack of 3 at step 4        o2 o3 o4
+            after it                       o3 o4 n4
+        """
+        assert self.stack
+        k = self.stack
+        episode = timeline.episode_of(position)
+        low, high = timeline.starts[episode], timeline.starts[episode + 1]
+        for name in self._stacked:
+            rows = by_position(self._fields[name], timeline)
+            after = by_position(self._fields["next/" + name], timeline)
+            stack = read_window(rows, position - (k - 1), k, low, high)
+            columns[name] = stack
+            if last is None:
+                before, end = stack[:, 1:], after.take(position)
+            else:
+                end = after.take(last)
+                before = stack[:, :0]
+                if k > 1:
+                    before = read_window(rows, last - (k - 2), k - 1, low, high)
+            columns["next/" + name] = torch.cat([before, end.unsqueeze(1)], 1)
+
+
+def _split(draws: Sequence[Draw], together: Prepared) -> list[Prepared]:
+    """What was read together, batch by batch."""
+    sizes = [draw.steps for draw in draws]
+    names = list(together.columns)
+    pieces = zip(*(together.columns[name].split(sizes) for name in names)) if names else iter([()] * len(draws))
+    indices = together.index.split(sizes)
+    positions = [None] * len(draws) if together.position is None else together.position.split(sizes)
+    lasts = [None] * len(draws) if together.last is None else together.last.split(sizes)
+    places: Sequence[Places | None] = [None] * len(draws)
+    if together.places is not None:
+        places = together.places.split([len(draw.start) for draw in draws] if together.places.sliced else sizes)
+    return [
+        Prepared(draw, indices[number], positions[number], lasts[number], dict(zip(names, piece)), places[number])
+        for number, (draw, piece) in enumerate(zip(draws, pieces))
+    ]

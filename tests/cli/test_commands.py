@@ -1,0 +1,353 @@
+"""Every command on real shards, in this process: answers, modes, exit codes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from paths import DATA
+from rbdata import cli
+from rbdata._version import __version__
+from rbdata.datasets.catalogue import known_ids
+
+MIRROR = str(DATA / "atari")
+RAW = f"{MIRROR}/dqn/Pong/5/replay_logs"
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory) -> Path:
+    """A root with Pong/5; not to be changed."""
+    root = tmp_path_factory.mktemp("cli")
+    assert cli.run(["download", "Pong/5", "--mirror", MIRROR, "--root", str(root), "--procs", "1", "-q"]) == 0
+    return root
+
+
+@pytest.fixture
+def own(made, tmp_path) -> Path:
+    """A copy of it that a test may change."""
+    root = tmp_path / "root"
+    shutil.copytree(made, root)
+    return root
+
+
+@pytest.fixture
+def call(capsys):
+    """Run a command line: ``(exit code, stdout, stderr)``."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = cli.run([str(word) for word in words])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def ask(call):
+    """Run a command line with ``--json``: ``(exit code, document)``."""
+
+    def run(*words: object) -> tuple[int, dict]:
+        code, answer, _ = call(*words, "--json")
+        return code, json.loads(answer)
+
+    return run
+
+
+class TestEveryCommand:
+    @pytest.mark.parametrize("name", ["list", "download", "convert", "inspect", "sample", "verify", "delete"])
+    def test_help_has_examples_and_exit_codes(self, call, name):
+        code, answer, notes = call(name, "--help")
+        assert (code, notes) == (0, "")
+        assert answer.count(f"    rbdata {name}") + answer.count("| xargs") >= 2
+        assert "Exit codes:" in answer
+        assert "130  interrupted" in answer
+        assert all(option in answer for option in ("--json", "--quiet", "--debug", "--root"))
+
+    def test_version(self, call, ask):
+        assert call("--version") == (0, f"rbdata {__version__}\n", "")
+        assert ask("--version") == (0, {"version": __version__})
+
+    def test_no_command_shows_what_there_is(self, call):
+        code, answer, _ = call()
+        assert code == 2
+        assert re.search(r"download +Fetch", answer)
+
+    def test_wrong_arguments(self, call, ask):
+        code, answer, notes = call("list", "--nonsense")
+        assert (code, answer) == (2, "")
+        assert notes.startswith("error: No such option")
+        assert notes.splitlines()[-1] == "hint: `rbdata list --help` shows how it is used"
+        code, document = ask("list", "--nonsense")
+        assert code == 2
+        assert document["error"]["code"] == "usage"
+
+    def test_a_mistyped_command(self, call):
+        code, _, notes = call("downlaod", "Pong/5")
+        assert code == 2
+        assert "Did you mean 'download'?" in notes
+
+    def test_a_bug_is_one_line_and_a_traceback_only_on_request(self, call, monkeypatch, made):
+        def broken(root):
+            raise RuntimeError("oh no")
+
+        monkeypatch.setattr("rbdata.datasets.local.list_local", broken)
+        code, answer, notes = call("list")
+        assert (code, answer) == (1, "")
+        assert notes.splitlines()[0] == "error: RuntimeError: oh no"
+        assert "bug" in notes
+        assert "Traceback" not in notes
+        for words in (("list", "--debug"), ("--debug", "list")):
+            assert "Traceback" in call(*words)[2]
+
+
+class TestList:
+    def test_in_a_pipe_every_dataset_is_a_row(self, call, made):
+        code, answer, notes = call("list", "--root", made)
+        rows = [line.split("\t") for line in answer.splitlines()]
+        assert (code, notes) == (0, "")
+        assert len(rows) == len(known_ids())  # the one that is here is one of them
+        assert rows[0][:4] == ["atari/Pong/5", "complete", "11956", "14"]
+        assert int(rows[0][4]) > 1e6
+        assert rows[1] == ["atari/AirRaid/1", "-", "-", "-", "-"]
+
+    def test_filters(self, call, made):
+        assert call("list", "--root", made, "--local", "-q")[1] == "atari/Pong/5\n"
+        assert call("list", "--root", made, "--match", "pong/?", "-q")[1].split()[0] == "atari/Pong/5"
+        assert len(call("list", "--root", made, "--match", "*/Pong/*", "-q")[1].split()) == 5
+        assert call("list", "--source", "my", "--root", made)[:2] == (0, "")
+        assert call("list", "--source", "nonsense")[0] == 2
+
+    def test_json(self, ask, made):
+        code, document = ask("list", "--root", made, "--local")
+        (dataset,) = document["datasets"]
+        assert code == 0
+        assert document["root"] == str(made)
+        assert (dataset["id"], dataset["state"], dataset["steps"]) == ("atari/Pong/5", "complete", 11956)
+        assert Path(dataset["path"]).is_dir()
+
+    def test_damaged_is_said_and_why(self, call, own):
+        (own / "atari/Pong/5/rbdata.json").write_text("{")
+        code, answer, notes = call("list", "--local", "--root", own)
+        assert code == 0
+        assert answer.split("\t")[1] == "damaged"
+        assert "is not JSON" in notes
+
+
+class TestDownload:
+    def test_what_is_complete_is_left_alone(self, ask, made):
+        code, document = ask("download", "Pong/5", "--root", made, "--mirror", "/nowhere")
+        (result,) = document["datasets"]
+        assert code == 0
+        assert (result["id"], result["action"], result["steps"]) == ("atari/Pong/5", "complete", 11956)
+
+    def test_a_dry_run_writes_nothing(self, ask, tmp_path):
+        code, document = ask("download", "Pong/5", "--root", tmp_path / "r", "--mirror", MIRROR, "--dry-run")
+        (result,) = document["datasets"]
+        assert (code, result["action"]) == (0, "planned")
+        assert result["plan"]["parts"] == 3
+        assert result["plan"]["fetch_bytes"] > 0
+        assert not (tmp_path / "r").exists()
+
+    def test_one_of_several_fails(self, call, ask, own):
+        words = ("download", "Nope/1", "Pong/5", "Breakout/1", "--shards", "0", "--root", own, "--mirror", MIRROR)
+        code, answer, notes = call(*words, "--procs", 1)
+        assert code == 1
+        assert [row.split("\t")[:2] for row in answer.splitlines()] == [
+            ["Nope/1", "failed"],
+            ["atari/Pong/5", "complete"],
+            ["atari/Breakout/1", "written"],
+        ]
+        assert "error: Nope/1: no dataset is called 'Nope/1'" in notes
+        assert "next: rbdata inspect atari/Pong/5 --root" in notes
+        code, document = ask(*words)
+        assert code == 1
+        assert document["datasets"][0]["error"]["code"] == "unknown_dataset"
+
+    def test_quiet_prints_paths_alone(self, call, made):
+        code, answer, notes = call("download", "atari/Pong/5", "--root", made, "--quiet")
+        assert (code, answer, notes) == (0, f"{made}/atari/Pong/5\n", "")
+
+    def test_errors_are_json_too(self, ask, tmp_path):
+        code, document = ask("download", "Pong/5", "--root", tmp_path, "--mirror", tmp_path / "nothing")
+        assert code == 1
+        assert document["error"]["code"] == "object_not_found"
+        assert set(document["error"]) == {"code", "message", "hint"}
+
+    @pytest.mark.parametrize("words", [["--shards", "4-1"], ["--codec", "gzip"], ["--procs", "0"]])
+    def test_wrong_values(self, call, words, tmp_path):
+        code, answer, notes = call("download", "Pong/5", "--root", tmp_path, "--mirror", MIRROR, *words)
+        assert (code, answer) == (2, "")
+        assert words[0] in notes
+
+
+class TestConvert:
+    def test_makes_a_dataset_of_ones_own(self, call, ask, tmp_path):
+        code, answer, notes = call("convert", RAW, "--source", "atari", "--name", "my/pong", "--root", tmp_path)
+        assert code == 0
+        assert answer.split("\t")[:3] == ["my/pong", "written", "11956"]
+        assert "fetch" in notes
+        assert "next: rbdata inspect my/pong --root" in notes
+        assert ask("inspect", "my/pong", "--root", tmp_path)[1]["steps"] == 11956
+
+    def test_a_name_that_is_no_id(self, call, tmp_path):
+        code, _, notes = call("convert", RAW, "--source", "atari", "--name", "pong", "--root", tmp_path)
+        assert code == 2
+        assert "'pong' is not a dataset id" in notes
+
+
+class TestInspect:
+    def test_json_says_everything(self, ask, made):
+        code, document = ask("inspect", "Pong/5", "--root", made)
+        leaves = {leaf["name"]: leaf for leaf in document["leaves"]}
+        assert code == 0
+        assert leaves["observation"]["kind"] == "state"
+        assert leaves["observation"]["rows"] == 11956 + 14
+        assert sum(document["outcomes"].values()) == document["episodes"] == 14
+        assert document["provenance"]["location"] == MIRROR
+        assert document["source"]["objects"] > 0
+        small = sum(path.stat().st_size for path in (made / "atari/Pong/5/observation").iterdir())
+        assert leaves["observation"]["bytes"] == small
+
+    def test_in_a_pipe(self, call, made):
+        rows = dict(line.split("\t", 1) for line in call("inspect", "Pong/5", "--root", made)[1].splitlines())
+        assert rows["steps"] == "11956"
+        assert rows["next/observation"].startswith("state\tuint8\t[84, 84]\trows of observation")
+
+    def test_episodes(self, call, ask, made):
+        rows = [line.split("\t") for line in call("inspect", "Pong/5", "--episodes", "--root", made)[1].splitlines()]
+        assert len(rows) == 14
+        assert rows[1][1] == rows[0][2]  # the second begins where the first ends
+        table = ask("inspect", "Pong/5", "--episodes", "--root", made)[1]["episode_table"]
+        assert sum(episode["length"] for episode in table) == 11956
+
+    def test_pictures(self, call, made, tmp_path):
+        plot, frames = tmp_path / "plot.png", tmp_path / "frames.png"
+        code, _, notes = call("inspect", "Pong/5", "--root", made, "--plot", plot, "--frames", frames)
+        assert code == 0
+        assert f"drew {plot}" in notes
+        assert plot.read_bytes().startswith(b"\x89PNG")
+        assert frames.read_bytes().startswith(b"\x89PNG")
+
+    def test_pictures_without_the_extra(self, call, made, monkeypatch, tmp_path):
+        monkeypatch.setitem(__import__("sys").modules, "matplotlib.backends.backend_agg", None)
+        code, _, notes = call("inspect", "Pong/5", "--root", made, "--plot", tmp_path / "x.png")
+        assert code == 1
+        assert "rbdata[plot]" in notes
+
+    def test_what_is_not_here(self, call, made):
+        code, _, notes = call("inspect", "Pong/4", "--root", made)
+        assert code == 1
+        assert "rbdata download atari/Pong/4" in notes
+        code, _, notes = call("inspect", "Pnog/5", "--root", made)
+        assert code == 2
+        assert "did you mean atari/Pong/5" in notes
+
+
+class TestSample:
+    def test_a_seed_repeats_the_batch(self, ask, made):
+        words = ("sample", "Pong/5", "-n", 8, "--frame-stack", 3, "--seed", 4, "--root", made)
+        code, first = ask(*words)
+        assert code == 0
+        assert ask(*words)[1] == first
+        shapes = {tensor["key"]: tensor["shape"] for tensor in first["tensors"]}
+        assert shapes["observation"] == shapes["next/observation"] == [8, 3, 84, 84]
+        assert len(first["index"]) == 8
+
+    def test_slices_into_an_npz(self, call, made, tmp_path):
+        target = tmp_path / "batch.npz"
+        words = ("sample", "Pong/5", "-n", 12, "--slice-len", 4, "--out", target, "--root", made)
+        assert call(*words)[0] == 0
+        with np.load(target, allow_pickle=False) as batch:
+            assert batch["next/reward"].shape == (12, 1)
+            assert (np.diff(batch["index"].reshape(3, 4)) == 1).all()
+        code, _, notes = call(*words)
+        assert code == 1
+        assert "is there already" in notes
+
+    def test_a_folder(self, call, made, tmp_path):
+        from tensordict import TensorDict
+
+        assert call("sample", "Pong/5", "--out", tmp_path / "batch", "--root", made, "-q")[1].strip()
+        assert TensorDict.load_memmap(tmp_path / "batch")["observation"].shape == (32, 84, 84)
+
+    def test_bench(self, ask, made, monkeypatch):
+        monkeypatch.setattr("rbdata.cli.sample.TURN", 0.02)
+        code, document = ask("sample", "Pong/5", "--bench", "--root", made)
+        assert code == 0
+        bench = document["bench"]
+        assert bench["transitions_per_second"] == pytest.approx(32 * bench["batches_per_second"])
+        assert bench["share_of_floor"] > 0
+
+
+class TestVerify:
+    def test_good(self, call, ask, made):
+        code, answer, _ = call("verify", "Pong/5", "--root", made)
+        assert (code, answer.split("\t")[:2]) == (0, ["Pong/5", "good"])
+        code, document = ask("verify", "Pong/5", "--quick", "--root", made)
+        assert (code, document["datasets"][0]["result"]) == (0, "good")
+
+    def test_damaged_names_the_files(self, call, ask, own):
+        file = own / "atari/Pong/5/next/reward.memmap"
+        data = bytearray(file.read_bytes())
+        data[100] ^= 1
+        file.write_bytes(data)
+        code, answer, _ = call("verify", "Pong/5", "--root", own)
+        assert code == 1
+        assert answer.split("\t")[:3] == ["Pong/5", "damaged", "next/reward.memmap"]
+        assert call("verify", "Pong/5", "--quick", "--root", own)[0] == 0
+        file.write_bytes(data[:50])
+        code, document = ask("verify", "Pong/5", "--quick", "--root", own)
+        assert code == 1
+        assert document["datasets"][0]["problems"][0]["path"] == "next/reward.memmap"
+
+    def test_a_damaged_manifest(self, call, own):
+        (own / "atari/Pong/5/rbdata.json").write_text("{")
+        code, answer, _ = call("verify", "Pong/5", "--root", own)
+        assert code == 1
+        assert answer.split("\t")[2] == "rbdata.json"
+
+    def test_cannot_be_checked(self, call, ask, made):
+        assert call("verify", "Pong/4", "--root", made)[0] == 2
+        code, document = ask("verify", "Pong/4", "--root", made)
+        assert (code, document["error"]["code"]) == (2, "not_found")
+        code, answer, _ = call("verify", "Pong/5", "Nope/1", "--root", made)
+        assert code == 2
+        assert [row.split("\t")[1] for row in answer.splitlines()] == ["good", "not checked"]
+
+
+class TestDelete:
+    def test_refuses_where_nobody_can_answer(self, call, own, monkeypatch):
+        monkeypatch.setattr("sys.stdin", None)
+        code, answer, notes = call("delete", "Pong/5", "--root", own)
+        assert (code, answer) == (2, "")
+        assert "--yes" in notes
+        assert (own / "atari/Pong/5/rbdata.json").exists()
+
+    def test_a_dry_run_shows_what_would_go(self, call, own):
+        code, answer, _ = call("delete", "Pong/5", "--root", own, "--dry-run")
+        assert code == 0
+        assert answer.startswith("atari/Pong/5\t")
+        assert (own / "atari/Pong/5").exists()
+
+    def test_yes(self, ask, call, own):
+        code, document = ask("delete", "Pong/5", "--root", own, "--yes")
+        assert (code, document["deleted"], document["datasets"][0]["id"]) == (0, True, "atari/Pong/5")
+        assert not (own / "atari").exists()
+        assert call("delete", "Pong/5", "--root", own, "--yes")[0] == 1
+
+    def test_nothing_goes_when_one_id_is_wrong(self, call, own):
+        assert call("delete", "Pong/5", "Nope/1", "--root", own, "--yes")[0] == 2
+        assert (own / "atari/Pong/5").exists()
+
+    def test_a_link_goes_and_what_it_leads_to_stays(self, call, own, tmp_path):
+        elsewhere = tmp_path / "elsewhere"
+        (own / "atari/Pong/5").rename(elsewhere)
+        (own / "atari/Pong/5").symlink_to(elsewhere)
+        assert call("delete", "Pong/5", "--root", own, "--yes")[0] == 0
+        assert (elsewhere / "rbdata.json").exists()
+        assert not (own / "atari/Pong/5").is_symlink()

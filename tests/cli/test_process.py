@@ -1,0 +1,274 @@
+"""The program as a process: start-up, pipes, terminals, Ctrl-C, completion."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from paths import DATA
+
+MIRROR = str(DATA / "atari")
+RBDATA = [sys.executable, "-c", "import sys; from rbdata.cli import main; sys.argv[0] = 'rbdata'; main()"]
+
+
+def run(*words: object, **settings) -> subprocess.CompletedProcess:
+    return subprocess.run([*RBDATA, *map(str, words)], capture_output=True, text=True, timeout=60, **settings)
+
+
+def in_terminal(*words: object, answer: str = "", columns: int = 80, **environment: str) -> tuple[int, str]:
+    """Run on a pseudo-terminal, all three streams; returns exit code and what appeared."""
+    leader, follower = pty.openpty()
+    variables = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns), "LINES": "40", **environment}
+    process = subprocess.Popen(
+        [*RBDATA, *map(str, words)], stdin=follower, stdout=follower, stderr=follower, env=variables, close_fds=True
+    )
+    os.close(follower)
+    if answer:
+        os.write(leader, answer.encode())
+    seen = b""
+    with contextlib.suppress(OSError):  # the other end is closed
+        while data := os.read(leader, 65536):
+            seen += data
+    os.close(leader)
+    return process.wait(30), seen.decode().replace("\r\n", "\n")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("cli-process")
+    assert run("download", "Pong/5", "--mirror", MIRROR, "--root", root, "--shards", "0").returncode == 0
+    return root
+
+
+class TestStart:
+    @pytest.mark.parametrize(
+        ("words", "limit"), [(["--help"], 0.25), (["list", "--local"], 0.4), (["list"], 0.4), (["inspect", "-h"], 0.25)]
+    )
+    def test_is_quick(self, words, limit, made):
+        """The limits are those of an idle machine; a busy one gets four times as much."""
+        times = []
+        for _ in range(3):
+            began = time.perf_counter()
+            assert run(*words, env={**os.environ, "RBDATA_ROOT": str(made)}).returncode == 0
+            times.append(time.perf_counter() - began)
+        assert min(times) < 4 * limit
+
+    @pytest.mark.parametrize("words", ["--help", "list", "list --local --json", "inspect Pong/5 --json", "delete -h"])
+    def test_loads_nothing_heavy(self, words, made):
+        script = (
+            "import sys; from rbdata.cli import run; code = run(sys.argv[1:]); "
+            "heavy = {'torch', 'tensordict', 'requests', 'google', 'zstandard', 'isal', 'h5py', 'rich'}; "
+            "heavy |= set() if sys.argv[1] == 'inspect' else {'numpy'}; "  # which reads the episode table
+            "print(code, sorted(heavy & set(sys.modules)), file=sys.stderr)"
+        )
+        environment = {**os.environ, "RBDATA_ROOT": str(made)}
+        done = subprocess.run(
+            [sys.executable, "-c", script, *words.split()], capture_output=True, text=True, env=environment, timeout=60
+        )
+        assert done.stderr.splitlines()[-1] == "0 []"
+
+
+class TestCompletion:
+    def complete(self, line: str, made: Path) -> list[str]:
+        environment = {
+            **os.environ,
+            "_RBDATA_COMPLETE": "complete_bash",
+            "COMP_WORDS": line,
+            "COMP_CWORD": str(len(line.split(" ")) - 1),
+            "RBDATA_ROOT": str(made),
+        }
+        return run(env=environment).stdout.split()
+
+    def test_commands(self, made):
+        assert self.complete("rbdata de", made) == ["delete"]
+
+    def test_ids_of_the_catalogue(self, made):
+        assert self.complete("rbdata download atari/Pong/", made) == [f"atari/Pong/{n}" for n in range(1, 6)]
+        assert self.complete("rbdata download Zax", made) == [f"Zaxxon/{n}" for n in range(1, 6)]
+
+    def test_ids_on_this_machine(self, made):
+        assert self.complete("rbdata inspect ", made) == ["atari/Pong/5"]
+        assert self.complete("rbdata inspect --root /nowhere ", made) == []
+
+
+class TestPipes:
+    def test_rows_are_plain(self, made):
+        done = run("list", "--root", made, env={**os.environ, "FORCE_COLOR": "1", "COLUMNS": "30"})
+        assert done.stderr == ""
+        assert "\x1b" not in done.stdout
+        assert all(line.count("\t") == 4 for line in done.stdout.splitlines())
+
+    @pytest.mark.parametrize("words", [["list"], ["list", "--json"], ["--help"], ["list", "--help"]])
+    def test_a_reader_that_has_enough_is_no_failure(self, words):
+        reader, writer = os.pipe()
+        os.close(reader)
+        try:
+            done = subprocess.run([*RBDATA, *words], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+        finally:
+            os.close(writer)
+        assert (done.returncode, done.stderr) == (0, "")
+
+    def test_nobody_reads_the_errors(self):
+        reader, writer = os.pipe()
+        os.close(reader)
+        try:
+            done = subprocess.run([*RBDATA, "inspect", "Nope/1"], stderr=writer, capture_output=False, timeout=60)
+        finally:
+            os.close(writer)
+        assert done.returncode == 2
+
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+    def test_an_answer_that_cannot_be_written_is_a_failure(self):
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run([*RBDATA, "list"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+        assert done.returncode == 1
+        assert done.stderr.startswith("error: No space left on device")
+
+
+class TestTerminal:
+    def test_the_catalogue_fits_on_a_page(self, made):
+        for columns in (80, 45):
+            code, seen = in_terminal("list", "--root", made, columns=columns)
+            lines = seen.splitlines()
+            assert code == 0
+            assert len(lines) < 40
+            assert lines[1].startswith("atari/Pong/5  complete")
+            assert all(len(line) <= columns for line in lines if "\x1b" not in line)
+            assert ("episodes" in lines[0]) == (columns == 80)
+
+    def test_colour_can_be_switched_off(self, made):
+        assert "\x1b[1mid" in in_terminal("list", "--root", made)[1]
+        assert "\x1b" not in in_terminal("list", "--root", made, NO_COLOR="1")[1]
+        assert "\x1b" not in in_terminal("list", "--root", made, TERM="dumb")[1]
+
+    def test_a_download_leaves_no_bars_behind(self, tmp_path):
+        code, seen = in_terminal("download", "Pong/5", "--shards", "0", "--mirror", MIRROR, "--root", tmp_path)
+        assert code == 0
+        assert "total" in seen
+        assert seen.rstrip().endswith(f"next: rbdata inspect atari/Pong/5 --root {tmp_path}".split()[-1])
+        assert seen.count("\x1b[?25l") == seen.count("\x1b[?25h")  # the cursor is shown again
+
+    def test_a_dumb_terminal_gets_lines(self, tmp_path):
+        words = ("download", "Pong/5", "--shards", "0", "--mirror", MIRROR, "--root", tmp_path)
+        code, seen = in_terminal(*words, TERM="dumb")
+        assert code == 0
+        assert "\x1b" not in seen
+
+    def test_inspect_shows_a_tree(self, made):
+        _, seen = in_terminal("inspect", "Pong/5", "--root", made, NO_COLOR="1")
+        assert "\nnext\n  done " in seen
+        assert "always false" in seen
+
+    @pytest.mark.parametrize(("answer", "code"), [("n\n", 1), ("\n", 1), ("y\n", 0)])
+    def test_delete_asks(self, answer, code, tmp_path):
+        folder = tmp_path / "my/thing"
+        folder.mkdir(parents=True)
+        (folder / "rbdata.json").write_text("{}")
+        status, seen = in_terminal("delete", "my/thing", "--root", tmp_path, answer=answer)
+        assert f"my/thing  {' ' * 0}" in seen
+        assert "[y/N]" in seen
+        assert status == code
+        assert folder.exists() == (code == 1)
+
+
+class _Gate(SimpleHTTPRequestHandler):
+    """A mirror that stops in the middle of the last shard's frames, once they have been looked at, until told to go on."""
+
+    opened = threading.Event()
+    seen = 0
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def copyfile(self, source, outputfile) -> None:
+        with contextlib.suppress(OSError):
+            if "observation_ckpt.3" in self.path:
+                type(self).seen += 1
+                if self.seen > 1 and not self.opened.is_set():
+                    outputfile.write(source.read(1000))
+                    outputfile.flush()
+                    self.opened.wait(30)
+            super().copyfile(source, outputfile)
+
+
+@pytest.fixture
+def gate() -> Iterator[tuple[str, type[_Gate]]]:
+    handler = type("Gate", (_Gate,), {"opened": threading.Event(), "seen": 0})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=MIRROR))
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", handler
+    finally:
+        handler.opened.set()
+        server.shutdown()
+        server.server_close()
+
+
+def _parts_done(root: Path) -> int:
+    journal = root / "atari/Breakout/.1.writing/journal.jsonl"
+    return journal.read_text().count('"part"') if journal.exists() else 0
+
+
+def _session_ends(leader: int) -> bool:
+    """Whether all processes of a session are gone within two seconds (zombies nobody waits for count as gone)."""
+    deadline = time.monotonic() + 2
+    while time.monotonic() < deadline:
+        listed = subprocess.run(["ps", "-A", "-o", "sid=,stat="], capture_output=True, text=True).stdout
+        if not any(int(sid) == leader and stat[0] != "Z" for sid, stat in map(str.split, listed.splitlines())):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.parametrize("procs", [1, 2])
+def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(procs, gate, tmp_path):
+    url, handler = gate
+    root = tmp_path / "root"
+    words = ["download", "Breakout/1", "--mirror", url, "--root", str(root), "--procs", str(procs)]
+    answer, notes = tmp_path / "stdout", tmp_path / "stderr"  # files, as a worker left behind would keep pipes open
+    with answer.open("w") as stdout, notes.open("w") as stderr:
+        process = subprocess.Popen([*RBDATA, *words], stdout=stdout, stderr=stderr, start_new_session=True)
+    deadline = time.monotonic() + 30
+    while _parts_done(root) < 3 and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.05)
+    began = time.monotonic()
+    try:
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: all processes of the group get it
+        assert process.wait(20) == 130, notes.read_text()
+        assert time.monotonic() - began < 3  # a second on an idle machine
+        assert _session_ends(process.pid), "a worker process was left behind"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert answer.read_text() == ""
+    assert "interrupted: 3 of 4 parts of Breakout/1 are kept" in notes.read_text()
+    assert "Traceback" not in notes.read_text()
+
+    listed = run("list", "--local", "--root", root, "--json")
+    (dataset,) = json.loads(listed.stdout)["datasets"]
+    assert (dataset["state"], dataset["done"]) == ("partial", 0.75)
+    again = run("inspect", "Breakout/1", "--root", root)
+    assert again.returncode == 1
+    assert "rbdata download atari/Breakout/1" in again.stderr
+
+    handler.opened.set()
+    command = shlex.split(notes.read_text().splitlines()[-1].removeprefix("hint: continue with: "))
+    assert command == ["rbdata", *words]
+    done = run(*command[1:])
+    assert done.returncode == 0
+    assert "continuing: 3 of 4 parts are there" in done.stderr
+    assert run("verify", "Breakout/1", "--root", root).returncode == 0

@@ -1,0 +1,152 @@
+"""The parts of the command line that decide what to say: numbers in words, errors, the tally of a download."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+from rbdata.cli import text
+from rbdata.cli.console import Column, Console
+from rbdata.cli.failures import explain
+from rbdata.cli.list import _folded
+from rbdata.cli.progress import Tally
+from rbdata.datasets.ingest.request import Outlook
+from rbdata.datasets.workers.pool import TaskProgress
+from rbdata.errors import DiskSpaceError, UnknownDatasetError
+
+
+@pytest.mark.parametrize(
+    ("amount", "words"),
+    [
+        (0, "0 bytes"),
+        (1, "1 byte"),
+        (999, "999 bytes"),
+        (1000, "1.00 kB"),
+        (999_499, "999 kB"),
+        (999_600, "1.00 MB"),
+        (13_249_000_000, "13.2 GB"),
+        (353e9, "353 GB"),
+        (5e18, "5000 PB"),
+    ],
+)
+def test_sizes_have_three_digits(amount, words):
+    assert text.size(amount) == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.04, "0.0 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (59.4, "59 s"),
+        (60, "1 min 00 s"),
+        (3599.6, "1 h 00 min"),
+        (7500, "2 h 05 min"),
+    ],
+)
+def test_durations(seconds, words):
+    assert text.duration(seconds) == words
+
+
+def test_a_share_is_full_only_when_it_is():
+    assert [text.percent(share) for share in (0, 0.29, 0.9999, 1, 1.5)] == ["0%", "29%", "99%", "100%", "100%"]
+
+
+def test_numbers():
+    numbers = (1.0, -3.21043, 1032.44, float("nan"), float("inf"), 49_999_750)
+    assert [text.real(n) for n in numbers] == ["1", "-3.2104", "1,032.4", "nan", "inf", "49,999,750"]
+
+
+def test_wrapping_keeps_what_is_to_be_copied():
+    told = text.wrapped("continue with: rbdata download --root /a-long-folder/with-hyphens/in-it", 40, "hint: ")
+    assert "/a-long-folder/with-hyphens/in-it" in told
+    assert told.splitlines()[1].startswith("      ")
+    assert text.wrapped("a b", None, "hint: ") == "hint: a b"
+
+
+def test_columns_read_downwards():
+    assert text.in_columns(list("abcde"), 10) == ["  a  c  e", "  b  d"]
+    assert text.in_columns([], 10) == []
+    assert text.in_columns(["wider-than-the-page", "b"], 5) == ["  wider-than-the-page", "  b"]
+
+
+def test_names_that_differ_in_their_number_share_a_line():
+    names = ["Pong/1", "Pong/2", "Pong/4", "hopper-medium-v2", "D4RL/door/human-v2"]
+    assert _folded(names) == ["Pong/1-2,4", "hopper-medium-v2", "D4RL/door/human-v2"]
+
+
+class TestErrors:
+    def test_ours_carry_code_hint_and_exit_code(self):
+        failure = explain(UnknownDatasetError("no x", hint="try y"))
+        assert failure.to_json() == {"code": "unknown_dataset", "message": "no x", "hint": "try y"}
+        assert failure.exit_code == 2
+        assert explain(DiskSpaceError("full")).exit_code == 1
+
+    def test_a_full_disk_is_no_bug(self):
+        failure = explain(OSError(errno.ENOSPC, "No space left on device", "/data/x"))
+        assert (failure.code, failure.message) == ("disk_full", "No space left on device: /data/x")
+        assert "what is finished is kept" in failure.hint
+
+    def test_other_errors_of_the_system_are_no_bugs_either(self):
+        failure = explain(OSError(errno.ENAMETOOLONG, "File name too long", "x"))
+        assert failure.code == "system"
+        assert "a bug" not in failure.hint
+
+    def test_what_nobody_expected_is_one_line(self):
+        failure = explain(RuntimeError("one\n  two"))
+        assert failure.message == "RuntimeError: one two"
+        assert "bug" in failure.hint
+        assert failure.exit_code == 1
+
+
+class TestMode:
+    def test_is_known_before_the_arguments_are_parsed(self):
+        console = Console()
+        console.configure(["download", "x", "--json", "--debug"])
+        assert (console.json, console.quiet, console.debug) == (True, False, True)
+
+    def test_ends_at_the_double_dash(self):
+        console = Console()
+        console.configure(["delete", "--", "--json", "-q"])
+        assert (console.json, console.quiet) == (False, False)
+
+
+def test_a_narrow_terminal_loses_the_optional_columns_from_the_right(monkeypatch, capsys):
+    monkeypatch.setattr(Console, "on_terminal", property(lambda self: True))
+    monkeypatch.setenv("NO_COLOR", "1")
+    columns = (Column("id"), Column("a", optional=True), Column("b", optional=True), Column("size", right=True))
+    for width, expected in ((25, "id       a   b   size"), (17, "id       a   size"), (3, "id       size")):
+        monkeypatch.setenv("COLUMNS", str(width))
+        Console().table(columns, [("Pong/5x", "aa", "bb", None)])
+        assert capsys.readouterr().out.splitlines()[0] == expected
+
+
+class TestTally:
+    def outlook(self, **changes) -> Outlook:
+        values = {"fetch_bytes": 1000, "steps": 10, "episodes": 1, "disk_bytes": 1, "free_bytes": 1, "done_parts": 1}
+        return Outlook("a/b", Path(), "there", 5, parts=5, **{**values, **changes})
+
+    def test_time_left_comes_from_the_last_seconds(self):
+        now = [0.0]
+        tally = Tally(self.outlook(), clock=lambda: now[0])
+        assert tally.seconds_left is None
+        for second in range(1, 5):
+            now[0] = float(second)
+            tally.update([TaskProgress(1, 10 * second, 100, 25 * second, 0)])
+        assert tally.share == pytest.approx(0.4 / 4)
+        assert tally.rate == pytest.approx(25)
+        assert tally.seconds_left == pytest.approx(36)
+        assert tally.words() == ["100 bytes of 1.00 kB", "25 bytes/s", "36 s left"]
+
+    def test_finished_parts_count_whole(self):
+        tally = Tally(self.outlook())
+        tally.update([TaskProgress(1, 10, 100, 250, 2), TaskProgress(3, 50, 100, 10, 0)])
+        tally.finish(1)
+        assert [task.index for task in tally.running] == [3]
+        assert tally.share == pytest.approx(1.5 / 4)
+        assert tally.words()[-1] == "2 retries"
+
+    def test_parts_are_counted_where_sizes_are_unknown(self):
+        assert Tally(self.outlook(fetch_bytes=0)).words() == ["part 2 of 5"]

@@ -1,0 +1,361 @@
+"""A lab's mirror: push, ls and download, to and from a directory, S3 and Google Cloud Storage."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from paths import DATA
+from rbdata.datasets.acquire import download
+from rbdata.datasets.fetch import FetchOptions, open_location
+from rbdata.datasets.fetch.upload import LocalFile, open_deposit, put
+from rbdata.datasets.ingest.protocol import ConvertOptions
+from rbdata.datasets.ingest.request import Listener, Outcome, Outlook, Request
+from rbdata.datasets.mirrors import push as mirror
+from rbdata.errors import (
+    ChecksumError,
+    DamagedDatasetError,
+    DatasetExistsError,
+    DatasetNotFoundError,
+    ForbiddenError,
+    ObjectNotFoundError,
+    UnknownDatasetError,
+    UsageError,
+)
+from rbdata.storage.integrity import verify
+from rbdata.storage.manifest import read_manifest, write_manifest
+from s3_server import S3Server, s3_server
+from servers import GcsServer, gcs_server, http_server
+
+HERE = DATA
+ID = "atari/Breakout/1"
+QUICK = FetchOptions(attempts=2, backoff=0.01, connect_timeout=2.0)
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    with s3_server("lab") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def gcs() -> Iterator[GcsServer]:
+    with gcs_server() as server:
+        server.upload("lab", "marker", b"x")  # makes the bucket
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, s3: S3Server, gcs: GcsServer) -> None:
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs.host)
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "no-gcloud"))
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root with a converted dataset, its raw objects, and one that a user made."""
+    top = tmp_path_factory.mktemp("root")
+    made = download(Request(ID, root=top, mirror=str(HERE / "rl_unplugged"), procs=1, keep_raw=True))
+    mine = top / "my" / "team" / "breakout"
+    shutil.copytree(made.path, mine)
+    write_manifest(mine, replace(read_manifest(mine), id="my/team/breakout"))
+    return top
+
+
+@pytest.fixture(params=["directory", "s3", "gcs"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty mirror."""
+    name = request.node.name.replace("[", "-").strip("]")
+    return {"directory": str(tmp_path / "mirror"), "s3": f"s3://lab/{name}", "gcs": f"gs://lab/{name}"}[request.param]
+
+
+def get(root: Path, place: str, name: str = ID, **fields) -> Outcome:
+    return download(Request(name, root=root, mirror=place, procs=1, fetch=QUICK, **fields))
+
+
+def without_provenance(folder: Path) -> dict:
+    manifest = json.loads((folder / "rbdata.json").read_text())
+    del manifest["provenance"], manifest["checksum"]
+    return manifest
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "rbdata.json")
+    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+# -- the round trip --------------------------------------------------------------------------------------------------
+
+
+def test_a_labs_round_trip(root: Path, place: str, tmp_path: Path) -> None:
+    seen: list[tuple[str, int, int]] = []
+    pushed = mirror.push(ID, place, root=root, fetch=QUICK, on_progress=lambda *told: seen.append(told))
+    assert (pushed.id, pushed.kind, pushed.url) == (ID, "dataset", f"{place}/{ID}")
+    assert pushed.sent == pushed.files and pushed.sent_bytes == pushed.bytes
+    assert seen[-1][1] == seen[-1][2] == pushed.bytes - (root / ID / "rbdata.json").stat().st_size
+    again = mirror.push(ID, place, root=root, fetch=QUICK)
+    assert (again.files, again.sent, again.sent_bytes) == (pushed.files, 0, 0)
+
+    (entry,) = mirror.ls(place, fetch=QUICK)
+    manifest = read_manifest(root / ID)
+    assert (entry.kind, entry.name, entry.steps, entry.episodes) == ("dataset", ID, manifest.steps, manifest.episodes)
+    assert entry.bytes == manifest.bytes
+
+    outlooks: list[Outlook] = []
+    request = Request(ID, root=tmp_path / "empty", mirror=place, fetch=QUICK)
+    outcome = download(request, Listener(outlook=outlooks.append))
+    assert outcome.action == "written" and outlooks[0].fetch_bytes == manifest.bytes
+    assert verify(outcome.path).ok
+    assert hashes(outcome.path) == hashes(root / ID)
+    assert without_provenance(outcome.path) == without_provenance(root / ID)
+    assert read_manifest(outcome.path).provenance["mirror"] == place
+    assert read_manifest(outcome.path).provenance["location"] == manifest.provenance["location"]
+    assert [path.name for path in outcome.path.parent.iterdir() if not path.name.endswith(".lock")] == ["1"]
+    assert get(tmp_path / "empty", place).action == "complete"
+
+
+@pytest.mark.parametrize("place", ["s3", "gcs"], indirect=True)
+def test_raw_objects_are_converted(root: Path, place: str, tmp_path: Path) -> None:
+    pushed = mirror.push(ID, place, root=root, raw=True, fetch=QUICK)
+    assert (pushed.kind, pushed.files, pushed.sent) == ("raw", 2, 2)
+    assert mirror.push(ID, place, root=root, raw=True, fetch=QUICK).sent == 0
+    (entry,) = mirror.ls(place, fetch=QUICK)
+    folder = ".raw/atari/atari_episodes_ordered/Breakout"
+    assert (entry.kind, entry.name, entry.files, entry.bytes) == ("raw", folder, 2, pushed.bytes)
+    outcome = get(tmp_path / "empty", place)
+    assert hashes(outcome.path) == hashes(root / ID)
+    assert without_provenance(outcome.path) == without_provenance(root / ID)
+    # What a dataset was converted with decides whether it is taken: for another, the raw objects are.
+    mirror.push(ID, place, root=root, fetch=QUICK)
+    raw = get(tmp_path / "raw", place, options=ConvertOptions(codec="raw"))
+    assert raw.manifest is not None and raw.manifest.schema["observation"].codec == "raw"
+
+
+def test_from_one_mirror_to_the_next(root: Path, tmp_path: Path) -> None:
+    """What came from S3 goes to Google, and comes back the same."""
+    first, second = "s3://lab/chain", "gs://lab/chain"
+    mirror.push(ID, first, root=root, fetch=QUICK)
+    get(tmp_path / "1", first)
+    mirror.push(ID, second, root=tmp_path / "1", fetch=QUICK)
+    outcome = get(tmp_path / "2", second)
+    assert hashes(outcome.path) == hashes(root / ID)
+    assert without_provenance(outcome.path) == without_provenance(root / ID)
+    assert verify(outcome.path).ok
+
+
+def test_what_no_source_knows(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mirror.push("my/team/breakout", "s3://lab/mine", root=root, fetch=QUICK)
+    outcome = get(tmp_path, "s3://lab/mine", "my/team/breakout")
+    assert hashes(outcome.path) == hashes(root / ID)
+    with pytest.raises(UnknownDatasetError, match="s3://lab/mine holds none"):
+        get(tmp_path, "s3://lab/mine", "my/team/other")
+    with pytest.raises(UnknownDatasetError):
+        download(Request("my/team/other", root=tmp_path))
+    monkeypatch.setenv("RBDATA_MIRROR", "s3://lab/mine")
+    assert download(Request("my/team/breakout", root=tmp_path / "2")).action == "written"
+
+
+def test_a_root_is_a_mirror(root: Path, tmp_path: Path) -> None:
+    (root / "atari" / "Breakout" / ".9.writing").mkdir(exist_ok=True)
+    assert [(entry.kind, entry.name) for entry in mirror.ls(str(root))] == [
+        ("dataset", ID),
+        ("dataset", "my/team/breakout"),
+        ("raw", ".raw/atari/atari_episodes_ordered/Breakout"),
+    ]
+    assert hashes(get(tmp_path, str(root)).path) == hashes(root / ID)
+    with http_server(root) as server:
+        assert hashes(get(tmp_path / "2", server.url).path) == hashes(root / ID)
+        (entry, *_) = mirror.ls(server.url)
+        assert entry.name == ID
+
+
+def test_a_plain_copy_of_a_bucket(tmp_path: Path) -> None:
+    (first, second) = mirror.ls(str(HERE / "atari"))
+    assert (first.kind, first.name) == ("raw", "dqn/Breakout/1/replay_logs")
+    assert second.name == "dqn/Pong/5/replay_logs" and second.files == 18
+
+
+# -- interrupted, damaged, in the way ---------------------------------------------------------------------------------
+
+
+def test_a_push_goes_on(root: Path, place: str, tmp_path: Path) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(name: str, done: int, total: int) -> None:
+        if done > total // 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        mirror.push(ID, place, root=root, fetch=QUICK, on_progress=stop)
+    # What is not whole is not shown, and not taken.
+    assert all(entry.kind == "raw" for entry in mirror.ls(place, fetch=QUICK))
+    with pytest.raises(ObjectNotFoundError):
+        get(tmp_path, place)
+    rest = mirror.push(ID, place, root=root, fetch=QUICK)
+    assert 0 < rest.sent < rest.files
+    assert verify(get(tmp_path, place).path).ok
+
+
+@pytest.mark.parametrize("place", ["directory", "s3"], indirect=True)
+def test_a_copy_goes_on(root: Path, place: str, tmp_path: Path) -> None:
+    mirror.push(ID, place, root=root, fetch=QUICK)
+
+    class Stop(Exception):
+        pass
+
+    def stop(tasks: list) -> None:
+        if tasks[0].rows > tasks[0].total // 2:
+            raise Stop
+
+    request = Request(ID, root=tmp_path, mirror=place, fetch=QUICK)
+    with pytest.raises(Stop):
+        download(request, Listener(progress=stop))
+    assert not (tmp_path / ID).exists()
+    counts: list[int] = []
+    outcome = download(request, Listener(progress=lambda tasks: counts.append(tasks[0].rows)))
+    assert verify(outcome.path).ok
+    assert counts[0] > 0 and counts == sorted(counts)  # it began with what was there already
+
+
+def damage(place: str, key: str, data: bytes, s3: S3Server, gcs: GcsServer) -> None:
+    if place.startswith("s3"):
+        s3.client.put_object(Bucket="lab", Key=f"{place[9:]}/{key}", Body=data)
+    elif place.startswith("gs"):
+        gcs.upload("lab", f"{place[9:]}/{key}", data)
+    else:
+        Path(place, key).write_bytes(data)
+
+
+@pytest.mark.parametrize("place", ["directory", "s3"], indirect=True)
+def test_a_damaged_copy_is_found_and_mended(
+    root: Path, place: str, tmp_path: Path, s3: S3Server, gcs: GcsServer
+) -> None:
+    mirror.push(ID, place, root=root, fetch=QUICK)
+    key, blob = f"{ID}/observation/blob", bytearray((root / ID / "observation" / "blob").read_bytes())
+    blob[1000] ^= 1
+    damage(place, key, bytes(blob), s3, gcs)
+    with pytest.raises(ChecksumError, match="observation/blob is not what the manifest says in bytes 0 to"):
+        get(tmp_path, place)
+    assert not (tmp_path / ID).exists()
+    damage(place, key, bytes(blob[:-1]), s3, gcs)
+    with pytest.raises(ChecksumError, match="the manifest says"):
+        get(tmp_path, place)
+    mended = mirror.push(ID, place, root=root, fetch=QUICK)
+    assert mended.sent == 1
+    assert verify(get(tmp_path, place).path).ok
+
+
+def test_damage_is_not_spread(root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root / ID, tmp_path / "root" / ID)
+    path = tmp_path / "root" / ID / "action.memmap"
+    data = bytearray(path.read_bytes())
+    data[10] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DamagedDatasetError, match=r"action\.memmap is not what the manifest says"):
+        mirror.push(ID, str(tmp_path / "mirror"), root=tmp_path / "root")
+    assert not (tmp_path / "mirror" / ID / "rbdata.json").exists()
+
+
+def test_another_dataset_is_not_replaced_unasked(root: Path, tmp_path: Path) -> None:
+    place = str(tmp_path / "mirror")
+    mirror.push(ID, place, root=root, fetch=QUICK)
+    other = ConvertOptions(unknown_next="zero")
+    download(Request(ID, root=tmp_path, mirror=str(HERE / "rl_unplugged"), procs=1, options=other))
+    with pytest.raises(DatasetExistsError, match="holds another"):
+        mirror.push(ID, place, root=tmp_path, fetch=QUICK)
+    mirror.push(ID, place, root=tmp_path, fetch=QUICK, force=True)
+    with pytest.raises(ObjectNotFoundError, match="with unknown_next zero, and no raw objects"):
+        get(tmp_path / "2", place)
+    assert verify(get(tmp_path / "2", place, options=other).path).ok
+
+
+def test_what_there_is_not(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DatasetNotFoundError):
+        mirror.push("atari/Pong/5", str(tmp_path), root=root)
+    with pytest.raises(DatasetNotFoundError, match="no raw objects of atari/Pong/5"):
+        mirror.push("atari/Pong/5", str(tmp_path), root=root, raw=True)
+    with pytest.raises(DatasetNotFoundError) as caught:
+        mirror.push(ID, str(tmp_path), root=tmp_path, raw=True)
+    assert "--keep-raw" in (caught.value.hint or "")
+    with pytest.raises(UsageError, match="cannot be written to"):
+        mirror.push(ID, "https://host.example/x", root=root)
+    with pytest.raises(UsageError, match="lies already"):
+        mirror.push(ID, str(root), root=root)
+    for place in ("s3://no-such-bucket/x", "gs://no-such-bucket/x"):
+        with pytest.raises(ObjectNotFoundError) as missing:
+            mirror.push(ID, place, root=root, fetch=QUICK)
+        assert "bucket must be there" in (missing.value.hint or "")
+        with pytest.raises(ObjectNotFoundError):
+            mirror.ls(place, fetch=QUICK)
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    with pytest.raises(ForbiddenError) as refused:
+        mirror.push(ID, "s3://lab/closed", root=root, fetch=QUICK)
+    assert "may write" in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    "name", ["../../evil", "/etc/evil", "a/../../evil", ".raw/x", "rbdata.json", "a//b", "journal.jsonl"]
+)
+def test_a_hostile_manifest_writes_nowhere_else(root: Path, tmp_path: Path, name: str) -> None:
+    place = tmp_path / "mirror"
+    shutil.copytree(root / ID, place / ID)
+    manifest = read_manifest(place / ID)
+    write_manifest(place / ID, replace(manifest, files={**manifest.files, name: [[1, "00000000"]]}))
+    with pytest.raises(DamagedDatasetError, match="outside its dataset"):
+        get(tmp_path / "root", str(place))
+    write_manifest(place / ID, replace(manifest, files={**manifest.files, "action.memmap": [["x", None]]}))
+    with pytest.raises(DamagedDatasetError, match="malformed"):
+        get(tmp_path / "root", str(place))
+    write_manifest(place / ID, replace(manifest, id="atari/Pong/1"))
+    with pytest.raises(DamagedDatasetError, match="says it is atari/Pong/1"):
+        get(tmp_path / "root", str(place))
+    assert not list(tmp_path.rglob("evil")) and not (tmp_path / "root" / ID).exists()
+
+
+def test_a_dry_run(root: Path, tmp_path: Path) -> None:
+    outcome = get(tmp_path, str(root), dry_run=True)
+    assert outcome.action == "planned" and outcome.outlook is not None
+    assert outcome.outlook.fetch_bytes == read_manifest(root / ID).bytes
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_large_files_go_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3: S3Server) -> None:
+    """Stored in pieces, S3 states no MD5; what it does state is worked out here, so nothing is read back."""
+    from rbdata.datasets.fetch import upload as module
+
+    monkeypatch.setattr(module, "S3_PIECE", 5 << 20)
+    path = tmp_path / "large"
+    path.write_bytes(bytes(range(256)) * (13 << 12))
+    deposit = open_deposit("s3://lab/large", QUICK)
+    told: list[int] = []
+    assert put(deposit, LocalFile(path), "large", told.append)
+    assert sum(told) == path.stat().st_size
+    tag = open_location("s3://lab/large").stat("large").version
+    assert tag is not None and tag.endswith("-3") and tag == LocalFile(path).s3_tag(5 << 20)
+    assert not put(deposit, LocalFile(path), "large")
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    assert put(deposit, LocalFile(path), "large")
+
+
+def test_gcs_files_larger_than_a_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rbdata.datasets.fetch import upload as module
+
+    monkeypatch.setattr(module, "GCS_PIECE", 1 << 18)
+    path = tmp_path / "large"
+    path.write_bytes(bytes(range(256)) * (9 << 12))
+    told: list[int] = []
+    deposit = open_deposit("gs://lab/large", QUICK)
+    assert put(deposit, LocalFile(path), "large", told.append)
+    assert sum(told) == path.stat().st_size
+    assert not put(deposit, LocalFile(path), "large")

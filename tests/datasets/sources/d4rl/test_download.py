@@ -1,0 +1,221 @@
+"""D4RL over the network: the site's layout and flat ones, interrupted, resumed, changed under our feet, offline."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from contents import content
+from d4rl_truth import assert_holds, checked, expected, make, write
+from rbdata.datasets.acquire import download
+from rbdata.datasets.catalogue import known_ids, resolve
+from rbdata.datasets.fetch import FetchOptions
+from rbdata.datasets.ingest.protocol import ConvertOptions
+from rbdata.datasets.ingest.request import Request
+from rbdata.datasets.sources.d4rl import registry
+from rbdata.datasets.sources.d4rl.source import D4rlSource
+from rbdata.errors import ChecksumError, CorruptSourceError, FetchError, ForbiddenError, ObjectNotFoundError
+from rbdata.storage.dataset import Dataset
+from servers import http_server
+from tensordict import TensorDict
+
+NAME, FILE = "hopper-medium-replay-v2", "hopper_medium_replay-v2.hdf5"
+QUICK = FetchOptions(attempts=3, backoff=0.01, silence_timeout=2)
+
+
+@pytest.fixture
+def mirror(tmp_path_factory):
+    """The site's layout, with one file of 1 MB."""
+    top = tmp_path_factory.mktemp("mirror")
+    arrays = make([5000, 6000], ["terminal", "timeout"], successors=True, width=11)
+    write(top / "gym_mujoco_v2" / FILE, arrays)
+    return top
+
+
+def get(url, root: Path, name: str = NAME, **more) -> Dataset:
+    extra = more.pop("extra", {})
+    request = Request(
+        f"d4rl/{name}", root=root, mirror=str(url), fetch=QUICK, options=ConvertOptions(extra=extra), **more
+    )
+    return checked(download(request).path)
+
+
+def test_the_registry_is_whole():
+    entries = registry.registry()
+    assert len(entries) == 179 and sum(entry.listed for entry in entries.values()) == 155
+    theirs = pytest.importorskip("torchrl.data.datasets.d4rl_infos").D4RL_DATASETS
+    assert {name: f"{registry.HOME}/{entry.path}" for name, entry in entries.items()} == theirs
+    files = {entry.path for entry in entries.values()}
+    assert len({path.rpartition("/")[2] for path in files}) == len(files)  # flat mirrors are unambiguous
+    assert set(registry.PINNED) <= {entry.file.removesuffix(".hdf5") for entry in entries.values()}
+    assert sum(entry.low is None for entry in entries.values()) == 1
+    assert all(entry.low < entry.high for entry in entries.values() if entry.low is not None)
+    assert entries["pen-human-longhorizon-v0"].horizon == 200
+    assert "d4rl/hopper-medium-v2" in known_ids("d4rl")
+    assert resolve("hopper-medium-v2")[0] == "d4rl/hopper-medium-v2"
+
+
+@pytest.mark.parametrize("layout", ["site", "flat", "above"])
+def test_every_layout_over_http_and_from_a_folder(layout, mirror, tmp_path):
+    file = mirror / "gym_mujoco_v2" / FILE
+    top = {"site": mirror, "flat": file.parent, "above": tmp_path / "top"}[layout]
+    if layout == "above":
+        target = top / "datasets" / "offline_rl" / "gym_mujoco_v2" / FILE
+        target.parent.mkdir(parents=True)
+        target.write_bytes(file.read_bytes())
+    with http_server(top) as server:
+        over_http = get(server.url, tmp_path / "1")
+    from_folder = get(top, tmp_path / "2")
+    assert content(over_http.path) == content(from_folder.path)
+    assert_holds(over_http, expected(file, "both"))
+    (entry,) = over_http.manifest.source["objects"]
+    assert entry["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest() and entry["size"] == file.stat().st_size
+
+
+def test_a_broken_connection_goes_on_where_it_broke(mirror, tmp_path):
+    with http_server(mirror) as server:
+        server.faults.cut(after=300_000)
+        server.faults.cut(after=100_000, reset=True)
+        dataset = get(server.url, tmp_path)
+        spans = [span for path, span in server.faults.gets() if path.endswith(FILE)]
+    assert spans[0] is None and all(span and span != "bytes=0-" for span in spans[1:]) and len(spans) == 3
+    assert_holds(dataset, expected(mirror / "gym_mujoco_v2" / FILE, "both"))
+
+
+def test_an_interrupted_download_is_continued_by_the_next_run(mirror, tmp_path):
+    with http_server(mirror) as server:
+        request = Request(f"d4rl/{NAME}", root=tmp_path, mirror=server.url, fetch=QUICK)
+        server.faults.cut(after=300_000)
+        server.faults.cut(after=0, times=QUICK.attempts - 1)
+        with pytest.raises(FetchError):
+            download(request)
+        assert not (tmp_path / "d4rl" / NAME).exists()
+        before = len(server.faults.gets())
+        dataset = checked(download(request).path)
+        again = [span for path, span in server.faults.gets()[before:] if path.endswith(FILE)]
+    assert len(again) == 1 and again[0] and int(again[0].removeprefix("bytes=").rstrip("-")) >= 200_000
+    assert content(dataset.path) == content(get(mirror, tmp_path / "2").path)
+    assert [path.name for path in (tmp_path / "d4rl").iterdir() if not path.name.startswith(f".{NAME}.lock")] == [NAME]
+
+
+def test_a_killed_conversion_leaves_nothing_that_passes_for_a_dataset(mirror, tmp_path):
+    """Killed while rows are being written; the next run ends with the same bytes."""
+    code = (
+        "import os, sys\n"
+        "from rbdata.datasets.sources.d4rl import rows\n"
+        "rows._BLOCK_ROWS = 1000\n"
+        "plain = rows.RowWriter._reward\n"
+        "def dying(self, low, high):\n"
+        "    if low >= 5000: os._exit(9)\n"
+        "    return plain(self, low, high)\n"
+        "rows.RowWriter._reward = dying\n"
+        "import rbdata\n"
+        f"rbdata.download('d4rl/{NAME}', root=sys.argv[1], mirror=sys.argv[2])\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code, str(tmp_path / "1"), str(mirror)], capture_output=True)
+    assert run.returncode == 9, run.stderr
+    assert not (tmp_path / "1" / "d4rl" / NAME).exists()
+    assert content(get(mirror, tmp_path / "1").path) == content(get(mirror, tmp_path / "2").path)
+
+
+def test_offline_what_is_there_needs_no_server(mirror, tmp_path):
+    with http_server(mirror) as server:
+        get(server.url, tmp_path)
+        url = server.url
+    get(url, tmp_path)  # the server is gone
+
+
+def test_raw_files_that_are_kept_are_a_mirror(mirror, tmp_path):
+    with http_server(mirror) as server:
+        first = get(server.url, tmp_path, keep_raw=True)
+    kept = tmp_path / ".raw" / "d4rl"
+    assert (kept / "gym_mujoco_v2" / FILE).is_file()
+    assert content(get(kept, tmp_path / "2").path) == content(first.path)
+
+
+@pytest.mark.parametrize(
+    ("status", "error"), [(403, ForbiddenError), (404, ObjectNotFoundError), (500, FetchError), (503, FetchError)]
+)
+def test_a_closed_door_at_home_points_to_a_copy(status, error, mirror, tmp_path, monkeypatch):
+    with http_server(mirror) as server:
+        monkeypatch.setattr(D4rlSource, "home", server.url)
+        server.faults.answer(status, times=50)
+        with pytest.raises(error) as caught:
+            download(Request(f"d4rl/{NAME}", root=tmp_path, fetch=QUICK))
+    assert "huggingface" in (caught.value.hint or "")
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_web_page_instead_of_the_file(mirror, tmp_path):
+    with http_server(mirror) as server:
+        server.faults.html = True
+        with pytest.raises(FetchError, match="web page"):
+            get(server.url, tmp_path)
+    assert not any(tmp_path.glob("d4rl/*"))
+
+
+def test_a_useless_file_is_not_kept(mirror, tmp_path):
+    file = mirror / "gym_mujoco_v2" / FILE
+    sound = file.read_bytes()
+    with http_server(mirror) as server:
+        file.write_bytes(sound[:100_000])  # the mirror's own copy is cut
+        with pytest.raises(CorruptSourceError, match="not a whole HDF5 file"):
+            get(server.url, tmp_path)
+        assert not list(tmp_path.rglob("*.hdf5"))
+        file.write_bytes(sound)
+        get(server.url, tmp_path)
+
+
+def test_trap_38_the_same_name_must_mean_the_same_bytes(mirror, tmp_path):
+    first = get(mirror, tmp_path)
+    write(mirror / "gym_mujoco_v2" / FILE, make([50], ["terminal"], successors=True, width=11))
+    with pytest.raises(ChecksumError, match="not the file this dataset was made from before"):
+        get(mirror, tmp_path, force=True)
+    assert content(Dataset(first.path).path) == content(first.path) and len(Dataset(first.path)) == 11_000
+    assert len(get(mirror, tmp_path, force=True, extra={"accept_changed": True})) == 50
+
+
+def test_pinned_files_at_home(mirror, tmp_path, monkeypatch):
+    file = mirror / "gym_mujoco_v2" / FILE
+    monkeypatch.setitem(registry.PINNED, FILE.removesuffix(".hdf5"), "0" * 64)
+    with http_server(mirror) as server:
+        elsewhere = get(server.url, tmp_path / "1")  # a mirror is the user's choice: said, not refused
+        assert any("not the one known" in note for note in elsewhere.manifest.notes)
+        monkeypatch.setattr(D4rlSource, "home", server.url)
+        with pytest.raises(ChecksumError, match="not the file that is known"):
+            download(Request(f"d4rl/{NAME}", root=tmp_path / "2", fetch=QUICK))
+        assert not list((tmp_path / "2").rglob("*.hdf5"))
+        monkeypatch.setitem(registry.PINNED, FILE.removesuffix(".hdf5"), hashlib.sha256(file.read_bytes()).hexdigest())
+        download(Request(f"d4rl/{NAME}", root=tmp_path / "2", fetch=QUICK))
+
+
+def test_dry_run_writes_nothing(mirror, tmp_path):
+    outcome = download(Request(f"d4rl/{NAME}", root=tmp_path / "root", mirror=str(mirror), dry_run=True))
+    assert outcome.outlook is not None and outcome.outlook.steps == 11_000 and not (tmp_path / "root").exists()
+    with http_server(mirror) as server:
+        outcome = download(Request(f"d4rl/{NAME}", root=tmp_path / "root", mirror=server.url, dry_run=True))
+    assert outcome.outlook is not None
+    assert outcome.outlook.fetch_bytes == (mirror / "gym_mujoco_v2" / FILE).stat().st_size
+
+
+def test_the_folder_in_tensordict_and_torchrl(mirror, tmp_path):
+    """With no rbdata: TED, and slices that never cross a trajectory."""
+    folder = get(mirror, tmp_path).path
+    truth = expected(mirror / "gym_mujoco_v2" / FILE, "both")
+    td = TensorDict.load_memmap(folder)
+    for key in ("observation", "action"):
+        np.testing.assert_array_equal(td[key].numpy(), truth[key])
+    np.testing.assert_array_equal(td["next", "observation"].numpy(), truth["next/observation"])
+    torchrl = pytest.importorskip("torchrl.data")
+    sampler = torchrl.SliceSampler(slice_len=8, end_key=("next", "done"))
+    buffer = torchrl.ReplayBuffer(storage=torchrl.TensorStorage(td), sampler=sampler, batch_size=64)
+    batch = buffer.sample().reshape(8, 8)
+    first = torch.from_numpy(truth["observation"]).flatten(1)[:, 0].contiguous()
+    rows = torch.searchsorted(first, batch["observation"][..., 0].flatten().contiguous()).reshape(8, 8)
+    assert (rows.diff(dim=1) == 1).all()
+    assert (torch.from_numpy(truth["episode"])[rows].diff(dim=1) == 0).all()

@@ -1,0 +1,350 @@
+"""Minari datasets: every value is what Minari's own reader says, for every space and every format."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+
+import h5py
+import minari
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from minari_tools import FIXTURES, compare, convert, truth, with_root, write
+from rbdata.datasets.acquire import download
+from rbdata.datasets.ingest.protocol import ConvertOptions
+from rbdata.datasets.ingest.request import Listener, Request
+from rbdata.datasets.sources.minari.episode_rows import settle
+from rbdata.datasets.sources.minari.fill import part_bounds
+from rbdata.storage.dataset import Dataset
+from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED
+from rbdata.storage.integrity import verify
+from tensordict import TensorDict
+
+FORMATS = ["hdf5", "arrow", "parquet"]
+each_format = pytest.mark.parametrize("data_format", FORMATS)
+
+BOX = spaces.Box(-1, 1, (3,), np.float32)
+KINDS = {
+    "box": BOX,
+    "scalar box": spaces.Box(-1, 1, (), np.float64),
+    "matrix": spaces.Box(-1, 1, (2, 5), np.float32),
+    "small image": spaces.Box(0, 255, (7, 7, 3), np.uint8),
+    "wide integers": spaces.Box(0, 60_000, (2,), np.uint16),
+    "discrete": spaces.Discrete(5),
+    "discrete with start": spaces.Discrete(4, start=-3),
+    "multidiscrete": spaces.MultiDiscrete([3, 9, 200]),
+    "multidiscrete matrix": spaces.MultiDiscrete([[3, 9], [2, 4]]),
+    "multibinary": spaces.MultiBinary(6),
+    "text": spaces.Text(12, min_length=1, charset="abcé "),
+    "dict": spaces.Dict(
+        {"a.b": BOX, "deep": spaces.Dict({"x": spaces.Discrete(3), "t": spaces.Text(4, charset="xy")})}
+    ),
+    "tuple": spaces.Tuple((BOX, spaces.Discrete(2), spaces.Tuple((spaces.MultiBinary(2), BOX)))),
+}
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Minari's, of what a dataset should state as well
+
+
+@pytest.fixture(autouse=True)
+def minari_root(tmp_path, monkeypatch):
+    return with_root(monkeypatch, tmp_path / "minari")
+
+
+# -- the fixtures --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["cartpole/random-v0", "cartpole/truncated-v0", "cartpole/dict-v0", "cartpole/arrow-v0", "mujoco/hopper-v0"],
+)
+def test_recorded_by_the_collector(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(FIXTURES))
+    dataset = convert(tmp_path, name)
+    episodes = truth(name)
+    compare(dataset, episodes)
+    if name == "mujoco/hopper-v0":
+        for number, episode in enumerate(episodes):
+            rows = dataset.episode(number)
+            for key, values in episode.infos.items():
+                found = rows["info", key].numpy(), rows["next", "info", key].numpy()
+                assert np.array_equal(found[0].reshape(values[:-1].shape), values[:-1])
+                assert np.array_equal(found[1].reshape(values[1:].shape), values[1:])
+    source = dataset.manifest.source
+    assert source["metadata"]["author"] == ["rbdata"] and source["metadata"]["minari_version"] == "0.5.4"
+    assert source["environment"]["id"] in ("CartPole-v1", "Hopper-v5")
+    assert dataset.manifest.spaces["action"]["type"] == ("Box" if "hopper" in name else "Discrete")
+    objects = source["objects"]
+    assert objects[0]["name"] == "data/metadata.json" and all(entry["crc32c"] for entry in objects)
+
+
+# -- spaces --------------------------------------------------------------------------------------------------------
+
+
+@each_format
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("where", ["observation", "action"])
+def test_every_space(tmp_path, data_format, kind, where):
+    observation, action = (KINDS[kind], spaces.Discrete(2)) if where == "observation" else (BOX, KINDS[kind])
+    lengths = [3, 1, 5, 2, 4, 2, 6, 1, 3, 2, 4, 7]  # episode 10 must not come after episode 1
+    made = write("tests/kind-v0", observation, action, lengths, data_format=data_format)
+    dataset = convert(tmp_path / "root", "tests/kind-v0")
+    if kind == "dict":
+        assert dataset.manifest.source["keys"] == {f"{where}/a_b": f"{where}/a.b"}
+        for buffer in made:
+            values = buffer.observations if where == "observation" else buffer.actions
+            values["a_b"] = values.pop("a.b")
+    compare(dataset, made)
+    if kind not in ("dict", "tuple"):  # Minari gives back what went in, as arrays of its own
+        compare(dataset, truth("tests/kind-v0"))
+    assert dataset.manifest.counts["terminated_episodes"] == dataset.manifest.counts["time_limit_episodes"] == 6
+
+
+def test_discrete_start_is_in_the_manifest(tmp_path):
+    write("tests/start-v0", KINDS["discrete with start"], KINDS["discrete with start"], [5])
+    dataset = convert(tmp_path / "root", "tests/start-v0")
+    assert dataset.manifest.spaces["action"] == {"type": "Discrete", "n": 4, "start": -3}
+    assert dataset["action"].min() >= -3 and dataset["action"].max() <= 0
+
+
+@each_format
+def test_text_left_out(tmp_path, data_format):
+    made = write("tests/text-v0", KINDS["dict"], BOX, [3, 4], data_format=data_format)
+    dataset = convert(tmp_path / "root", "tests/text-v0", extra={"text": "omit"})
+    assert "observation/deep/t" not in dataset.schema and "observation/deep/x" in dataset.schema
+    assert dataset.manifest.source["left_out"] == {"observation/deep/t": "text, left out as asked"}
+    assert dataset.manifest.source["options"]["text"] == "omit"
+    assert any("Left out" in note for note in dataset.manifest.notes)
+    assert len(dataset) == sum(len(buffer.rewards) for buffer in made)
+
+
+# -- frames --------------------------------------------------------------------------------------------------------
+
+
+@each_format
+@pytest.mark.parametrize("shape", [(40, 48, 3), (36, 36)])
+def test_jpeg_frames(tmp_path, data_format, shape):
+    image = spaces.Box(0, 255, shape, np.uint8)
+    write("tests/jpeg-v0", image, spaces.Discrete(2), [4, 3, 5], data_format=data_format)
+    dataset = convert(tmp_path / "root", "tests/jpeg-v0")
+    compare(dataset, truth("tests/jpeg-v0"))
+    leaf = dataset.schema["observation"]
+    assert (leaf.kind, leaf.codec, leaf.shape) == ("state", "zstd", shape)
+    assert any("JPEG, which is lossy" in note for note in dataset.manifest.notes)
+
+
+@each_format
+@pytest.mark.parametrize("options", [{}, {"codec": "raw"}, {"layout": "ted"}], ids=["zstd", "raw", "ted"])
+def test_raw_frames(tmp_path, data_format, options):
+    """As before 0.5.3: no flag in the metadata, and no JPEG either; the current reader would take them for some."""
+    image = spaces.Dict({"camera": spaces.Box(0, 255, (40, 32, 3), np.uint8), "pose": BOX})
+    made = write("tests/raw-v0", image, BOX, [4, 3, 5], data_format=data_format, jpeg_encoding=False)
+    place = minari.storage.get_dataset_path("tests/raw-v0") / "data" / "metadata.json"
+    about = json.loads(place.read_text())
+    del about["jpeg_encoding"]
+    place.write_text(json.dumps(about))
+    dataset = convert(tmp_path / "root", "tests/raw-v0", **options)
+    compare(dataset, made)
+    assert not any("JPEG" in note for note in dataset.manifest.notes)
+
+
+def test_jpeg_rows_of_one_length(tmp_path):
+    """All frames the same: Minari stores their bytes as a plain array."""
+    image = spaces.Box(0, 255, (32, 32, 3), np.uint8)
+    write("tests/same-v0", image, spaces.Discrete(2), [3])
+    path = minari.storage.get_dataset_path("tests/same-v0") / "data" / "main_data.hdf5"
+    with h5py.File(path, "a") as file:
+        first = np.asarray(file["episode_0/observations"][0])
+        del file["episode_0/observations"]
+        file["episode_0/observations"] = np.stack([first] * 4)
+    dataset = convert(tmp_path / "root", "tests/same-v0")
+    compare(dataset, truth("tests/same-v0"))
+
+
+def test_channel_first_frames(tmp_path):
+    image = spaces.Box(0, 255, (3, 40, 40), np.uint8)
+    made = write("tests/first-v0", image, spaces.Discrete(2), [4, 2])
+    compare(convert(tmp_path / "root", "tests/first-v0"), made)
+
+
+def test_frames_in_several_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "rbdata.datasets.sources.minari.job.part_bounds", lambda states, row: part_bounds(states, row, 5 * row)
+    )
+    image = spaces.Tuple((spaces.Box(0, 255, (40, 32, 3), np.uint8), spaces.Box(0, 1, (300,), np.float32)))
+    made = write("tests/parts-v0", image, BOX, [4, 3, 9, 1, 1, 2], jpeg_encoding=False)
+    dataset = convert(tmp_path / "root", "tests/parts-v0")
+    assert len(dataset.manifest.parts) > 3
+    compare(dataset, made)
+
+
+@pytest.mark.parametrize("options", [{}, {"codec": "raw"}, {"layout": "ted"}], ids=["zstd", "raw", "ted"])
+def test_interrupted_while_frames_are_stored(tmp_path, monkeypatch, options):
+    monkeypatch.setattr(
+        "rbdata.datasets.sources.minari.job.part_bounds", lambda states, row: part_bounds(states, row, 5 * row)
+    )
+    made = write("tests/stop-v0", spaces.Box(0, 255, (40, 32, 3), np.uint8), BOX, [4, 3, 9, 1, 2], jpeg_encoding=False)
+
+    def stop(index):
+        if index == 1:
+            raise KeyboardInterrupt
+
+    def request(root):
+        return Request("minari/tests/stop-v0", root=root, options=ConvertOptions(**options), procs=1)
+
+    with pytest.raises(KeyboardInterrupt):
+        download(request(tmp_path / "root"), Listener(part_done=stop))
+    assert not (tmp_path / "root" / "minari" / "tests" / "stop-v0").exists()
+    done = []
+    download(request(tmp_path / "root"), Listener(part_done=done.append))
+    assert done and 0 not in done  # what was finished is not done again
+    fresh = convert(tmp_path / "fresh", "tests/stop-v0", **options)
+    again = Dataset(tmp_path / "root" / "minari" / "tests" / "stop-v0")
+    assert verify(again.path).ok and again.manifest.files == fresh.manifest.files
+    compare(again, made)
+
+
+def test_frames_are_the_same_from_several_processes(tmp_path):
+    write("tests/procs-v0", spaces.Box(0, 255, (64, 64, 3), np.uint8), BOX, [30, 40, 20])
+    found = []
+    for procs in (1, 2):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                "rbdata.datasets.sources.minari.job.part_bounds", lambda states, row: part_bounds(states, row, 30 * row)
+            )
+            root = tmp_path / str(procs)
+            found.append(download(Request("minari/tests/procs-v0", root=root, procs=procs)).manifest)
+    assert len(found[0].parts) == 3 and found[0].files == found[1].files
+
+
+# -- episodes of all sorts -----------------------------------------------------------------------------------------
+
+
+@each_format
+def test_one_episode(tmp_path, data_format):
+    made = write("tests/one-v0", BOX, BOX, [9], data_format=data_format)
+    compare(convert(tmp_path / "root", "tests/one-v0"), made)
+
+
+def test_an_arrow_episode_of_several_record_batches(tmp_path):
+    """Minari's reader pairs batches with episodes, and loses the end of a long one; here it is whole."""
+    made = write("tests/long-v0", BOX, spaces.Discrete(3), [40_000, 10], data_format="arrow")
+    assert len(next(iter(minari.load_dataset("tests/long-v0").iterate_episodes())).rewards) < 40_000
+    compare(convert(tmp_path / "root", "tests/long-v0"), made)
+
+
+def test_arrow_episodes_in_several_files(tmp_path):
+    import pyarrow as pa
+
+    made = write("tests/split-v0", BOX, BOX, [30, 5], data_format="arrow")
+    place = minari.storage.get_dataset_path("tests/split-v0") / "data" / "0"
+    table = pa.ipc.open_file(place / "part-0.arrow").read_all()
+    for number, (low, length) in enumerate([(0, 4), (4, 3), (7, 24)]):
+        name = {0: 0, 1: 2, 2: 10}[number]  # by number: 0, 2, 10
+        with pa.ipc.new_file(place / f"part-{name}.arrow", table.schema) as writer:
+            writer.write_table(table.slice(low, length))
+    compare(convert(tmp_path / "root", "tests/split-v0"), made)
+
+
+@each_format
+def test_gaps_in_the_numbers(tmp_path, data_format):
+    made = write("tests/gap-v0", BOX, BOX, [3] * 12, data_format=data_format)
+    folder = minari.storage.get_dataset_path("tests/gap-v0") / "data"
+    if data_format == "hdf5":
+        with h5py.File(folder / "main_data.hdf5", "a") as file:
+            del file["episode_4"]
+    else:
+        shutil.rmtree(folder / "4")
+    dataset = convert(tmp_path / "root", "tests/gap-v0")
+    compare(dataset, made[:4] + made[5:])
+    assert any("12 episodes, the files hold 11" in note for note in dataset.manifest.notes)
+
+
+@each_format
+@pytest.mark.parametrize("flags", [(True, True), (False, False), (True, False), (False, True)])
+def test_how_episodes_end(tmp_path, data_format, flags):
+    made = write("tests/ends-v0", BOX, BOX, [3, 4], data_format=data_format, ends=lambda number: flags)
+    dataset = convert(tmp_path / "root", "tests/ends-v0")
+    compare(dataset, made)
+    expected = TERMINATED if flags[0] else TRUNCATED if flags[1] else CUT
+    assert dataset.episodes.outcome.tolist() == [expected] * 2
+    assert any("neither" in note for note in dataset.manifest.notes) == (expected == CUT)
+
+
+def test_a_flag_inside_an_episode_ends_one(tmp_path):
+    made = write("tests/inside-v0", BOX, BOX, [6])
+    path = minari.storage.get_dataset_path("tests/inside-v0") / "data" / "main_data.hdf5"
+    with h5py.File(path, "a") as file:
+        file["episode_0/terminations"][1] = True
+        file["episode_0/truncations"][2] = True
+    dataset = convert(tmp_path / "root", "tests/inside-v0")
+    assert dataset.episodes.length.tolist() == [2, 1, 3]
+    assert dataset.episodes.outcome.tolist() == [TERMINATED, TRUNCATED, TERMINATED]
+    observations = np.asarray(made[0].observations)
+    assert np.array_equal(dataset["observation"].numpy(), observations[:-1])
+    assert np.array_equal(dataset["next/observation"].numpy(), observations[1:])
+    assert dataset.manifest.counts["split_episodes"] == 2
+
+
+def test_data_in_another_dtype_than_the_space_says(tmp_path):
+    write("tests/wide-v0", BOX, BOX, [4, 3])
+    path = minari.storage.get_dataset_path("tests/wide-v0") / "data" / "main_data.hdf5"
+    with h5py.File(path, "a") as file:
+        doubles = np.asarray(file["episode_0/observations"]).astype(">f8") + 1e-9
+        del file["episode_0/observations"]
+        file["episode_0/observations"] = doubles
+    dataset = convert(tmp_path / "root", "tests/wide-v0")
+    found = dataset["observation"].numpy()
+    assert found.dtype == np.float64 and np.array_equal(found[:4], doubles[:-1])
+    assert any("float64, and kept as they are" in note for note in dataset.manifest.notes)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    flags=st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=12),
+    missing=st.booleans(),
+    unknown=st.sampled_from(["truncate", "zero"]),
+)
+def test_runs_of_an_episode(flags, missing, unknown):
+    terminated, truncated = (np.array(column) for column in zip(*flags))
+    steps = len(flags)
+    runs = settle(steps if missing else steps + 1, terminated, truncated, unknown)
+    covered = [step for run in runs for step in range(run.first, run.first + run.steps)]
+    gives_up = missing and unknown == "truncate" and not terminated[-1]
+    assert covered == list(range(steps - gives_up))
+    for run in runs:
+        last = run.first + run.steps - 1
+        assert run.terminated or run.truncated
+        inside = slice(run.first, last)
+        assert not (terminated[inside] | truncated[inside]).any()
+        assert (run.outcome == TERMINATED) == run.terminated
+        if not (gives_up and last == steps - 2):
+            assert run.terminated == terminated[last]
+
+
+# -- read by others ------------------------------------------------------------------------------------------------
+
+
+def test_plain_tensordict_and_torchrl_read_it(tmp_path):
+    torchrl = pytest.importorskip("torchrl.data")
+    write("tests/read-v0", KINDS["dict"], BOX, [9, 12, 7, 30])
+    dataset = convert(tmp_path / "root", "tests/read-v0")
+    plain = TensorDict.load_memmap(dataset.path)
+    assert np.array_equal(plain["observation", "a_b"].numpy(), dataset["observation/a_b"].numpy())
+    sampler = torchrl.SliceSampler(slice_len=5, end_key=("next", "done"), strict_length=True)
+    buffer = torchrl.ReplayBuffer(storage=torchrl.TensorStorage(plain), sampler=sampler, batch_size=50)
+    for _ in range(5):
+        batch = buffer.sample().reshape(10, 5)
+        assert not batch["next", "done"][:, :-1].any()
+        assert (batch["next", "observation", "a_b"][:, :-1] == batch["observation", "a_b"][:, 1:]).all()
+
+
+def test_jpeg_is_what_is_thought(tmp_path):
+    """The first bytes that are looked for are those that Pillow writes."""
+    from PIL import Image
+
+    data = io.BytesIO()
+    Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(data, format="JPEG")
+    assert data.getvalue()[:3] == b"\xff\xd8\xff"

@@ -1,0 +1,476 @@
+"""Interrupted downloads: killed at any moment, run again, the same bytes; one writer at a time; nothing half-written seen."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from atari_truth import assert_holds, fed_truth, write_run
+from contents import content
+from rbdata.datasets.acquire import convert, download
+from rbdata.datasets.ingest.protocol import ConvertOptions
+from rbdata.datasets.ingest.request import Listener, Request
+from rbdata.errors import DatasetBusyError, DatasetExistsError
+from rbdata.storage.dataset import Dataset
+from rbdata.storage.folder import DatasetPlace
+from rbdata.storage.integrity import verify
+from servers import http_server
+
+LAYOUTS = [{"codec": "raw"}, {"codec": "zstd"}, {"layout": "ted"}]
+each_layout = pytest.mark.parametrize("options", LAYOUTS, ids=["raw", "zstd", "ted"])
+
+
+@pytest.fixture(scope="module")
+def mirror(tmp_path_factory):
+    """A run of a dozen small shards, with a lost lap and a final dump."""
+    top = tmp_path_factory.mktemp("mirror")
+    writer = write_run(top / "dqn" / "Qbert" / "2" / "replay_logs", 90, [80, 300, 4, 79, 150, 200, 33, 160])
+    assert len(writer.dumps) > 10
+    return top, writer
+
+
+def request(mirror: Path | str, root: Path, **fields) -> Request:
+    options = ConvertOptions(**fields.pop("options", {}))
+    return Request("Qbert/2", root=root, mirror=str(mirror), options=options, **{"procs": 1, **fields})
+
+
+def assert_clean(root: Path) -> None:
+    """Beside the dataset nothing is left over, except for a lock whose maker was killed over it."""
+    names = {path.name for path in (root / "atari" / "Qbert").iterdir()}
+    assert {name for name in names if not name.startswith(".2.lock")} == {"2"}
+
+
+# -- killed --------------------------------------------------------------------------------------------------------
+
+CHILD = """
+import json, sys
+from pathlib import Path
+from rbdata.datasets.acquire import download
+from rbdata.datasets.ingest.request import Listener, Request
+from rbdata.datasets.ingest.protocol import ConvertOptions
+
+mirror, root, procs, options, force = json.loads(sys.argv[1])
+
+def say(*words):
+    print(*words, flush=True)
+
+listener = Listener(stage=lambda text: say("stage"), planned=lambda *_: say("planned"), outlook=lambda _: say("outlook"),
+                    progress=lambda tasks: say("progress"), part_done=lambda index: say("part"))
+request = Request("Qbert/2", root=Path(root), mirror=mirror, procs=procs, options=ConvertOptions(**options), force=force)
+if __name__ == "__main__":
+    say("done", download(request, listener).action)
+"""
+
+
+def start(mirror: Path | str, root: Path, procs: int = 1, options: dict | None = None, force: bool = False):
+    argument = json.dumps([str(mirror), str(root), procs, options or {}, force])
+    return subprocess.Popen([sys.executable, "-c", CHILD, argument], stdout=subprocess.PIPE, text=True)
+
+
+def kill_tree(process: subprocess.Popen) -> None:
+    """kill -9 of a process and all its children, as a scheduler or the system would."""
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    for member in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
+    process.communicate()
+    psutil.wait_procs(family, timeout=5)
+
+
+@pytest.mark.parametrize(
+    "options, procs", [*((options, 1) for options in LAYOUTS), (LAYOUTS[1], 2), (LAYOUTS[0], 5)], ids=str
+)
+def test_killed_processes(options, procs, mirror, tmp_path):
+    """kill -9 of the whole family after a random report, several times; then the same bytes as without."""
+    top, writer = mirror
+    whole = download(request(top, tmp_path / "whole", options=options))
+    chance = random.Random(f"{procs}{options}")
+    with http_server(top) as server:
+        for _ in range(2 if procs == 1 else 1):
+            process = start(server.url, tmp_path / "root", procs, options)
+            assert process.stdout is not None
+            wanted = chance.randrange(13, 26)  # the plan reports 12 times
+            for _, line in zip(range(wanted), process.stdout):
+                if line.startswith("done"):
+                    break
+            time.sleep(chance.random() * 0.02)
+            kill_tree(process)
+        place = DatasetPlace(tmp_path / "root", "atari/Qbert/2")
+        assert not place.path.exists() or verify(place.path).ok
+        outcome = download(request(server.url, tmp_path / "root", procs=procs, options=options))
+    assert content(outcome.path) == content(whole.path)
+    assert_clean(tmp_path / "root")
+    assert_holds(Dataset(outcome.path), fed_truth(writer))
+
+
+CRASH = {"open", "os.rename", "os.remove", "os.truncate", "os.mkdir", "os.rmdir", "os.link", "os.utime"}
+
+
+def in_child(wanted: Request, at: int | None) -> tuple[str, int]:
+    """Run a download in a forked child that is killed at its ``at``-th touch of the root. Returns how it ended (an
+    action, the name of an error, or "killed"), and how often it touched the root."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        touches = itertools.count()
+        inside = str(wanted.root)
+
+        def hook(event: str, args: tuple) -> None:
+            # Whole trees are removed with names relative to a descriptor.
+            relative = event in ("os.remove", "os.rmdir") and args[1] != -1
+            if event in CRASH and (relative or str(args[0]).startswith(inside)):
+                if event == "open" and isinstance(args[2], int) and not args[2] & (os.O_WRONLY | os.O_RDWR):
+                    return
+                if next(touches) == at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        try:
+            sys.addaudithook(hook)
+            said = download(wanted).action
+        except BaseException as error:
+            said = type(error).__name__
+        os.write(write, f"{said} {next(touches)}".encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        said = pipe.read()
+    _, status = os.waitpid(pid, 0)
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        return "killed", -1
+    action, count = said.split()
+    return action, int(count)
+
+
+def count_touches(wanted: Request) -> int:
+    """How often a download that is left alone touches its root."""
+    said, touches = in_child(wanted, None)
+    assert said == "written"
+    return touches
+
+
+@pytest.fixture(scope="module")
+def small_mirror(tmp_path_factory):
+    """Three shards."""
+    top = tmp_path_factory.mktemp("small")
+    writer = write_run(top / "dqn" / "Qbert" / "2" / "replay_logs", 30, [20, 40, 9])
+    assert len(writer.dumps) == 3
+    return top, writer
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+@each_layout
+def test_killed_at_every_touch_of_the_disk(options, small_mirror, tmp_path):
+    """Every write, rename and removal is a moment to die at. Afterwards: no dataset or a sound one; and the next run
+    ends with the same bytes."""
+    top, _ = small_mirror
+    reference = content(download(request(top, tmp_path / "whole", options=options)).path)
+    touches = count_touches(request(top, tmp_path / "count", options=options))
+    assert touches > 40
+    effort = int(os.environ.get("RBDATA_TEST_EFFORT", "1"))
+    for at in sorted(random.Random(str(options)).sample(range(touches), min(touches, 25 * effort))):
+        root = tmp_path / f"{at}"
+        wanted = request(top, root, options=options)
+        assert in_child(wanted, at)[0] == "killed"
+        place = DatasetPlace(root, "atari/Qbert/2")
+        assert not place.exists() or verify(place.path).ok
+        assert content(download(wanted).path) == reference, f"killed at touch {at}"
+        assert_clean(root)
+        shutil.rmtree(root)
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+@pytest.mark.parametrize("options", LAYOUTS[:2], ids=["raw", "zstd"])
+def test_killed_while_starting_over(options, small_mirror, tmp_path):
+    """Two parts are done; --force is killed while it throws them away; an ordinary run must not believe the journal."""
+    top, _ = small_mirror
+    reference = content(download(request(top, tmp_path / "whole", options=options)).path)
+    for at in range(4, 44, 2):
+        root = tmp_path / f"{at}"
+        interrupt(request(top, root, options=options), after_parts=2)
+        in_child(request(top, root, options=options, force=True), at)
+        outcome = download(request(top, root, options=options))
+        assert content(outcome.path) == reference, f"killed at touch {at}"
+        assert verify(outcome.path).ok
+        shutil.rmtree(root)
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_replacement_is_killed(small_mirror, tmp_path):
+    """--force on a complete dataset: at every moment the old one or the new one is there, or one that recovers."""
+    top, _ = small_mirror
+    old, new = {"codec": "raw"}, {"codec": "zstd"}
+    before = content(download(request(top, tmp_path / "old", options=old)).path)
+    after = content(download(request(top, tmp_path / "new", options=new)).path)
+    shutil.copytree(tmp_path / "old", tmp_path / "count")
+    touches = count_touches(request(top, tmp_path / "count", options=new, force=True))
+    effort = int(os.environ.get("RBDATA_TEST_EFFORT", "1"))
+    last = range(touches - 28, touches, 1 if effort > 1 else 3)
+    for at in {*last, *random.Random(5).sample(range(touches), min(touches, 4 * effort))}:
+        root = tmp_path / f"{at}"
+        shutil.copytree(tmp_path / "old", root)
+        assert in_child(request(top, root, options=new, force=True), at)[0] == "killed"
+        place = DatasetPlace(root, "atari/Qbert/2")
+        if place.exists():
+            assert content(place.path) in (before, after)
+        with contextlib.suppress(DatasetExistsError):  # the old one is there: refused without --force
+            fetched = []
+            outcome = download(request(top, root), Listener(part_done=fetched.append))
+            assert content(outcome.path) in (before, after)
+            if not place.working.exists():
+                assert not fetched or content(outcome.path) == after
+        assert content(download(request(top, root, options=new, force=True)).path) == after
+        assert_clean(root)
+        shutil.rmtree(root)
+
+
+def interrupt(wanted: Request, after_parts: int) -> None:
+    """Ctrl-C after so many parts."""
+    seen = []
+
+    def stop(index: int) -> None:
+        seen.append(index)
+        if len(seen) >= after_parts:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        download(wanted, Listener(part_done=stop))
+
+
+def test_what_is_finished_is_not_fetched_again(mirror, tmp_path):
+    """After an interruption only the shards that are not done are fetched whole."""
+    top, _ = mirror
+    with http_server(top) as server:
+        wanted = request(server.url, tmp_path, options={"codec": "raw"})
+        interrupt(wanted, after_parts=5)
+        server.faults.requests.clear()
+        outlooks = []
+        download(wanted, Listener(outlook=outlooks.append))
+        frames = [Path(path).name for path, _ in server.faults.gets() if "observation" in path]
+    assert outlooks[0].done_parts == 5
+    # (After a lost lap the plan looks into a file, to tell padding from data.)
+    assert set(frames) == {f"$store$_observation_ckpt.{number}.gz" for number in range(5, outlooks[0].parts)}
+
+
+def test_the_number_of_processes_does_not_show(mirror, tmp_path):
+    """One, two and five processes, and a change between them, write the same bytes."""
+    top, _ = mirror
+    for options, counts in ((LAYOUTS[0], (1, 2)), (LAYOUTS[1], (1, 5))):
+        found = []
+        for procs in counts:
+            outcome = download(request(top, tmp_path / f"{options}{procs}", procs=procs, options=options))
+            found.append(content(outcome.path))
+        mixed = request(top, tmp_path / f"{options}mixed", procs=3, options=options)
+        interrupt(mixed, after_parts=3)
+        found.append(content(download(request(top, mixed.root, procs=1, options=options)).path))
+        assert all(other == found[0] for other in found[1:])
+
+
+# -- one writer ----------------------------------------------------------------------------------------------------
+
+
+def test_lock_of_a_dead_process_is_taken_over(small_mirror, tmp_path):
+    top, _ = small_mirror
+    process = start(top, tmp_path)
+    assert process.stdout is not None
+    process.stdout.readline()
+    kill_tree(process)
+    place = DatasetPlace(tmp_path, "atari/Qbert/2")
+    place.path.parent.mkdir(parents=True, exist_ok=True)
+    lock = place.path.with_name(".2.lock")
+    if not lock.exists():  # killed before it took it
+        gone = subprocess.Popen([sys.executable, "-c", "pass"])
+        gone.wait()
+        with place.lock():
+            record = json.loads(lock.read_text())
+        lock.write_text(json.dumps({**record, "pid": gone.pid, "token": "dead", "started": "1"}))
+    assert download(request(top, tmp_path)).action == "written"
+    assert_clean(tmp_path)
+
+
+def test_a_living_writer_is_left_alone(small_mirror, tmp_path):
+    top, _ = small_mirror
+    place = DatasetPlace(tmp_path, "atari/Qbert/2")
+    with (
+        place.lock(),
+        pytest.raises(DatasetBusyError, match=rf"atari/Qbert/2 is being written by process {os.getpid()}") as caught,
+    ):
+        download(request(top, tmp_path))
+    assert caught.value.hint
+    assert isinstance(caught.value, BlockingIOError)
+    assert download(request(top, tmp_path)).action == "written"
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "processes",
+        "threads",
+    ],
+)
+def test_several_at_once(kind, mirror, tmp_path):
+    """Of downloads begun together one writes; the others say that it does, or find the dataset complete."""
+    top, writer = mirror
+    found: list[str] = []
+
+    def run() -> None:
+        if kind == "processes":
+            found.append(in_child(request(top, tmp_path), None)[0])
+            return
+        try:
+            found.append(download(request(top, tmp_path)).action)
+        except Exception as error:
+            found.append(type(error).__name__)
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found.count("written") == 1, found
+    assert set(found) <= {"written", "complete", "DatasetBusyError"}
+    assert_holds(Dataset(tmp_path / "atari" / "Qbert" / "2"), fed_truth(writer))
+
+
+# -- other options, other sources ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "other", [{"codec": "zstd"}, {"unknown_next": "zero"}, {"time_limit": 40}, {"parts": (0, 1)}, {"layout": "ted"}]
+)
+def test_unfinished_work_with_other_options(other, small_mirror, tmp_path):
+    """What was begun otherwise is neither used nor thrown away without --force."""
+    top, _ = small_mirror
+    interrupt(request(top, tmp_path, options={"codec": "raw"}), after_parts=1)
+    changed = {"codec": "raw", **other} if "layout" not in other else other
+    with pytest.raises(DatasetExistsError, match="unfinished atari/Qbert/2") as caught:
+        download(request(top, tmp_path, options=changed))
+    assert "--force" in caught.value.hint
+    assert download(request(top, tmp_path, options={"codec": "raw"})).action == "written"
+
+
+def test_force_starts_over(small_mirror, tmp_path):
+    top, _ = small_mirror
+    interrupt(request(top, tmp_path, options={"codec": "raw"}), after_parts=1)
+    outlooks = []
+    wanted = request(top, tmp_path, options={"codec": "zstd"}, force=True)
+    assert download(wanted, Listener(outlook=outlooks.append)).action == "written"
+    assert outlooks[0].done_parts == 0
+    assert_clean(tmp_path)
+
+
+def test_a_source_that_changed_in_between(small_mirror, tmp_path):
+    """Parts of one version of the files are never mixed with those of another."""
+    top = tmp_path / "mirror"
+    shutil.copytree(small_mirror[0], top)
+    interrupt(request(top, tmp_path / "root"), after_parts=1)
+    write_run(top / "dqn" / "Qbert" / "2" / "replay_logs", 30, [20, 40, 9], seed=8)
+    with pytest.raises(DatasetExistsError, match=r"other options, shards or source files"):
+        download(request(top, tmp_path / "root"))
+    outcome = download(request(top, tmp_path / "root", force=True))
+    assert content(outcome.path) == content(download(request(top, tmp_path / "fresh")).path)
+
+
+def test_nothing_kept_when_nothing_was_finished(small_mirror, tmp_path):
+    """A run that failed before its first part does not stand in the way of another with other options."""
+    top, _ = small_mirror
+
+    def stop(_: object) -> None:
+        raise KeyboardInterrupt
+
+    for stage in ("planned", "outlook"):
+        with pytest.raises(KeyboardInterrupt):
+            download(request(top, tmp_path), Listener(**{stage: lambda *_: stop(None)}))
+    assert download(request(top, tmp_path, options={"codec": "raw"})).action == "written"
+
+
+def test_complete_is_complete(small_mirror, tmp_path):
+    """Asked again, nothing is fetched and nothing written; other options are refused; force replaces."""
+    top, _ = small_mirror
+    first = download(request(top, tmp_path))
+    stamps = {path: path.stat().st_mtime_ns for path in first.path.rglob("*")}
+    again = download(request("/no/such/mirror", tmp_path))
+    assert again.action == "complete"
+    assert again.manifest == first.manifest
+    assert {path: path.stat().st_mtime_ns for path in first.path.rglob("*")} == stamps
+    with pytest.raises(DatasetExistsError, match="converted with another codec"):
+        download(request(top, tmp_path, options={"codec": "raw"}))
+    replaced = download(request(top, tmp_path, options={"codec": "raw"}, force=True))
+    assert replaced.manifest.source["options"]["codec"] == "raw"
+    assert_clean(tmp_path)
+
+
+@pytest.mark.parametrize("options", LAYOUTS[:2], ids=["raw", "zstd"])
+def test_growing_a_dataset(options, small_mirror, tmp_path):
+    """More shards asked for later: what is there is taken over, and the rows are those of a fresh conversion."""
+    top, writer = small_mirror
+    download(request(top, tmp_path, options={**options, "parts": (0, 1)}))
+    with http_server(top) as server:
+        interrupt(request(server.url, tmp_path, options=options), after_parts=1)
+        assert Dataset(tmp_path / "atari" / "Qbert" / "2").manifest.source["shards"] == [0, 1]
+        outcome = download(request(server.url, tmp_path, options=options))
+    assert outcome.manifest.source["shards"] == [0, 1, 2]
+    assert verify(outcome.path).ok
+    assert_holds(Dataset(outcome.path), fed_truth(writer))
+    assert_clean(tmp_path)
+
+
+def test_nothing_half_written_is_seen(mirror, tmp_path):
+    """Looked at all the time while it is made, a dataset is not there, or complete and sound."""
+    top, _ = mirror
+    place = DatasetPlace(tmp_path / "root", "atari/Qbert/2")
+    stop, seen = threading.Event(), []
+
+    def watch() -> None:
+        while not stop.is_set():
+            there = place.path.exists()
+            if there:
+                seen.append(verify(place.path).problems)
+                return
+            assert not (place.path / "rbdata.json").exists()
+            time.sleep(0.001)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    listener = Listener(part_done=lambda index: seen.append(place.path.exists()))
+    try:
+        download(request(top, tmp_path / "root"), listener)
+        stop.wait(0.2)
+    finally:
+        stop.set()
+        watcher.join()
+    assert seen[-1] == []
+    assert set(map(str, seen[:-1])) == {"False"}
+
+
+def test_interrupted_conversion_of_a_folder(small_mirror, tmp_path):
+    """``convert`` goes on like ``download``, and the folder of raw files stays as it is."""
+    top, writer = small_mirror
+    folder = top / "dqn" / "Qbert" / "2" / "replay_logs"
+    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    wanted = Request("my/copy", root=tmp_path, procs=1)
+
+    def stop(index: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(folder, "atari", wanted, Listener(part_done=stop))
+    outlooks = []
+    outcome = convert(folder, "atari", wanted, Listener(outlook=outlooks.append))
+    assert outlooks[0].done_parts == 1
+    assert_holds(Dataset(outcome.path), fed_truth(writer))
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before

@@ -1,0 +1,126 @@
+"""The runtime and other processes: what a seed gives there, what workers take in memory, what a kill leaves behind."""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import rbdata
+import torch
+from paths import SUPPORT
+from rbdata.storage.replay import LazyTensorStorage, TensorDictReplayBuffer
+from replay_tools import equal, own_memory
+from storage_tools import make_episodes, write_dataset
+from tensordict import TensorDict
+
+HERE = str(SUPPORT)
+
+
+def python(code: str, **popen) -> subprocess.Popen:
+    code = f"import sys; sys.path.append({HERE!r})\n{code}"
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, **popen)
+
+
+def fingerprint(buffer, batches: int = 20) -> str:
+    """A hash of all bytes of a buffer's next batches."""
+    digest = hashlib.sha256()
+    for _ in range(batches):
+        for key, leaf in sorted(buffer.sample().items(True, True), key=lambda item: str(item[0])):
+            digest.update(str(key).encode() + leaf.numpy().tobytes())
+    return digest.hexdigest()
+
+
+OPTIONS = [{}, {"slice_len": 3}, {"replacement": False}, {"alpha": 0.7, "beta": 0.5}, {"n_step": 3, "prefetch": 2}]
+
+
+def test_a_seed_gives_the_same_batches_in_another_process(tmp_path):
+    folder = write_dataset(tmp_path, make_episodes([9, 4, 30, 24]))
+    code = f"""
+import rbdata
+from test_replay_processes import OPTIONS, fingerprint
+for options in OPTIONS:
+    with rbdata.load({str(folder)!r}, batch_size=6, seed=11, **options) as buffer:
+        print(fingerprint(buffer))
+"""
+    there = python(code).communicate(timeout=120)[0].split()
+    here = []
+    for options in OPTIONS:
+        with rbdata.load(folder, batch_size=6, seed=11, **options) as buffer:
+            here.append(fingerprint(buffer))
+    assert here == there and len(set(here)) == len(OPTIONS)
+
+
+# -- workers do not copy the data --------------------------------------------------------------------------------------
+
+MEGABYTES = 128
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="the kernel does not tell")
+@pytest.mark.parametrize("kind,start", [("memory", "fork"), ("memory", "spawn"), ("dataset", "spawn")])
+def test_workers_have_no_copy_of_the_data(tmp_path, kind, start):
+    """Beside a worker over few rows, one over 128 MB takes next to nothing more."""
+
+    def own(rows: int) -> float:
+        if kind == "dataset":
+            episodes = make_episodes([rows], shape=(1024,))
+            storage = write_dataset(tmp_path / str(rows), episodes, layout="raw")
+        else:
+            storage = LazyTensorStorage(rows)
+        buffer = TensorDictReplayBuffer(storage=storage, batch_size=64, seed=0, transform=own_memory)
+        if kind == "memory":
+            buffer.extend(TensorDict({"x": torch.ones(rows, 1024)}, [rows]))
+        loader = buffer.as_iterable(40).loader(num_workers=1, multiprocessing_context=start)
+        return max(int(batch["own"][0]) for batch in loader) / 1e6
+
+    few, many = own(256), own(MEGABYTES * 256)
+    assert many - few < MEGABYTES / 4, (few, many)
+
+
+# -- kill -9 -----------------------------------------------------------------------------------------------------------
+
+ROWS = 200_000
+
+
+def dump_for_ever(path: str) -> None:
+    """Write one checkpoint after the other; every value in the n-th is n."""
+    buffer = checkpointed()
+    number = 0
+    while True:
+        number += 1
+        buffer.extend(TensorDict({"x": torch.full((ROWS, 8), float(number))}, [ROWS]))
+        buffer.dumps(path)
+        print(number, flush=True)
+
+
+def checkpointed() -> TensorDictReplayBuffer:
+    return TensorDictReplayBuffer(storage=LazyTensorStorage(ROWS), batch_size=4, seed=0)
+
+
+def test_a_kill_while_a_checkpoint_is_written(tmp_path):
+    """SIGKILL at any moment: the last checkpoint that was finished is there and whole, or the next one is."""
+    path, caught = tmp_path / "checkpoint", 0
+    for attempt in range(4):
+        writer = python(f"from test_replay_processes import dump_for_ever; dump_for_ever({str(path)!r})")
+        done = [int(writer.stdout.readline()) for _ in range(1 + attempt % 2)][-1]
+        time.sleep(0.013 * (attempt + 1))
+        writer.send_signal(signal.SIGKILL)
+        rest = writer.communicate()[0].split()
+        done = max([done, *map(int, rest)])
+        caught += (tmp_path / ".checkpoint.writing").exists() or (tmp_path / ".checkpoint.old").exists()
+        buffer = checkpointed()
+        buffer.loads(path)
+        found = buffer["x"].unique().tolist()
+        assert found in ([float(done)], [float(done + 1)]), (found, done)
+        assert len(buffer) == ROWS
+        buffer.sample()
+    assert caught  # at least one of them was in the middle of it
+    buffer.dumps(path)  # what the killed one left behind is cleaned up
+    assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoint"]
+    other = checkpointed()
+    other.loads(path)
+    assert equal(other[:], buffer[:])

@@ -1,0 +1,233 @@
+"""The zstd row codec, and checksums."""
+
+from __future__ import annotations
+
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import google_crc32c
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rbdata.errors import DamagedDatasetError
+from rbdata.storage.checksums import Crc32c, crc32c, sum_ranges
+from rbdata.storage.codecs.zstd import MIN_SAMPLES, ParallelDecoder, RowDecoder, RowEncoder, train_dictionary
+
+
+def make_rows(count: int, row_bytes: int, kind: str, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    if kind == "noise":
+        return rng.integers(0, 256, (count, row_bytes), dtype=np.uint8)
+    if kind == "zeros":
+        return np.zeros((count, row_bytes), np.uint8)
+    if kind == "same":
+        return np.tile(rng.integers(0, 256, (1, row_bytes), dtype=np.uint8), (count, 1))
+    rows = np.tile(rng.integers(0, 256, (1, row_bytes), dtype=np.uint8), (count, 1))  # frames: mostly alike
+    for row in rows:
+        row[rng.integers(0, row_bytes, max(1, row_bytes // 50))] = rng.integers(0, 256)
+    return rows
+
+
+def encode(rows: np.ndarray, dictionary: bytes = b"", threads: int = 1) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    starts = np.arange(len(rows), dtype=np.int64) * rows.shape[1]
+    data, lengths = RowEncoder(dictionary, threads).encode(rows.reshape(-1), starts, rows.shape[1])
+    return np.frombuffer(data, np.uint8), np.cumsum(lengths) - lengths, lengths
+
+
+KINDS = ("noise", "zeros", "same", "frames")
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    count=st.integers(1, 200),
+    row_bytes=st.one_of(st.integers(1, 40), st.integers(1, 9000)),
+    kind=st.sampled_from(KINDS),
+    with_dictionary=st.booleans(),
+    threads=st.integers(1, 3),
+    seed=st.integers(0, 5),
+)
+def test_round_trip(count, row_bytes, kind, with_dictionary, threads, seed):
+    rows = make_rows(count, row_bytes, kind, seed)
+    dictionary = train_dictionary(make_rows(MIN_SAMPLES, row_bytes, kind, seed + 1)) if with_dictionary else b""
+    blob, starts, lengths = encode(rows, dictionary)
+    order = np.random.default_rng(seed).permutation(count)
+    decoded = ParallelDecoder(dictionary, row_bytes, threads).decode(blob, starts[order], lengths[order])
+    assert decoded.dtype == np.uint8 and decoded.flags.writeable
+    assert np.array_equal(decoded, rows[order])
+
+
+@settings(max_examples=30, deadline=None)
+@given(rows=st.lists(st.binary(min_size=5, max_size=5), min_size=1, max_size=80))
+def test_round_trip_of_any_content(rows):
+    array = np.frombuffer(b"".join(rows), np.uint8).reshape(-1, 5)
+    blob, starts, lengths = encode(array)
+    assert np.array_equal(ParallelDecoder(b"", 5, 2).decode(blob, starts, lengths), array)
+
+
+@pytest.mark.parametrize("row_bytes", [1, 2, 7, 8, 9, 64, 7056])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [1, MIN_SAMPLES - 1, MIN_SAMPLES, 300])
+def test_training_never_fails_and_repeats(row_bytes, kind, count):
+    rows = make_rows(count, row_bytes, kind)
+    dictionary = train_dictionary(rows)
+    assert dictionary == train_dictionary(rows.copy())
+    blob, starts, lengths = encode(rows, dictionary)
+    assert np.array_equal(ParallelDecoder(dictionary, row_bytes, 1).decode(blob, starts, lengths), rows)
+
+
+def test_dictionary_helps_frames():
+    rows = make_rows(2000, 7056, "frames")
+    dictionary = train_dictionary(rows[::4])
+    assert dictionary
+    assert encode(rows, dictionary)[2].sum() < encode(rows)[2].sum() / 2
+
+
+def test_same_bytes_for_any_number_of_threads():
+    rows = make_rows(700, 900, "frames")
+    dictionary = train_dictionary(rows)
+    for given_dictionary in (b"", dictionary):
+        blobs = {encode(rows, given_dictionary, threads)[0].tobytes() for threads in (1, 2, 3, 8)}
+        assert len(blobs) == 1
+
+
+def test_same_bytes_whatever_the_batches():
+    """A row's bytes do not depend on the rows it is compressed with."""
+    rows = make_rows(300, 500, "frames")
+    dictionary = train_dictionary(rows)
+    whole = encode(rows, dictionary)[0].tobytes()
+    encoder = RowEncoder(dictionary)
+    pieces = [
+        encoder.encode(rows.reshape(-1), np.arange(low, min(low + 37, 300)) * 500, 500)[0] for low in range(0, 300, 37)
+    ]
+    assert b"".join(pieces) == whole
+
+
+def test_rows_may_repeat_overlap_and_come_in_any_order():
+    data = np.arange(256, dtype=np.uint8)
+    starts = np.array([200, 0, 0, 3, 100, 246])
+    blob, lengths = RowEncoder(b"").encode(data, starts, 10)
+    begin = np.cumsum(lengths) - lengths
+    decoded = ParallelDecoder(b"", 10, 1).decode(np.frombuffer(blob, np.uint8), begin, lengths)
+    assert np.array_equal(decoded, np.stack([data[start : start + 10] for start in starts]))
+
+
+def test_row_beyond_the_buffer():
+    with pytest.raises(ValueError):
+        RowEncoder(b"").encode(np.zeros(100, np.uint8), np.array([95]), 10)
+
+
+@pytest.mark.parametrize("with_dictionary", [False, True])
+@pytest.mark.parametrize("kind", ["noise", "frames", "zeros"])
+def test_damage_never_crashes_nor_changes_the_shape(kind, with_dictionary):
+    """Every byte of some rows changed, in three ways: an error of ours, or rows of the right size."""
+    rows = make_rows(70, 61, kind)
+    dictionary = train_dictionary(rows) if with_dictionary else b""
+    blob, starts, lengths = encode(rows, dictionary)
+    decoder = RowDecoder(dictionary, 61)
+    errors = 0
+    for at in range(int(starts[8])):
+        for change in (1, 0x80, 0xFF):
+            damaged = blob.copy()
+            damaged[at] ^= change
+            out = np.full((10, 61), 7, np.uint8)
+            try:
+                decoder.decode_into(damaged, starts[:10], lengths[:10], out)
+            except DamagedDatasetError as error:
+                assert error.hint
+                errors += 1
+                continue
+            row = int(np.searchsorted(starts, at, "right")) - 1
+            intact = [number for number in range(10) if number != row]
+            assert np.array_equal(out[intact], rows[intact])  # only the damaged row is affected
+    assert errors
+    decoder.decode_into(blob, starts, lengths, out := np.empty_like(rows))  # and the decoder still works
+    assert np.array_equal(out, rows)
+
+
+def test_wrong_boundaries_and_truncation():
+    rows = make_rows(70, 100, "frames")
+    blob, starts, lengths = encode(rows)
+    decoder = ParallelDecoder(b"", 100, 2)
+    for change in ((starts + 1, lengths), (starts, lengths - 1), (starts, lengths * 0)):
+        with pytest.raises(DamagedDatasetError):
+            decoder.decode(blob, *change)
+    with pytest.raises(DamagedDatasetError):
+        decoder.decode(blob[:-1], starts, lengths)
+    for row_bytes in (99, 101, 1):
+        with pytest.raises(DamagedDatasetError):
+            ParallelDecoder(b"", row_bytes, 1).decode(blob, starts, lengths)
+    assert np.array_equal(decoder.decode(blob, starts, lengths), rows)
+
+
+def test_wrong_dictionary():
+    rows = make_rows(300, 1000, "frames")
+    blob, starts, lengths = encode(rows, train_dictionary(rows))
+    other = train_dictionary(make_rows(300, 1000, "frames", seed=9))
+    for dictionary in (b"", other, b"no dictionary at all" * 9):
+        try:
+            decoded = ParallelDecoder(dictionary, 1000, 1).decode(blob, starts, lengths)
+        except DamagedDatasetError:
+            continue
+        assert decoded.shape == rows.shape
+
+
+def test_no_rows():
+    decoded = ParallelDecoder(b"", 10, 2).decode(np.empty(0, np.uint8), np.empty(0, np.int64), np.empty(0, np.int64))
+    assert decoded.shape == (0, 10)
+
+
+def test_decoding_in_threads_each_with_its_own_decoder():
+    rows = make_rows(600, 3000, "frames")
+    dictionary = train_dictionary(rows)
+    blob, starts, lengths = encode(rows, dictionary)
+    barrier = threading.Barrier(4)
+
+    def work(seed: int) -> bool:
+        decoder = ParallelDecoder(dictionary, 3000, 2)
+        rng = np.random.default_rng(seed)
+        barrier.wait()
+        for _ in range(20):
+            chosen = rng.integers(0, 600, 200)
+            if not np.array_equal(decoder.decode(blob, starts[chosen], lengths[chosen]), rows[chosen]):
+                return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(4)))
+
+
+def test_two_thread_split_with_very_uneven_rows():
+    rows = make_rows(400, 2000, "zeros")
+    rows[-1] = make_rows(1, 2000, "noise")
+    rows[0] = make_rows(1, 2000, "noise", 1)
+    blob, starts, lengths = encode(rows)
+    for threads in (2, 3, 7):
+        assert np.array_equal(ParallelDecoder(b"", 2000, threads).decode(blob, starts, lengths), rows)
+
+
+# -- checksums ------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.binary(max_size=100), max_size=8))
+def test_running_checksum(pieces):
+    checksum = Crc32c()
+    for piece in pieces:
+        checksum.update(random.choice([bytes, bytearray, memoryview])(piece))
+    data = b"".join(pieces)
+    assert checksum.range == (len(data), f"{google_crc32c.value(data):08x}") == (len(data), crc32c(data))
+
+
+def test_known_value():
+    assert crc32c(b"123456789") == "e3069283"
+    assert crc32c(np.frombuffer(b"123456789", np.uint8)) == "e3069283"
+
+
+def test_sum_ranges(tmp_path, monkeypatch):
+    monkeypatch.setattr("rbdata.storage.checksums.BLOCK", 7)
+    data = bytes(range(100))
+    path = tmp_path / "x"
+    path.write_bytes(data)
+    assert list(sum_ranges(path, [0, 30, 70])) == [(0, crc32c(b"")), (30, crc32c(data[:30])), (70, crc32c(data[30:]))]
+    assert list(sum_ranges(path, [90, 20, 5])) == [(90, crc32c(data[:90])), (10, crc32c(data[90:])), (0, "00000000")]

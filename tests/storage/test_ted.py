@@ -1,0 +1,420 @@
+"""What others see in our folders, TED's invariants, and verify."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rbdata.errors import DamagedDatasetError, NotADatasetError
+from rbdata.storage import manifest as manifests
+from rbdata.storage.dataset import Dataset
+from rbdata.storage.episodes import TERMINATED, TRUNCATED, EpisodeTable
+from rbdata.storage.integrity import verify
+from rbdata.storage.manifest import FILENAME, read_manifest, write_manifest
+from rbdata.storage.schema import DTYPES, Schema
+from rbdata.storage.ted import check_invariants
+from storage_tools import LAYOUTS, columns, contents, make_episodes, names, write_dataset
+from tensordict import TensorDict
+
+EPISODES = make_episodes([5, 1, 9, 2, 12, 1], shape=(3, 2), dtype="float32")
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+# -- plain readers ----------------------------------------------------------------------------------------------------
+
+
+def load_plainly(folder: Path) -> TensorDict:
+    """As a program without rbdata would, with pickling disabled where tensordict can."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return TensorDict.load_memmap(folder, allow_pickle=False)
+
+
+def as_tensordict(arrays: dict[str, np.ndarray], rows: int) -> TensorDict:
+    nested = TensorDict({}, [rows])
+    for name, array in arrays.items():
+        nested[tuple(name.split("/"))] = torch.from_numpy(array)
+    return nested
+
+
+@pytest.mark.parametrize("layout", ["flat", "ted"])
+def test_plain_tensordict_sees_full_ted(layout, tmp_path):
+    folder = write_dataset(tmp_path, EPISODES, layout, parts=2)
+    found = load_plainly(folder)
+    assert found.batch_size == (30,)
+    mine = Dataset(folder).to_tensordict()
+    assert set(found.keys(True, True)) == set(mine.keys(True, True))
+    assert (found == mine).all()
+    assert (found == as_tensordict(columns(EPISODES), 30)).all()
+
+
+@pytest.mark.parametrize("layout", ["raw", "zstd"])
+def test_plain_tensordict_sees_the_step_leaves(layout, tmp_path):
+    """State leaves have other numbers of rows: they are not in meta.json, the rest opens as ever."""
+    folder = write_dataset(tmp_path, EPISODES, layout)
+    found = load_plainly(folder)
+    truth = {name: array for name, array in columns(EPISODES).items() if not name.endswith("observation")}
+    assert (found == as_tensordict(truth, 30)).all()
+    assert set(found.keys(True, True)) == {
+        key if len(key) > 1 else key[0] for key in (tuple(n.split("/")) for n in truth)
+    }
+
+
+def test_nested_state_leaves_beside_nested_step_leaves(tmp_path):
+    episodes = make_episodes(
+        [3, 4], camera__rgb=((6,), "uint8"), camera__depth=((2,), "float16"), arm__angle=((), "int32")
+    )
+    layout = {"camera/rgb": "zstd", "camera/depth": "raw", "arm/angle": "flat"}
+    found = load_plainly(write_dataset(tmp_path, episodes, layout))
+    assert "camera" not in found
+    assert torch.equal(found["arm", "angle"], torch.from_numpy(columns(episodes)["arm/angle"]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (1,), (2, 3)])
+def test_meta_is_what_tensordict_would_write(dtype, shape, tmp_path):
+    episodes = make_episodes([3, 2], deep__er__x=(shape, dtype), y=((1,), "float32"))
+    folder = write_dataset(tmp_path / "mine", episodes)
+    theirs = tmp_path / "theirs"
+    as_tensordict(columns(episodes), 5).memmap(theirs)
+    metas = sorted(path.relative_to(theirs) for path in theirs.rglob("meta.json"))
+    assert len(metas) == 6
+    for path in metas:
+        assert json.loads((folder / path).read_text()) == json.loads((theirs / path).read_text()), path
+    for path in theirs.rglob("*.memmap"):
+        assert (folder / path.relative_to(theirs)).read_bytes() == path.read_bytes()
+
+
+def test_episode_table_opens_in_tensordict(tmp_path):
+    folder = write_dataset(tmp_path, EPISODES)
+    found = load_plainly(folder / "episodes")
+    assert found["start"].tolist() == [0, 5, 6, 15, 17, 29]
+    assert found["length"].sum() == 30
+    assert sorted(found.keys()) == ["length", "midway", "outcome", "return", "start"]
+    episodes = Dataset(folder).episodes
+    assert np.array_equal(found["return"].numpy(), episodes.returns)
+
+
+@pytest.mark.parametrize("layout", ["flat", "ted"])
+@pytest.mark.parametrize("options", [{"end_key": ("next", "done")}, {"traj_key": "traj"}], ids=str)
+def test_torchrl_samples_slices(layout, options, tmp_path):
+    """TorchRL's own buffer over the plain folder: slices are consecutive steps of one episode."""
+    data = pytest.importorskip("torchrl.data")
+    episodes = make_episodes([9, 4, 12, 7], shape=(3,))
+    folder = write_dataset(tmp_path, episodes, layout)
+    content = TensorDict.load_memmap(folder)
+    dataset = Dataset(folder)
+    if "traj_key" in options:
+        content = content.clone()
+        content["traj"] = dataset.episode_of(torch.arange(len(dataset)))
+    buffer = data.ReplayBuffer(
+        storage=data.TensorStorage(content), sampler=data.SliceSampler(slice_len=4, **options), batch_size=64
+    )
+    for _ in range(5):
+        batch, info = buffer.sample(return_info=True)
+        index = info["index"]
+        index = (index[0] if isinstance(index, tuple) else index).reshape(16, 4)
+        assert (index.diff(dim=1) == 1).all()
+        episode = dataset.episode_of(index)
+        assert (episode == episode[:, :1]).all()
+        mine = dataset.read(index[:, 0], length=4)
+        assert torch.equal(batch["observation"].view(16, 4, 3), mine["observation"])
+        assert torch.equal(batch["next", "observation"].view(16, 4, 3), mine["next", "observation"])
+        assert mine["mask"].all()
+
+
+# -- invariants -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_good_datasets_break_nothing(layout, tmp_path):
+    dataset = Dataset(write_dataset(tmp_path, EPISODES, layout, parts=2))
+    assert check_invariants(dataset) == []
+    for block in (1, 2, 7, 30, 31):
+        assert check_invariants(dataset, block) == []
+
+
+def edit(folder: Path, name: str, step: int, value) -> None:
+    dataset = Dataset(folder)
+    leaf = dataset.schema[name]
+    path = folder / (name + ".memmap")
+    array = np.fromfile(path, leaf.np_dtype).reshape(-1, *leaf.shape)
+    array[step] = value
+    path.write_bytes(array.tobytes())
+
+
+def edit_episodes(folder: Path, **change) -> None:
+    """Replace columns of the episode table, whatever the result means."""
+    episodes = Dataset(folder).episodes
+    values = {name: getattr(episodes, name).copy() for name in ("start", "length", "returns", "outcome", "midway")}
+    for name, value in change.items():
+        values[name][: len(value)] = value
+    table = EpisodeTable(**values)
+    for column, array in zip(("start", "length", "return", "outcome", "midway"), values.values()):
+        (folder / "episodes" / f"{column}.memmap").write_bytes(array.tobytes())
+    assert len(table) == len(episodes)
+
+
+def edit_manifest(folder: Path, **change) -> None:
+    manifest = read_manifest(folder)
+    for name, value in change.items():
+        setattr(manifest, name, value)
+    write_manifest(folder, manifest)
+
+
+VIOLATIONS = {
+    "done without terminated or truncated": (
+        lambda f: edit(f, "next/terminated", 4, False),
+        ["done differs from terminated | truncated (step 4)", "the episode table says terminated"],
+    ),
+    "truncated without done": (lambda f: edit(f, "next/truncated", 2, True), ["done differs"]),
+    "done inside an episode": (
+        lambda f: (edit(f, "next/done", 8, True), edit(f, "next/truncated", 8, True)),
+        ["an episode does not end with done, or goes on after it (step 8)"],
+    ),
+    "no done at the end": (
+        lambda f: (edit(f, "next/done", 5, False), edit(f, "next/truncated", 5, False)),
+        ["an episode does not end with done, or goes on after it (step 5)"],
+    ),
+    "reward not a number": (
+        lambda f: edit(f, "next/reward", 7, np.nan),
+        ["a reward is not finite (step 7)", "episode returns are not"],
+    ),
+    "reward infinite": (
+        lambda f: edit(f, "next/reward", 0, -np.inf),
+        ["a reward is not finite (step 0)", "episode returns are not"],
+    ),
+    "returns": (lambda f: edit(f, "next/reward", 7, 1e6), ["episode returns are not the sums of the rewards"]),
+    "outcome": (
+        lambda f: edit_episodes(f, outcome=[TRUNCATED]),
+        ["the episode table says terminated, the flags do not (or the reverse) (step 4)"],
+    ),
+    "outcome the other way": (
+        lambda f: edit_episodes(f, outcome=[TERMINATED, TERMINATED]),
+        ["the episode table says terminated, the flags do not (or the reverse) (step 5)"],
+    ),
+    "successor": (
+        lambda f: edit(f, "next/observation", 10, 1000),
+        ["next/observation is not the following observation (step 10)"],
+    ),
+    "observation": (
+        lambda f: edit(f, "observation", 10, 1000),
+        ["next/observation is not the following observation (step 9)"],
+    ),
+    "one element beside a common NaN": (
+        lambda f: (
+            edit(f, "observation", 10, [[np.nan, 1], [2, 3], [4, 5]]),
+            edit(f, "next/observation", 9, [[np.nan, 1], [2, 3], [4, 6]]),
+        ),
+        ["next/observation is not the following observation (step 9)"],
+    ),
+    "gap in the table": (lambda f: edit_episodes(f, start=[0, 6]), ["the episode table leaves gaps"]),
+    "does not begin at 0": (lambda f: edit_episodes(f, start=[1]), ["the episode table leaves gaps"]),
+    "empty episode": (lambda f: edit_episodes(f, start=[0, 0], length=[0, 6]), ["the episode table leaves gaps"]),
+    "table too short": (
+        lambda f: edit_episodes(f, length=[5, 1, 9, 2, 12, 9]),
+        ["the episode table covers 38 steps, the dataset has 30"],
+    ),
+    "no table": (lambda f: edit_manifest(f, episodes=0), ["the episode table covers 0 steps, the dataset has 30"]),
+}
+
+
+@pytest.mark.parametrize("block", [3, 65_536])
+@pytest.mark.parametrize("violation", VIOLATIONS)
+def test_every_violation_is_found(violation, block, tmp_path):
+    break_it, expected = VIOLATIONS[violation]
+    folder = write_dataset(tmp_path, EPISODES)
+    break_it(folder)
+    found = check_invariants(Dataset(folder), block)
+    assert len(found) == len(expected)
+    for problem, start in zip(sorted(found), sorted(expected)):
+        assert problem.startswith(start)
+
+
+@pytest.mark.parametrize("name", ["done", "terminated", "truncated"])
+def test_root_flags(name, tmp_path):
+    folder = write_dataset(tmp_path, EPISODES)
+    manifest = read_manifest(folder)
+    leaves = tuple(
+        leaf if leaf.name != name else type(leaf)(name, "step", "bool", (1,)) for leaf in manifest.schema
+    )  # no constant any more: the file is read
+    edit_manifest(folder, schema=Schema(leaves))
+    assert check_invariants(Dataset(folder)) == []
+    edit(folder, name, 17, True)
+    assert check_invariants(Dataset(folder), 4) == [f"root {name} is set (step 17)"]
+
+
+def test_common_nan_is_no_problem(tmp_path):
+    folder = write_dataset(tmp_path, EPISODES)
+    for name, step in (("observation", 10), ("next/observation", 9)):
+        edit(folder, name, step, np.nan)
+    assert check_invariants(Dataset(folder)) == []
+
+
+def test_same_problem_everywhere_is_told_once(tmp_path):
+    folder = write_dataset(tmp_path, EPISODES)
+    for step in range(30):
+        edit(folder, "next/reward", step, np.nan)
+    assert check_invariants(Dataset(folder), 2)[:1] == ["a reward is not finite (step 0)"]
+    assert len(check_invariants(Dataset(folder), 2)) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"next/done": None}, "next/done is missing"),
+        ({"done": None}, "done is missing"),
+        ({"next/truncated": {"dtype": "uint8"}}, "next/truncated is missing, or not bool [1]"),
+        ({"next/terminated": {"shape": []}}, "next/terminated is missing, or not bool [1]"),
+        ({"next/reward": None}, "next/reward is missing"),
+        ({"next/reward": {"dtype": "float64"}}, "next/reward is missing, or not float32 [1]"),
+        ({"next/reward": {"shape": [1, 1]}}, "next/reward is missing, or not float32 [1]"),
+        ({"action": {"name": "reward"}}, "a reward at the root: rewards belong under next"),
+    ],
+    ids=str,
+)
+def test_keys_dtypes_and_shapes(change, expected, tmp_path):
+    folder = write_dataset(tmp_path, EPISODES)
+    records = [leaf.to_json() for leaf in read_manifest(folder).schema]
+    (name, update), *_ = change.items()
+    records = [{**record, **(update or {})} if record["name"] == name else record for record in records]
+    if update is None:
+        records = [record for record in records if record["name"] != name]
+    schema = Schema(tuple(type(read_manifest(folder).schema.leaves[0]).from_json(record) for record in records))
+    edit_manifest(folder, schema=schema)
+    found = check_invariants(Dataset(folder))
+    assert len(found) == 1 and found[0].startswith(expected)
+
+
+# -- verify -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_verify_good(layout, tmp_path):
+    folder = write_dataset(tmp_path, EPISODES, layout, parts=3, scrambled=True)
+    heard = []
+    report = verify(folder, on_progress=lambda done, total: heard.append((done, total)))
+    size = sum(len(data) for path, data in contents(folder).items() if path != FILENAME)
+    assert report.ok and report.bytes == size and report.files == len(contents(folder)) - 1
+    assert heard[-1] == (size, size) and heard == sorted(heard)
+    assert verify(folder, quick=True).ok
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_verify_names_the_damaged_file(layout, tmp_path):
+    good = write_dataset(tmp_path / "good", EPISODES, layout, parts=2)
+    rng = np.random.default_rng(0)
+    for path, data in contents(good).items():
+        if path == FILENAME or not data:
+            continue
+        folder = tmp_path / "bad"
+        at = int(rng.integers(len(data)))
+        damages = {
+            "flipped": (data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :], "are not what was written"),
+            "truncated": (data[:-1], f"has {len(data) - 1} bytes instead of {len(data)}"),
+            "extra bytes": (data + b"\0", f"has {len(data) + 1} bytes instead of {len(data)}"),
+            "empty": (b"", f"has 0 bytes instead of {len(data)}"),
+            "missing": (None, "is missing"),
+        }
+        for name, (damaged, what) in damages.items():
+            shutil.copytree(good, folder)
+            if damaged is None:
+                (folder / path).unlink()
+            else:
+                (folder / path).write_bytes(damaged)
+            report = verify(folder)
+            assert [problem.path for problem in report.problems] == [path], name
+            assert what in report.problems[0].what
+            quick = verify(folder, quick=True)
+            assert quick.ok == (name == "flipped")
+            assert [problem.path for problem in quick.problems] == ([] if quick.ok else [path])
+            shutil.rmtree(folder)
+
+
+def test_verify_names_the_part(tmp_path):
+    folder = write_dataset(tmp_path, EPISODES, "zstd", parts=3)
+    ranges = read_manifest(folder).files["observation/blob"]
+    blob = folder / "observation" / "blob"
+    data = bytearray(blob.read_bytes())
+    data[ranges[0][0] + 1] ^= 1
+    blob.write_bytes(data)
+    begin, end = ranges[0][0], ranges[0][0] + ranges[1][0]
+    what = f"bytes {begin}..{end} are not what was written (part 1)"
+    assert [problem.what for problem in verify(folder).problems] == [what]
+
+
+def test_verify_reports_broken_invariants_only_when_the_bytes_are_right(tmp_path, monkeypatch):
+    folder = write_dataset(tmp_path, EPISODES)
+    edit(folder, "next/done", 3, True)
+    assert [problem.path for problem in verify(folder).problems] == ["next/done.memmap"]
+    manifest = read_manifest(folder)
+    data = (folder / "next" / "done.memmap").read_bytes()
+    manifest.files["next/done.memmap"] = [[len(data), manifests.crc32c(data)]]
+    write_manifest(folder, manifest)
+    problems = verify(folder).problems
+    assert [problem.path for problem in problems] == ["", ""]
+    assert verify(folder, invariants=False).ok
+
+
+@pytest.mark.parametrize("path", ["../outside", "/etc/hostname", "next/../../outside", ".."])
+def test_verify_looks_at_nothing_outside(path, tmp_path):
+    folder = write_dataset(tmp_path, EPISODES)
+    (folder.parent / "outside").write_bytes(b"x")
+    edit_manifest(folder, files={path: [[1, "00000000"]]})
+    report = verify(folder, invariants=False)
+    assert [(problem.path, problem.what) for problem in report.problems] == [
+        (path, "the manifest names a file outside the dataset")
+    ]
+
+
+def test_verify_a_folder_or_pipe_in_the_place_of_a_file(tmp_path):
+    folder = write_dataset(tmp_path, EPISODES)
+    (folder / "action.memmap").unlink()
+    (folder / "action.memmap").mkdir()
+    (folder / "done.memmap").unlink()
+    os.mkfifo(folder / "done.memmap")
+    assert [problem.path for problem in verify(folder).problems] == ["action.memmap", "done.memmap"]
+
+
+def test_verify_on_a_failing_disk(tmp_path, monkeypatch):
+    folder = write_dataset(tmp_path, EPISODES)
+    real = Path.open
+
+    def fail(self, *arguments, **options):
+        if self.name == "action.memmap":
+            raise OSError(5, "Input/output error")
+        return real(self, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", fail)
+    problems = verify(folder).problems
+    assert [problem.path for problem in problems] == ["action.memmap"]
+    assert "Input/output error" in problems[0].what
+
+
+def test_verify_without_a_usable_manifest(tmp_path):
+    with pytest.raises(NotADatasetError):
+        verify(tmp_path)
+    folder = write_dataset(tmp_path, EPISODES)
+    (folder / FILENAME).write_text("{")
+    with pytest.raises(DamagedDatasetError):
+        verify(folder)
+
+
+def test_nothing_else_is_in_the_folder(tmp_path):
+    """No pickles, no leftovers."""
+    folder = write_dataset(tmp_path, EPISODES, "zstd", parts=2)
+    assert names(folder) == [
+        *("action.memmap", "done.memmap", "episodes", "meta.json", "next", "observation", FILENAME),
+        *("terminated.memmap", "truncated.memmap"),
+    ]
+    assert names(folder / "observation") == ["blob", "dictionary", "offsets"]
