@@ -21,7 +21,7 @@ from rbdata.preprocess.functions import ready
 from rbdata.preprocess.passthrough import Run, runs
 from rbdata.preprocess.run_config import Windows
 from rbdata.preprocess.successors import identical
-from rbdata.storage.codecs.zstd import zstd as codecs
+from rbdata.storage.codecs import zstd as codecs
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import verify
 from rbdata.storage.rows import ZstdRows
