@@ -3,12 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# The checkout's own folder may have any name; a link in here gives the package the name that it is imported by.
+LINKED := $(VENV)/typecheck
 
 .PHONY: help install demo test lint types unit bench clean
 
 help:
 	@echo "make demo    record real Atari play, serve it from a local Google Cloud Storage, download, inspect, verify, sample"
-	@echo "make test    lint, types and tests"
+	@echo "make test    lint (style and imports), types and tests"
 	@echo "make bench   the benchmarks at a size that takes a few minutes"
 
 install: $(STAMP)
@@ -17,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "rbdata needs Python 3.10 or newer; try: make PYTHON=python3.11"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); apt-get update -qq && apt-get install -y -qq python3-venv && $(PYTHON) -m venv $(VENV); }
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@mkdir -p $(VENV)/typecheck && ln -sfn ../.. $(VENV)/typecheck/rbdata
+	@mkdir -p $(LINKED) && ln -sfn ../.. $(LINKED)/rbdata
 	@touch $@
 
 demo: $(STAMP)
@@ -28,10 +30,10 @@ test: lint types unit
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	cd $(LINKED) && ../bin/lint-imports --config rbdata/pyproject.toml --no-cache --no-logo
 
-# The checkout's own folder may have any name; the link gives the package the name it is imported by.
 types: $(STAMP)
-	cd $(VENV)/typecheck && ../bin/mypy --config-file rbdata/pyproject.toml -p rbdata
+	cd $(LINKED) && ../bin/mypy --config-file rbdata/pyproject.toml -p rbdata
 
 unit: $(STAMP)
 	$(BIN)/pytest
