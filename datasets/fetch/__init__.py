@@ -1,18 +1,18 @@
 """Where bytes come from: listing, byte streams at an offset, sizes, checksums, versions, retries and resumption.
 
-Read in this order: `location` (the words), one transport (`directory`, `http`, `gcs`), `retry`, `checksum`, `stream`
-(every byte exactly once, whatever the network does), `to_file` (the same into a file, across processes), `readahead`.
-
-Importing this costs next to nothing: the transports, and with them requests and google, load when a place is opened.
+Read in this order: `location` (the vocabulary), one transport (`directory`, `http`, `gcs`), `transports` (by URL),
+`retry`, `verifier`, `stream` (every byte exactly once, across failures), `to_file` (the same into a file, across
+processes), `readahead`. Importing this package is cheap: transports are imported when a location is opened.
 """
 
 from __future__ import annotations
 
-from .location import FetchOptions, Location, RemoteObject, open_location
+from .location import FetchOptions, Location, RemoteObject
 from .readahead import Readahead, readahead
 from .retry import Retry
 from .stream import pinned, read_all, resolve, stream
 from .to_file import fetch_to_file
+from .transports import open_location
 from .verifier import Verifier
 
 __all__ = [

@@ -1,12 +1,11 @@
-"""The vocabulary of fetching: an object, a place that holds objects, and how patient to be.
+"""The vocabulary of fetching: a remote object, a location that holds objects, time-outs and retries.
 
-A place (`Location`) is a directory, an HTTP server or a Google Cloud Storage bucket with one layout: folders that hold
-objects. Paths inside it are relative, separated by '/', decoded (``$store$_action_ckpt.0.gz``, never ``%24``).
+A `Location` is a directory, an HTTP server, a bucket or a Hub repository, all with one layout: folders that hold objects.
+Paths inside it are relative, separated by '/', decoded (``$store$_action_ckpt.0.gz``, never ``%24``).
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
@@ -111,37 +110,6 @@ class Location(Protocol):
         Pinned to `obj.version` where there is one: ObjectChangedError when the place holds another by now. An early end
         or silence is a TransientFetchError. Closing the generator closes its connection.
         """
-
-
-def open_location(url: str | os.PathLike[str], *, options: FetchOptions | None = None) -> Location:
-    """The place a path or URL names. Touches neither disk nor network.
-
-    Accepts ``/path``, ``~/path``, ``file://``, ``http(s)://``, ``gs://``, ``hf://``, and with the extra ``remote`` what
-    fsspec knows (``s3://``). Raises UsageError for anything else, MissingExtraError where a package is needed for it.
-    """
-    text = os.fspath(url)
-    options = options or FetchOptions()
-    scheme, separator, _ = text.partition("://")
-    scheme = scheme.lower() if separator else "file"
-    if scheme == "file":
-        from .directory import DirectoryLocation
-
-        return DirectoryLocation.from_url(text, options)
-    if scheme in ("http", "https"):
-        from .http import HttpLocation
-
-        return HttpLocation.from_url(text, options)
-    if scheme == "gs":
-        from .gcs import GcsLocation
-
-        return GcsLocation.from_url(text, options)
-    if scheme == "hf":
-        from .hugging_face import HubLocation
-
-        return HubLocation.from_url(text, options)
-    from .fsspec_store import FsspecLocation
-
-    return FsspecLocation.from_url(text, options)
 
 
 def checked_path(path: str) -> str:

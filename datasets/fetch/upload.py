@@ -20,10 +20,11 @@ from ...errors import ChecksumError, ForbiddenError, ObjectNotFoundError, RootNo
 from .directory import DirectoryLocation
 from .fsspec_store import FsspecLocation
 from .gcs import GcsLocation, translated
-from .location import FetchOptions, Location, RemoteObject, checked_path, joined, open_location
+from .location import FetchOptions, Location, RemoteObject, checked_path, joined
 from .retry import retrying
 from .stream import stream
 from .to_file import fetch_to_file
+from .transports import open_location
 from .verifier import Verifier
 
 #: Files from twice this size on go to S3 in pieces of it.

@@ -1,0 +1,41 @@
+"""Which transport opens which URL. A new transport is one module of this folder and one branch here.
+
+Transports, and with them requests and google-cloud-storage, are imported when a location is opened.
+"""
+
+from __future__ import annotations
+
+import os
+
+from .location import FetchOptions, Location
+
+
+def open_location(url: str | os.PathLike[str], *, options: FetchOptions | None = None) -> Location:
+    """The location that a path or URL names. Touches neither disk nor network.
+
+    Accepts ``/path``, ``~/path``, ``file://``, ``http(s)://``, ``gs://``, ``hf://``, and with the extra ``remote`` the
+    schemes of fsspec (``s3://``). Raises UsageError for anything else, MissingExtraError if a package is missing.
+    """
+    text = os.fspath(url)
+    options = options or FetchOptions()
+    scheme, separator, _ = text.partition("://")
+    scheme = scheme.lower() if separator else "file"
+    if scheme == "file":
+        from .directory import DirectoryLocation
+
+        return DirectoryLocation.from_url(text, options)
+    if scheme in ("http", "https"):
+        from .http import HttpLocation
+
+        return HttpLocation.from_url(text, options)
+    if scheme == "gs":
+        from .gcs import GcsLocation
+
+        return GcsLocation.from_url(text, options)
+    if scheme == "hf":
+        from .hugging_face import HubLocation
+
+        return HubLocation.from_url(text, options)
+    from .fsspec_store import FsspecLocation
+
+    return FsspecLocation.from_url(text, options)
