@@ -90,7 +90,6 @@ def decode(mirror: Path, game: str, folder: Path, procs: int) -> float:
     """Seconds for the decoder alone, in workers that have already imported what they need."""
     from rbdata.datasets.fetch import open_location
     from rbdata.datasets.ingest.protocol import ConvertOptions
-    from rbdata.datasets.ingest.staging import _Worker
     from rbdata.datasets.sources.atari.source import AtariSource
     from rbdata.datasets.workers.pool import run_tasks
 
@@ -102,7 +101,7 @@ def decode(mirror: Path, game: str, folder: Path, procs: int) -> float:
         began = time.perf_counter()
         if attempt == 0:
             tasks = tasks[:procs]
-        for _ in run_tasks(_Worker(job.spool), tasks, procs, lambda _: None):
+        for _ in run_tasks(tasks, procs, lambda _: None):
             pass
     seconds = time.perf_counter() - began
     shutil.rmtree(folder, ignore_errors=True)

@@ -17,7 +17,7 @@ from .console import out
 
 if TYPE_CHECKING:
     from ..datasets.acquire import Listener, Outlook
-    from ..datasets.workers.pool import TaskProgress
+    from ..datasets.workers.task import TaskProgress
 
 #: Seconds between two plain lines, and before the first.
 EVERY = 10.0

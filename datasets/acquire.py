@@ -272,7 +272,7 @@ def _write(
     # Rows that were compressed as they were spooled are only moved: not worth starting processes for.
     count = 1 if told and compressed(job) else procs(len(left))
     tasks = [task for task in job.tasks(writer.folder, max(1, usable_cpus() // count)) if task.index in left]
-    for index, record in run_tasks(job, tasks, count, listener.progress):
+    for index, record in run_tasks(tasks, count, listener.progress):
         writer.part_done(index, record)
         writer.merge()
         listener.part_done(index)

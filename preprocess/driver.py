@@ -38,7 +38,7 @@ from .lineage import content_id, versions
 from .preprocess_request import Listener, Outlook, Preprocessed, Request
 from .records import collected
 from .run_config import Setting, Windows, row_bytes
-from .tasks import Examine, Fill
+from .tasks import WORKER, Examine, Fill
 
 MAX_PROCS = 8
 #: A process takes seconds to start: unless told otherwise, there is one for so many chunks at least.
@@ -97,7 +97,7 @@ def _program(request: Request, engine: Engine | None) -> Program:
 
 @contextmanager
 def _opened(given: Engine | None, request: Request, procs: int | None) -> Iterator[Engine]:
-    engine = given or open_engine(request.engine, procs=procs, address=request.address)
+    engine = given or open_engine(request.engine, procs=procs, address=request.address, preload=[WORKER])
     try:
         yield engine
     finally:

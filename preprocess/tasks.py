@@ -18,6 +18,9 @@ from .run_config import Setting
 
 OnRows = Callable[[int, int, int], None]
 
+#: The module that does the work. It imports torch, so that workers are forked after it has been imported.
+WORKER = f"{__package__}.worker"
+
 
 @dataclass(frozen=True)
 class Examine:

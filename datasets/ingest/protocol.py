@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 from ...errors import UsageError
 from ...storage.schema import Schema
 from ..fetch import FetchOptions, Location, RemoteObject
+from ..workers.task import Task
 from .listing import RemoteListing
 
 if TYPE_CHECKING:
@@ -84,20 +85,6 @@ class Expectation:
     part_names: Sequence[str]
 
 
-class Task(Protocol):
-    """One part to fill; picklable."""
-
-    @property
-    def index(self) -> int: ...
-
-    @property
-    def rows(self) -> int: ...
-
-
-#: Told by a worker while it fills: rows done, bytes fetched, retries.
-OnBlock = Callable[[int, int, int], None]
-
-
 class Job(Protocol):
     """One conversion, bound to a place."""
 
@@ -135,9 +122,6 @@ class Job(Protocol):
     def tasks(self, folder: Path, threads: int) -> Sequence[Task]:
         """The work that fills the parts of a working folder; call after ``plan``."""
 
-    #: Does one task: ``fill(task, on_block) -> record``. A plain function, so that it can be sent to another process.
-    fill: Callable[[Any, OnBlock], dict[str, Any]]
-
     def objects(self) -> Iterable[dict[str, Any]]:
         """The raw objects as the manifest records them."""
 
@@ -170,9 +154,6 @@ class SpoolingJob(Job, Protocol):
 
     def spooling(self, folder: Path, threads: int) -> Sequence[Task]:
         """The work that decodes into ``folder`` what is not there yet; `plan` and `tasks` find it there."""
-
-    #: Does one of those tasks, as ``fill`` does those of ``tasks``.
-    spool: Callable[[Any, OnBlock], dict[str, Any]]
 
 
 def settling(job: Job) -> SettlingJob | None:

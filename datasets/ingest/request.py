@@ -9,7 +9,7 @@ from typing import Literal
 
 from ...storage.manifest import Manifest
 from ..fetch import FetchOptions
-from ..workers.pool import TaskProgress
+from ..workers.task import TaskProgress
 from .protocol import ConvertOptions
 
 

@@ -7,14 +7,12 @@ made from those. A spool that is complete stays for the next run, so an interrup
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 from ...storage.folder import DatasetPlace, check_space, remove_tree
 from ..workers.pool import run_tasks
 from .estimate import expected
-from .protocol import Job, SpoolingJob
+from .protocol import SpoolingJob
 from .request import Listener, Outlook
 
 
@@ -32,7 +30,7 @@ def spool_all(
         check_space(place.path, outlook.disk_bytes, place.id)
         count = procs(left)
         tasks = job.spooling(folder, max(1, cpus // count))
-        for index, _ in run_tasks(cast("Job", _Worker(job.spool)), tasks, count, listener.progress):
+        for index, _ in run_tasks(tasks, count, listener.progress):
             finished += 1
             listener.part_done(index)
     except BaseException:
@@ -41,10 +39,3 @@ def spool_all(
         raise
     listener.stage("putting the rows in order")
     return outlook
-
-
-@dataclass(frozen=True)
-class _Worker:
-    """What the pool needs of a job."""
-
-    fill: Callable[..., dict[str, Any]]

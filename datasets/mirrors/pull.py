@@ -34,7 +34,7 @@ from ..ingest.protocol import ConvertOptions, Job, RawObject, Source
 from ..ingest.raw_files import FOLDER as KEPT
 from ..ingest.raw_files import fetch_all
 from ..ingest.request import Listener, Outlook
-from ..workers.pool import TaskProgress
+from ..workers.task import TaskProgress
 
 #: A manifest of a run with thousands of parts takes a few MB.
 LARGEST_MANIFEST = 1 << 28

@@ -1,10 +1,10 @@
-"""Worker processes that are forked, in a millisecond, from a process that has loaded what they need.
+"""A server process that has imported the modules that workers need, and from which they are forked in a millisecond.
 
-A fresh interpreter takes three seconds to import torch and tensordict, each of them. Forking the program itself would take
-over locks, threads and devices in whatever state they are. So one fresh process loads the modules, does nothing else, and
-is forked: Python's own fork server (`multiprocessing.forkserver`), with two differences. It belongs to us, and ends with
-us: the one that the program may be using for itself is left alone. And a program's main module is not run again in workers,
-so that scripts need no ``if __name__ == "__main__"``.
+A fresh interpreter takes three seconds to import torch and tensordict. Forking the calling program would copy its locks,
+threads and devices in whatever state they are. So one fresh process imports the modules, does nothing else, and is forked:
+Python's own fork server (`multiprocessing.forkserver`), with two differences. Each `ForkServer` is a process of its own
+that ends with its owner; the server that the program may use itself is not touched. And the program's main module is not
+run again in workers, so that scripts need no ``if __name__ == "__main__"``.
 
 On Windows this module cannot be imported; see `pool.fork_server_is_available`.
 """
@@ -22,12 +22,12 @@ from typing import Any
 
 _QUICK_START = f"{__package__}.quick_start"
 
-#: What a worker is told of a program's main module, which it is not to run.
+#: Entries of a worker's preparation data that make it run the program's main module.
 _MAIN = ("init_main_from_name", "init_main_from_path")
 
 
 class ForkServer(forkserver.ForkServer):
-    """A process that has imported ``modules`` (those that can be), to be forked."""
+    """A process that has imported ``modules`` (those that can be imported), to be forked."""
 
     def __init__(self, modules: Sequence[str]) -> None:
         super().__init__()
@@ -35,8 +35,8 @@ class ForkServer(forkserver.ForkServer):
         self.context = _Context(self)
 
     def ensure_running(self) -> None:
-        """Begin loading, and return at once. Ctrl-C does not reach the server or its workers: what ends them is `stop`."""
-        resource_tracker.ensure_running()  # here, as it unblocks what is blocked
+        """Start importing, and return at once. SIGINT is blocked in the server and its workers; `stop` ends them."""
+        resource_tracker.ensure_running()  # here, as it unblocks signals
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             super().ensure_running()
@@ -44,10 +44,10 @@ class ForkServer(forkserver.ForkServer):
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def stop(self) -> None:
-        """End the server; workers must have ended before."""
+        """End the server. Workers must have ended before."""
         pid: int | None = self._forkserver_pid  # type: ignore[attr-defined]
         if pid is not None:
-            os.kill(pid, signal.SIGKILL)  # by itself it would take half a second to tidy up
+            os.kill(pid, signal.SIGKILL)  # a regular end takes half a second
             self._stop()  # type: ignore[attr-defined]
 
 
@@ -75,10 +75,10 @@ class _Process(process.BaseProcess):
 
 
 class _Popen(popen_forkserver.Popen):
-    """Launches one process: what `multiprocessing.popen_forkserver` does, by a server of ours."""
+    """Launches one process as `multiprocessing.popen_forkserver` does, with a given server."""
 
     def _launch(self, made: Any) -> None:
-        server, made._server = made._server, None  # it stays here
+        server, made._server = made._server, None  # not sent to the worker
         about = spawn.get_preparation_data(made._name)
         for key in _MAIN:
             about.pop(key, None)
@@ -90,7 +90,7 @@ class _Popen(popen_forkserver.Popen):
         finally:
             set_spawning_popen(None)
         self.sentinel, pipe = server.connect_to_new_process(self._fds)  # type: ignore[attr-defined]
-        # The child knows that we have ended when nobody holds this end any more.
+        # The child detects that this process has ended when no process holds this end of the pipe any more.
         self.finalizer = Finalize(self, _close, (os.dup(pipe), self.sentinel))
         with os.fdopen(pipe, "wb") as file:
             file.write(message.getbuffer())

@@ -1,9 +1,9 @@
-"""Run a job's tasks in worker processes, and hear how far they are.
+"""Run tasks in worker processes, and report their progress.
 
-Processes are managed by ``loky``, which notices when one dies. They are forked from a process that has loaded what they need
-(`fork_server`), or where that is not possible fresh interpreters; neither runs the caller's main module again. Progress
-crosses process borders through a small mapped file of counters: no queue to fill up, nothing to drain after a crash. With
-one process the tasks run right here.
+``loky`` manages the processes and detects when one dies. They are forked from a process that has imported what they need
+(`fork_server`); where that is not available they are fresh interpreters. Neither runs the caller's main module again.
+Progress crosses process borders through a small mapped file of counters: no queue can fill up, and nothing has to be
+drained after a crash. With one process the tasks run in the calling process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
-from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -23,81 +22,58 @@ from typing import Any
 import numpy as np
 
 from ...errors import WorkerLostError
-from ..ingest.protocol import Job, Task
+from .task import Report, T, Task, TaskProgress, Work, do_task, modules_of
 
 
 def fork_server_is_available() -> bool:
-    """Whether workers can be forked from a process made for it: on Linux. There is no forking on Windows, and on macOS a
-    process that has loaded system frameworks is not safe to fork."""
+    """Whether workers can be forked from a server process: on Linux. Windows has no fork, and on macOS a process that has
+    loaded system frameworks is not safe to fork."""
     return sys.platform == "linux"
 
 
-#: Seconds between two looks at the counters.
+#: Seconds between two reads of the counters.
 POLL = 0.2
 
 
-@dataclass(frozen=True)
-class TaskProgress:
-    """How far one task is."""
-
-    index: int
-    rows: int
-    total: int
-    fetched: int
-    retries: int
-
-
-Report = Callable[[list[TaskProgress]], None]
-
-
-def run_tasks(job: Job, tasks: Sequence[Task], procs: int, report: Report) -> Iterator[tuple[int, dict[str, Any]]]:
+def run_tasks(tasks: Sequence[Task], procs: int, report: Report) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield ``(task index, record)`` as tasks finish, in any order.
 
-    The first failure stops the rest and is raised; so is Ctrl-C. What was yielded before stays done.
+    The first failure stops the rest and is raised, and so is KeyboardInterrupt. What was yielded before stays done.
     """
-    if not tasks:
+    if procs <= 1 or len(tasks) <= 1:
+        yield from run_here(do_task, tasks, report)
         return
-    if procs <= 1 or len(tasks) == 1:
-        yield from run_here(job.fill, tasks, report)
-    else:
-        yield from _run_in_processes(job, tasks, min(procs, len(tasks)), report)
+    with Workers(min(procs, len(tasks)), modules=modules_of(tasks[0])) as workers:
+        yield from workers.run(do_task, tasks, report)
 
 
 def usable_cpus() -> int:
-    """Processors this process may run on."""
+    """Number of processors this process may run on."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on this system
         return os.cpu_count() or 1
 
 
-def run_here(
-    fill: Callable[..., dict[str, Any]], tasks: Sequence[Task], report: Report
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The same in this process, one task after the other."""
+def run_here(work: Work[T], tasks: Sequence[T], report: Report) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Run tasks in this process, one after the other."""
     for task in tasks:
         last = monotonic()
 
-        def on_block(rows: int, fetched: int, retries: int, task: Task = task) -> None:
+        def on_block(rows: int, fetched: int, retries: int, task: T = task) -> None:
             nonlocal last
             if monotonic() - last >= POLL or rows == task.rows:
                 last = monotonic()
                 report([TaskProgress(task.index, rows, task.rows, fetched, retries)])
 
-        yield task.index, fill(task, on_block)
-
-
-def _run_in_processes(
-    job: Job, tasks: Sequence[Task], procs: int, report: Report
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    with Workers(procs, modules=[type(job).__module__]) as workers:
-        yield from workers.run(job.fill, tasks, report)
+        yield task.index, work(task, on_block)
 
 
 class Workers:
-    """Worker processes, kept from one ``run`` to the next; leave the block, and they are gone.
+    """Worker processes, kept from one ``run`` to the next and ended when the ``with`` block is left.
 
-    ``modules`` are those that the work needs. ``in_flight`` tasks at most are given out at a time (None: all of them).
+    ``modules`` are imported before workers are forked: those that the work needs. At most ``in_flight`` tasks are
+    submitted at a time (None: all of them).
     """
 
     def __init__(self, procs: int, in_flight: int | None = None, modules: Sequence[str] = ()) -> None:
@@ -112,7 +88,7 @@ class Workers:
         self.close()
 
     def prepare(self) -> None:
-        """Begin to load what the processes need, while this one does something else."""
+        """Start importing ``modules`` in the background."""
         if fork_server_is_available():
             self._open_server()
         else:
@@ -124,7 +100,7 @@ class Workers:
         if self._server is None:
             from .fork_server import ForkServer
 
-            # What loky's workers run first, and their part of this module, beside what the caller needs.
+            # What loky's workers import first, this module, and what the caller needs.
             self._server = ForkServer(["loky.process_executor", __name__, *self._modules])
             self._server.ensure_running()
         return self._server
@@ -140,9 +116,7 @@ class Workers:
             )
         return self._executor
 
-    def run(
-        self, fill: Callable[..., dict[str, Any]], tasks: Sequence[Task], report: Report
-    ) -> Iterator[tuple[int, dict[str, Any]]]:
+    def run(self, work: Work[T], tasks: Sequence[T], report: Report) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield ``(task index, record)`` as tasks finish. The first failure stops all processes."""
         from loky.process_executor import TerminatedWorkerError
 
@@ -161,7 +135,7 @@ class Workers:
             while waiting or given < len(tasks):
                 while given < len(tasks) and len(waiting) < at_most:
                     try:
-                        future = executor.submit(_work, fill, tasks[given], path, given)
+                        future = executor.submit(_do, work, tasks[given], path, given)
                     except (TerminatedWorkerError, EOFError, ConnectionError) as error:  # or the fork server was killed
                         raise _lost() from error
                     futures[future] = given
@@ -176,7 +150,7 @@ class Workers:
                     try:
                         record = future.result()
                     except TerminatedWorkerError as error:
-                        idle = False  # all of them are of no use any more
+                        idle = False  # the executor is broken
                         raise _lost() from error
                     yield tasks[slot].index, record
         finally:
@@ -185,7 +159,7 @@ class Workers:
             path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """End the processes, at work or not: those that are idle have nothing left to do, and take a second over it."""
+        """Kill the processes. Idle ones are killed as well: left to end by themselves they take a second."""
         executor, self._executor = self._executor, None
         server, self._server = self._server, None
         if executor is not None:
@@ -196,9 +170,8 @@ class Workers:
 
 def _lost() -> WorkerLostError:
     message = "a worker process was killed, perhaps by the system for want of memory"
-    return WorkerLostError(
-        message, hint="run the command again: finished parts are kept; fewer --procs need less memory"
-    )
+    hint = "run the command again: finished parts are kept; fewer --procs need less memory"
+    return WorkerLostError(message, hint=hint)
 
 
 def _counts(counters: np.ndarray, slot: int, total: int) -> tuple[int, int, int, int]:
@@ -206,13 +179,14 @@ def _counts(counters: np.ndarray, slot: int, total: int) -> tuple[int, int, int,
     return rows, total, fetched, retries
 
 
-def _work(fill: Callable[..., dict[str, Any]], task: Task, path: Path, slot: int) -> dict[str, Any]:
+def _do(work: Work[T], task: T, path: Path, slot: int) -> dict[str, Any]:
+    """In a worker: do one task, and write its progress into row ``slot`` of the counters."""
     counters = np.memmap(path, np.int64, "r+", shape=(slot + 1, 3))
 
     def on_block(rows: int, fetched: int, retries: int) -> None:
         counters[slot] = (rows, fetched, retries)
 
-    return fill(task, on_block)
+    return work(task, on_block)
 
 
 def _load(modules: Sequence[str]) -> None:
@@ -223,7 +197,7 @@ def _load(modules: Sequence[str]) -> None:
 
 
 def _begin(parent: int) -> None:
-    """In a worker that is a child of its parent: leave Ctrl-C to it, and end when it has ended."""
+    """In a worker started by its parent: leave Ctrl-C to the parent, and end when the parent has ended."""
 
     def is_over() -> None:
         while os.getppid() == parent:
@@ -246,7 +220,7 @@ def _begin_forked(parent: int) -> None:
 
 
 def _end_after(is_over: Callable[[], None]) -> None:
-    """End this process, whatever it is at, when ``is_over`` returns: nobody takes what it makes, and another run may begin."""
+    """End this process, busy or not, when ``is_over`` returns: its results have no reader, and another run may begin."""
 
     def watch() -> None:
         is_over()

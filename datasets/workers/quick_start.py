@@ -1,7 +1,7 @@
-"""Imported before everything else where a process is to start fast: garbage is not collected while modules load.
+"""Imported first in the fork server: switches garbage collection off while modules load.
 
-Modules are made of objects that stay: looking through all of them again and again finds nothing, and takes a fifth of the
-time that importing torch and tensordict does. See `pool` and `fork_server`: workers collect again.
+Importing creates objects that stay; collecting among them finds nothing and takes a fifth of the time that importing torch
+and tensordict needs. Workers switch it on again (`pool`).
 """
 
 import gc

@@ -12,7 +12,7 @@ from rbdata.cli.failures import explain
 from rbdata.cli.list import _folded
 from rbdata.cli.progress import Tally
 from rbdata.datasets.ingest.request import Outlook
-from rbdata.datasets.workers.pool import TaskProgress
+from rbdata.datasets.workers.task import TaskProgress
 from rbdata.errors import DiskSpaceError, UnknownDatasetError
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import dataclass
 
 from rbdata.preprocess.chunks import Chunk
 
@@ -26,3 +27,15 @@ def about(task, on_rows):
 
 def never_done(task, on_rows):
     time.sleep(600)
+
+
+@dataclass(frozen=True)
+class Standalone:
+    """A task that does itself."""
+
+    index: int
+    chunk: Chunk
+    rows: int = 10
+
+    def __call__(self, on_rows):
+        return about(self.chunk, on_rows)

@@ -8,7 +8,7 @@ is a few blocks, whatever the size of the shard.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from ....storage.writer import open_sink
 from ...fetch import Location, RemoteObject, readahead, stream
 from ...formats.gunzip import gunzip
 from ...formats.npy import NpyStream
+from ...workers.task import OnBlock
 from .ring import PartPlan
 from .shards import ARRAYS, FRAME
 
@@ -32,9 +33,6 @@ ROW_BYTES = FRAME[0] * FRAME[1]
 BLOCK_ROWS = 512
 #: Rows read from the heads of shards to train the dictionary on, and how many of them it is trained on.
 SAMPLE_READ, SAMPLE_ROWS, SAMPLE_SHARDS = 65_536, 3_000, 16
-
-#: Told after every block: rows of the object done so far, bytes fetched so far, retries so far.
-OnBlock = Callable[[int, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -54,6 +52,9 @@ class FillTask:
     def rows(self) -> int:
         """Rows to read: what progress counts."""
         return self.part.capacity
+
+    def __call__(self, on_block: OnBlock) -> dict[str, Any]:
+        return fill(self, on_block)
 
 
 def fill(task: FillTask, on_block: OnBlock) -> dict[str, Any]:

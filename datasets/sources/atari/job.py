@@ -190,8 +190,6 @@ class AtariJob(Job):
             for index, (part, shard) in enumerate(zip(self._parts, self.shards))
         ]
 
-    fill = staticmethod(frames.fill)
-
     # -- what the manifest says ------------------------------------------------------------------------------------
 
     def objects(self) -> list[dict[str, Any]]:

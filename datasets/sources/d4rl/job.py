@@ -185,8 +185,6 @@ class D4rlJob(WholeFileJob):
         )
         return [task]
 
-    fill = staticmethod(pixels.fill)
-
     # -- what the manifest says ------------------------------------------------------------------------------------
 
     def objects(self) -> list[dict[str, Any]]:

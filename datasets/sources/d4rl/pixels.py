@@ -6,7 +6,7 @@ of a row that was given up, or zeros after a terminal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from ....storage.codecs.zstd import RowEncoder
 from ....storage.schema import Schema
 from ....storage.writer import open_sink
 from ...formats.hdf5_chunks import Rows
+from ...workers.task import OnBlock
 from .contents import opened
 from .episode_ends import Layout
 
@@ -41,8 +42,11 @@ class FillTask:
     states: int
     threads: int
 
+    def __call__(self, on_block: OnBlock) -> dict[str, Any]:
+        return fill(self, on_block)
 
-def fill(task: FillTask, on_block: Callable[[int, int, int], None]) -> dict[str, Any]:
+
+def fill(task: FillTask, on_block: OnBlock) -> dict[str, Any]:
     """Store the state rows of a whole file."""
     leaf = task.schema["observation"]
     dictionary = task.folder / "observation" / "dictionary"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from ....storage.schema import Leaf, Schema
 from ....storage.sinks import part_path
 from ....storage.writer import open_sink
 from ...ingest.trajectories import Column
+from ...workers.task import OnBlock
 from .spool import Spool
 
 _COPY, _BLOCK_BYTES = 4 << 20, 8 << 20
@@ -36,8 +36,11 @@ class FillTask:
     def rows(self) -> int:
         return self.states
 
+    def __call__(self, on_block: OnBlock) -> dict[str, Any]:
+        return fill(self, on_block)
 
-def fill(task: FillTask, on_block: Callable[[int, int, int], None]) -> dict[str, Any]:
+
+def fill(task: FillTask, on_block: OnBlock) -> dict[str, Any]:
     """Put the rows of all environments one after the other; returns the part's record for the journal."""
     spool = Spool(task.spool, task.columns)
     leaves: dict[str, Any] = {}

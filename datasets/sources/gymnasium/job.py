@@ -19,9 +19,9 @@ from ...ingest.spaces import check_text_option, renamed, space_json, space_leave
 from ...ingest.trajectories import TrajectoryWriter, block_steps, cuts, lay_out
 from . import spool as kinds
 from .environments import Made, heard, importable, specification
-from .fill import FillTask, fill
+from .fill import FillTask
 from .policy import RANDOM, load_function
-from .recorder import RecordTask, columns_of, record
+from .recorder import RecordTask, columns_of
 from .spool import Spool
 
 CITATION = (
@@ -149,8 +149,6 @@ class RecordingJob(SpoolingJob):
             )
         ]
 
-    spool = staticmethod(record)
-
     # -- plan and fill -------------------------------------------------------------------------------------------------
 
     def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
@@ -203,8 +201,6 @@ class RecordingJob(SpoolingJob):
         spool = self._recorded()
         columns, large = tuple(self.columns), tuple(self._large)
         return [FillTask(0, folder, spool.folder, self.schema, columns, large, sum(spool.states))]
-
-    fill = staticmethod(fill)
 
     @property
     def _large(self) -> list[tuple[int, Any]]:

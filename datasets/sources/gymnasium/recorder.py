@@ -21,12 +21,10 @@ from ....errors import RbdataError
 from ....storage.manifest import sync_folder
 from ...ingest.spaces import SpaceLeaf, text_rows
 from ...ingest.trajectories import Column
+from ...workers.task import OnBlock
 from .environments import Made, heard, importable
 from .policy import Actor, seeded
 from .spool import CUT, SpoolWriter
-
-#: Told after every block: steps recorded so far, and twice zero (nothing is fetched).
-OnBlock = Callable[[int, int, int], None]
 
 #: Bytes of rows kept in memory for all environments together, and the most rows for one.
 _BUFFER_BYTES, _BUFFER_ROWS = 32 << 20, 8192
@@ -52,6 +50,9 @@ class RecordTask:
     @property
     def rows(self) -> int:
         return self.steps
+
+    def __call__(self, on_block: OnBlock) -> dict[str, Any]:
+        return record(self, on_block)
 
 
 def record(task: RecordTask, on_block: OnBlock) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 from ....storage.codecs.zstd import RowEncoder
 from ....storage.schema import Schema
 from ....storage.writer import open_sink
+from ...workers.task import OnBlock
 from .episode_rows import state_rows
 from .reader import Data, Reader, opened
 from .survey import Source, Survey
@@ -42,8 +43,11 @@ class FillTask:
     def rows(self) -> int:
         return self.states
 
+    def __call__(self, on_block: OnBlock) -> dict[str, Any]:
+        return fill(self, on_block)
 
-def fill(task: FillTask, on_block: Callable[[int, int, int], None]) -> dict[str, Any]:
+
+def fill(task: FillTask, on_block: OnBlock) -> dict[str, Any]:
     """Read, decode and store the large rows of one part; returns its record for the journal."""
     leaves: dict[str, Any] = {}
     with opened(task.data) as reader:

@@ -19,7 +19,7 @@ from ...ingest.protocol import ConvertOptions, Plan, RawObject, SettlingJob
 from ...ingest.spaces import check_text_option
 from ...ingest.trajectories import lay_out
 from .episode_rows import Planner
-from .fill import FillTask, fill, part_bounds, sample
+from .fill import FillTask, part_bounds, sample
 from .hdf5 import Hdf5Reader
 from .metadata import Metadata
 from .reader import Data, opened
@@ -179,8 +179,6 @@ class MinariJob(SettlingJob):
                 FillTask(number, data, found, large, runs, first, states, folder, self.schema, all_states, threads)
             )
         return tasks
-
-    fill = staticmethod(fill)
 
     # -- what the manifest says ----------------------------------------------------------------------------------------
 

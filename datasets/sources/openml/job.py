@@ -227,10 +227,6 @@ class OpenmlJob(WholeFileJob):
     def tasks(self, folder: Path, threads: int) -> Sequence[Any]:
         return []
 
-    @staticmethod
-    def fill(task: Any, on_block: Callable[[int, int, int], None]) -> dict[str, Any]:
-        return {"leaves": {}, "crc32c": None}
-
     # -- what the manifest says ------------------------------------------------------------------------------------
 
     def objects(self) -> list[dict[str, Any]]:

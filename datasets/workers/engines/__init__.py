@@ -1,6 +1,8 @@
-"""Where the work is done: on this machine's processors (``local``) or on a Ray cluster (``ray``)."""
+"""Engines: where work is done, on this machine's processors (``local``) or on a Ray cluster (``ray``)."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from ....errors import UsageError
 from .engine import Engine as Engine
@@ -8,8 +10,10 @@ from .engine import Engine as Engine
 NAMES = ("local", "ray")
 
 
-def open_engine(name: str, *, procs: int | None, address: str | None = None) -> Engine:
-    """The engine of a name; without ``procs``, one process locally and all there are on a cluster.
+def open_engine(name: str, *, procs: int | None, address: str | None = None, preload: Sequence[str] = ()) -> Engine:
+    """The engine of a name; without ``procs``, one process locally and all processors of a cluster.
+
+    ``preload`` are the modules that the work needs, imported before local workers are forked.
 
     Raises UsageError for other names, MissingExtraError where ``ray`` is not installed.
     """
@@ -18,7 +22,7 @@ def open_engine(name: str, *, procs: int | None, address: str | None = None) -> 
 
         if address is not None:
             raise UsageError("an address goes with the engine ray", hint="add --engine ray, or leave --address out")
-        return LocalEngine(procs or 1)
+        return LocalEngine(procs or 1, preload)
     if name == "ray":
         from .ray_cluster import RayEngine
 

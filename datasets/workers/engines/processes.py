@@ -1,7 +1,7 @@
-"""On this machine: in this process, or in several of its own.
+"""The local engine: this process, or several worker processes.
 
-Processes (`datasets.pool`) import the user's code for themselves; they are kept from one pass to the next, and end when this
-one does. With one process the work is done right here.
+Workers (`pool`) import the user's code themselves; they are kept from one ``run`` to the next, and end when this process
+does. With one process the work is done in the calling process.
 """
 
 from __future__ import annotations
@@ -10,25 +10,22 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..pool import Workers, run_here
-from .engine import Report, T, Work
+from ..task import Report, T, Work
 
-#: Tasks given out for each process: one at work and one waiting, so that nobody waits for the parent.
+#: Tasks submitted for each process: one that runs and one that waits, so that no worker waits for the parent.
 AHEAD = 2
-
-#: What workers run: torch and tensordict with it.
-_WORK = f"{__package__.partition('.')[0]}.preprocess.worker"
 
 
 class LocalEngine:
-    """``procs`` worker processes; see `base.Engine`."""
+    """``procs`` worker processes, forked after the modules ``preload`` have been imported; see `engine.Engine`."""
 
-    def __init__(self, procs: int) -> None:
+    def __init__(self, procs: int, preload: Sequence[str] = ()) -> None:
         self.parallel, self.separate = procs, procs > 1
         self.name = f"local, {procs} process{'' if procs == 1 else 'es'}"
-        self._workers = Workers(procs, AHEAD * procs, [_WORK]) if procs > 1 else None
+        self._workers = Workers(procs, AHEAD * procs, preload) if procs > 1 else None
 
     def prepare(self) -> None:
-        """Load what the processes need, which takes seconds, while the caller gets ready too."""
+        """Start importing what the workers need, which takes seconds, while the caller goes on."""
         if self._workers is not None:
             self._workers.prepare()
 

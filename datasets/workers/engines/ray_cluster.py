@@ -1,9 +1,9 @@
-"""Tasks on a Ray cluster, or on a Ray of our own on this machine.
+"""The Ray engine: tasks on a Ray cluster, or on a local Ray instance that the engine starts.
 
-Ray does the scheduling, the placement, and the retries of tasks whose worker or node was lost. What is left: a bounded
-number of tasks is on its way, so that a million of them need no memory here and a cluster that grows finds work waiting;
-and errors come back as what they were. Data never pass through Ray's object store: tasks read and write files of a folder
-that every node sees under the same path, and every node has this same rbdata.
+Ray does the scheduling, the placement, and the retries of tasks whose worker or node was lost. This module submits a
+bounded number of tasks at a time, so that a million of them need no memory here and a growing cluster finds work, and
+raises errors as they were raised in the worker. Data never pass through Ray's object store: tasks read and write files of
+a folder that every node sees under the same path, and every node has the same version of rbdata.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from typing import Any, Literal
 
 from ....errors import MissingExtraError, RbdataError, UsageError, WorkerLostError
 from ..pool import usable_cpus
-from .engine import Report, T, TaskProgress, Work
+from ..task import Report, T, TaskProgress, Work
 
 #: How often Ray starts a task again whose worker, or whole node, was lost.
 RETRIES = 3
 
-#: Tasks on their way for each processor: one that runs, and one that is there when it is done.
+#: Tasks submitted for each processor: one that runs, and one that waits.
 AHEAD = 2
 
-#: Seconds that tasks of a cluster have to end when a run is broken off, and workers to die after that.
+#: Seconds that tasks of a cluster have to end when a run is interrupted, and then workers to be killed.
 PATIENCE, GRACE = 30.0, 1.0
 
-#: The object store holds references and records of a few hundred bytes; this is the least that Ray takes.
+#: Bytes of the object store, which holds references and records of a few hundred bytes: the least that Ray accepts.
 _STORE = 80 << 20
 
 
@@ -46,7 +46,7 @@ class RayEngine:
     Raises MissingExtraError where ray is not installed, and at the first ``run`` UsageError where no cluster answers.
     """
 
-    #: They are: but a cluster takes longer to start than functions to load.
+    #: Tasks do run elsewhere, but a cluster takes longer to start than functions to import.
     separate = False
 
     def __init__(self, procs: int | None = None, address: str | None = None) -> None:
@@ -59,10 +59,10 @@ class RayEngine:
         self.name = f"ray {self._ray.__version__}"
 
     def prepare(self) -> None:
-        """Nothing: a cluster is there or starts with the first tasks."""
+        """Does nothing: the cluster exists, or starts with the first tasks."""
 
     def run(self, work: Work[T], tasks: Sequence[T], report: Report) -> Iterator[tuple[int, dict[str, Any]]]:
-        """See `Engine.run`. Progress is told when a task is done."""
+        """See `Engine.run`. Progress is reported when a task is done."""
         if not tasks:
             return
         ray = self._connect()
@@ -88,24 +88,26 @@ class RayEngine:
             self._wait_for(list(running))
 
     def close(self) -> None:
-        """Shut down the Ray that this engine started; of any other one, leave it to others."""
+        """Shut down the Ray instance that this engine started, or disconnect from the cluster it joined."""
         if self._way in ("started", "joined"):
-            self._ray.shutdown()  # of a cluster joined, the connection alone
-            _hear_ray(True)
+            self._ray.shutdown()  # of a joined cluster, closes the connection alone
+            _set_ray_output(True)
         self._way = None
 
     def _wait_for(self, references: list[Any]) -> None:
-        """See to it that nothing writes any more: not when the dataset's lock is released.
+        """Return when no task writes any more, so that the dataset's lock can be released.
 
-        Not by ``ray.cancel``: where a task ends while it is being cancelled, Ray (2.60) aborts the whole program. So a Ray
-        of ours is shut down, and on another one tasks may end, which is a matter of seconds; if they do not, the
-        connection is given up, and Ray kills the workers of a job that has left.
+        ``ray.cancel`` is not used: where a task ends while it is being cancelled, Ray (2.60) aborts the whole program. A
+        Ray instance that this engine started is shut down; on another one tasks may end, which is a matter of seconds. If
+        they do not, the connection is closed, and Ray kills the workers of a disconnected job.
         """
         ray = self._ray
         if not references or not ray.is_initialized():
             return
         if self._way != "started":
-            patience = PATIENCE if self._way == "joined" else None  # what the program uses is not ours to give up
+            patience = (
+                PATIENCE if self._way == "joined" else None
+            )  # a connection that the program made is not closed here
             _, references = ray.wait(references, num_returns=len(references), timeout=patience)
         if references:
             self.close()
@@ -118,16 +120,16 @@ class RayEngine:
         if ray.is_initialized():
             self._way = "borrowed"
         elif self._address is None:
-            _hear_ray(False)
+            _set_ray_output(False)
             self._start_local()
             self._way = "started"
         else:
-            _knock(self._address)
-            _hear_ray(False)
+            _check_port(self._address)
+            _set_ray_output(False)
             try:
                 ray.init(address=self._address, **_QUIET)
             except _REFUSED as error:
-                raise _nobody(self._address, error) from error
+                raise _no_cluster(self._address, error) from error
             self._way = "joined"
         self.parallel = _processors(ray)
         self.name = f"ray {ray.__version__}, {self.parallel} processors"
@@ -137,8 +139,7 @@ class RayEngine:
         return ray
 
     def _start_local(self) -> None:
-        # One processor is needed for each of the others: what Ray is told to leave alone are its own messages home,
-        # and tasks too large for memory, which it would start again for ever.
+        # Switches off Ray's usage reports, and its unlimited retries of tasks that run out of memory.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_task_oom_retries", str(RETRIES))
         try:
@@ -157,7 +158,7 @@ class RayEngine:
             raise RbdataError(message, hint="--engine local needs no Ray") from error
 
     def _limit(self, ray: ModuleType) -> int:
-        """Tasks that may be on their way; clusters grow and shrink meanwhile."""
+        """How many tasks may be submitted at a time; clusters grow and shrink during a run."""
         if self._way == "started":
             return AHEAD * self.parallel
         self.parallel = max(1, _processors(ray))
@@ -165,7 +166,7 @@ class RayEngine:
         return limit if self._procs is None else min(limit, self._procs)
 
 
-#: How an engine came by its Ray: its own, a cluster it connected to, or one that the program is connected to.
+#: Where an engine's Ray comes from: started by it, a cluster it connected to, or the program's own connection.
 _Way = Literal["started", "joined", "borrowed"]
 
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -174,17 +175,17 @@ _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR
 _REFUSED = (ConnectionError, TimeoutError, ValueError, RuntimeError, ImportError, OSError)
 
 
-def _knock(address: str) -> None:
-    """Ray goes on trying for minutes where nobody listens; one look at the port tells in seconds."""
+def _check_port(address: str) -> None:
+    """Raise UsageError when the port is closed: Ray itself would retry for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdecimal():
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE / 3).close()
         except (OSError, OverflowError) as error:
-            raise _nobody(address, error) from error
+            raise _no_cluster(address, error) from error
 
 
-def _nobody(address: str, error: BaseException) -> UsageError:
+def _no_cluster(address: str, error: BaseException) -> UsageError:
     message = f"no Ray cluster answers at {address}: {_first_line(error)}"
     return UsageError(
         message, hint="start one with `ray start --head`, or leave --address out for a Ray on this machine"
@@ -192,20 +193,20 @@ def _nobody(address: str, error: BaseException) -> UsageError:
 
 
 def _call(shared: tuple[Path, tuple[str, ...], bytes], task: bytes) -> dict[str, Any]:
-    """In a worker: do one task, in the folder that the command was given in, with what can be imported there."""
+    """In a worker: do one task, in the working directory and with the import path of the command."""
     import pickle
 
     folder, path, work = shared
     if Path.cwd() != folder and folder.is_dir():
         os.chdir(folder)
     sys.path += [entry for entry in path if entry not in sys.path]
-    # Made by the command itself, moments ago: tasks never come from files.
+    # Pickled by the command itself: tasks never come from files.
     record: dict[str, Any] = pickle.loads(work)(pickle.loads(task), lambda rows, fetched, retries: None)
     return record
 
 
 def _result(ray: ModuleType, reference: Any) -> dict[str, Any]:
-    """A task's record; what it raised is raised as it was raised there."""
+    """A task's record; raises what the task raised."""
     exceptions = ray.exceptions
     try:
         record: dict[str, Any] = ray.get(reference)
@@ -230,12 +231,12 @@ def _result(ray: ModuleType, reference: Any) -> dict[str, Any]:
 _AGAIN = "run the command again: finished parts are kept"
 
 
-def _hear_ray(loud: bool) -> None:
-    """Whether Ray may print what it thinks of lost workers. It does so on stdout, whatever ``log_to_driver`` says."""
+def _set_ray_output(enabled: bool) -> None:
+    """Whether Ray may print messages about lost workers: it prints them on stdout, whatever ``log_to_driver`` is."""
     from ray._private import worker
 
     if hasattr(worker, "_worker_logs_enabled"):
-        worker._worker_logs_enabled = loud
+        worker._worker_logs_enabled = enabled
 
 
 def _processors(ray: ModuleType) -> int:
@@ -248,7 +249,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _import() -> ModuleType:
-    # What Ray does to the environment of workers without a GPU, it announces on every start.
+    # Without this, Ray prints a warning about workers without a GPU on every start.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         import ray

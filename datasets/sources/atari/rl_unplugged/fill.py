@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,11 @@ from .....storage.manifest import sync_folder
 from .....storage.schema import Leaf, Schema
 from .....storage.sinks import part_path
 from .....storage.writer import open_sink
+from ....workers.task import OnBlock
 from .spool import ROW_BYTES, ROWS
 
 BLOCK_ROWS = 1024
 _COPY = 1 << 22
-
-OnBlock = Callable[[int, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -43,6 +41,9 @@ class FillTask:
     @property
     def rows(self) -> int:
         return self.states
+
+    def __call__(self, on_block: OnBlock) -> dict[str, Any]:
+        return fill(self, on_block)
 
 
 def fill(task: FillTask, on_block: OnBlock) -> dict[str, Any]:

@@ -20,10 +20,10 @@ from ....ingest.protocol import ConvertOptions, Expectation, Plan, RawObject, Sp
 from ..common import CITATION, CLIPPED, about, schema, spaces, time_limit
 from ..shards import format_numbers
 from .files import FOLDER, EpisodeFile
-from .fill import FillTask, fill
+from .fill import FillTask
 from .frame_sample import Sample, take_sample
 from .order import Order, Part, Spool
-from .spool import STEPS, SpoolTask, is_of, spool
+from .spool import STEPS, SpoolTask, is_of
 
 DICTIONARY = "dictionary"
 _CITATION = f"{CITATION} Distributed in: Caglar Gulcehre et al. RL Unplugged. NeurIPS 2020. arXiv:2006.13888"
@@ -102,8 +102,6 @@ class RluJob(SpoolingJob):
             if not (folder / file.obj.name).is_dir()
         ]
 
-    spool = staticmethod(spool)
-
     # -- plan and fill ---------------------------------------------------------------------------------------------
 
     def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
@@ -170,8 +168,6 @@ class RluJob(SpoolingJob):
             )
             for index, part in enumerate(order.parts)
         ]
-
-    fill = staticmethod(fill)
 
     def _sampled(self) -> Sample:
         if self._sample is None:

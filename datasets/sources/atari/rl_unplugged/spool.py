@@ -42,6 +42,7 @@ from ....formats.gunzip import gunzip
 from ....formats.png import SIDE, PngError, decode_frames
 from ....formats.tf_example import WireError, parse_example
 from ....formats.tfrecord import Record, read_records
+from ....workers.task import OnBlock
 from .episode import Episode, to_episode
 
 ROW_BYTES = SIDE * SIDE
@@ -49,9 +50,6 @@ BLOCK_ROWS = 512
 ROWS, ABOUT = "rows", "about.json"
 #: Columns of ``episodes.npy``.
 CHECKPOINT, INDEX, FILE_ROWS, STEPS, OUTCOME, BLANK = range(6)
-
-#: Told after every block: bytes of the object unpacked so far (about), bytes fetched so far, retries so far.
-OnBlock = Callable[[int, int, int], None]
 
 
 class Ending(NamedTuple):
@@ -92,6 +90,9 @@ class SpoolTask:
     def rows(self) -> int:
         """What progress counts: bytes, as rows are not known."""
         return self.obj.size or 1
+
+    def __call__(self, on_block: OnBlock) -> dict[str, Any]:
+        return spool(self, on_block)
 
 
 def spool(task: SpoolTask, on_block: OnBlock) -> dict[str, Any]:

@@ -116,8 +116,10 @@ def leave_a_run(engine, folder):
 
 def test_nothing_writes_when_a_ray_of_its_own_was_left(tmp_path):
     # In another process: one program cannot be at home in two clusters, each with a token of its own.
-    code = "from pathlib import Path; import sys, test_preprocess_ray as test; test.leave_a_run_of_its_own(Path(sys.argv[1]))"
-    here = os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])
+    code = (
+        "from pathlib import Path; import sys, test_ray_cluster as test; test.leave_a_run_of_its_own(Path(sys.argv[1]))"
+    )
+    here = os.pathsep.join([str(SUPPORT), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": here, "RAY_ADDRESS": "local"}
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=120, env=environment)
 
