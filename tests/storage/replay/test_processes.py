@@ -18,11 +18,11 @@ from replay_tools import equal, own_memory
 from storage_tools import make_episodes, write_dataset
 from tensordict import TensorDict
 
-HERE = str(SUPPORT)
+HERE = [str(SUPPORT), str(Path(__file__).parent)]
 
 
 def python(code: str, **popen) -> subprocess.Popen:
-    code = f"import sys; sys.path.append({HERE!r})\n{code}"
+    code = f"import sys; sys.path.extend({HERE!r})\n{code}"
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, **popen)
 
 
@@ -42,7 +42,7 @@ def test_a_seed_gives_the_same_batches_in_another_process(tmp_path):
     folder = write_dataset(tmp_path, make_episodes([9, 4, 30, 24]))
     code = f"""
 import rbdata
-from test_replay_processes import OPTIONS, fingerprint
+from test_processes import OPTIONS, fingerprint
 for options in OPTIONS:
     with rbdata.load({str(folder)!r}, batch_size=6, seed=11, **options) as buffer:
         print(fingerprint(buffer))
@@ -105,7 +105,7 @@ def test_a_kill_while_a_checkpoint_is_written(tmp_path):
     """SIGKILL at any moment: the last checkpoint that was finished is there and whole, or the next one is."""
     path, caught = tmp_path / "checkpoint", 0
     for attempt in range(4):
-        writer = python(f"from test_replay_processes import dump_for_ever; dump_for_ever({str(path)!r})")
+        writer = python(f"from test_processes import dump_for_ever; dump_for_ever({str(path)!r})")
         done = [int(writer.stdout.readline()) for _ in range(1 + attempt % 2)][-1]
         time.sleep(0.013 * (attempt + 1))
         writer.send_signal(signal.SIGKILL)
