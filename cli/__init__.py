@@ -1,8 +1,7 @@
 """The command line: ``rbdata COMMAND ...``.
 
-One module per command, each with a ``run`` whose signature is the command's and whose docstring is its help; ``group``
-loads the one that is asked for. Commands ask the library, and say what it answers through ``console.out``. Nothing else
-happens here.
+One module per command, each with a function ``run``: its signature defines the arguments, its docstring is the help.
+``group`` imports the module of the command that runs. Commands call the library and print through ``console.out``.
 """
 
 from __future__ import annotations
@@ -15,29 +14,29 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from .console import ReaderGone, out
+from .console import OutputClosed, out
 from .failures import INTERRUPTED, explain
 
-#: New objects between two collections of garbage, instead of 700: most commands are over before they have made as many, but
-#: for those that modules are made of, which stay.
-COLLECT_EVERY = 50_000
+#: New objects between two garbage collections, instead of 700: most commands create fewer, apart from the objects of
+#: imported modules, which stay anyway.
+GC_THRESHOLD = 50_000
 
 #: Seconds that an interrupted process may take to clean up after its message.
-PATIENCE = 0.5
+CLEANUP_SECONDS = 0.5
 
 
 def main() -> NoReturn:
     """The ``rbdata`` program."""
-    gc.set_threshold(COLLECT_EVERY, *gc.get_threshold()[1:])
+    gc.set_threshold(GC_THRESHOLD, *gc.get_threshold()[1:])
     code = run(sys.argv[1:])
     if code == INTERRUPTED:
-        # What the exception held on to goes first, worker processes among it. At exit Python joins the threads that still
-        # listen to the network; nobody who pressed Ctrl-C wants to wait for them.
+        # Release what the exception refers to first, worker processes included. At exit Python joins the threads that
+        # still read from the network; after Ctrl-C the user should not wait for them.
         gc.collect()
-        patience = threading.Timer(PATIENCE, os._exit, (code,))
-        patience.daemon = True
-        patience.start()
-    gc.freeze()  # at exit all modules are looked through several times: most of a second with torch among them
+        timer = threading.Timer(CLEANUP_SECONDS, os._exit, (code,))
+        timer.daemon = True
+        timer.start()
+    gc.freeze()  # at exit Python collects garbage in all modules several times: most of a second with torch loaded
     sys.exit(code)
 
 
@@ -51,16 +50,16 @@ def run(arguments: Sequence[str]) -> int:
         code = invoke([*arguments])  # `list` is a module of this package
         if sys.stdout is not None:
             sys.stdout.flush()
-    except (BrokenPipeError, ReaderGone):
-        pass  # the reader of the answer has enough (``| head``): that is no failure
+    except (BrokenPipeError, OutputClosed):
+        pass  # the reader of stdout has ended (``| head``): not a failure
     except BaseException as error:
         code = _report(error)
-    _forget_undelivered()
+    _discard_unwritten()
     return code
 
 
-def _forget_undelivered() -> None:
-    """Python flushes both streams once more at exit: what cannot be delivered must not make noise then."""
+def _discard_unwritten() -> None:
+    """Python flushes both streams again at exit: output that cannot be written must not cause an error then."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:
@@ -71,13 +70,13 @@ def _forget_undelivered() -> None:
 
 
 def _report(error: BaseException) -> int:
-    """Say what went wrong; returns the exit code. Ends in here so that the exception, and all it holds, is let go."""
+    """Print an error; returns the exit code. A function of its own, so that the exception and all it refers to is freed."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 1
     failure = explain(error)
     if out.json:
         out.trace(error)
-        with suppress(OSError, ReaderGone):
+        with suppress(OSError, OutputClosed):
             out.document({"error": failure.to_json()})
     else:
         out.fail(error, failure)

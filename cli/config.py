@@ -15,10 +15,10 @@ _COLUMNS = (Column("setting"), Column("value"), Column("from"))
 
 
 def run(root: Root = None) -> None:
-    """Show the settings in force and where each comes from.
+    """Show the settings and where each comes from.
 
-    Flags win over environment variables (RBDATA_ROOT, RBDATA_PROCS, RBDATA_UPSTREAM, RBDATA_MIRROR, RBDATA_<SOURCE>_MIRROR),
-    these over the configuration file (RBDATA_CONFIG names another one), and that over the defaults.
+    Flags override environment variables (RBDATA_ROOT, RBDATA_PROCS, RBDATA_UPSTREAM, RBDATA_MIRROR, RBDATA_<SOURCE>_MIRROR),
+    which override the configuration file (RBDATA_CONFIG names another one), which overrides the defaults.
     """
     from .. import settings
 
@@ -31,4 +31,4 @@ def run(root: Root = None) -> None:
     else:
         out.table(_COLUMNS, [(one.name, None if one.value is None else str(one.value), one.origin) for one in found])
         if found[0].value is None and settings.path() is not None:
-            out.note(f"no configuration file; it would be {settings.path()}")
+            out.note(f"no configuration file; its path would be {settings.path()}")

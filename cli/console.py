@@ -1,8 +1,8 @@
-"""The one sink for output: every command says what it has to say through ``out``.
+"""The output of every command: all of it is printed through ``out``.
 
-stdout carries the answer and nothing else: tables, values, one JSON document. stderr carries progress, notes, hints,
-questions and errors. Three modes: for people, ``--json`` (one document, also for errors) and ``--quiet`` (ids or paths).
-For people there are two forms: aligned columns on a terminal, and tab-separated rows with plain numbers in a pipe.
+stdout carries the result and nothing else: tables, values, one JSON document. stderr carries progress, notes, hints,
+questions and errors. Three modes: text, ``--json`` (one document, also for errors) and ``--quiet`` (ids or paths).
+Text has two forms: aligned columns on a terminal, and tab-separated rows with plain numbers in a pipe.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from . import text
 from .failures import Failure
 
 
-class ReaderGone(Exception):
-    """Whoever read the answer has enough (``| head``): the rest need not be said. No failure."""
+class OutputClosed(Exception):
+    """The reader of stdout has ended (``| head``). Not a failure: the rest of the output is not needed."""
 
 
-#: Columns of a page where the terminal does not say how wide it is.
+#: Width in characters where the terminal does not state its own.
 DEFAULT_WIDTH = 80
 
 
 @dataclass(frozen=True)
 class Column:
-    """A table's column. ``show`` makes the text for people; programs get the bare value. None is shown as ``-``.
+    """A table's column. ``show`` formats a value on a terminal; pipes get the bare value. None is shown as ``-``.
 
-    ``optional`` columns are left out on a terminal too narrow for all.
+    ``optional`` columns are left out on a terminal that is too narrow for all columns.
     """
 
     title: str
@@ -44,7 +44,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Fact:
-    """A named value: its text for people and the bare value for programs (the text itself where that is None)."""
+    """A named value: its text on a terminal and the bare value in a pipe (the text where ``value`` is None)."""
 
     name: str
     text: str
@@ -52,13 +52,13 @@ class Fact:
 
 
 class Console:
-    """See the module. Streams are looked up when used, so that tests and progress bars may replace them."""
+    """See the module. The streams are looked up at each use, so that tests and progress bars can replace them."""
 
     def __init__(self) -> None:
         self.configure(())
 
     def configure(self, arguments: Sequence[str]) -> None:
-        """Take the mode from the command line, before it is parsed: wrong arguments are answered in that mode too."""
+        """Read the mode from the unparsed command line, so that errors about arguments are printed in that mode too."""
         self.arguments = words = list(arguments)
         if "--" in words:
             words = words[: words.index("--")]
@@ -66,16 +66,16 @@ class Console:
         self.quiet = "--quiet" in words or "-q" in words
         self.debug = "--debug" in words
 
-    # -- what the streams are ----------------------------------------------------------------------------------------
+    # -- the streams -------------------------------------------------------------------------------------------------
 
     @property
     def on_terminal(self) -> bool:
-        """Whether a person reads the answer as it comes."""
+        """Whether stdout is a terminal."""
         return _is_terminal(sys.stdout)
 
     @property
     def live(self) -> bool:
-        """Whether progress can be drawn, rather than told in lines."""
+        """Whether stderr is a terminal that can draw progress bars."""
         return not self.quiet and _is_terminal(sys.stderr) and os.environ.get("TERM") != "dumb"
 
     @property
@@ -83,21 +83,21 @@ class Console:
         """Columns of the terminal."""
         return shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns
 
-    # -- the answer: stdout ------------------------------------------------------------------------------------------
+    # -- the result: stdout ------------------------------------------------------------------------------------------
 
     def document(self, content: object) -> None:
-        """The answer as JSON."""
+        """Print the result as JSON."""
         self.line(json.dumps(content, indent=2, default=str))
 
     def line(self, content: str = "") -> None:
-        """One line of the answer."""
+        """Print one line of the result."""
         try:
             print(content, file=sys.stdout)
         except BrokenPipeError as error:
-            raise ReaderGone from error
+            raise OutputClosed from error
 
     def table(self, columns: Sequence[Column], rows: Iterable[Sequence[Any]]) -> None:
-        """Rows of bare values."""
+        """Print rows of bare values."""
         if not self.on_terminal:
             for row in rows:
                 self.line("\t".join("-" if value is None else str(value) for value in row))
@@ -110,16 +110,16 @@ class Console:
             if columns[index].optional and sum(widths[i] + 2 for i in shown) - 2 > self.width:
                 shown.remove(index)
 
-        def lay(entries: Sequence[str]) -> str:
-            laid = (entries[i].rjust(widths[i]) if columns[i].right else entries[i].ljust(widths[i]) for i in shown)
-            return "  ".join(laid).rstrip()
+        def align(entries: Sequence[str]) -> str:
+            aligned = (entries[i].rjust(widths[i]) if columns[i].right else entries[i].ljust(widths[i]) for i in shown)
+            return "  ".join(aligned).rstrip()
 
-        self.line(self._bold(lay(titles)))
+        self.line(self._bold(align(titles)))
         for entries in cells:
-            self.line(lay(entries))
+            self.line(align(entries))
 
     def facts(self, facts: Sequence[Fact]) -> None:
-        """Named values, one to a line."""
+        """Print named values, one per line."""
         margin = max((len(fact.name) for fact in facts), default=0) + 2
         for fact in facts:
             if self.on_terminal:
@@ -128,41 +128,41 @@ class Console:
                 self.line(f"{fact.name}\t{fact.text if fact.value is None else fact.value}")
 
     def heading(self, title: str) -> None:
-        """Begins a section of a long answer; programs need none."""
+        """Start a section of a long result; on terminals only."""
         if self.on_terminal:
             self.line("\n" + self._bold(title))
 
     # -- everything else: stderr -------------------------------------------------------------------------------------
 
-    def note(self, content: str, first: str = "") -> None:
-        """Something worth knowing, below a prefix; dropped by --quiet."""
+    def note(self, content: str, prefix: str = "") -> None:
+        """Print a note behind a prefix; omitted with --quiet."""
         if not self.quiet:
-            self._aside(content, first)
+            self._write_wrapped(content, prefix)
 
     def hint(self, content: str) -> None:
-        """What to try next; nothing a program wants."""
+        """Print the command to try next; omitted with --json and --quiet."""
         if not self.json:
             self.note(content, "next: ")
 
     def fail(self, error: BaseException, failure: Failure, about: str = "") -> None:
-        """An error, in two lines at most (and where it came from, with --debug); --quiet does not silence it.
+        """Print an error in at most two lines (with --debug also its traceback), also with --quiet.
 
-        What a user's own function raised comes with its own part of the traceback: it is theirs to read.
+        An error in a user's own function is printed with that function's part of the traceback.
         """
         self.trace(error)
         if failure.detail and not self.debug:
             self._write(failure.detail.rstrip("\n") + "\n")
-        self._aside(f"{about}: {failure.message}" if about else failure.message, "error: ")
+        self._write_wrapped(f"{about}: {failure.message}" if about else failure.message, "error: ")
         if failure.hint:
-            self._aside(failure.hint, "hint: ")
+            self._write_wrapped(failure.hint, "hint: ")
 
     def trace(self, error: BaseException) -> None:
-        """With --debug, where an error came from."""
+        """Print the traceback of an error, with --debug only."""
         if self.debug:
             self._write("".join(traceback.format_exception(error)))
 
     def confirm(self, question: str, about: Sequence[str] = ()) -> bool:
-        """Ask a yes-or-no question below the lines it is about; call only where ``can_ask``."""
+        """Print the lines ``about``, then ask a yes-or-no question; call it only where ``can_ask``."""
         for line in about:
             self._write(line + "\n")
         self._write(f"{question} [y/N] ")
@@ -173,18 +173,18 @@ class Console:
 
     @property
     def can_ask(self) -> bool:
-        """Whether somebody is there to answer."""
+        """Whether the user can answer a question: stdin and stderr are terminals."""
         return _is_terminal(sys.stdin) and _is_terminal(sys.stderr)
 
     # ----------------------------------------------------------------------------------------------------------------
 
-    def _aside(self, content: str, first: str) -> None:
+    def _write_wrapped(self, content: str, prefix: str) -> None:
         width = self.width if _is_terminal(sys.stderr) else None
-        lines = (text.wrapped(part, width, first, " " * len(first)) for part in content.splitlines() or [""])
+        lines = (text.wrapped(part, width, prefix, " " * len(prefix)) for part in content.splitlines() or [""])
         self._write("\n".join(lines) + "\n")
 
     def _write(self, content: str) -> None:
-        # Nobody reads the notes any more (``2>&1 | head``): no reason to stop working.
+        # The reader of stderr has ended (``2>&1 | head``): no reason to stop the work.
         with suppress(BrokenPipeError):
             sys.stderr.write(content)
             sys.stderr.flush()

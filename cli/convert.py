@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .options import Codec, DryRun, Force, Layout, Procs, Root, Shards, SourceName, UnknownNext, rows_selected
+from .options import Codec, DryRun, Force, Layout, Procs, Root, Shards, SourceName, UnknownNext, parse_shards
 
 EXAMPLES = """
   rbdata convert ~/raw/Pong/5/replay_logs --source atari --name my/pong
@@ -15,13 +15,13 @@ EXAMPLES = """
 """
 
 
-#: Takes the options of single sources too.
+#: Has the options of the sources as well.
 SOURCE_OPTIONS = True
 
 
 def run(
     ctx: typer.Context,
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="The folder of the raw files.", show_default=False)],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="The folder with the raw files.", show_default=False)],
     source: SourceName,
     name: Annotated[str, typer.Option(metavar="ID", help="The id of the new dataset, such as my/pong.")],
     procs: Procs = None,
@@ -35,14 +35,14 @@ def run(
 ) -> int:
     """Convert raw files that are already on this machine.
 
-    The raw files are left as they are. Run again, it continues where it was stopped.
+    The raw files are not changed. An interrupted conversion continues when the same command is run again.
     """
     from ..datasets.acquire import Request, convert
     from ..datasets.ingest.protocol import ConvertOptions
     from .report import Result, finish, work
-    from .source_options import given
+    from .source_options import selected_options
 
-    options = ConvertOptions(codec, layout, unknown_next, parts=rows_selected(shards), extra=given(ctx))
+    options = ConvertOptions(codec, layout, unknown_next, parts=parse_shards(shards), extra=selected_options(ctx))
     request = Request(id=name, root=root, procs=procs, options=options, force=force, dry_run=dry_run)
     outcome = work(name, lambda listener: convert(path.expanduser(), source, request, listener))
     return finish([Result(outcome.id, outcome)], root)

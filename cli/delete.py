@@ -9,7 +9,7 @@ import typer
 from ..errors import UsageError
 from . import text
 from .console import Column, out
-from .options import DryRun, RemainingIds, Root
+from .options import AnyLocalIds, DryRun, Root
 
 EXAMPLES = """
   rbdata delete Pong/5
@@ -21,31 +21,31 @@ _COLUMNS = (Column("id"), Column("size", text.size, right=True), Column("path"))
 
 
 def run(
-    ids: RemainingIds,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    ids: AnyLocalIds,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
     dry_run: DryRun = False,
     root: Root = None,
 ) -> int:
-    """Remove datasets from this machine.
+    """Delete datasets from this machine.
 
-    Says what and how much, and asks. What an unfinished download left is removed as well. Links are removed, never what
-    they lead to.
+    Shows the datasets and their sizes, then asks. Unfinished downloads are deleted as well. Of a symbolic link only the
+    link is deleted, not its target.
     """
     from ..datasets.local import deletable, delete, disk_use
 
-    # All ids are looked up before anything is removed: a wrong one stops the command while nothing has happened.
+    # Look up every id before deleting anything: with one wrong id the command stops and deletes nothing.
     places = list({place.id: place for place in (deletable(one, root) for one in ids)}.values())
     sizes = [sum(disk_use(path) for path in (place.path, place.working, place.old)) for place in places]
     rows = [(place.id, size, str(place.path)) for place, size in zip(places, sizes)]
-    what = places[0].id if len(places) == 1 else text.many(len(places), "dataset")
+    what = places[0].id if len(places) == 1 else text.plural(len(places), "dataset")
     total = f"{what}, {text.size(sum(sizes))}"
 
     if not yes and not dry_run:
         if not out.can_ask:
-            message = f"nothing deleted ({total}): nobody is there to confirm it"
-            raise UsageError(message, hint="say --yes to delete without being asked")
+            message = f"nothing deleted ({total}): cannot ask for confirmation, not a terminal"
+            raise UsageError(message, hint="pass --yes to delete without confirmation")
         if not out.confirm(f"Delete {total}?", [f"{one}  {text.size(size)}  {path}" for one, size, path in rows]):
-            out.note("nothing is deleted")
+            out.note("nothing deleted")
             return 1
     if not dry_run:
         for place in places:
@@ -57,7 +57,7 @@ def run(
         for dataset, *_ in rows:
             out.line(dataset)
     else:
-        if dry_run or yes:  # otherwise they were shown with the question
+        if dry_run or yes:  # otherwise the question showed them
             out.table(_COLUMNS, rows)
         out.note(f"would delete {total}" if dry_run else f"deleted {total}")
     return 0

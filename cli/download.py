@@ -17,7 +17,7 @@ from .options import (
     Shards,
     UnknownNext,
     UserProject,
-    rows_selected,
+    parse_shards,
 )
 
 EXAMPLES = """
@@ -28,7 +28,7 @@ EXAMPLES = """
 """
 
 
-#: Takes the options of single sources too.
+#: Has the options of the sources as well.
 SOURCE_OPTIONS = True
 
 
@@ -39,29 +39,29 @@ def run(
     shards: Shards = None,
     mirror: Annotated[
         str | None,
-        typer.Option(metavar="M", help="Another place with the provider's layout: folder, http(s)://, gs://."),
+        typer.Option(metavar="M", help="Download from this mirror instead: a folder, http(s)://, gs://, s3://."),
     ] = None,
     codec: Codec = "auto",
     layout: Layout = "auto",
     unknown_next: UnknownNext = "truncate",
-    keep_raw: Annotated[bool, typer.Option("--keep-raw", help="Keep the raw files too, under ROOT/.raw.")] = False,
+    keep_raw: Annotated[bool, typer.Option("--keep-raw", help="Keep the raw files as well, under ROOT/.raw.")] = False,
     force: Force = False,
     dry_run: DryRun = False,
     root: Root = None,
     user_project: UserProject = None,
 ) -> int:
-    """Fetch datasets and convert them on the way.
+    """Download datasets and convert them while they arrive.
 
-    What is complete is left alone; what an earlier run began is continued, with the same command. One of several that
-    fails does not stop the others.
+    Complete datasets are skipped. An interrupted download continues when the same command is run again. If one of
+    several datasets fails, the others are still downloaded.
     """
     from ..datasets.acquire import Request, download
     from ..datasets.fetch import FetchOptions
     from ..datasets.ingest.protocol import ConvertOptions
     from .report import Result, attempt, finish, work
-    from .source_options import given
+    from .source_options import selected_options
 
-    options = ConvertOptions(codec, layout, unknown_next, parts=rows_selected(shards), extra=given(ctx))
+    options = ConvertOptions(codec, layout, unknown_next, parts=parse_shards(shards), extra=selected_options(ctx))
 
     requests = [
         Request(

@@ -1,4 +1,4 @@
-"""From exceptions to what is said about them: one table for errors of our own, of the system, and of nobody's doing."""
+"""Describes exceptions to the user: rbdata's own errors, errors of the system, and bugs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INTERRUPTED = 130
 
 
 class Interrupted(RbdataError):
-    """Ctrl-C: the message says what is kept, the hint how to go on."""
+    """Ctrl-C: the message says what is kept, the hint how to continue."""
 
     code = "interrupted"
     exit_code = INTERRUPTED
@@ -20,9 +20,9 @@ class Interrupted(RbdataError):
 
 @dataclass(frozen=True)
 class Failure:
-    """An error as it is told: a stable code for programs, at most two lines for people, the exit code.
+    """A printable error: a stable code for programs, message and hint (one line each), the exit code.
 
-    ``detail`` is the traceback of a user's own function, where that is what failed.
+    ``detail`` is the traceback of a user's own function, if that function failed.
     """
 
     code: str
@@ -36,22 +36,25 @@ class Failure:
         return {**record, "detail": self.detail} if self.detail else record
 
 
-#: What can be done about errors of the system, by errno: (code, hint).
+#: Errors of the operating system, by errno: (code, hint).
 _SYSTEM = {
-    errno.ENOSPC: ("disk_full", "make room and run the same command again: what is finished is kept"),
-    errno.EDQUOT: ("disk_full", "your quota is used up; what is finished is kept for the next run"),
-    errno.EACCES: ("permission", "check who owns it, or choose another place with --root or RBDATA_ROOT"),
-    errno.EPERM: ("permission", "check who owns it, or choose another place with --root or RBDATA_ROOT"),
-    errno.EROFS: ("read_only", "choose another place with --root or RBDATA_ROOT"),
-    errno.EMFILE: ("too_many_files", "allow more open files (ulimit -n 4096), or use fewer --procs"),
-    errno.ENFILE: ("too_many_files", "the system has too many open files; use fewer --procs"),
-    errno.EIO: ("io", "the disk reports an error; `rbdata verify` finds out which files suffered"),
-    errno.ENOMEM: ("memory", "use fewer --procs or smaller batches"),
+    errno.ENOSPC: ("disk_full", "free some space and run the same command again: what is finished is kept"),
+    errno.EDQUOT: ("disk_full", "the disk quota is used up; free some space and run the same command again"),
+    errno.EACCES: (
+        "permission",
+        "check the owner and permissions, or choose another folder with --root or RBDATA_ROOT",
+    ),
+    errno.EPERM: ("permission", "check the owner and permissions, or choose another folder with --root or RBDATA_ROOT"),
+    errno.EROFS: ("read_only", "choose another folder with --root or RBDATA_ROOT"),
+    errno.EMFILE: ("too_many_files", "allow more open files (ulimit -n 4096), or lower --procs"),
+    errno.ENFILE: ("too_many_files", "the system has too many open files; lower --procs"),
+    errno.EIO: ("io", "the disk reports an error; `rbdata verify` shows which files are damaged"),
+    errno.ENOMEM: ("memory", "lower --procs or use smaller batches"),
 }
 
 
 def explain(error: BaseException) -> Failure:
-    """What to say about an exception."""
+    """The failure to print for an exception."""
     if isinstance(error, RbdataError):
         return Failure(error.code, str(error), error.hint, error.exit_code, getattr(error, "detail", None))
     if isinstance(error, KeyboardInterrupt):
@@ -61,24 +64,24 @@ def explain(error: BaseException) -> Failure:
     if isinstance(error, OSError) and error.errno is not None:
         what = error.strerror or str(error)
         message = f"{what}: {error.filename}" if error.filename else what
-        code, hint = _SYSTEM.get(error.errno, ("system", "--debug shows where it happened"))
+        code, hint = _SYSTEM.get(error.errno, ("system", "--debug shows the traceback"))
         return Failure(code, message, hint, 1)
-    wrong = _wrong_arguments(error)
-    if wrong:
-        return wrong
+    failure = _argument_failure(error)
+    if failure:
+        return failure
     message = " ".join(f"{type(error).__name__}: {error}".split())
-    return Failure("internal", message, "this is a bug in rbdata; run it again with --debug to see where", 1)
+    return Failure("internal", message, "this is a bug in rbdata; --debug shows the traceback", 1)
 
 
-def _wrong_arguments(error: BaseException) -> Failure | None:
-    """Typer's complaints about the command line. Its Click is its own or the common one, depending on the version."""
+def _argument_failure(error: BaseException) -> Failure | None:
+    """Typer's errors about arguments. Depending on its version they come from the package click or from Typer's own copy."""
     import typer
 
     usage_error, click_error = typer.BadParameter.__mro__[1:3]
     if not isinstance(error, click_error):
         return None
-    told: Any = error
-    message = " ".join(told.format_message().split())
+    complaint: Any = error
+    message = " ".join(complaint.format_message().split())
     context = getattr(error, "ctx", None)
-    hint = f"`{context.command_path} --help` shows how it is used" if context is not None else None
-    return Failure("usage", message, hint, 2 if isinstance(error, usage_error) else told.exit_code)
+    hint = f"`{context.command_path} --help` shows the usage" if context is not None else None
+    return Failure("usage", message, hint, 2 if isinstance(error, usage_error) else complaint.exit_code)

@@ -1,4 +1,4 @@
-"""The commands, and how they are found: a module is imported when its command is run, not when help lists it."""
+"""The commands. A command's module is imported when the command runs, not when the help lists it."""
 
 from __future__ import annotations
 
@@ -11,74 +11,71 @@ import typer
 from typer.core import TyperGroup
 
 from .._version import __version__
-from .console import ReaderGone
+from .console import OutputClosed
 from .failures import Interrupted
 
-#: In the order one meets them. The module of the same name has the command's ``run`` and ``EXAMPLES``.
+#: In the order of first use. The module of the same name has the command's ``run`` and ``EXAMPLES``.
 COMMANDS = {
-    "list": "The datasets on this machine and those that can be had.",
-    "download": "Fetch datasets and convert them on the way.",
+    "list": "List the datasets on this machine and those to download.",
+    "download": "Download datasets and convert them.",
     "convert": "Convert raw files that are already on this machine.",
     "preprocess": "Make a new dataset with a Python function.",
-    "inspect": "What a dataset holds: tensors, episodes, returns, origin.",
-    "sample": "Draw a batch, look at it, keep it, or measure the speed.",
-    "verify": "Read datasets again and compare with their checksums.",
-    "delete": "Remove datasets from this machine.",
-    "mirror": "Copy datasets to a mirror, and see what one holds.",
-    "config": "The settings in force, and where each comes from.",
+    "inspect": "Show what a dataset holds: tensors, episodes, returns, origin.",
+    "sample": "Draw a batch: show it, save it, or measure the speed.",
+    "verify": "Check datasets against their checksums.",
+    "delete": "Delete datasets from this machine.",
+    "mirror": "Copy datasets to a mirror, or list a mirror.",
+    "config": "Show the settings and where each comes from.",
 }
 
-#: A table of Click's help text: lines after \b stay as they are.
+#: In Click's help text, the lines after \b are printed unchanged.
 EXIT_CODES = """\b
 Exit codes:
-  0    done
-  1    failed
+  0    success
+  1    failure
   2    wrong usage
-  130  interrupted; what is finished is kept
+  130  interrupted; finished parts are kept
 """
 
 
 class Commands(TyperGroup):
-    """A group that imports a command's module when it is needed."""
+    """A command group that imports a command's module when it is needed."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        names: Any = dict.fromkeys(COMMANDS)  # without commands, which Typer does not need for its suggestions
+        names: Any = dict.fromkeys(COMMANDS)  # Typer's suggestions need the names only
         self.commands = names
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return load(cmd_name) if cmd_name in COMMANDS else None
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        with _not_for_typer():
+        with _own_exceptions():
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        with _not_for_typer():
+        with _own_exceptions():
             return super().invoke(ctx)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """The list in the help, without loading anything."""
+        """The list of commands in the help, without importing their modules."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
 
 @contextmanager
-def _not_for_typer() -> Iterator[None]:
-    """Typer would end without a word on Ctrl-C, and call it a failure when the reader of the answer has enough."""
+def _own_exceptions() -> Iterator[None]:
+    """Hide two exceptions from Typer, which prints nothing on Ctrl-C and takes a closed stdout for a failure."""
     try:
         yield
     except KeyboardInterrupt as error:
         raise Interrupted("interrupted") from error
     except BrokenPipeError as error:
-        raise ReaderGone from error
+        raise OutputClosed from error
 
 
 def load(name: str) -> Any:
-    """A command, made from the ``run`` of its module (or, of several verbs, from its ``VERBS``).
-
-    It also takes the options that all commands have.
-    """
+    """Build a command from the ``run`` of its module (or a group from its ``VERBS``), with the options of all commands."""
     module = import_module(f".{name}", __package__)
     examples = module.EXAMPLES.strip("\n")
     epilog = f"\b\nExamples:\n{examples}\n\n{getattr(module, 'EXIT_CODES', EXIT_CODES)}"
@@ -94,24 +91,24 @@ def load(name: str) -> Any:
         from .source_options import parameters
 
         command.params.extend(parameters())
-    command.params.extend(_common())
+    command.params.extend(_common_options())
     for verb in getattr(command, "commands", {}).values():
-        verb.params.extend(_common())
+        verb.params.extend(_common_options())
     return command
 
 
-def _common() -> list[Any]:
-    """Options of every command. The console reads them for itself, so commands are not told (``expose_value``)."""
+def _common_options() -> list[Any]:
+    """Options of every command. The console reads them itself, so they are not passed to commands (``expose_value``)."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
     @app.command()
     def options(
-        json: Annotated[bool, typer.Option("--json", help="Answer in JSON.", expose_value=False)] = False,
+        json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.", expose_value=False)] = False,
         quiet: Annotated[
-            bool, typer.Option("--quiet", "-q", help="Only what a script needs: ids or paths.", expose_value=False)
+            bool, typer.Option("--quiet", "-q", help="Print only ids or paths, for scripts.", expose_value=False)
         ] = False,
         debug: Annotated[
-            bool, typer.Option("--debug", help="Show where an error came from.", expose_value=False)
+            bool, typer.Option("--debug", help="Print the traceback of an error.", expose_value=False)
         ] = False,
     ) -> None: ...
 
@@ -130,13 +127,13 @@ def _show_version(wanted: bool) -> None:
 
 
 def invoke(arguments: list[str]) -> int:
-    """Parse and run; returns the exit code of commands that end well, raises what goes wrong."""
+    """Parse and run a command line; returns the exit code, raises every error."""
     app = typer.Typer(
         cls=Commands,
-        rich_markup_mode=None,  # Typer's decorated help costs 60 ms at every --help
+        rich_markup_mode=None,  # rich help costs 60 ms at every --help
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["--help", "-h"]},
-        epilog=EXIT_CODES + "\n\nDatasets lie under --root, RBDATA_ROOT, or the cache folder of the platform.",
+        epilog=EXIT_CODES + "\n\nDatasets are stored under --root, RBDATA_ROOT, or the user cache folder.",
     )
 
     @app.callback()
@@ -145,10 +142,10 @@ def invoke(arguments: list[str]) -> int:
             bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
         ] = False,
     ) -> None:
-        """Datasets for offline reinforcement learning: get them once, sample them at the speed of memory."""
+        """Datasets for offline reinforcement learning: download once, sample at memory speed."""
 
     group = typer.main.get_command(app)
-    group.params.extend(_common())
+    group.params.extend(_common_options())
     result = group.main(arguments or ["--help"], prog_name="rbdata", standalone_mode=False)
     if not arguments:
         return 2

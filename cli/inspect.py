@@ -45,17 +45,17 @@ def run(
         bool, typer.Option("--episodes", help="List the episodes: start, length, return, outcome.")
     ] = False,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw returns and lengths over episodes, such as out.png.")
+        Path | None, typer.Option(metavar="FILE", help="Write a plot of episode returns and lengths, such as out.png.")
     ] = None,
     frames: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw frames from all over the dataset, such as out.png.")
+        Path | None, typer.Option(metavar="FILE", help="Write a picture of evenly spaced frames, such as out.png.")
     ] = None,
     root: Root = None,
 ) -> None:
     """Show what a dataset holds: tensors, episodes, returns, origin.
 
-    Kind tells how a tensor is stored: step, one row for each transition; state, one row for each state, which serves as
-    both KEY and next/KEY. No rows are read, however many there are, unless frames are to be drawn.
+    Kind is how a tensor is stored. step: one row per transition; state: one row per state, read as both KEY and next/KEY.
+    Only --frames reads rows, so the command is quick for a dataset of any size.
     """
     from ..datasets.local import find
     from ..storage.episodes import open_episodes
@@ -95,7 +95,7 @@ def run(
             out.heading("lineage")
             out.facts(_lineage(manifest.lineage))
     for picture in pictures:
-        out.note(f"drew {picture}")
+        out.note(f"wrote {picture}")
 
 
 def _facts(path: Path, manifest: Manifest, table: EpisodeTable) -> list[Fact]:
@@ -123,7 +123,7 @@ def _span(numbers: dict[str, float]) -> str:
 
 
 def _leaf_rows(manifest: Manifest) -> list[tuple[Any, ...]]:
-    """The leaves as a tree of TED keys on a terminal, and by their full names in a pipe."""
+    """The leaves: as a tree of TED keys on a terminal, by their full names in a pipe."""
     rows: list[tuple[Any, ...]] = []
     seen: set[str] = set()
     for name, leaf in _ted_keys(manifest):
@@ -131,9 +131,9 @@ def _leaf_rows(manifest: Manifest) -> list[tuple[Any, ...]]:
         if out.on_terminal:
             *folders, last = name.split("/")
             for depth, folder in enumerate(folders):
-                above = "/".join(folders[: depth + 1])
-                if above not in seen:
-                    seen.add(above)
+                parent = "/".join(folders[: depth + 1])
+                if parent not in seen:
+                    seen.add(parent)
                     rows.append(("  " * depth + folder, "", "", "", "", ""))
             shown = "  " * len(folders) + last
         shape = f"[{', '.join(map(str, leaf.shape))}]"
@@ -147,7 +147,7 @@ def _leaf_rows(manifest: Manifest) -> list[tuple[Any, ...]]:
 
 
 def _ted_keys(manifest: Manifest) -> list[tuple[str, Leaf]]:
-    """Every key a batch has, with the leaf it comes from; keys below ``next`` last."""
+    """Every key of a batch with the leaf it is read from; keys below ``next`` last."""
     keys = [(leaf.name, leaf) for leaf in manifest.schema]
     keys += [("next/" + leaf.name, leaf) for leaf in manifest.schema.states]
     return sorted(keys, key=lambda entry: (entry[0].startswith("next/"), "/" in entry[0], entry[0]))
@@ -166,7 +166,7 @@ def _origin(manifest: Manifest) -> list[Fact]:
         ("source", manifest.source.get("name")),
         ("options", ", ".join(f"{key} {value}" for key, value in manifest.source.get("options", {}).items())),
         ("location", provenance.get("location")),
-        ("why there", provenance.get("why")),
+        ("reason", provenance.get("why")),
         ("created", f"{provenance.get('created')} by rbdata {provenance.get('rbdata_version')}"),
         (
             "objects",
@@ -179,10 +179,10 @@ def _origin(manifest: Manifest) -> list[Fact]:
 
 
 def _lineage(lineage: dict[str, Any]) -> list[Fact]:
-    """What a preprocessed dataset was made of, and how."""
+    """The input, functions and versions of a preprocessed dataset."""
     from ..preprocess.lineage import words
 
-    return [Fact(name, told) for name, told in words(lineage)]
+    return [Fact(name, value) for name, value in words(lineage)]
 
 
 def _outcomes(table: EpisodeTable) -> dict[str, int]:

@@ -12,7 +12,7 @@ import typer
 from . import text
 from .console import Column, out
 from .options import Root, complete_source
-from .progress import counted
+from .progress import count_progress
 
 EXAMPLES = """
   rbdata list
@@ -21,9 +21,9 @@ EXAMPLES = """
   rbdata list --local --quiet | xargs rbdata verify
 """
 
-#: More catalogue rows than this are shown as a summary on a terminal.
-FEW = 40
-#: Lines of names for each source, where there are several.
+#: A terminal shows a summary of the catalogue if it has more rows than this.
+MOST_ROWS = 40
+#: Lines of names per source in that summary, if it has several sources.
 LINES = 4
 
 COLUMNS = (
@@ -39,20 +39,20 @@ def run(
     source: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only this source.", autocompletion=complete_source)
     ] = None,
-    local: Annotated[bool, typer.Option("--local", help="Only what is on this machine.")] = False,
+    local: Annotated[bool, typer.Option("--local", help="Only datasets on this machine.")] = False,
     match: Annotated[
-        str | None, typer.Option(metavar="GLOB", help="Only ids or names like this, such as 'pong*'.")
+        str | None, typer.Option(metavar="GLOB", help="Only ids or names that match, such as 'pong*'.")
     ] = None,
     refresh: Annotated[
-        bool, typer.Option("--refresh", help="Ask minari's and openml's servers what they hold, and keep the answer.")
+        bool, typer.Option("--refresh", help="Update the lists of minari and openml from their servers.")
     ] = False,
     root: Root = None,
 ) -> None:
-    """Show the datasets on this machine and those that can be had.
+    """List the datasets on this machine and those that can be downloaded.
 
-    State is complete, partial (an unfinished download and how far it is), damaged, or - for what is not here. In a pipe
-    every dataset is one tab-separated row of id, state, steps, episodes and bytes. Nothing here asks the network but
-    --refresh, whose answer is kept with its date.
+    State is complete, partial (an unfinished download, with its progress), damaged, or - if not on this machine. In a
+    pipe every dataset is one tab-separated row: id, state, steps, episodes, bytes. Only --refresh uses the network; its
+    result is stored with the date.
     """
     from .. import settings
     from ..datasets import catalogue
@@ -62,12 +62,12 @@ def run(
         _refresh(source, root)
 
     if source is not None and source != catalogue.MINE:
-        catalogue.load_source(source)  # complains about unknown names
-    here = [one for one in list_local(root) if _wanted(one.id, source, match)]
+        catalogue.load_source(source)  # raises for unknown names
+    here = [one for one in list_local(root) if _matches(one.id, source, match)]
     ids = [one.id for one in here]
     remote = {} if local or source == catalogue.MINE else catalogue.remote_ids(source, root)
     listed = [] if local or source == catalogue.MINE else [*catalogue.known_ids(source), *remote]
-    absent = [name for name in dict.fromkeys(listed) if name not in ids and _wanted(name, None, match)]
+    absent = [name for name in dict.fromkeys(listed) if name not in ids and _matches(name, None, match)]
     where = settings.root(root)
 
     if out.json:
@@ -76,7 +76,7 @@ def run(
     elif out.quiet:
         for name in (*ids, *absent):
             out.line(name)
-    elif out.on_terminal and len(absent) > FEW:
+    elif out.on_terminal and len(absent) > MOST_ROWS:
         if here:
             out.table(COLUMNS, map(_row, here))
             out.line()
@@ -84,16 +84,16 @@ def run(
     elif here or absent:
         out.table(COLUMNS, [*map(_row, here), *((name, None, *_counts(remote.get(name))) for name in absent)])
     if not here and not absent:
-        out.note(f"no dataset is called like {match!r}" if match else f"no datasets under {where}")
+        out.note(f"no dataset matches {match!r}" if match else f"no datasets under {where}")
     for one in here:
         if one.problem:
             out.note(f"{one.id}: {one.problem}")
     if remote and out.on_terminal and not out.quiet:
-        for name, asked in _remotes(source, root).items():
-            out.note(f"{name}: as of {asked['date']}; --refresh asks {asked['remote']} again")
+        for name, listing in _remotes(source, root).items():
+            out.note(f"{name}: as listed on {listing['date']}; --refresh updates the list from {listing['remote']}")
 
 
-def _wanted(dataset_id: str, source: str | None, match: str | None) -> bool:
+def _matches(dataset_id: str, source: str | None, match: str | None) -> bool:
     if source is not None and not dataset_id.startswith(source + "/"):
         return False
     if match is None:
@@ -103,7 +103,7 @@ def _wanted(dataset_id: str, source: str | None, match: str | None) -> bool:
 
 
 def _refresh(source: str | None, root: Path | None) -> None:
-    """Ask the remotes; where several are asked, one that does not answer is told of and passed over."""
+    """Update the lists of remote datasets. With several sources, one that fails is noted and skipped."""
     from ..datasets import catalogue
     from ..datasets.fetch import FetchOptions
     from ..errors import FetchError
@@ -114,9 +114,9 @@ def _refresh(source: str | None, root: Path | None) -> None:
         else [name for name in catalogue.source_names() if catalogue.load_source(name).lists_remotely]
     )
     for name in names:
-        with counted(f"asking {name}") as told:
+        with count_progress(f"listing {name}") as on_progress:
             try:
-                catalogue.load_source(name).refresh(root, FetchOptions(), told)
+                catalogue.load_source(name).refresh(root, FetchOptions(), on_progress)
             except FetchError as error:
                 if source:
                     raise
@@ -124,7 +124,7 @@ def _refresh(source: str | None, root: Path | None) -> None:
 
 
 def _remotes(source: str | None, root: Path | None) -> dict[str, dict[str, str]]:
-    """Which remotes were asked, and when."""
+    """The remotes whose lists are stored, and when they were listed."""
     from ..datasets import catalogue
 
     found = {
@@ -138,7 +138,7 @@ def _absent(name: str, remote: Any) -> dict[str, Any]:
 
 
 def _counts(remote: Any) -> tuple[int | None, int | None, int | None]:
-    """What a remote says of a dataset, as far as it was asked."""
+    """Steps, episodes and bytes of a dataset that is not here, as far as the stored list states them."""
     return (remote.steps, remote.episodes, remote.bytes) if remote else (None, None, None)
 
 
@@ -161,7 +161,7 @@ def _record(dataset: Any) -> dict[str, Any]:
 
 
 def _summary(ids: list[str]) -> None:
-    """The catalogue on a page: by source, and names that differ in their last part only on one line."""
+    """Print the catalogue on one page, by source; names that differ only in a number are combined."""
     sources: dict[str, list[str]] = defaultdict(list)
     for one in ids:
         head, _, name = one.partition("/")
@@ -170,25 +170,25 @@ def _summary(ids: list[str]) -> None:
     for number, (source, names) in enumerate(sources.items()):
         if number:
             out.line()
-        folded = _folded(names)
+        folded = _combine_numbers(names)
         ends = {name.rpartition("/")[2] for name in folded}
         if len(ends) == 1 and len(folded) > 1:
             (end,) = ends
-            out.line(f"{source}: {text.many(len(names), 'dataset')}, {source}/NAME/{end}")
+            out.line(f"{source}: {text.plural(len(names), 'dataset')}, {source}/NAME/{end}")
             folded = [name.rpartition("/")[0] for name in folded]
         else:
-            out.line(f"{source}: {text.many(len(names), 'dataset')}")
+            out.line(f"{source}: {text.plural(len(names), 'dataset')}")
         lines = text.in_columns(folded, out.width)
         shown = lines if alone or len(lines) <= LINES else lines[: LINES - 1]
         for line in shown:
             out.line(line)
         if len(shown) < len(lines):
             out.line(f"... more: rbdata list --source {source}")
-    # What is recorded here works without any server.
+    # A recording needs no server.
     out.hint(f"rbdata download {next((one for one in ids if one.startswith('gymnasium/')), ids[0])}")
 
 
-def _folded(names: list[str]) -> list[str]:
+def _combine_numbers(names: list[str]) -> list[str]:
     """``Pong/1, Pong/2, Pong/3, Tennis/4`` -> ``Pong/1-3, Tennis/4``."""
     from ..datasets.sources.atari.shards import format_numbers
 

@@ -9,9 +9,9 @@ import typer
 from . import text
 from .console import Column, Fact, out
 from .options import LocalId, Root, UserProject
-from .progress import bytes_checked
+from .progress import byte_progress
 
-HELP = "Copy datasets to a mirror, and see what one holds."
+HELP = "Copy datasets to a mirror, or list a mirror."
 
 EXAMPLES = """
   rbdata mirror push Pong/5 s3://lab/rbdata
@@ -20,8 +20,8 @@ EXAMPLES = """
   rbdata download Pong/5 --mirror s3://lab/rbdata
 """
 
-Place = Annotated[
-    str, typer.Argument(metavar="PLACE", help="A folder, gs://, s3:// (extra remote).", show_default=False)
+MirrorUrl = Annotated[
+    str, typer.Argument(metavar="MIRROR", help="A folder, gs://, or s3:// (with the extra remote).", show_default=False)
 ]
 
 _COLUMNS = (
@@ -36,57 +36,61 @@ _COLUMNS = (
 
 def push(
     dataset: LocalId,
-    place: Place,
-    raw: Annotated[bool, typer.Option("--raw", help="The raw files that `download --keep-raw` kept, instead.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace another dataset of this id.")] = False,
+    url: MirrorUrl,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Copy the raw files kept by `download --keep-raw` instead.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a different dataset of the same id.")] = False,
     root: Root = None,
     user_project: UserProject = None,
 ) -> int:
     """Copy a dataset to a mirror.
 
-    Files that are there already are not sent again: run again, it continues. Each is verified where it arrives, and the
-    manifest goes last, so a mirror shows no dataset that is not whole.
+    Files that the mirror already holds are not sent again, so an interrupted push continues when run again. Each file is
+    verified on the mirror. The manifest is sent last: until then the mirror does not list the dataset.
     """
     from ..datasets.fetch import FetchOptions
     from ..datasets.mirrors import push as mirror
 
     fetch = FetchOptions(user_project=user_project)
-    with bytes_checked(f"pushing {dataset}") as told:
+    with byte_progress(f"pushing {dataset}") as report:
 
         def on_progress(name: str, done: int, total: int) -> None:
-            if told is not None:
-                told(done, total)
+            if report is not None:
+                report(done, total)
 
-        pushed = mirror.push(dataset, place, root=root, raw=raw, force=force, fetch=fetch, on_progress=on_progress)
+        pushed = mirror.push(dataset, url, root=root, raw=raw, force=force, fetch=fetch, on_progress=on_progress)
     if out.json:
         out.document(vars(pushed))
     elif out.quiet:
         out.line(pushed.url)
     else:
-        sent = f"{text.many(pushed.sent, 'file')}, {text.size(pushed.sent_bytes)}" if pushed.sent else "nothing new"
+        sent = f"{text.plural(pushed.sent, 'file')}, {text.size(pushed.sent_bytes)}" if pushed.sent else "nothing new"
         out.facts(
             [
                 Fact("id", f"{pushed.id} ({'raw files' if pushed.kind == 'raw' else 'dataset'})", pushed.id),
-                Fact("at", pushed.url),
-                Fact("there", f"{text.many(pushed.files, 'file')}, {text.size(pushed.bytes)}, verified", pushed.bytes),
+                Fact("url", pushed.url),
+                Fact(
+                    "stored", f"{text.plural(pushed.files, 'file')}, {text.size(pushed.bytes)}, verified", pushed.bytes
+                ),
                 Fact("sent", sent, pushed.sent_bytes),
             ]
         )
-        out.hint(text.command("rbdata", "download", pushed.id, "--mirror", place))
+        out.hint(text.command("rbdata", "download", pushed.id, "--mirror", url))
     return 0
 
 
-def ls(place: Place, user_project: UserProject = None) -> int:
-    """Show what a mirror holds.
+def ls(url: MirrorUrl, user_project: UserProject = None) -> int:
+    """List what a mirror holds.
 
-    Datasets are taken by `rbdata download --mirror` as they are; raw files are converted on the way.
+    `rbdata download --mirror` copies datasets unchanged, and converts raw files.
     """
     from ..datasets.fetch import FetchOptions
     from ..datasets.mirrors import push as mirror
 
-    entries = mirror.ls(place, fetch=FetchOptions(user_project=user_project))
+    entries = mirror.ls(url, fetch=FetchOptions(user_project=user_project))
     if out.json:
-        out.document({"mirror": place, "entries": [vars(entry) for entry in entries]})
+        out.document({"mirror": url, "entries": [vars(entry) for entry in entries]})
     elif out.quiet:
         for entry in entries:
             out.line(entry.name)
@@ -96,7 +100,7 @@ def ls(place: Place, user_project: UserProject = None) -> int:
             [(entry.kind, entry.name, entry.files, entry.bytes, entry.steps, entry.episodes) for entry in entries],
         )
     if not entries:
-        out.note(f"{place} holds nothing that rbdata knows")
+        out.note(f"{url}: no datasets and no raw files")
     for entry in entries:
         if entry.problem:
             out.note(f"{entry.name}: {entry.problem}")

@@ -1,4 +1,4 @@
-"""Arguments that several commands share, and completion of dataset ids."""
+"""Arguments that several commands share, with shell completion of dataset ids."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from . import text
 
 
 def _starting_with(incomplete: str, ids: list[str]) -> list[str]:
-    """Full ids, or bare names where no full id begins like that."""
+    """The full ids that start with the text, else the bare names that do."""
     full = [one for one in ids if one.startswith(incomplete)]
     return full or [name for name in (one.partition("/")[2] for one in ids) if name.startswith(incomplete)]
 
@@ -30,7 +30,7 @@ def _complete_local(ctx: typer.Context, incomplete: str) -> list[str]:
     return _starting_with(incomplete, local.local_ids(ctx.params.get("root")))
 
 
-def _complete_remains(ctx: typer.Context, incomplete: str) -> list[str]:
+def _complete_any_local(ctx: typer.Context, incomplete: str) -> list[str]:
     from ..datasets import local
 
     return _starting_with(incomplete, [dataset.id for dataset in local.list_local(ctx.params.get("root"))])
@@ -47,47 +47,54 @@ def _argument(what: str, complete: Callable[..., list[str]], metavar: str) -> An
 
 
 AnyIds = Annotated[
-    list[str], _argument("Dataset ids: source/name, or the name alone where one source has it.", _complete_any, "ID")
+    list[str],
+    _argument("Dataset ids: source/name, or the name alone where only one source has it.", _complete_any, "ID"),
 ]
 LocalIds = Annotated[list[str], _argument("Datasets on this machine: ids or folders.", _complete_local, "ID")]
-RemainingIds = Annotated[list[str], _argument("Datasets on this machine, finished or not.", _complete_remains, "ID")]
+AnyLocalIds = Annotated[list[str], _argument("Datasets on this machine, complete or not.", _complete_any_local, "ID")]
 LocalId = Annotated[str, _argument("A dataset on this machine: its id or its folder.", _complete_local, "ID")]
 
 Root = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Where datasets lie (default: RBDATA_ROOT, or the cache folder)."),
+    typer.Option(metavar="DIR", help="Folder of the datasets (default: RBDATA_ROOT, else the user cache folder)."),
 ]
 SourceName = Annotated[
-    str, typer.Option("--source", metavar="NAME", help="A source of the catalogue.", autocompletion=complete_source)
+    str,
+    typer.Option(
+        "--source", metavar="NAME", help="The source that the files are from.", autocompletion=complete_source
+    ),
 ]
 Procs = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Worker processes (default: one a processor, at most 8).")
+    int | None, typer.Option(min=1, metavar="N", help="Worker processes (default: one per CPU core, at most 8).")
 ]
-Shards = Annotated[str | None, typer.Option(metavar="LIST", help="Only these raw files of the source, such as 0-4,7.")]
+Shards = Annotated[str | None, typer.Option(metavar="LIST", help="Only these shards of the run, such as 0-4,7.")]
 Codec = Annotated[
-    Literal["auto", "raw", "zstd"], typer.Option(help="How frames are stored; auto is zstd, 1/27 of raw on Atari.")
+    Literal["auto", "raw", "zstd"], typer.Option(help="How frames are stored. auto: zstd (Atari: 1/27 of raw).")
 ]
 Layout = Annotated[
-    Literal["auto", "ted"], typer.Option(help="ted: plain TED that any tensordict program reads; frames twice, raw.")
+    Literal["auto", "ted"],
+    typer.Option(help="ted: plain TED for any tensordict program; stores each frame twice, raw."),
 ]
 UnknownNext = Annotated[
     Literal["truncate", "zero"],
-    typer.Option(help="A step whose successor is not in the data: end the episode before it, or keep it with zeros."),
+    typer.Option(
+        help="Steps whose next state is unknown. truncate: drop them; zero: keep them with a next state of zeros."
+    ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Begin anew and replace what is there.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and stop.")]
+Force = Annotated[bool, typer.Option("--force", help="Start over and replace an existing dataset.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")]
 UserProject = Annotated[
-    str | None, typer.Option(metavar="P", help="Google Cloud project that pays for requester-pays buckets.")
+    str | None, typer.Option(metavar="P", help="Google Cloud project billed for requester-pays buckets.")
 ]
 
 
-def following(name: str, dataset_id: str, root: Path | None) -> str:
-    """The command to try next, as it has to be typed here."""
+def suggest_command(name: str, dataset_id: str, root: Path | None) -> str:
+    """The command to try next, ready to be pasted into a shell."""
     return text.command("rbdata", name, dataset_id, *(("--root", root) if root else ()))
 
 
-def rows_selected(shards: str | None) -> tuple[int, ...] | None:
-    """``--shards`` as the library wants it."""
+def parse_shards(shards: str | None) -> tuple[int, ...] | None:
+    """The numbers that ``--shards`` selects, None for all."""
     if shards is None:
         return None
     from ..datasets.sources.atari.shards import parse_selection

@@ -1,4 +1,4 @@
-"""Pictures of a dataset: returns and lengths over episodes, and a sheet of frames. Needs the extra ``plot``."""
+"""Pictures of a dataset: a plot of returns and lengths, and a sheet of frames. Needs the extra ``plot``."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
 
 #: Frames on a sheet: rows and columns.
 SHEET = (4, 8)
-#: Episodes are drawn as at most so many points; more cannot be told apart.
+#: Most points in a plot; more cannot be distinguished.
 POINTS = 5000
 
 
 def check_target(target: Path) -> None:
-    """Refuse a place no picture can be written to, before any work is done."""
+    """Raise UsageError if the folder of a picture does not exist."""
     if not target.parent.is_dir():
-        raise UsageError(f"there is no folder {target.parent}", hint="make it, or draw somewhere else")
+        raise UsageError(f"no such folder: {target.parent}", hint="create it, or choose another path")
 
 
 def draw_episodes(table: EpisodeTable, title: str, target: Path) -> None:
-    """Return and length of every episode, in the order of the dataset, with a running mean."""
+    """Plot return and length of every episode over the steps, with a running mean."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -33,7 +33,7 @@ def draw_episodes(table: EpisodeTable, title: str, target: Path) -> None:
     import numpy as np
 
     figure = Figure(figsize=(9, 5), layout="constrained")
-    FigureCanvasAgg(figure)  # pyplot would look for a display, and is slow to import
+    FigureCanvasAgg(figure)  # pyplot looks for a display, and is slow to import
     window = max(1, len(table) // 50)
     every = max(1, len(table) // POINTS)
     steps = np.asarray(table.start) + np.asarray(table.length)
@@ -55,12 +55,12 @@ def draw_episodes(table: EpisodeTable, title: str, target: Path) -> None:
         figure.savefig(target)
     except ValueError as error:
         raise UsageError(
-            f"cannot draw {target}: {error}", hint="give a name that ends in .png, .pdf or .svg"
+            f"cannot write {target}: {error}", hint="choose a name that ends in .png, .pdf or .svg"
         ) from error
 
 
 def draw_frames(folder: Path, target: Path) -> None:
-    """States from all over a dataset, as pictures in reading order."""
+    """Draw evenly spaced frames of a dataset, row by row."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -73,30 +73,30 @@ def draw_frames(folder: Path, target: Path) -> None:
     name = _frame_leaf(dataset)
     rows, columns = SHEET
     steps = np.unique(np.linspace(0, len(dataset) - 1, rows * columns).astype(np.int64))
-    shots = np.asarray(dataset.read(steps.tolist(), keys=[name])[tuple(name.split("/"))][:, 0])
-    if shots.ndim == 4 and shots.shape[1] in (1, 3) and shots.shape[-1] not in (1, 3):
-        shots = shots.transpose(0, 2, 3, 1)
-    shots = shots.reshape(*shots.shape[:3], -1)
-    height, width, channels = shots.shape[1:]
+    images = np.asarray(dataset.read(steps.tolist(), keys=[name])[tuple(name.split("/"))][:, 0])
+    if images.ndim == 4 and images.shape[1] in (1, 3) and images.shape[-1] not in (1, 3):
+        images = images.transpose(0, 2, 3, 1)
+    images = images.reshape(*images.shape[:3], -1)
+    height, width, channels = images.shape[1:]
     sheet = np.full((rows * (height + 2) - 2, columns * (width + 2) - 2, channels), 255, np.uint8)
-    for number, shot in enumerate(shots):
+    for number, image in enumerate(images):
         y, x = number // columns * (height + 2), number % columns * (width + 2)
-        sheet[y : y + height, x : x + width] = shot
+        sheet[y : y + height, x : x + width] = image
     try:
         Image.fromarray(sheet[..., 0] if channels == 1 else sheet).save(target)
     except ValueError as error:
-        raise UsageError(f"cannot draw {target}: {error}", hint="give a name that ends in .png or .jpg") from error
+        raise UsageError(f"cannot write {target}: {error}", hint="choose a name that ends in .png or .jpg") from error
 
 
 def _frame_leaf(dataset: Any) -> str:
-    """The first leaf that looks like pictures: uint8 and two dimensions or more."""
+    """The first leaf with the dtype and shape of images: uint8, two dimensions and perhaps 1 or 3 channels."""
     for leaf in dataset.schema:
         pixels = leaf.shape[:-1] if len(leaf.shape) == 3 and leaf.shape[-1] in (1, 3) else leaf.shape
         pixels = pixels[1:] if len(pixels) == 3 and pixels[0] in (1, 3) else pixels
         if leaf.dtype == "uint8" and len(pixels) == 2 and not leaf.name.startswith("next/"):
             return leaf.name
     names = ", ".join(leaf.name for leaf in dataset.schema)
-    raise UsageError(f"{dataset.id} holds no frames", hint=f"its tensors are {names}")
+    raise UsageError(f"{dataset.id} holds no frames", hint=f"its tensors: {names}")
 
 
 def _missing(package: str) -> MissingExtraError:

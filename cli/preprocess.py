@@ -36,15 +36,15 @@ def run(
         typer.Option(
             "--fn",
             metavar="F",
-            help="pkg.mod:function, file.py:function or rbdata:NAME; takes a TED TensorDict, returns one. "
-            "Several are applied one after the other.",
+            help="pkg.mod:function, file.py:function or rbdata:NAME; takes and returns a TED TensorDict. "
+            "Repeatable: the functions are applied in order.",
         ),
     ],
     dest: Annotated[str, typer.Option(metavar="ID", help="The id of the new dataset, such as my/pong.")],
     per: Annotated[
         Literal["batch", "sample", "episode"] | None,
         typer.Option(
-            help="What the function gets: any batch of steps, one step, or a whole episode (which it may shorten, "
+            help="What the function receives: any batch of steps, one step, or a whole episode (which it may shorten, "
             "lengthen or drop). [default: batch, unless the function needs episodes]",
             show_default=False,
         ),
@@ -52,43 +52,43 @@ def run(
     args: Annotated[
         list[str] | None,
         typer.Option(
-            "--args", metavar="KEY=VALUE", help="An argument of the function; NAME.KEY=VALUE for one of several."
+            "--args",
+            metavar="KEY=VALUE",
+            help="An argument of the function; NAME.KEY=VALUE for one of several functions.",
         ),
     ] = None,
     frame_stack: Annotated[
-        int | None, typer.Option(metavar="K", help="Stacks of K observations, as a sampler gives.")
+        int | None, typer.Option(metavar="K", help="Pass stacks of K observations, as a sampler returns them.")
     ] = None,
-    n_step: Annotated[int | None, typer.Option(metavar="N", help="n-step rewards and successors, likewise.")] = None,
+    n_step: Annotated[int | None, typer.Option(metavar="N", help="Pass n-step rewards and next states.")] = None,
     gamma: Annotated[float, typer.Option(help="The discount of --n-step.")] = 0.99,
     slice_len: Annotated[
-        int | None, typer.Option(metavar="L", help="Cut episodes in slices of L steps, each an episode of the result.")
+        int | None, typer.Option(metavar="L", help="Cut episodes into slices of L steps; each becomes an episode.")
     ] = None,
     num_frames: Annotated[int | None, typer.Option(metavar="N", help="Only the first N steps.")] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(metavar="N", help="Steps of a batch (default: about 8 MB of them).")
-    ] = None,
+    batch_size: Annotated[int | None, typer.Option(metavar="N", help="Steps per batch (default: about 8 MB).")] = None,
     procs: Procs = None,
     codec: Annotated[
-        Literal["auto", "raw", "zstd"], typer.Option(help="How frames are stored; auto is zstd where it saves a third.")
+        Literal["auto", "raw", "zstd"], typer.Option(help="How frames are stored. auto: zstd if it saves a third.")
     ] = "auto",
     layout: Annotated[
-        Literal["auto", "ted"], typer.Option(help="ted: observations and successors both, raw, as plain TED.")
+        Literal["auto", "ted"], typer.Option(help="ted: plain TED; stores observations and next observations, raw.")
     ] = "auto",
-    seed: Annotated[int, typer.Option(help="What the function's random numbers follow from, whatever --procs.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the function's random numbers; the same for any --procs.")] = 0,
     engine: Annotated[
-        Literal["local", "ray"], typer.Option(help="Processes of this machine, or a Ray cluster.")
+        Literal["local", "ray"], typer.Option(help="Processes on this machine, or a Ray cluster.")
     ] = "local",
-    address: Annotated[str | None, typer.Option(metavar="A", help="The Ray cluster, such as auto.")] = None,
+    address: Annotated[str | None, typer.Option(metavar="A", help="Address of the Ray cluster, such as auto.")] = None,
     force: Force = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Try the function on one chunk, show what comes out, write nothing.")
+        bool, typer.Option("--dry-run", help="Run the function on one chunk and show the result; write nothing.")
     ] = False,
     root: Root = None,
 ) -> int:
-    """Make a new dataset out of one on this machine, with a Python function.
+    """Make a new dataset from one on this machine with a Python function.
 
-    The function gets steps as a TED TensorDict and returns one, with new keys, other shapes, fewer leaves: the first result
-    decides, every later one must be like it. Run again, it continues where it was stopped.
+    The function takes and returns a TED TensorDict. Keys and shapes may change, but all results must have the same ones.
+    An interrupted run continues when the same command is run again.
     """
     from ..preprocess.arguments import parse
     from ..preprocess.driver import preprocess
@@ -145,15 +145,15 @@ def _show_trial(outcome: Preprocessed) -> None:
     ]
     out.facts(facts)
     for name, number in trial.nans.items():
-        out.note(f"{text.count(number)} NaN in {name} that were not there before", "warning: ")
-    out.hint("run it without --dry-run")
+        out.note(f"{text.count(number)} new NaN values in {name}", "warning: ")
+    out.hint("run the command without --dry-run")
 
 
 def _tried(trial: Trial) -> str:
-    words = f"{text.many(trial.steps_in, 'step')} in {text.duration(trial.seconds)}"
+    words = f"{text.plural(trial.steps_in, 'step')} in {text.duration(trial.seconds)}"
     if trial.steps_out != trial.steps_in:
-        words += f", {text.count(trial.steps_out)} came back"
-    return words + (f", {text.many(trial.dropped, 'episode')} dropped" if trial.dropped else "")
+        words += f", {text.count(trial.steps_out)} returned"
+    return words + (f", {text.plural(trial.dropped, 'episode')} dropped" if trial.dropped else "")
 
 
 def _rows(trial: Trial) -> list[tuple[Any, ...]]:
@@ -163,18 +163,18 @@ def _rows(trial: Trial) -> list[tuple[Any, ...]]:
         before, after = trial.before.get(name), trial.after.get(name)
         dtype, shape = after or before or ("", ())
         if before is None or after is None:
-            was = "new" if before is None else "dropped"
+            change = "new" if before is None else "dropped"
         elif after != before:
-            was = "was " + _type(before)
+            change = "was " + _type(before)
         else:
-            was = (
+            change = (
                 "changed"
                 if name in (trial.changed or ())
-                else "as before"
+                else "unchanged"
                 if trial.changed is not None
                 else "same type"
             )
-        rows.append((name, dtype, f"[{', '.join(map(str, shape))}]", was, trial.stored.get(name)))
+        rows.append((name, dtype, f"[{', '.join(map(str, shape))}]", change, trial.stored.get(name)))
     return rows
 
 

@@ -1,6 +1,6 @@
-"""How far a download is: bars on a terminal, a line now and then elsewhere.
+"""Progress of a run: bars on a terminal, one line every few seconds in a log.
 
-Both listen to the same events (`datasets.download.Listener`) and ask the same ``Tally`` for rate and time left.
+Both receive the events of a `datasets.ingest.request.Listener` and take rate and time left from a ``Tally``.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from ..datasets.acquire import Listener, Outlook
     from ..datasets.workers.task import TaskProgress
 
-#: Seconds between two plain lines, and before the first.
-EVERY = 10.0
-#: What takes less than so many seconds needs no bar.
-SOON = 0.5
-#: The rate is that of the last so many seconds.
-WINDOW = 20.0
+#: Seconds between two lines of a log, and before the first.
+LINE_INTERVAL = 10.0
+#: Seconds before the bar of `byte_progress` appears.
+BAR_DELAY = 0.5
+#: Seconds over which the rate is averaged.
+RATE_WINDOW = 20.0
 
 
 class Tally:
-    """What has been done of what is to be done, in bytes where sizes are known and in parts where they are not."""
+    """Work done and work left: in bytes where the sizes are known, else in parts."""
 
     def __init__(self, outlook: Outlook, clock: Callable[[], float] = time.monotonic) -> None:
         self.parts, self.done_parts = outlook.parts, outlook.done_parts
@@ -44,7 +44,7 @@ class Tally:
         self.tasks.update((task.index, task) for task in tasks)
         now = self._clock()
         self._marks.append((now, self.share, self.fetched, self._rows()))
-        while len(self._marks) > 2 and now - self._marks[0][0] > WINDOW:
+        while len(self._marks) > 2 and now - self._marks[0][0] > RATE_WINDOW:
             self._marks.popleft()
 
     def finish(self, index: int) -> None:
@@ -53,12 +53,12 @@ class Tally:
 
     @property
     def running(self) -> list[TaskProgress]:
-        """Parts at work, in order."""
+        """Unfinished parts that have started, in order."""
         return [task for index, task in sorted(self.tasks.items()) if index not in self.finished]
 
     @property
     def fetched(self) -> int:
-        """Bytes that have come in."""
+        """Bytes received."""
         return sum(task.fetched for task in self.tasks.values())
 
     @property
@@ -67,23 +67,23 @@ class Tally:
 
     @property
     def share(self) -> float:
-        """0 to 1, of the work of this run. Rows, not bytes: they are read ahead of what is written."""
+        """Share of this run's work that is done, 0 to 1. Counts rows, as bytes are read ahead of the rows written."""
         running = sum(task.rows / max(1, task.total) for task in self.running)
         return min(1.0, (len(self.finished) + running) / self._left)
 
     @property
     def rate(self) -> float:
-        """Bytes a second."""
+        """Bytes per second."""
         return self._speed(2)
 
     @property
     def seconds_left(self) -> float | None:
-        """An honest guess, or None while there is nothing to base one on."""
+        """Estimated seconds left, None while there is no progress to estimate from."""
         speed = self._speed(1)
         return (1 - self.share) / speed if speed > 0 else None
 
     def _rows(self) -> int:
-        """Rows done, where parts have a row for every step."""
+        """Rows done; a part has one row per step."""
         return sum(task.total if index in self.finished else task.rows for index, task in self.tasks.items())
 
     def _speed(self, field: int) -> float:
@@ -91,8 +91,8 @@ class Tally:
         passed = last[0] - first[0]
         return (last[field] - first[field]) / passed if passed > 0 else 0.0
 
-    def words(self) -> list[str]:
-        """Amount, rate, time left, retries: the most important first, as far as known."""
+    def describe(self) -> list[str]:
+        """Amount, rate, time left, retries: those that are known, the least important first."""
         words = [f"part {min(self.done_parts + 1, self.parts)} of {self.parts}"] if not self.bytes else []
         if self.bytes:
             words.append(f"{text.size(min(self.fetched, self.bytes))} of {text.size(self.bytes)}")
@@ -109,8 +109,8 @@ class Tally:
 
 
 @contextmanager
-def shown(dataset_id: str, on_outlook: Callable[[Outlook], None]) -> Iterator[Listener]:
-    """A listener that shows how a run proceeds, for as long as the block lasts. ``on_outlook`` sees the plan first."""
+def show_progress(dataset_id: str, on_outlook: Callable[[Outlook], None]) -> Iterator[Listener]:
+    """Yield a listener that shows a run's progress inside the block. ``on_outlook`` is called with the plan first."""
     from ..datasets.acquire import Listener
 
     if out.quiet:
@@ -123,8 +123,8 @@ def shown(dataset_id: str, on_outlook: Callable[[Outlook], None]) -> Iterator[Li
 
 
 @contextmanager
-def bytes_checked(title: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar for reading at the speed of the disk, where that takes a while; told ``(done, total)`` in bytes."""
+def byte_progress(title: str) -> Iterator[Callable[[int, int], None] | None]:
+    """Yield a callback ``(done, total)`` in bytes that draws a bar after a delay; None where no bar can be drawn."""
     if not out.live:
         yield None
         return
@@ -132,15 +132,15 @@ def bytes_checked(title: str) -> Iterator[Callable[[int, int], None] | None]:
     with _Bars(lambda outlook: None) as bars:
 
         def on_progress(done: int, total: int) -> None:
-            if time.monotonic() - began > SOON:
+            if time.monotonic() - began > BAR_DELAY:
                 bars.show("bytes", title, done / max(1, total), _of(done, total))
 
         yield on_progress
 
 
 @contextmanager
-def counted(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A row for things that come one by one, told ``(so far, in all)``, on a terminal."""
+def count_progress(title: str) -> Iterator[Callable[[int, int], None]]:
+    """Yield a callback ``(done, total)`` that shows a counter on a terminal, for listings of unknown length."""
     if not out.live:
         yield lambda done, total: None
         return
@@ -150,7 +150,7 @@ def counted(title: str) -> Iterator[Callable[[int, int], None]]:
 
 
 class _Lines:
-    """For logs: nothing about what is quick, a line every few seconds about what is not."""
+    """Progress in a log: one line every LINE_INTERVAL seconds."""
 
     def __init__(self, dataset_id: str, on_outlook: Callable[[Outlook], None]) -> None:
         self._id, self._on_outlook = dataset_id, on_outlook
@@ -161,11 +161,11 @@ class _Lines:
         from ..datasets.acquire import Listener
 
         return Listener(
-            planned=lambda done, total: self._now_and_then(f"planning, {done} of {total} raw files read"),
+            planned=lambda done, total: self._note(f"planning, {done} of {total} raw files read"),
             outlook=self._outlook,
             progress=self._progress,
             part_done=self._part_done,
-            fetched=lambda name, done, total: self._now_and_then(f"raw files, {_of(done, total)}"),
+            fetched=lambda name, done, total: self._note(f"raw files, {_of(done, total)}"),
         )
 
     def _outlook(self, outlook: Outlook) -> None:
@@ -175,25 +175,26 @@ class _Lines:
     def _progress(self, tasks: list[TaskProgress]) -> None:
         if self._tally:
             self._tally.update(tasks)
-            self._tell(self._tally)
+            self._note_tally(self._tally)
 
     def _part_done(self, index: int) -> None:
         if self._tally:
             self._tally.finish(index)
-            self._tell(self._tally)
+            self._note_tally(self._tally)
 
-    def _tell(self, tally: Tally) -> None:
-        self._now_and_then(", ".join([text.percent(tally.share), *tally.words()]))
+    def _note_tally(self, tally: Tally) -> None:
+        self._note(", ".join([text.percent(tally.share), *tally.describe()]))
 
-    def _now_and_then(self, what: str) -> None:
+    def _note(self, content: str) -> None:
+        """Print a line, unless one was printed less than LINE_INTERVAL seconds ago."""
         now = time.monotonic()
-        if now - self._last >= EVERY:
+        if now - self._last >= LINE_INTERVAL:
             self._last = now
-            out.note(f"{self._id}: {what}")
+            out.note(f"{self._id}: {content}")
 
 
 class _Bars:
-    """For terminals: one bar for all, and one for each part at work. They are gone when the work is done."""
+    """Progress on a terminal: a bar for the total and one per running part, removed when the work is done."""
 
     def __init__(self, on_outlook: Callable[[Outlook], None]) -> None:
         from rich.console import Console as Screen
@@ -202,15 +203,15 @@ class _Bars:
 
         class Bar(BarColumn):
             def render(self, task: Any) -> Any:
-                # What has no measure is told in words only.
+                # A task without a known total is shown as text only.
                 return Text() if task.total is None else super().render(task)
 
         self._on_outlook = on_outlook
         self._tally: Tally | None = None
         screen = Screen(file=sys.stderr, highlight=False)
         bar = max(8, min(30, screen.width // 4))
-        #: Columns for words behind a bar, and bars that fit below each other.
-        self._room, self._bars_at_most = screen.width - bar - 16, max(2, screen.height - 4)
+        #: Width of the text behind a bar, and the number of bars that fit on the screen.
+        self._text_width, self._most_bars = screen.width - bar - 16, max(2, screen.height - 4)
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             Bar(bar),
@@ -262,7 +263,7 @@ class _Bars:
             return
         self._tally.update(tasks)
         self._total(self._tally)
-        for task in self._tally.running[: self._bars_at_most]:
+        for task in self._tally.running[: self._most_bars]:
             fetched = text.size(task.fetched) if task.fetched else ""  # a recording fetches nothing
             self.show(task.index, self._tally.names[task.index], task.rows / max(1, task.total), fetched)
 
@@ -273,13 +274,13 @@ class _Bars:
             self._total(self._tally)
 
     def _total(self, tally: Tally) -> None:
-        words = tally.words()
-        while len(words) > 1 and len(", ".join(words)) > self._room:
-            words = words[1:]  # time left matters more than the rate, and that more than the amount
+        words = tally.describe()
+        while len(words) > 1 and len(", ".join(words)) > self._text_width:
+            words = words[1:]  # time left is more important than the rate, the rate more than the amount
         self.show("total", "total", tally.share, ", ".join(words))
 
     def show(self, key: object, what: str, share: float | None, words: str = "") -> None:
-        """Draw a row, or change it; without a share it is words only."""
+        """Draw a row or update it; without a share it has text only."""
         self._progress.start()
         fields: dict[str, Any] = {"words": words, "share": "" if share is None else text.percent(share)}
         total = None if share is None else 1.0

@@ -1,4 +1,4 @@
-"""What download and convert say: before (the outlook), after (the outcome), and when stopped half-way."""
+"""The output of download, convert and preprocess: before the work (the plan), after it (the result), after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from . import text
 from .console import Column, Fact, out
 from .failures import Failure, Interrupted, explain
-from .options import following
-from .progress import shown
+from .options import suggest_command
+from .progress import show_progress
 
 if TYPE_CHECKING:
     from ..datasets.acquire import Listener, Outcome, Outlook
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Result:
-    """One of the datasets asked for: how it came out."""
+    """What became of one of the datasets that the user named: an outcome or a failure."""
 
     id: str
     outcome: Outcome | None
     failure: Failure | None = None
 
 
-def work(dataset_id: str, act: Callable[[Listener], Outcome]) -> Outcome:
-    """Run ``act`` and show how it proceeds. Ctrl-C becomes an error that says what is kept and how to go on."""
+def work(dataset_id: str, action: Callable[[Listener], Outcome]) -> Outcome:
+    """Run ``action`` and show its progress. Ctrl-C becomes an error that says what is kept and how to continue."""
     seen: list[Outlook] = []
     parts_done: list[int] = []
 
@@ -38,15 +38,15 @@ def work(dataset_id: str, act: Callable[[Listener], Outcome]) -> Outcome:
 
     out.note(dataset_id)
     try:
-        with shown(dataset_id, on_outlook) as listener:
-            report = listener.part_done
+        with show_progress(dataset_id, on_outlook) as listener:
+            show_part_done = listener.part_done
 
             def part_done(index: int) -> None:
                 parts_done.append(index)
-                report(index)
+                show_part_done(index)
 
             listener.part_done = part_done
-            return act(listener)
+            return action(listener)
     except KeyboardInterrupt as error:
         raise _interrupted(dataset_id, seen[-1] if seen else None, len(parts_done)) from error
 
@@ -56,24 +56,24 @@ def _interrupted(dataset_id: str, outlook: Outlook | None, finished: int) -> Int
 
     words = out.arguments
     if outlook is None:
-        message = f"interrupted while {dataset_id} was being planned; parts finished before are kept"
+        message = f"interrupted while planning {dataset_id}; parts finished earlier are kept"
     elif outlook.unread:
-        message = f"interrupted while the raw files of {dataset_id} were being fetched; what came is kept"
+        message = f"interrupted while fetching the raw files of {dataset_id}; the fetched bytes are kept"
     elif not outlook.parts:
-        message = f"interrupted while {dataset_id} was being written; its raw files are kept"
+        message = f"interrupted while writing {dataset_id}; its raw files are kept"
     else:
-        kept = max(outlook.done_parts + finished, _in_journal(outlook.path))
-        message = f"interrupted: {kept or 'none'} of {outlook.parts} parts of {dataset_id} are kept"
+        kept = max(outlook.done_parts + finished, _count_parts(outlook.path))
+        message = f"interrupted: {kept} of {outlook.parts} parts of {dataset_id} are kept"
         if not kept and outlook.parts == 1:
-            message = f"interrupted before {dataset_id} was complete: nothing of it is kept"
+            message = f"interrupted before {dataset_id} was complete: nothing is kept"
         if not (outlook.path / FILENAME).is_file():
-            # Nothing is there to replace, so --force would only throw the finished parts away.
+            # There is no dataset to replace, so --force would only discard the finished parts.
             words = [word for word in words if word != "--force"]
     return Interrupted(message, hint=f"continue with: {text.command('rbdata', *words)}")
 
 
-def _in_journal(path: Path) -> int:
-    """Parts that are finished for good: the interrupt may have come between the journal and the news of it."""
+def _count_parts(path: Path) -> int:
+    """Finished parts in the journal, which may have one more than the listener received before the interrupt."""
     from ..storage.folder import JOURNAL
     from ..storage.journal import Journal
 
@@ -81,27 +81,27 @@ def _in_journal(path: Path) -> int:
 
 
 def announcement(outlook: Outlook) -> list[str]:
-    """What is about to happen, in a few lines."""
+    """The plan, in a few lines."""
     from_where = [f"from {outlook.location}" + (f" ({outlook.why})" if outlook.why else "")]
-    room = f"{outlook.path} ({text.size(outlook.free_bytes)} free)"
+    target = f"{outlook.path} ({text.size(outlook.free_bytes)} free)"
     if outlook.unread:
-        files = f"{text.many(outlook.shards, 'file')}, then read what is in {'it' if outlook.shards == 1 else 'them'}"
+        files = f"{text.plural(outlook.shards, 'file')}, then read {'it' if outlook.shards == 1 else 'them'}"
         return [*from_where, f"fetch {text.size(outlook.fetch_bytes)} in {files}"]
     if outlook.done_parts:
-        from_where.append(f"continuing: {outlook.done_parts} of {outlook.parts} parts are there")
+        from_where.append(f"continuing: {outlook.done_parts} of {outlook.parts} parts are done")
     left = outlook.parts - outlook.done_parts
     if outlook.fetched:
-        from_where = []  # said before its files were fetched
+        from_where = []  # printed before its files were fetched
     elif outlook.fetch_bytes:
-        from_where.append(f"fetch {text.size(outlook.fetch_bytes)} in {text.many(left, 'part')}")
-    some = "some " if outlook.estimated else ""
-    episodes = f", {text.many(outlook.episodes, 'episode')}" if outlook.episodes or not outlook.estimated else ""
-    what = f"{some}{text.many(outlook.steps, 'step')}{episodes}, about {text.size(outlook.disk_bytes)}"
-    return [*from_where, f"write {what} to {room}"]
+        from_where.append(f"fetch {text.size(outlook.fetch_bytes)} in {text.plural(left, 'part')}")
+    about = "about " if outlook.estimated else ""
+    episodes = f", {text.plural(outlook.episodes, 'episode')}" if outlook.episodes or not outlook.estimated else ""
+    what = f"{about}{text.plural(outlook.steps, 'step')}{episodes}, about {text.size(outlook.disk_bytes)}"
+    return [*from_where, f"write {what} to {target}"]
 
 
 def finish(results: list[Result], root: Path | None) -> int:
-    """Give the answer; returns the exit code."""
+    """Print the results; returns the exit code."""
     if out.json:
         out.document({"datasets": [_record(result) for result in results]})
     elif out.quiet:
@@ -111,19 +111,20 @@ def finish(results: list[Result], root: Path | None) -> int:
     elif len(results) == 1 and out.on_terminal:
         (result,) = results
         assert result.outcome is not None  # a single failure is raised, not reported
+        out.line(_headline(result.outcome))
         out.facts(_facts(result.outcome))
     else:
         out.table(_COLUMNS, map(_row, results))
     ready = [result.id for result in results if result.outcome and result.outcome.action != "planned"]
     if ready:
-        out.hint(following("inspect", ready[0], root))
+        out.hint(suggest_command("inspect", ready[0], root))
     return 1 if any(result.failure for result in results) else 0
 
 
-def attempt(dataset_id: str, act: Callable[[Listener], Outcome]) -> Result:
-    """``work`` as one of several: a failure is told at once, and does not stop the others."""
+def attempt(dataset_id: str, action: Callable[[Listener], Outcome]) -> Result:
+    """`work` for one of several datasets: a failure is printed at once and returned instead of raised."""
     try:
-        outcome = work(dataset_id, act)
+        outcome = work(dataset_id, action)
     except Interrupted:
         raise
     except Exception as error:
@@ -150,15 +151,17 @@ def _row(result: Result) -> tuple[Any, ...]:
     return tuple(record[name] for name in ("id", "action", "steps", "episodes", "bytes", "path"))
 
 
+def _headline(outcome: Outcome) -> str:
+    if outcome.action == "written":
+        return f"Wrote {outcome.id} in {text.duration(outcome.seconds)}"
+    return f"{outcome.id} is already complete" if outcome.action == "complete" else "dry run: nothing written"
+
+
 def _facts(outcome: Outcome) -> list[Fact]:
     steps, episodes, size = _counts(outcome)
-    done = {"written": f"done in {text.duration(outcome.seconds)}", "complete": "already complete"}
-    facts = [
-        Fact("id", f"{outcome.id}, {done.get(outcome.action, 'nothing is written by a dry run')}"),
-        Fact("path", str(outcome.path)),
-    ]
+    facts = [Fact("path", str(outcome.path))]
     if steps is not None and episodes is not None:
-        facts.append(Fact("steps", f"{text.count(steps)} in {text.many(episodes, 'episode')}"))
+        facts.append(Fact("steps", f"{text.count(steps)} in {text.plural(episodes, 'episode')}"))
     facts.append(Fact("size", text.size(size) if steps is not None else f"{text.size(size)} to fetch"))
     notes = outcome.manifest.notes if outcome.manifest else outcome.outlook.notes if outcome.outlook else ()
     return [*facts, *(Fact("note", note) for note in notes)]

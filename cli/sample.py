@@ -24,9 +24,9 @@ EXAMPLES = """
   rbdata sample Pong/5 -n 64 --slice-len 16 --seed 1 --out batch.npz
 """
 
-#: A benchmark takes so many turns, each so many seconds long.
-TURNS, TURN = 6, 0.25
-#: The copy floor gathers from a block this large, in bytes: more than caches hold.
+#: Rounds of a benchmark, and seconds per round.
+ROUNDS, ROUND_SECONDS = 6, 0.25
+#: Bytes of the block that the copy floor gathers from: more than caches hold.
 FLOOR_BYTES = 1 << 28
 
 _COLUMNS = (
@@ -43,7 +43,7 @@ def run(
     dataset: LocalId,
     n: Annotated[int, typer.Option("-n", "--batch-size", min=1, metavar="N", help="Steps in a batch.")] = 32,
     slice_len: Annotated[
-        int | None, typer.Option(min=1, metavar="L", help="Draw slices of so many consecutive steps.")
+        int | None, typer.Option(min=1, metavar="L", help="Draw slices of L consecutive steps.")
     ] = None,
     frame_stack: Annotated[int | None, typer.Option(min=1, metavar="K", help="Stack the last K observations.")] = None,
     seed: Annotated[int | None, typer.Option(metavar="S", help="Same seed, same batch.")] = None,
@@ -53,15 +53,16 @@ def run(
             "--out", metavar="PATH", help="Write the batch: NAME.npz, or a folder for TensorDict.load_memmap."
         ),
     ] = None,
-    bench: Annotated[bool, typer.Option("--bench", help="Measure how fast batches come.")] = False,
+    bench: Annotated[bool, typer.Option("--bench", help="Measure the batches per second.")] = False,
     root: Root = None,
 ) -> None:
     """Draw a batch and show it.
 
-    A benchmark compares with the copy floor: gathering as many bytes from memory by torch.index_select.
+    --bench compares the speed with the copy floor: gathering the same number of bytes from memory with
+    torch.index_select.
     """
     if save is not None:
-        _refuse_existing(save)
+        _check_target(save)
     from ..api import load
 
     options = {"batch_size": n, "slice_len": slice_len, "frame_stack": frame_stack, "seed": seed}
@@ -105,13 +106,14 @@ def _rows(batch: TensorDict) -> list[tuple[Any, ...]]:
     return sorted(rows, key=lambda row: (row[0].startswith("next/"), row[0] == "index", row[0]))
 
 
-def _refuse_existing(target: Path) -> None:
+def _check_target(target: Path) -> None:
+    """Raise DatasetExistsError if there is something at the path already."""
     if target.exists() and (target.suffix == ".npz" or not target.is_dir() or any(target.iterdir())):
-        raise DatasetExistsError(f"{target} is there already", hint="remove it, or choose another name for --out")
+        raise DatasetExistsError(f"{target} already exists", hint="remove it, or choose another path for --out")
 
 
 def _write(batch: TensorDict, target: Path) -> None:
-    """As ``.npz`` (keys as paths, readable with allow_pickle=False), or as a memory-mapped TensorDict."""
+    """Write a batch as ``.npz`` (keys as paths, readable with allow_pickle=False) or as a memory-mapped TensorDict."""
     if target.suffix != ".npz":
         batch.memmap(str(target))
         return
@@ -126,10 +128,10 @@ def _write(batch: TensorDict, target: Path) -> None:
 
 
 def _measure(sample: Callable[[], TensorDict], batch: TensorDict) -> dict[str, float]:
-    """Batches and transitions a second, and the share of what copying alone would reach."""
+    """Batches, transitions and bytes per second, and the speed as a share of that of the copy floor."""
     size = sum(value.numel() * value.element_size() for value in batch.values(include_nested=True, leaves_only=True))
     rows = batch.numel()
-    seconds, floor = _times(sample, _copy(rows, max(8, size // rows // 8 * 8)))
+    seconds, floor = _median_seconds(sample, _gather(rows, max(8, size // rows // 8 * 8)))
     return {
         "batches_per_second": 1 / seconds,
         "transitions_per_second": rows / seconds,
@@ -140,8 +142,8 @@ def _measure(sample: Callable[[], TensorDict], batch: TensorDict) -> dict[str, f
     }
 
 
-def _copy(rows: int, row_bytes: int) -> Callable[[], object]:
-    """Gather ``rows`` random rows of ``row_bytes`` from memory."""
+def _gather(rows: int, row_bytes: int) -> Callable[[], object]:
+    """The copy floor: a function that gathers ``rows`` random rows of ``row_bytes`` bytes from memory."""
     import torch
 
     block = torch.ones((max(rows, FLOOR_BYTES // row_bytes), row_bytes // 8), dtype=torch.int64)
@@ -149,31 +151,31 @@ def _copy(rows: int, row_bytes: int) -> Callable[[], object]:
     return lambda: torch.index_select(block, 0, torch.randint(len(block), (rows,)), out=target)
 
 
-def _times(*acts: Callable[[], object]) -> list[float]:
-    """Seconds a call takes: the median, in turns, so that a machine busy with other things slows all alike."""
-    seconds: list[list[float]] = [[] for _ in acts]
-    for turn in range(TURNS + 1):
-        for act, taken in zip(acts, seconds):
-            end = time.perf_counter() + TURN
+def _median_seconds(*functions: Callable[[], object]) -> list[float]:
+    """Median seconds per call. The functions take turns, so that other load on the machine slows all of them alike."""
+    seconds: list[list[float]] = [[] for _ in functions]
+    for number in range(ROUNDS + 1):
+        for function, times in zip(functions, seconds):
+            end = time.perf_counter() + ROUND_SECONDS
             while (began := time.perf_counter()) < end:
-                act()
-                if turn:  # the first one warms up
-                    taken.append(time.perf_counter() - began)
-    return [statistics.median(taken) for taken in seconds]
+                function()
+                if number:  # the first round warms up
+                    times.append(time.perf_counter() - began)
+    return [statistics.median(times) for times in seconds]
 
 
 def _speed_facts(speed: dict[str, float]) -> list[Fact]:
     return [
-        Fact("batches", f"{text.real(speed['batches_per_second'])} a second", speed["batches_per_second"]),
+        Fact("batches", f"{text.real(speed['batches_per_second'])} per second", speed["batches_per_second"]),
         Fact(
             "transitions",
-            f"{text.count(round(speed['transitions_per_second']))} a second",
+            f"{text.count(round(speed['transitions_per_second']))} per second",
             speed["transitions_per_second"],
         ),
         Fact("bytes", f"{text.size(speed['bytes_per_second'])}/s", speed["bytes_per_second"]),
         Fact(
             "copy floor",
-            f"{text.percent(speed['share_of_floor'])} of {text.real(speed['floor_batches_per_second'])} batches a second",
+            f"{text.percent(speed['share_of_floor'])} of {text.real(speed['floor_batches_per_second'])} batches per second",
             speed["share_of_floor"],
         ),
     ]

@@ -1,4 +1,4 @@
-"""Numbers and words the way people read them: sizes, counts, durations, wrapped paragraphs. Pure functions."""
+"""Formats sizes, counts, durations and paragraphs as text. Pure functions."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ def size(amount: float) -> str:
 
 
 def count(number: int) -> str:
-    """Digits in groups: 49,999,750."""
+    """Digits in groups of three: 49,999,750."""
     return f"{number:,}"
 
 
-def many(number: int, what: str) -> str:
+def plural(number: int, what: str) -> str:
     """A count with its noun: 1 episode, 2 episodes."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def real(number: float) -> str:
-    """A measured number in five digits: -3.2104, 1,032.4."""
+    """A measured number with five significant digits: -3.2104, 1,032.4."""
     if float(number).is_integer() and abs(number) < 1e15:
         return f"{int(number):,}"
     return f"{number:,.1f}" if abs(number) >= 1000 else f"{number:.5g}"
 
 
 def percent(share: float) -> str:
-    """A share, never rounded up to 100 %."""
+    """A share (0 to 1) in percent, rounded down."""
     return f"{int(min(max(share, 0.0), 1.0) * 100 + 1e-9)}%"
 
 
@@ -59,24 +59,24 @@ def command(*words: object) -> str:
     return shlex.join(str(word) for word in words)
 
 
-def wrapped(text: str, width: int | None, first: str = "", rest: str | None = None) -> str:
-    """A paragraph under a prefix; as one line where there is no width (a pipe, a log)."""
+def wrapped(text: str, width: int | None, prefix: str = "", rest: str | None = None) -> str:
+    """A paragraph behind a prefix, its other lines behind ``rest`` (spaces); one line where the width is None (pipes)."""
     if width is None:
-        return first + text
-    indent = " " * len(first) if rest is None else rest
+        return prefix + text
+    indent = " " * len(prefix) if rest is None else rest
     return textwrap.fill(
         text,
         max(width, len(indent) + 20),
-        initial_indent=first,
+        initial_indent=prefix,
         subsequent_indent=indent,
-        # Paths, URLs and commands are to be copied, so they stay whole.
+        # Paths, URLs and commands stay whole, so that they can be copied.
         break_long_words=False,
         break_on_hyphens=False,
     )
 
 
 def in_columns(words: Sequence[str], width: int, indent: str = "  ") -> list[str]:
-    """Words down the columns of a page, as ``ls`` does."""
+    """Lines with the words in columns, filled downwards, as ``ls`` does."""
     if not words:
         return []
     cell = max(map(len, words)) + 2

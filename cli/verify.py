@@ -13,7 +13,7 @@ from . import text
 from .console import Column, out
 from .failures import Failure, explain
 from .options import LocalIds, Root
-from .progress import bytes_checked
+from .progress import byte_progress
 
 EXAMPLES = """
   rbdata verify Pong/5
@@ -23,18 +23,18 @@ EXAMPLES = """
 
 EXIT_CODES = """\b
 Exit codes:
-  0    good
-  1    damaged; the files are named
+  0    no damage
+  1    damaged; the output names the files
   2    cannot be checked (no such dataset, not readable), or wrong usage
   130  interrupted
 """
 
-#: One row for a dataset that is good, one for each problem of one that is not.
+#: One row for an undamaged dataset, one row per problem of a damaged one.
 _COLUMNS = (Column("id"), Column("result"), Column("file"), Column("detail"))
 
 
 class CannotCheckError(RbdataError):
-    """Neither good nor damaged: the dataset could not be looked at."""
+    """The dataset could not be read, so it is neither good nor damaged."""
 
     exit_code = 2
 
@@ -48,10 +48,10 @@ def run(
     quick: Annotated[bool, typer.Option("--quick", help="Compare the sizes of files only.")] = False,
     root: Root = None,
 ) -> int:
-    """Read datasets again and compare with their checksums.
+    """Check datasets against their checksums.
 
-    Every byte of every file is compared with what was written, and then the data with the rules of TED: an episode ends
-    with done, done is terminated or truncated, and so on.
+    Reads every byte of every file, then checks the rules of TED: an episode ends with done, done is terminated or
+    truncated, and so on.
     """
     records = []
     for dataset in dict.fromkeys(ids):
@@ -59,7 +59,7 @@ def run(
             records.append(_check(dataset, root, quick))
         except Exception as error:
             failure = explain(error)
-            damaged = failure.code == "damaged"  # the manifest itself
+            damaged = failure.code == "damaged"  # a damaged manifest
             if len(ids) == 1 and not damaged:
                 raise CannotCheckError(failure) from error
             if not out.json:
@@ -78,7 +78,7 @@ def run(
         out.table(_COLUMNS, (row for record in records for row in _rows(record)))
     results = {record["result"] for record in records}
     if "damaged" in results:
-        out.hint("get it again: rbdata download or convert with --force")
+        out.hint("run rbdata download or convert again with --force")
     return 1 if "damaged" in results else 2 if "not checked" in results else 0
 
 
@@ -88,7 +88,7 @@ def _check(dataset: str, root: Path | None, quick: bool) -> dict[str, Any]:
 
     began = time.monotonic()
     path = find(dataset, root)
-    with bytes_checked(dataset) as on_progress:
+    with byte_progress(dataset) as on_progress:
         report = verify(path, quick=quick, on_progress=on_progress)
     return {
         "id": dataset,
@@ -105,6 +105,6 @@ def _rows(record: dict[str, Any]) -> list[tuple[Any, ...]]:
     name, result = record["id"], record["result"]
     if result == "good":
         read = f", {text.size(record['bytes'])} in {text.duration(record['seconds'])}" if record["bytes"] else ""
-        return [(name, result, "all", text.many(record["files"], "file") + read)]
+        return [(name, result, "all", text.plural(record["files"], "file") + read)]
     rows = [(name, result, problem["path"] or "data", problem["what"]) for problem in record["problems"]]
     return rows or [(name, result, "-", record["error"]["message"])]

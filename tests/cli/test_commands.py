@@ -75,13 +75,13 @@ class TestEveryCommand:
     def test_no_command_shows_what_there_is(self, call):
         code, answer, _ = call()
         assert code == 2
-        assert re.search(r"download +Fetch", answer)
+        assert re.search(r"download +Download", answer)
 
     def test_wrong_arguments(self, call, ask):
         code, answer, notes = call("list", "--nonsense")
         assert (code, answer) == (2, "")
         assert notes.startswith("error: No such option")
-        assert notes.splitlines()[-1] == "hint: `rbdata list --help` shows how it is used"
+        assert notes.splitlines()[-1] == "hint: `rbdata list --help` shows the usage"
         code, document = ask("list", "--nonsense")
         assert code == 2
         assert document["error"]["code"] == "usage"
@@ -229,7 +229,7 @@ class TestInspect:
         plot, frames = tmp_path / "plot.png", tmp_path / "frames.png"
         code, _, notes = call("inspect", "Pong/5", "--root", made, "--plot", plot, "--frames", frames)
         assert code == 0
-        assert f"drew {plot}" in notes
+        assert f"wrote {plot}" in notes
         assert plot.read_bytes().startswith(b"\x89PNG")
         assert frames.read_bytes().startswith(b"\x89PNG")
 
@@ -267,7 +267,7 @@ class TestSample:
             assert (np.diff(batch["index"].reshape(3, 4)) == 1).all()
         code, _, notes = call(*words)
         assert code == 1
-        assert "is there already" in notes
+        assert "already exists" in notes
 
     def test_a_folder(self, call, made, tmp_path):
         from tensordict import TensorDict
@@ -276,7 +276,7 @@ class TestSample:
         assert TensorDict.load_memmap(tmp_path / "batch")["observation"].shape == (32, 84, 84)
 
     def test_bench(self, ask, made, monkeypatch):
-        monkeypatch.setattr("rbdata.cli.sample.TURN", 0.02)
+        monkeypatch.setattr("rbdata.cli.sample.ROUND_SECONDS", 0.02)
         code, document = ask("sample", "Pong/5", "--bench", "--root", made)
         assert code == 0
         bench = document["bench"]

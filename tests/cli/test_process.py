@@ -270,5 +270,5 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(procs, gate, tmp_pa
     assert command == ["rbdata", *words]
     done = run(*command[1:])
     assert done.returncode == 0
-    assert "continuing: 3 of 4 parts are there" in done.stderr
+    assert "continuing: 3 of 4 parts are done" in done.stderr
     assert run("verify", "Breakout/1", "--root", root).returncode == 0

@@ -15,7 +15,7 @@ from minari_tools import FIXTURES
 from openml_server import openml_server
 from paths import DATA
 from rbdata.cli import run
-from rbdata.cli.source_options import environment_arguments
+from rbdata.cli.source_options import parse_env_args
 from rbdata.datasets import fetch
 from rbdata.errors import UsageError
 from rlu_writer import make_episodes
@@ -53,7 +53,7 @@ def test_a_whole_file_is_announced_before_it_is_fetched_and_counted_when_it_is_r
     assert code == 0
     lines = told.splitlines()
     assert lines[1].startswith("  from http://127.0.0.1")
-    assert lines[2] == "  fetch 379 kB in 1 file, then read what is in it"
+    assert lines[2] == "  fetch 379 kB in 1 file, then read it"
     assert lines[3].startswith("  write 1,485 steps, 15 episodes, about 468 kB to ")
     assert " 0 bytes" not in told and " 0 parts" not in told
 
@@ -75,9 +75,9 @@ def test_what_will_be_written_is_said_within_a_few_percent(source, tmp_path, cal
 # -- options -----------------------------------------------------------------------------------------------------------
 
 
-def test_environment_arguments():
+def test_parse_env_args():
     words = ["map_name=8x8", "is_slippery=False", "size=[2, 3]", "label=a=b", "gain=0.5", "none=null", "empty="]
-    assert environment_arguments(words) == {
+    assert parse_env_args(words) == {
         "map_name": "8x8",
         "is_slippery": False,
         "size": [2, 3],
@@ -88,10 +88,10 @@ def test_environment_arguments():
     }
     for bad in (["gain"], ["=1"], ["a b=1"], ["x=1", "x=2"]):
         with pytest.raises(UsageError, match="--env-arg"):
-            environment_arguments(bad)
+            parse_env_args(bad)
 
 
-def test_environment_arguments_reach_the_environment(tmp_path, call):
+def test_parse_env_args_reach_the_environment(tmp_path, call):
     words = ["download", "gymnasium/FrozenLake-v1", "--steps", 400, "--root", tmp_path]
     assert call(*words, "--env-arg", "map_name=8x8", "--env-arg", "is_slippery=false")[0] == 0
     manifest = json.loads((tmp_path / "gymnasium" / "FrozenLake-v1" / "rbdata.json").read_text())

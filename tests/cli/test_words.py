@@ -9,7 +9,7 @@ import pytest
 from rbdata.cli import text
 from rbdata.cli.console import Column, Console
 from rbdata.cli.failures import explain
-from rbdata.cli.list import _folded
+from rbdata.cli.list import _combine_numbers
 from rbdata.cli.progress import Tally
 from rbdata.datasets.ingest.request import Outlook
 from rbdata.datasets.workers.task import TaskProgress
@@ -74,7 +74,7 @@ def test_columns_read_downwards():
 
 def test_names_that_differ_in_their_number_share_a_line():
     names = ["Pong/1", "Pong/2", "Pong/4", "hopper-medium-v2", "D4RL/door/human-v2"]
-    assert _folded(names) == ["Pong/1-2,4", "hopper-medium-v2", "D4RL/door/human-v2"]
+    assert _combine_numbers(names) == ["Pong/1-2,4", "hopper-medium-v2", "D4RL/door/human-v2"]
 
 
 class TestErrors:
@@ -138,7 +138,7 @@ class TestTally:
         assert tally.share == pytest.approx(0.4 / 4)
         assert tally.rate == pytest.approx(25)
         assert tally.seconds_left == pytest.approx(36)
-        assert tally.words() == ["100 bytes of 1.00 kB", "25 bytes/s", "36 s left"]
+        assert tally.describe() == ["100 bytes of 1.00 kB", "25 bytes/s", "36 s left"]
 
     def test_finished_parts_count_whole(self):
         tally = Tally(self.outlook())
@@ -146,7 +146,7 @@ class TestTally:
         tally.finish(1)
         assert [task.index for task in tally.running] == [3]
         assert tally.share == pytest.approx(1.5 / 4)
-        assert tally.words()[-1] == "2 retries"
+        assert tally.describe()[-1] == "2 retries"
 
     def test_parts_are_counted_where_sizes_are_unknown(self):
-        assert Tally(self.outlook(fetch_bytes=0)).words() == ["part 2 of 5"]
+        assert Tally(self.outlook(fetch_bytes=0)).describe() == ["part 2 of 5"]
