@@ -1,8 +1,7 @@
-"""OpenML's Parquet copies of its tables, read into the same columns as ARFF.
+"""Parquet tables, read into the same columns as ARFF.
 
-Parquet knows the types a little differently: booleans instead of two values, floats instead of integers, text instead of
-nominal values, categories in another order. So what a column is, and the order of its values, comes from the features
-endpoint where that names it.
+Parquet has other types than ARFF: booleans instead of two values, floats instead of integers, text instead of nominal
+values, categories in another order. So the caller states which columns are nominal, and the order of their values.
 """
 
 from __future__ import annotations
@@ -14,14 +13,16 @@ from typing import Any
 import numpy as np
 
 from ...errors import CorruptSourceError, MissingExtraError
-from ..sources.openml.client import Feature
 from .arff import Attribute, Column
 
 
 class Reader:
-    """A file's attributes, and its rows in blocks, as `arff.Reader` gives them."""
+    """A file's attributes, and its rows in blocks, as `arff.Reader` gives them.
 
-    def __init__(self, path: Path, name: str, features: tuple[Feature, ...]) -> None:
+    ``nominal``: the declared values of nominal columns by name, None where they are not known.
+    """
+
+    def __init__(self, path: Path, name: str, nominal: Mapping[str, tuple[str, ...] | None]) -> None:
         pyarrow, parquet = _pyarrow()
         self._name, self._pyarrow = name, pyarrow
         try:
@@ -29,8 +30,7 @@ class Reader:
         except (pyarrow.ArrowException, OSError) as error:
             raise CorruptSourceError(f"{name} is not a Parquet file: {error}") from error
         self.rows = self._file.metadata.num_rows
-        stated = {feature.name: feature for feature in features}
-        self.attributes = tuple(self._attribute(column, stated) for column in self._file.schema_arrow)
+        self.attributes = tuple(self._attribute(column, nominal) for column in self._file.schema_arrow)
 
     def blocks(self, rows: int = 4096) -> Iterator[list[Column]]:
         try:
@@ -39,11 +39,10 @@ class Reader:
         except self._pyarrow.ArrowException as error:
             raise CorruptSourceError(f"{self._name} is damaged: {error}") from error
 
-    def _attribute(self, column: Any, stated: Mapping[str, Feature]) -> Attribute:
+    def _attribute(self, column: Any, nominal: Mapping[str, tuple[str, ...] | None]) -> Attribute:
         types = self._pyarrow.types
-        feature = stated.get(column.name)
-        if feature is not None and feature.kind == "nominal":
-            values = feature.values or (("false", "true") if types.is_boolean(column.type) else None)
+        if column.name in nominal:
+            values = nominal[column.name] or (("false", "true") if types.is_boolean(column.type) else None)
             if values is None:
                 raise CorruptSourceError(f"{self._name}: the values of {column.name!r} are stated nowhere")
             return Attribute(column.name, "nominal", values)

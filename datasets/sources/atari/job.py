@@ -21,7 +21,8 @@ from ...formats.npy import NpyStream
 from ...ingest.protocol import ConvertOptions, Job, Plan, RawObject
 from . import frames
 from .common import CLIPPED, about, schema, spaces, time_limit
-from .ring import PartPlan, RingArrays, RingPlanner
+from .laps import RingArrays
+from .ring import PartPlan, RingPlanner
 from .shards import ARRAYS, Shard, format_numbers, select
 from .upstream import DQN_REPLAY
 

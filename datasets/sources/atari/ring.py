@@ -1,22 +1,15 @@
-"""From the rows of a ring buffer file to transitions in time order.
+"""From the rows of ring buffer files (`laps`) to transitions in time order.
 
-The writer (google-research/batch_rl on Dopamine's circular buffer) logs the whole ring from inside ``add``, when the
-cursor stands at the last slot. For capacity C, file of lap L:
+Before the first step of a run and after every terminal row are three rows of zeros (padding for the frame stack). They are
+found by position: by content they cannot be distinguished from a black frame.
 
-    row        0    1    2   ...   C-2  |  C-1
-    lap        L    L    L   ...    L   |  L-1      the last slot still holds what came right before row 0
+    file row    8 |  0    1    2    3    4    5    6    7       lap 1 of capacity 9: row 8 is the seam to lap 0
+    row        a5 | a6   a7=T pad  pad  pad  b0   b1   b2       T: terminal
+    step        5 |  6    7                   0   held back
+    state      s5 | s6   s7    0             s0   s1   s2       after T comes a state of zeros
 
-so in time order a file reads C-1, 0, 1, ..., C-2, and C-1 is left out in lap 0, where it is uninitialised memory. What
-follows row C-2 is row C-1 of the next file, if that one is of lap L+1. ``add_count`` says which lap it is: (L + 1) C - 1.
-Laps can be missing: at an episode start four rows are added at once, and when they jump over the last slot nothing is
-logged. At the end of training the ring is dumped once more, with the cursor c in place of add_count: rows 0..c-1 are new,
-c..C-2 are left over from the lap before.
-
-Before the first step of a run and after every terminal row stand three rows of zeros (padding for the frame stack). They
-are known by position; content cannot tell them from a black frame.
-
-Everything here looks at the small arrays only (9 bytes a row), is pure, and works shard by shard with a carry of two
-rows, so that a run of 50 M steps needs the memory of one shard.
+The planner reads the small arrays only (9 bytes a row), is pure, and works shard by shard: the newest two rows of the open
+episode are held back until the rows after them are read, so that a run of 50 M steps needs the memory of one shard.
 """
 
 from __future__ import annotations
@@ -29,54 +22,14 @@ import numpy as np
 
 from ....errors import CorruptSourceError
 from ....storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeBuilder
+from .laps import MIXED, PADS, Lap, RingArrays, find_lap, pads_after
 
-PADS = 3
 TIME_LIMIT = 27_000
 MAX_ACTION = 17
 
 UnknownNext = Literal["truncate", "zero"]
 
-_MIXED = "files of different shards or runs are mixed; check the mirror"
 _DAMAGED = "the file was not written by the DQN Replay logger, or is damaged; try another mirror"
-
-
-@dataclass(frozen=True)
-class RingArrays:
-    """The small arrays of one file, in file order, each ``[capacity]``."""
-
-    number: int
-    name: str
-    action: np.ndarray
-    reward: np.ndarray
-    terminal: np.ndarray
-    add_count: int
-
-    def __post_init__(self) -> None:
-        sizes = {len(self.action), len(self.reward), len(self.terminal)}
-        if len(sizes) > 1:
-            message = f"{self.name}: {len(self.action)} actions, {len(self.reward)} rewards and {len(self.terminal)} terminals"
-            raise CorruptSourceError(message, hint=_MIXED)
-
-    @property
-    def capacity(self) -> int:
-        return len(self.action)
-
-
-@dataclass(frozen=True)
-class Lap:
-    """Which rows of a file are to be read: rows ``0..valid-1``, and before them the last slot if ``seam``.
-
-    ``lap`` is None for a final dump that does not continue the file before it.
-    """
-
-    lap: int | None
-    valid: int
-    seam: bool
-
-    def order(self, capacity: int) -> np.ndarray:
-        """File rows in time order, int64."""
-        rows = np.arange(self.valid, dtype=np.int64)
-        return np.concatenate([[capacity - 1], rows]) if self.seam else rows
 
 
 @dataclass
@@ -103,7 +56,7 @@ class PartPlan:
 
 @dataclass
 class Counts:
-    """What the plan met and did; becomes part of the manifest."""
+    """Counts of what the files hold and of what the plan does with it; part of the manifest."""
 
     rows_read: int = 0
     pad_rows: int = 0
@@ -125,44 +78,8 @@ Peek = Callable[[int, list[int]], list[bool]]
 Emit = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], None]
 
 
-def find_lap(ring: RingArrays, previous: tuple[RingArrays, int | None] | None) -> Lap:
-    """Tell which lap a file holds, and which of its rows are new.
-
-    ``previous`` is the file before it with its lap, where there is one. Raises CorruptSourceError when ``add_count`` fits
-    no lap.
-    """
-    capacity, count = ring.capacity, ring.add_count
-    logged = count % capacity == capacity - 1
-    if logged and (count >= capacity or ring.number == 0 or previous is None):
-        lap = count // capacity
-        return Lap(lap, capacity - 1, seam=lap > 0)
-    if not 0 <= count < capacity:
-        message = f"{ring.name}: add_count {count} fits no lap of a ring of {capacity} rows"
-        raise CorruptSourceError(message, hint=_MIXED)
-    if ring.number == 0:
-        return Lap(0, count, seam=False)  # training ended before the first lap did
-    if previous is None:
-        return Lap(None, count, seam=True)
-    before, last = previous
-    if before.capacity == capacity and logged:
-        # Dumped at the very step that logged a lap: of that lap's file it is a copy, and nothing in it is new. (The last
-        # slot is not compared: after the first lap it is junk, perhaps NaN.)
-        if _same_rows(before, ring, slice(0, capacity - 1)):
-            return Lap(last, 0, seam=False)
-    elif before.capacity == capacity and _same_rows(before, ring, slice(count, capacity - 1)):
-        return Lap(None if last is None else last + 1, count, seam=True)
-    return Lap(None, count, seam=True)
-
-
-def _same_rows(one: RingArrays, other: RingArrays, rows: slice) -> bool:
-    return all(
-        np.array_equal(getattr(one, name)[rows], getattr(other, name)[rows])
-        for name in ("action", "reward", "terminal")
-    )
-
-
 class RingPlanner:
-    """Feeds on the files of a run in order; ``emit`` receives every step once its flags are settled.
+    """Takes the files of a run in order; ``emit`` receives every step once its flags are final.
 
     ``unknown_next`` says what becomes of a row whose successor is not in the data: ``truncate`` gives it up and makes
     its frame the final observation of the step before it, which is truncated; ``zero`` keeps it, truncated, with a
@@ -189,12 +106,12 @@ class RingPlanner:
             previous = (before, find_lap(before, None).lap)
         if self._previous is not None and self._previous[0].capacity != ring.capacity:
             message = f"{ring.name} has {ring.capacity} rows, {self._previous[0].name} has {self._previous[0].capacity}"
-            raise CorruptSourceError(message, hint=_MIXED)
+            raise CorruptSourceError(message, hint=MIXED)
         lap = find_lap(ring, previous)
         last = previous[1] if previous is not None else None
         if lap.lap is not None and last is not None and lap.valid and lap.lap <= last:
             message = f"{ring.name} is of lap {lap.lap}, the file before it of lap {last}"
-            raise CorruptSourceError(message, hint=_MIXED)
+            raise CorruptSourceError(message, hint=MIXED)
         continues = last is not None and lap.lap == last + 1
         if not lap.valid and not lap.seam:
             continues = True  # nothing new: whatever is open stays open
@@ -227,7 +144,7 @@ class RingPlanner:
         if lap.lap == 0:
             self._pads_left, midway = PADS, False
         elif neighbour is not None:
-            self._pads_left, midway = _pads_after(neighbour[0])
+            self._pads_left, midway = pads_after(neighbour[0])
         else:
             self._pads_left = self._blank_rows(ring, lap)
             # The writer loses a lap only when an episode's first rows jump over the last slot: what follows a lap
@@ -436,13 +353,6 @@ class _OpenEpisode:
     emitted: int = 0
     total: float = 0.0
     midway: bool = False
-
-
-def _pads_after(ring: RingArrays) -> tuple[int, bool]:
-    """Padding rows still to come after a file's newest row, and whether what follows them continues an episode."""
-    tail = ring.terminal[ring.capacity - 1 - (PADS + 1) : ring.capacity - 1][::-1]
-    ends = np.flatnonzero(tail == 1)
-    return (PADS - int(ends[0]), False) if len(ends) else (0, True)
 
 
 def _where(order: np.ndarray, mask: np.ndarray) -> int:

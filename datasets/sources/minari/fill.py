@@ -14,7 +14,8 @@ from ....storage.schema import Schema
 from ....storage.writer import open_sink
 from ...workers.task import OnBlock
 from .episode_rows import state_rows
-from .reader import Data, Reader, opened
+from .open_reader import open_reader
+from .reader import Data, Reader
 from .survey import Source, Survey
 
 #: Decoded bytes of a part, and of a block in memory.
@@ -50,7 +51,7 @@ class FillTask:
 def fill(task: FillTask, on_block: OnBlock) -> dict[str, Any]:
     """Read, decode and store the large rows of one part; returns its record for the journal."""
     leaves: dict[str, Any] = {}
-    with opened(task.data) as reader:
+    with open_reader(task.data) as reader:
         for number, source in enumerate(task.sources):
             leaf = task.schema[source.column.key]
             encoder = None
@@ -95,7 +96,7 @@ def sample(data: Data, found: Survey, sources: Sequence[Source], runs: np.ndarra
     """Rows to train the dictionary on, uint8 ``[row bytes]`` each, spread over all runs and large columns."""
     taken: list[np.ndarray] = []
     ends = np.cumsum(runs[:, 2])
-    with opened(data) as reader:
+    with open_reader(data) as reader:
         for source in sources:
             want = min(_SAMPLE_ROWS, _SAMPLE_BYTES // source.column.row_bytes) // len(sources)
             for row in np.unique(np.linspace(0, int(ends[-1]) - 1, max(1, want)).astype(np.int64)).tolist():

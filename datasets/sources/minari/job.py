@@ -22,7 +22,8 @@ from .episode_rows import Planner
 from .fill import FillTask, part_bounds, sample
 from .hdf5 import Hdf5Reader
 from .metadata import Metadata
-from .reader import Data, opened
+from .open_reader import open_reader
+from .reader import Data
 from .survey import Source, Survey, survey
 
 CITATION = "Omar G. Younis et al. Minari. 2024. doi:10.5281/zenodo.13767625"
@@ -85,7 +86,7 @@ class MinariJob(SettlingJob):
         """Look through the files. Raises CorruptSourceError, UsageError."""
         data_format = self.metadata.format if self.metadata else "hdf5"
         self._data = Data(data_format, self._title, {path: files[item.url] for path, item in self._objects})
-        with opened(self._data) as reader:
+        with open_reader(self._data) as reader:
             if self.metadata is None:
                 assert isinstance(reader, Hdf5Reader)
                 self.metadata = reader.attributes()
@@ -102,7 +103,7 @@ class MinariJob(SettlingJob):
         columns.reserve(int(found.steps.sum()))
         with ThreadPoolExecutor(1, "rbdata-crc32c") as pool:
             sums = pool.submit(lambda: {path: _checksum(file) for path, file in data.files.items()})
-            with opened(data) as reader:
+            with open_reader(data) as reader:
                 planner = Planner(reader, found, self._title, self.options.unknown_next, columns)
                 episodes = planner.run(on_progress)
             self._checksums = sums.result()

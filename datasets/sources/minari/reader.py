@@ -6,8 +6,6 @@ the first of a Tuple, ``("infos", "qpos")``, ``("rewards",)``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -69,21 +67,3 @@ class Reader(Protocol):
         """The space that the first episode's values seem to be of, where the metadata state none."""
 
     def close(self) -> None: ...
-
-
-@contextmanager
-def opened(data: Data) -> Iterator[Reader]:
-    """The reader for a dataset's format."""
-    reader: Reader
-    if data.format == "hdf5":
-        from .hdf5 import Hdf5Reader
-
-        reader = Hdf5Reader(data)
-    else:
-        from .arrow import ArrowReader
-
-        reader = ArrowReader(data)
-    try:
-        yield reader
-    finally:
-        reader.close()

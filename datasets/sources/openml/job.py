@@ -183,7 +183,8 @@ class OpenmlJob(WholeFileJob):
     @contextmanager
     def _reader(self) -> Iterator[arff.Reader | parquet.Reader]:
         if self.is_parquet:
-            yield parquet.Reader(self.path, self.item.url, self.about_table.features)
+            nominal = {one.name: one.values for one in self.about_table.features if one.kind == "nominal"}
+            yield parquet.Reader(self.path, self.item.url, nominal)
             return
         with self.path.open(encoding=self._encoding) as lines:
             yield arff.Reader(lines, self.item.url)
@@ -205,7 +206,7 @@ class OpenmlJob(WholeFileJob):
                         self._encoding = "latin-1"
         self._digests = {name: digest.hexdigest() for name, digest in digests.items()}
         self._check_bytes()
-        return parquet.Reader(self.path, self.item.url, ()).rows if self.is_parquet else lines + 1
+        return parquet.Reader(self.path, self.item.url, {}).rows if self.is_parquet else lines + 1
 
     def _check_bytes(self) -> None:
         if self._md5 and self._digests["md5"] != self._md5:
