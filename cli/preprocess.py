@@ -90,7 +90,7 @@ def run(
     The function takes and returns a TED TensorDict. Keys and shapes may change, but all results must have the same ones.
     An interrupted run continues when the same command is run again.
     """
-    from ..preprocess.arguments import parse
+    from ..preprocess.arguments import parse_arguments
     from ..preprocess.driver import preprocess
     from ..preprocess.preprocess_request import Request
     from ..preprocess.run_config import Windows
@@ -108,7 +108,7 @@ def run(
         codec=codec,
         layout=layout,
         seed=seed,
-        args=parse(args or []),
+        args=parse_arguments(args or []),
         engine=engine,
         address=address,
         root=root,

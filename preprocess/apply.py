@@ -22,7 +22,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from ..errors import FunctionError, RbdataError, ResultError
 from .chunks import Chunk, batches, step_range
-from .function import Bound
+from .function import BoundFunction
 from .input_view import View
 from .layout import is_observation_pair
 from .passthrough import Origin
@@ -54,7 +54,7 @@ class Applier:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.view = View(setting.path, setting.num_frames, setting.windows)
-        self.chain = [Bound(fn, statistics) for fn, statistics in zip(setting.functions, setting.statistics)]
+        self.chain = [BoundFunction(fn, statistics) for fn, statistics in zip(setting.functions, setting.statistics)]
         self.generator = torch.Generator()
         #: Seconds spent in the functions.
         self.seconds = 0.0
@@ -68,7 +68,7 @@ class Applier:
         row: Any = self.view.read(0, stop)
         for number, bound in enumerate(self.chain):
             with self.guard(bound.name, self._where(0, stop)):
-                if not bound.stateful(row):
+                if not bound.applies_to_states(row):
                     return number
                 row = bound(row, self.generator)
         return len(self.chain)
@@ -76,7 +76,7 @@ class Applier:
     def batches(
         self, chunk: Chunk, found: Found, *, plain: bool = False, unread: Collection[str] = ()
     ) -> Iterator[Batch]:
-        """The batches of a chunk, one after the other, through all functions; ``plain``: without ``on_state``.
+        """The batches of a chunk, one after the other, through all functions; ``plain``: without ``map_states``.
 
         State leaves in ``unread`` are left out of what the functions get, and of the columns.
         """
@@ -92,7 +92,7 @@ class Applier:
     def through(self, chunk: Chunk, count: int) -> Iterator[tuple[TensorDictBase, str]]:
         """What the first ``count`` functions make of a chunk, batches or episodes one by one: for a first pass of the next."""
         setting, episodes = self.setting, self.view.episodes
-        blind = count < setting.blind
+        blind = count < setting.ignores_observations
         for start, stop, first, last in batches(chunk, episodes, setting.batch, setting.whole_episodes):
             td = self.view.read_steps(start, stop) if blind else self.view.read(start, stop)
             pieces = self._episodes(first, last) if setting.whole_episodes else [(start, stop, first)]
@@ -136,10 +136,9 @@ class Applier:
         as_read = {name: old for name, old in origin.stored.items() if states.get(name) is old.rows}  # unread: None
         return td, replace(origin, stored=as_read) if as_read else None
 
-    def _map(self, bound: Bound, name: str, rows: torch.Tensor, where: str) -> torch.Tensor:
-        assert bound.on_state is not None  # `prefix` looked
+    def _map(self, bound: BoundFunction, name: str, rows: torch.Tensor, where: str) -> torch.Tensor:
         with self.guard(bound.name, where):
-            mapped = bound.on_state(name, rows, **bound.kwargs)
+            mapped = bound.map_states(name, rows)
         if not isinstance(mapped, torch.Tensor) or mapped.shape[:1] != rows.shape[:1]:
             raise ResultError(f"{bound.name} made {name} into something else than a row for each state, for {where}")
         return mapped
@@ -160,7 +159,7 @@ class Applier:
         return Batch(where, columns, first, counts, stop - start)
 
     def _columns(
-        self, td: TensorDict, where: str, ends: torch.Tensor, found: Found, chain: Sequence[Bound] | None
+        self, td: TensorDict, where: str, ends: torch.Tensor, found: Found, chain: Sequence[BoundFunction] | None
     ) -> Columns:
         chain = self.chain if chain is None else chain
         kept = Kept.of(td)
@@ -172,7 +171,7 @@ class Applier:
             columns = columns_of(out, self._last(chain), where)
         return complete(columns, kept, self._last(chain), where, ends, found)
 
-    def _samples(self, td: TensorDict, where: str, chain: Sequence[Bound]) -> Columns:
+    def _samples(self, td: TensorDict, where: str, chain: Sequence[BoundFunction]) -> Columns:
         """One step at a time, results put together."""
         columns: dict[str, list[torch.Tensor]] = {}
         name = self._last(chain)
@@ -235,7 +234,7 @@ class Applier:
         return Batch(self._where(begin, int(starts[last])), columns, first, counts, int(starts[last]) - begin, origin)
 
     def _chain(
-        self, td: TensorDictBase, where: str, chain: Sequence[Bound], steps: int | None
+        self, td: TensorDictBase, where: str, chain: Sequence[BoundFunction], steps: int | None
     ) -> TensorDictBase | None:
         """Through several functions; None where one of them drops the episode."""
         out: Any = td
@@ -246,7 +245,7 @@ class Applier:
             out = check_batch(out, bound.name, where, steps)
         return out
 
-    def _call(self, bound: Bound, td: Any, where: str) -> Any:
+    def _call(self, bound: BoundFunction, td: Any, where: str) -> Any:
         with self.guard(bound.name, where):
             return bound(td, self.generator)
 
@@ -278,7 +277,7 @@ class Applier:
         which = f"episode {first:,}" if first >= last else f"episodes {first:,}..{last:,}"
         return f"{step_range(start, stop)} ({which}) of {self.view.id}"
 
-    def _last(self, chain: Sequence[Bound]) -> str:
+    def _last(self, chain: Sequence[BoundFunction]) -> str:
         return (chain or self.chain)[-1].name
 
 

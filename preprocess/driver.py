@@ -33,7 +33,7 @@ from ..storage.schema import Schema
 from ..storage.writer import DatasetWriter, fingerprint
 from .chunks import Chunk, chunk_steps, cut, default_batch
 from .episode_view import view_episodes
-from .function_chain import Program, examine
+from .function_chain import FunctionChain, examine_functions
 from .lineage import content_id, versions
 from .preprocess_request import Listener, Outlook, Preprocessed, Request
 from .records import collected
@@ -83,15 +83,15 @@ def preprocess(request: Request, listener: Listener | None = None, engine: Engin
         return run.dry(opened, listener) if request.dry_run else run.write(opened, listener)
 
 
-def _program(request: Request, engine: Engine | None) -> Program:
+def _program(request: Request, engine: Engine | None) -> FunctionChain:
     """The functions, looked at here, or by a worker of an engine that has been told to get ready."""
     folder = (request.folder or Path.cwd()).absolute()
     given = tuple(one for one in request.functions if isinstance(one, str))
     if engine is None or not engine.separate or len(given) < len(request.functions):
-        return examine(request.functions, request.args, folder, request.per)
+        return examine_functions(request.functions, request.args, folder, request.per)
     work = Examine(given, request.args, folder, request.per)
     ((_, record),) = engine.run(work, [Chunk(0, 0, 0, 0, 0)], lambda progress: None)
-    program: Program = record["program"]
+    program: FunctionChain = record["chain"]
     return program
 
 
@@ -122,7 +122,7 @@ class _Run:
     """One request, bound to its input and its place."""
 
     request: Request
-    program: Program
+    program: FunctionChain
     path: Path
     input: Manifest
     place: DatasetPlace
@@ -167,7 +167,9 @@ class _Run:
             seed=request.seed,
             statistics=(None,) * len(self.functions),
             # One step at a time, windows and slices are not the steps and episodes that are stored.
-            blind=self.program.blind if per != "sample" and request.windows == Windows() else 0,
+            ignores_observations=self.program.ignores_observations
+            if per != "sample" and request.windows == Windows()
+            else 0,
         )
 
     # -- what is there -------------------------------------------------------------------------------------------------
@@ -291,7 +293,11 @@ class _Run:
         outlook = self.outlook(steps, int(disk + waiting), len(finished))
         listener.outlook(outlook)
         check_space(self.place.path, outlook.disk_bytes, self.place.id)
-        unread = frozenset(look["untouched"]).intersection(layout.compressed) if self.setting.all_blind else frozenset()
+        unread = (
+            frozenset(look["untouched"]).intersection(layout.compressed)
+            if self.setting.all_ignores_observations
+            else frozenset()
+        )
         check_leaves(self.path, self.input, unread)  # not decoded: damage must not get a new checksum
         finish = Finish(self, layout, look)
         for number, record in finished.items():

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from ..datasets.workers.engines import Engine
 from ..errors import ResultError
 from ..storage.writer import DatasetWriter, fingerprint
-from .function import fit_of
 from .preprocess_request import Listener
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ def collect_statistics(
     known = writer.remembered("statistics")
     found: list[dict[str, Any] | None] = [None] * len(run.functions)
     for number, fn in enumerate(run.functions):
-        if not run.program.passes[number]:
+        if not run.program.needs_fit[number]:
             continue
         if number in known:
             found[number] = known[number]["statistics"]
@@ -49,7 +48,7 @@ def collect_one(
     from .tasks import Collect
 
     fn = run.functions[number]
-    fit = fit_of(fn)
+    fit = fn.fit
     assert fit is not None
     key = fingerprint({"run": run.fingerprint, "number": number, "statistics": list(known)})
     setting = replace(run.setting, statistics=known, key=key)

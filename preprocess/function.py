@@ -1,6 +1,6 @@
-"""A function of the chain: what it is called, how a worker comes by it, and what it is given.
+"""A function of the chain: its name and arguments, and how a worker loads and calls it.
 
-A function named by text is looked up again in every worker (`lookup`); one given as a Python object is sent there, by value
+A function given as text is looked up again in every worker (`lookup`). One given as a Python object is pickled: by value
 where its module cannot be imported (a lambda, a closure, a notebook cell).
 """
 
@@ -9,31 +9,31 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from .identity import content_hash, file_hash, qualified_name
-from .lookup import READY, find_function
+from .functions.traits import Fit, Traits, traits_of
+from .identity import content_hash, identify, qualified_name
+from .lookup import find_function, is_builtin_name
 
 if TYPE_CHECKING:
     import torch
 
-    from .functions.traits import Fit
-
-Per = Literal["batch", "sample", "episode"]
-
-#: What the core passes to a function by itself, if its signature names it.
+#: Arguments that rbdata passes to functions whose signature names them.
 GENERATOR = "generator"
 STATISTICS = "statistics"
 
 
 @dataclass(frozen=True)
 class Function:
-    """One function with its arguments; small and picklable. ``text`` or ``payload`` says how to come by it."""
+    """One function with its arguments; small and picklable. It is loaded from ``text`` or from ``payload``.
+
+    ``source`` and ``file`` are the hashes of its identity (`identity`).
+    """
 
     name: str
     text: str | None
@@ -45,16 +45,19 @@ class Function:
 
     @classmethod
     def find(cls, given: str | Callable[..., Any], folder: Path) -> Function:
-        """From what the user gave. Raises as `find_function`, and UsageError for what cannot be called or sent."""
+        """A function given as text or as an object.
+
+        Raises what `find_function` raises, and UsageError for objects that cannot be called or pickled.
+        """
         if isinstance(given, str):
             fn = find_function(given, folder)
-            ready = given.startswith(READY + ":")
-            name = given if ready else f"{given.rpartition(':')[0]}:{getattr(fn, '__qualname__', type(fn).__name__)}"
-            return cls(name, given, folder, None, content_hash(fn), file_hash(fn))
+            name = f"{given.rpartition(':')[0]}:{getattr(fn, '__qualname__', type(fn).__name__)}"
+            return cls(given if is_builtin_name(given) else name, given, folder, None, *identify(fn)[1:])
         if not callable(given):
-            message = f"a function is wanted, and {given!r} is a {type(given).__name__}"
+            message = f"{given!r} of type {type(given).__name__} is no function"
             raise UsageError(message, hint="give something that can be called, or text such as 'pkg.mod:fn'")
-        return cls(qualified_name(given), None, folder, _pickled(given), content_hash(given), file_hash(given))
+        name, source, file = identify(given)
+        return cls(name, None, folder, _pickle(given), source, file)
 
     @property
     def label(self) -> str:
@@ -62,17 +65,45 @@ class Function:
         return self.name.rpartition(":")[2].rpartition(".")[2]
 
     def load(self) -> Callable[..., Any]:
-        """The function itself; found once in each process."""
+        """The function itself; loaded once in each process."""
         return _load(self.text, self.folder, self.payload)
 
+    @property
+    def traits(self) -> Traits | None:
+        """What a built-in function declares about itself; None for any other."""
+        return traits_of(self.load())
+
+    @property
+    def fit(self) -> Fit | None:
+        """The first pass that it needs with these arguments."""
+        fit = self.traits.fit if self.traits else None
+        return fit if fit is not None and fit.needed(**self.args) else None
+
     def identity(self) -> dict[str, Any]:
-        """What it is, for the fingerprint and the lineage."""
-        args = {name: _plain(value) for name, value in sorted(self.args.items())}
+        """Its record in fingerprint and lineage: ``{function, source_sha256, file_sha256, args}``."""
+        args = {name: _to_json(value) for name, value in sorted(self.args.items())}
         record = {"function": self.name, "source_sha256": self.source, "file_sha256": self.file, "args": args}
         inner = self.args.get("fn")
-        if isinstance(inner, str) and ":" in inner and self.text is not None and self.text.startswith(READY + ":"):
-            record["fn_sha256"] = content_hash(find_function(inner, self.folder))  # relabel_rewards takes one by name
+        if isinstance(inner, str) and ":" in inner and self.text is not None and is_builtin_name(self.text):
+            record["fn_sha256"] = content_hash(find_function(inner, self.folder))  # relabel_rewards takes a function
         return record
+
+    def check(self) -> None:
+        """Raise UsageError unless it can be called with its arguments."""
+        if self.traits is not None:
+            self.traits.check(**self.args)
+            return
+        try:
+            signature = inspect.signature(self.load())
+        except (TypeError, ValueError):
+            return  # written in C, without a signature
+        passed = {name: None for name in (GENERATOR,) if name in signature.parameters}
+        try:
+            signature.bind(None, **{**passed, **self.args})
+        except TypeError as error:
+            args = f" and {', '.join(self.args)}" if self.args else ""
+            message = f"{self.name} cannot be called with one TensorDict{args}: {error}"
+            raise UsageError(message, hint=f"its signature is {self.label}{signature}") from error
 
 
 @functools.lru_cache(maxsize=32)
@@ -82,31 +113,31 @@ def _load(text: str | None, folder: Path, payload: bytes | None) -> Callable[...
     import pickle
 
     assert payload is not None
-    return pickle.loads(payload)  # made by this very program, for its own workers: never read from a file
+    return pickle.loads(payload)  # pickled by the process that started this worker, never read from a file
 
 
-def _pickled(fn: Callable[..., Any]) -> bytes:
-    import cloudpickle  # comes with loky
+def _pickle(fn: Callable[..., Any]) -> bytes:
+    import cloudpickle  # a dependency of loky
 
     inner: Any = fn
     while isinstance(inner, functools.partial):
         inner = inner.func
     module = sys.modules.get(getattr(inner, "__module__", None) or "")
-    by_value = module is not None and module.__name__ != "__main__" and not _can_be_imported(module.__name__)
+    by_value = module is not None and module.__name__ != "__main__" and not _is_importable(module.__name__)
     try:
         if by_value:
             cloudpickle.register_pickle_by_value(module)
         return cloudpickle.dumps(fn)
     except Exception as error:
         message = f"{qualified_name(fn)} cannot be sent to worker processes: {error}"
-        raise UsageError(message, hint="put it into a file and give it as 'file.py:name'") from error
+        raise UsageError(message, hint="define it in a file and give it as 'file.py:name'") from error
     finally:
         if by_value:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def _can_be_imported(name: str) -> bool:
-    """Whether another process finds a module by its name; that it is loaded here says nothing."""
+def _is_importable(name: str) -> bool:
+    """Whether another process can import a module by its name; being loaded here is not enough."""
     path: Any = sys.path
     parts = name.split(".")
     for number in range(len(parts)):
@@ -122,92 +153,41 @@ def _can_be_imported(name: str) -> bool:
     return True
 
 
-def _plain(value: Any) -> Any:
-    """An argument as JSON can hold it."""
+def _to_json(value: Any) -> Any:
+    """An argument as a JSON value; objects by their content hash."""
     if isinstance(value, (bool, int, float, str, type(None))):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _to_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [_to_json(item) for item in value]
     return f"{type(value).__qualname__} sha256 {content_hash(value)}"
 
 
-# -- what it says about itself ------------------------------------------------------------------------------------------
-
-
-def how_to_run(functions: Sequence[Function], wanted: Per | None) -> Per:
-    """``batch``, ``sample`` or ``episode``: as wanted, or as the functions need it.
-
-    Raises UsageError where they need something else than is wanted.
-    """
-    needs = {fn.name: _trait(fn, "per") for fn in functions}
-    for name, per in needs.items():
-        if wanted is not None and per == "episode" and wanted != "episode":
-            message = f"{name} needs whole episodes, not --per {wanted}"
-            raise UsageError(message, hint="leave --per out, or say --per episode")
-        if wanted == "sample" and per is not None:
-            raise UsageError(f"{name} works on many steps at once, not --per sample", hint="leave --per out")
-    return wanted or ("episode" if "episode" in needs.values() else "batch")
-
-
-def fit_of(fn: Function) -> Fit | None:
-    """The first pass that a function needs with these arguments."""
-    fit: Fit | None = _trait(fn, "fit")
-    return fit if fit is not None and fit.needed(**fn.args) else None
-
-
-def is_blind(fn: Function) -> bool:
-    """Whether it works without observations, on steps and episodes as they are."""
-    return bool(_trait(fn, "blind"))
-
-
-def _trait(fn: Function, name: str) -> Any:
-    """What a ready-made function says of itself (`functions.metadata.Ready`); None for all others."""
-    return getattr(getattr(fn.load(), "ready", None), name, None)
-
-
-def check_call(fn: Function) -> None:
-    """Raise UsageError unless the function can be called with its arguments."""
-    loaded = fn.load()
-    ready = getattr(loaded, "ready", None)
-    if ready is not None and hasattr(ready, "check"):
-        ready.check(**fn.args)
-        return
-    try:
-        signature = inspect.signature(loaded)
-    except (TypeError, ValueError):
-        return  # written in C: the call will tell
-    extra = {name: None for name in (GENERATOR,) if name in signature.parameters}
-    try:
-        signature.bind(None, **{**extra, **fn.args})
-    except TypeError as error:
-        message = f"{fn.name} cannot be called with one TensorDict" + (
-            f" and {', '.join(fn.args)}: {error}" if fn.args else f": {error}"
-        )
-        raise UsageError(message, hint=f"its signature is {fn.label}{signature}") from error
-
-
-class Bound:
-    """A function with everything it is to be called with, in a worker."""
+class BoundFunction:
+    """A function loaded in a worker, with its arguments and statistics."""
 
     def __init__(self, fn: Function, statistics: dict[str, Any] | None) -> None:
-        self.name, self.loaded = fn.name, fn.load()
-        self.kwargs = dict(fn.args)
+        self.name, self.traits = fn.name, fn.traits
+        self._function = fn.load()
+        self._kwargs = dict(fn.args)
         if statistics is not None:
-            self.kwargs[STATISTICS] = statistics
-        self.on_state = getattr(self.loaded, "on_state", None)
+            self._kwargs[STATISTICS] = statistics
         try:
-            parameters = inspect.signature(self.loaded).parameters
+            parameters = inspect.signature(self._function).parameters
         except (TypeError, ValueError):
             parameters = {}  # type: ignore[assignment]
-        self._wants_generator = GENERATOR in parameters and GENERATOR not in self.kwargs
-
-    def stateful(self, td: Any) -> bool:
-        """Whether each stored state can be given to ``on_state`` once, instead of observation and successor to it."""
-        ready = getattr(self.loaded, "ready", None)
-        return ready is not None and self.on_state is not None and bool(ready.stateful(td, **self.kwargs))
+        self._takes_generator = GENERATOR in parameters and GENERATOR not in self._kwargs
 
     def __call__(self, td: Any, generator: torch.Generator) -> Any:
-        extra = {GENERATOR: generator} if self._wants_generator else {}
-        return self.loaded(td, **extra, **self.kwargs)
+        passed = {GENERATOR: generator} if self._takes_generator else {}
+        return self._function(td, **passed, **self._kwargs)
+
+    def applies_to_states(self, td: Any) -> bool:
+        """Whether `map_states` may replace it: called once per state, not for observations and for successors."""
+        return self.traits is not None and self.traits.applies_to_states(td, **self._kwargs)
+
+    def map_states(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+        """The state rows ``[n, ...]`` of one leaf, mapped; only where it applies to states."""
+        assert self.traits is not None and self.traits.map_states is not None
+        return self.traits.map_states(name, rows, **self._kwargs)

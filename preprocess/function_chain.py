@@ -1,7 +1,7 @@
-"""The functions of a run, found and looked at: all that has to be known of them where they are not called.
+"""The functions of a run with everything that the process that distributes the work needs to know of them.
 
-Finding a function runs the user's module, which loads torch as a rule. Where workers do that anyway, one of them looks
-(`tasks.Examine`), and the process that hands out the work needs none of it.
+Looking up a function runs the user's module, which usually loads torch. Where there are worker processes, one of them does it
+(`tasks.ExamineTask`), so that the process that distributes the work does not load torch.
 """
 
 from __future__ import annotations
@@ -10,42 +10,65 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from .arguments import assign
-from .function import Function, Per, check_call, fit_of, how_to_run, is_blind
+from ..errors import UsageError
+from .arguments import assign_arguments
+from .function import Function
+
+Per = Literal["batch", "sample", "episode"]
 
 
 @dataclass(frozen=True)
-class Program:
-    """Functions with their arguments, one after the other; small and picklable.
+class FunctionChain:
+    """Functions with their arguments, applied one after the other; small and picklable.
 
-    ``per`` is what they are given at a time, ``identities`` is what the lineage says of each, ``passes`` whether it needs to
-    see all of the data first; the first ``blind`` of them work without observations.
+    - ``per``: what they get at a time.
+    - ``identities``: the record of each function in the lineage.
+    - ``needs_fit``: whether each function needs a first pass over the data.
+    - ``ignores_observations``: how many functions at the beginning of the chain do not read observations.
     """
 
     functions: tuple[Function, ...]
     per: Per
     identities: tuple[dict[str, Any], ...]
-    passes: tuple[bool, ...]
-    blind: int
+    needs_fit: tuple[bool, ...]
+    ignores_observations: int
+
+    @property
+    def last_name(self) -> str:
+        """The name of the last function, which error messages about results give."""
+        return self.functions[-1].name
 
 
-def examine(
+def examine_functions(
     given: Sequence[str | Callable[..., Any]], args: Mapping[str, Any], folder: Path, per: Per | None
-) -> Program:
-    """Find the functions and see whether they can be called so.
+) -> FunctionChain:
+    """Look up the functions and check their arguments.
 
-    Raises FunctionNotFoundError, FunctionError for a module that cannot be loaded, UsageError for what is no function, takes
-    other arguments or needs to be given something else than ``per``.
+    Raises FunctionNotFoundError, FunctionError for a module that cannot be imported, UsageError for objects that are no
+    functions, for invalid arguments, and for a ``per`` that a function does not support.
     """
-    functions = tuple(assign([Function.find(one, folder) for one in given], args))
+    functions = tuple(assign_arguments([Function.find(one, folder) for one in given], args))
     for fn in functions:
-        check_call(fn)
-    return Program(
+        fn.check()
+    ignoring = takewhile(lambda fn: fn.traits is not None and fn.traits.ignores_observations, functions)
+    return FunctionChain(
         functions,
-        how_to_run(functions, per),
+        _choose_per(functions, per),
         tuple(fn.identity() for fn in functions),
-        tuple(fit_of(fn) is not None for fn in functions),
-        sum(1 for _ in takewhile(is_blind, functions)),
+        tuple(fn.fit is not None for fn in functions),
+        sum(1 for _ in ignoring),
     )
+
+
+def _choose_per(functions: Sequence[Function], requested: Per | None) -> Per:
+    """``batch``, ``sample`` or ``episode``: as requested, or as the functions need it."""
+    needs = {fn.name: fn.traits.per for fn in functions if fn.traits is not None}
+    for name, per in needs.items():
+        if requested is not None and per == "episode" and requested != "episode":
+            message = f"{name} needs whole episodes, not --per {requested}"
+            raise UsageError(message, hint="leave --per out, or use --per episode")
+        if requested == "sample":
+            raise UsageError(f"{name} processes many steps at once, not --per sample", hint="leave --per out")
+    return requested or ("episode" if "episode" in needs.values() else "batch")

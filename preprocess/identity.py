@@ -1,8 +1,8 @@
-"""What a function is: its name, and a hash of all that decides what it does, as far as that can be seen.
+"""The identity of a function: its name, a hash of its content, and a hash of its file.
 
-Of a function that is its source, its defaults and what its closure holds; of a partial also the arguments; of an object
-(a ``torch.nn.Module``, say) the source of its class and its state. The file it stands in counts as well: a function may
-lean on its neighbours, and a run must not be continued with another version of them.
+The content of a function is its source, its defaults and the values in its closure; of a partial also the arguments; of an
+object (such as a ``torch.nn.Module``) the source of its class and its state. The file is part of the identity because a
+function may call others in it, and a run must not be continued with another version of them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from . import functions
+from .functions.recorded_identities import RECORDED
+from .functions.traits import traits_of
+
+
+def identify(fn: Callable[..., Any]) -> tuple[str, str, str | None]:
+    """Qualified name, content hash and file hash; for a built-in function those that were recorded (see there)."""
+    traits = traits_of(fn)
+    if traits is not None and traits.name in RECORDED and functions.find_builtin(traits.name) is fn:
+        module, source, file = RECORDED[traits.name]
+        return f"{functions.__name__}.{module}:{traits.name}", source, file
+    return qualified_name(fn), content_hash(fn), file_hash(fn)
+
 
 def qualified_name(fn: Callable[..., Any]) -> str:
     """``package.module:function``."""
@@ -26,14 +39,14 @@ def qualified_name(fn: Callable[..., Any]) -> str:
 
 
 def content_hash(value: Any) -> str:
-    """sha256 (hex) of a function, or of anything it leans on, by content: the same in every process."""
+    """sha256 (hex) of a function, or of a value it depends on, by content: the same in every process."""
     digest = hashlib.sha256()
     _add(digest, value, set())
     return digest.hexdigest()
 
 
 def file_hash(fn: Callable[..., Any]) -> str | None:
-    """sha256 (hex) of the file a function stands in; None where it stands in none (a console, a notebook)."""
+    """sha256 (hex) of the file that defines a function; None where there is no file (a console, a notebook)."""
     inner: Any = fn
     while isinstance(inner, functools.partial):
         inner = inner.func
@@ -46,7 +59,7 @@ def file_hash(fn: Callable[..., Any]) -> str | None:
 
 
 def _add(digest: Any, value: Any, seen: set[int]) -> None:
-    """Feed a value into a hash, by content."""
+    """Add a value to a hash, by content."""
     if id(value) in seen:
         digest.update(b"again;")
         return
@@ -97,14 +110,14 @@ def _add_function(digest: Any, fn: types.FunctionType, seen: set[int]) -> None:
     for cell in fn.__closure__ or ():
         try:
             _add(digest, cell.cell_contents, seen)
-        except ValueError:  # not filled yet
+        except ValueError:  # a name that is not bound yet
             digest.update(b"empty;")
 
 
 def _add_object(digest: Any, value: Any, seen: set[int]) -> None:
     import numpy as np
 
-    torch: Any = sys.modules.get("torch")  # what is not loaded cannot be what the value is made of
+    torch: Any = sys.modules.get("torch")  # where torch is not loaded, the value is no tensor
     if torch is not None and isinstance(value, torch.Tensor):
         digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
         digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())

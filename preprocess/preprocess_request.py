@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ..datasets.ingest.request import Listener as Listener
 from ..datasets.ingest.request import Outcome, Outlook
 from ..errors import UsageError
-from .function import Per
+from .function_chain import Per
 from .layout import Shapes
 from .run_config import Windows
 

@@ -145,7 +145,7 @@ def estimate(run: _Run, engine: Engine) -> tuple[Trial, Outlook]:
     passes = 1
     everything = run.chunks
     run.chunks = everything[:1]  # statistics of the first chunk do for a trial
-    for number, needed in enumerate(run.program.passes):
+    for number, needed in enumerate(run.program.needs_fit):
         if needed:
             passes += 1
             statistics = list(run.setting.statistics)

@@ -8,7 +8,8 @@ from typing import Any
 
 from ..errors import UsageError
 from ..storage.schema import Leaf, Schema
-from .function import Function, Per
+from .function import Function
+from .function_chain import Per
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def _is_observation(leaf: Leaf) -> bool:
 class Setting:
     """What all tasks of a run share; small and picklable. ``statistics`` are those of each function, where known.
 
-    The first ``blind`` functions need no observations, with these windows.
+    The first ``ignores_observations`` functions need no observations, with these windows.
     """
 
     key: str
@@ -70,13 +71,13 @@ class Setting:
     batch: int
     seed: int
     statistics: tuple[dict[str, Any] | None, ...]
-    blind: int
+    ignores_observations: int
 
     @property
     def whole_episodes(self) -> bool:
         return self.per == "episode"
 
     @property
-    def all_blind(self) -> bool:
+    def all_ignores_observations(self) -> bool:
         """Whether observations that are stored as the result's are to be are copied unread."""
-        return self.blind == len(self.functions)
+        return self.ignores_observations == len(self.functions)

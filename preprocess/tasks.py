@@ -12,7 +12,7 @@ from typing import Any
 
 from ..storage.schema import Schema
 from .chunks import Chunk
-from .function import Per
+from .function_chain import Per
 from .layout import Shapes
 from .run_config import Setting
 
@@ -32,9 +32,9 @@ class Examine:
     per: Per | None
 
     def __call__(self, chunk: Chunk, on_rows: OnRows) -> dict[str, Any]:
-        from .function_chain import examine
+        from .function_chain import examine_functions
 
-        return {"program": examine(self.given, self.args, self.folder, self.per)}
+        return {"chain": examine_functions(self.given, self.args, self.folder, self.per)}
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ import torch
 
 from .apply import Applier, Batch, at_work
 from .chunks import Chunk
-from .function import fit_of
 from .layout import Shapes
 from .part import PartWriter
 from .passthrough import untouched
@@ -173,7 +172,7 @@ def collect(task: Collect, chunk: Chunk, on_rows: OnRows) -> dict[str, Any]:
     """Store what a first pass collects of a chunk, batch by batch or episode by episode, merged in their order."""
     applier = open_applier(task.setting)
     fn = task.setting.functions[task.number]
-    fit = fit_of(fn)
+    fit = fn.fit
     assert fit is not None
     merged: dict[str, torch.Tensor] | None = None
     with at_work(applier, chunk.index):

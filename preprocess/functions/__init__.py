@@ -1,61 +1,70 @@
-"""Ready-made preprocessing functions: ``--fn rbdata:NAME``, or ``from rbdata.preprocess.functions import NAME``.
+"""Built-in preprocessing functions: ``--fn rbdata:NAME``, or ``from rbdata.preprocess.functions import NAME``.
 
-They are imported when they are asked for: the names alone cost no torch.
+``NAME.py`` holds the function ``NAME``, which is imported when it is first used: the names alone do not load torch. To add a
+function, write such a module and add its name to ``BUILTIN``.
 
-Conventions they share:
+Conventions:
 
-- A function maps a TED TensorDict of ``n`` steps to another and leaves its input as it is: untouched leaves are handed on,
-  changed ones are new tensors.
-- ``keys`` names leaves as paths (``"observation/pixels"``; a folder stands for all leaves in it; a list, or one string with
-  commas). A key stands for the leaf at the root and for its successor under ``next``, so that both are always changed
-  alike. None means all observations: what is at the root and under ``next`` as well, flags excluded.
-- Arguments that make no sense raise UsageError, before any data is read where `rbdata.preprocess` runs them.
+- A function maps a TED TensorDict of ``n`` steps to another one and does not modify its input: unchanged leaves are shared
+  with it, changed leaves are new tensors.
+- ``keys`` selects leaves by path (``"observation/pixels"``; a folder selects all leaves below it; a list, or one string
+  separated by commas). A key selects the leaf at the root and its successor under ``next``, so that both are always changed
+  alike. None selects all observations: the leaves that exist at the root and under ``next``, flags excluded.
+- Invalid arguments raise UsageError; `rbdata.preprocess` checks them before it reads any data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import difflib
+import sys
+from collections.abc import Callable
 from importlib import import_module
-from types import MappingProxyType
+from types import ModuleType
 from typing import Any
 
-from ...errors import UsageError
+from ...errors import FunctionNotFoundError
 
-#: Name -> "module:attribute" inside this package.
-READY: Mapping[str, str] = MappingProxyType(
-    {
-        "clip_rewards": "rewards:clip_rewards",
-        "filter_episodes": "filter:filter_episodes",
-        "grayscale": "grey:grayscale",
-        "n_step": "multi_step:n_step",
-        "normalize_observations": "normalize:normalize_observations",
-        "relabel_rewards": "relabel:relabel_rewards",
-        "resize_frames": "resize:resize_frames",
-        "returns_to_go": "returns:returns_to_go",
-        "scale_rewards": "rewards:scale_rewards",
-        "select_keys": "select:select_keys",
-        "subsample": "thin:subsample",
-        "to_float": "cast:to_float",
-    }
+BUILTIN = (
+    "clip_rewards",
+    "filter_episodes",
+    "grayscale",
+    "n_step",
+    "normalize_observations",
+    "relabel_rewards",
+    "resize_frames",
+    "returns_to_go",
+    "scale_rewards",
+    "select_keys",
+    "subsample",
+    "to_float",
 )
 
 
-def ready(name: str) -> Callable[..., Any]:
-    """The function called ``name``. Raises UsageError where there is none."""
-    try:
-        module, _, attribute = READY[name].partition(":")
-    except KeyError:
-        message = f"rbdata has no ready-made function {name!r}"
-        raise UsageError(message, hint=f"there are {', '.join(READY)}") from None
-    function: Callable[..., Any] = getattr(import_module("." + module, __name__), attribute)
+def find_builtin(name: str) -> Callable[..., Any]:
+    """The built-in function ``name``. Raises FunctionNotFoundError."""
+    if name not in BUILTIN:
+        near = difflib.get_close_matches(name, BUILTIN, n=3)
+        hint = (f"did you mean {', '.join(near)}? " if near else "") + f"built-in functions: {', '.join(BUILTIN)}"
+        raise FunctionNotFoundError(f"rbdata has no built-in function {name!r}", hint=hint)
+    function: Callable[..., Any] = getattr(import_module("." + name, __name__), name)
     return function
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    if name not in READY:
+    if name not in BUILTIN:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return ready(name)
+    return find_builtin(name)
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *READY]
+    return sorted({*globals(), *BUILTIN})
+
+
+class _FunctionsPackage(ModuleType):
+    """Python binds an imported submodule to its name in the package: here the name stands for the function inside it."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, getattr(value, name) if name in BUILTIN and isinstance(value, ModuleType) else value)
+
+
+sys.modules[__name__].__class__ = _FunctionsPackage

@@ -1,4 +1,4 @@
-"""Arguments, checked. They come from the command line as well, so every type must be looked at."""
+"""Checks of arguments. They may come from the command line, so types are checked as well. All raise UsageError."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ def number(name: str, value: object, low: float = -math.inf, high: float = math.
 
 def positive(name: str, value: object, high: float = math.inf) -> float:
     """``value`` as a finite float in ``(0, high]``."""
-    if number(name, value, high=high) <= 0:
+    checked = number(name, value, high=high)
+    if checked <= 0:
         raise UsageError(f"{name} must be more than 0, and is {value!r}")
-    return float(value)  # type: ignore[arg-type]
+    return checked
 
 
 def whole(name: str, value: object, low: int = 0) -> int:
@@ -33,6 +34,13 @@ def whole(name: str, value: object, low: int = 0) -> int:
     return value
 
 
+def boolean(name: str, value: object) -> bool:
+    """``value`` as a bool."""
+    if not isinstance(value, bool):
+        raise UsageError(f"{name} must be true or false, and is {value!r}")
+    return value
+
+
 def choice(name: str, value: object, choices: Sequence[str]) -> str:
     """``value`` as one of ``choices``."""
     if not isinstance(value, str) or value not in choices:
@@ -41,7 +49,7 @@ def choice(name: str, value: object, choices: Sequence[str]) -> str:
 
 
 def key_list(name: str, value: object) -> list[str] | None:
-    """Paths from a string with commas, or from a list of paths and tuples; None stays None."""
+    """Paths from a string separated by commas, or from a list of paths and tuples; None stays None."""
     if value is None:
         return None
     parts = value.split(",") if isinstance(value, str) else value
@@ -54,7 +62,7 @@ def key_list(name: str, value: object) -> list[str] | None:
             raise UsageError(f"{name} must hold keys like 'observation/pixels', not {part!r}")
         path = path.strip().strip("/")
         if path == "next" or path.startswith("next/"):
-            message = f"{name} holds {path!r}: a key stands for its successor as well"
+            message = f"{name} holds {path!r}: a key also selects its successor"
             raise UsageError(message, hint=f"leave out next/: {path[5:] or 'observation'}")
         paths.append(path)
     return paths

@@ -1,4 +1,4 @@
-"""What a ready-made function says about itself: how it must be run, and what it must know beforehand."""
+"""What a built-in function declares about itself: how it is run, and which statistics it needs."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
     import torch
     from tensordict import TensorDictBase
 
-#: What is known of a part of the data: named tensors, float64 sums and int64 counts mostly.
+#: Statistics of a part of the data: named tensors, mostly float64 sums and int64 counts.
 Partial: TypeAlias = "dict[str, torch.Tensor]"
-Per = Literal["batch", "episode"]
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: Arguments that the core gives, not the user.
-_GIVEN = ("td", "statistics")
+#: Arguments that rbdata passes, not the user.
+_PASSED = ("td", "statistics")
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A first pass over all data, for functions that must know them as a whole (means, quantiles).
+    """A first pass over all data, for functions that need statistics of the whole dataset (means, quantiles).
 
-    ``collect(td, **args)`` of consecutive steps, or of one episode where the function runs per episode; ``merge(a, b)``
-    joins what was collected of two neighbouring parts, in their order; ``finish(partial, **args)`` makes of it all what JSON
-    can hold. The function gets that as ``statistics``. ``needed(**args)`` says whether these arguments want the pass at all.
+    ``collect(td, **args)`` computes partial statistics of consecutive steps, or of one episode where the function runs per
+    episode; ``merge(a, b)`` joins those of two neighbouring parts, in this order; ``finish(partial, **args)`` turns the total
+    into a JSON object, which the function receives as ``statistics``. ``needed(**args)``: whether these arguments require
+    the pass.
     """
 
     collect: Callable[..., Partial]
@@ -38,66 +38,77 @@ class Fit:
 
 
 @dataclass(frozen=True)
-class Ready:
-    """``per``: what it must be given, any batch of steps or whole episodes; ``states``, ``blind``: see `ready`."""
+class Traits:
+    """The attribute ``traits`` of a built-in function; the arguments of `builtin`, its name and its signature."""
 
     name: str
-    per: Per
+    per: Literal["batch", "episode"]
     fit: Fit | None
-    states: bool
-    blind: bool
+    map_states: Callable[..., torch.Tensor] | None
+    ignores_observations: bool
     signature: inspect.Signature
     validate: Callable[..., object] | None
 
     def check(self, **args: Any) -> None:
         """Raise UsageError unless the function can be called with these arguments."""
-        takes = [name for name in self.signature.parameters if name not in _GIVEN]
-        unknown = [name for name in args if name not in takes]
+        parameters = self.signature.parameters
+        accepted = [name for name in parameters if name not in _PASSED]
+        unknown = [name for name in args if name not in accepted]
         if unknown:
             message = f"{self.name} takes no argument {', '.join(unknown)}"
-            raise UsageError(message, hint=f"it takes {', '.join(takes)}")
-        parameters = self.signature.parameters
-        missing = [name for name in takes if parameters[name].default is inspect.Parameter.empty and name not in args]
+            raise UsageError(message, hint=f"it takes {', '.join(accepted)}")
+        missing = [
+            name for name in accepted if parameters[name].default is inspect.Parameter.empty and name not in args
+        ]
         if missing:
             message = f"{self.name} needs {', '.join(missing)}"
             raise UsageError(message, hint=f"for example --args {missing[0]}=... on the command line")
         if self.validate is not None:
             self.validate(**args)
 
-    def stateful(self, td: TensorDictBase, *, keys: Any = None, **_: Any) -> bool:
-        """Whether ``on_state`` does all of it: every leaf that these arguments name has a successor in ``td``.
+    def applies_to_states(self, td: TensorDictBase, *, keys: Any = None, **_: Any) -> bool:
+        """Whether ``map_states`` replaces the function: every leaf that ``keys`` selects has a successor in ``td``.
 
-        Raises UsageError for keys that are not there.
+        Raises UsageError for missing keys.
         """
-        if not self.states:
+        if self.map_states is None:
             return False
         from .checks import key_list
         from .leaves import named, observations
 
-        wanted = key_list("keys", keys)
-        return wanted is None or set(named(td, wanted)) <= set(observations(td))
+        selected = key_list("keys", keys)
+        return selected is None or set(named(td, selected)) <= set(observations(td))
 
 
-def ready(
-    per: Per,
+def builtin(
+    per: Literal["batch", "episode"],
     *,
     fit: Fit | None = None,
-    on_state: Callable[..., torch.Tensor] | None = None,
-    blind: bool = False,
+    map_states: Callable[..., torch.Tensor] | None = None,
+    ignores_observations: bool = False,
     check: Callable[..., object] | None = None,
 ) -> Callable[[F], F]:
-    """Mark ``fn(td, **args)`` as ready-made: it gets the attribute ``ready``.
+    """Mark ``fn(td, **args)`` as a built-in function: it gets the attribute ``traits``.
 
-    ``on_state(name, rows, **args)`` does to the state rows ``[n, ...]`` of one leaf what ``fn`` does to the leaf and to its
-    successor: where states are stored once they need to be changed only once. It returns the rows themselves where the
-    leaf is none of its business. ``blind``: it works without observations, and on whole steps or episodes as they are: where
-    they are compressed they need not be decoded. ``check(**args)`` raises UsageError for arguments that make no sense.
+    - ``per``: what it must be given, any batch of steps or one whole episode.
+    - ``fit``: the first pass it needs.
+    - ``map_states(name, rows, **args)`` maps the state rows ``[n, ...]`` of one leaf as ``fn`` maps the leaf and its successor:
+      states that are stored once are then mapped once. It returns ``rows`` itself for leaves that are not selected.
+    - ``ignores_observations``: it does not read observations and keeps steps and episodes whole, so that compressed
+      observations need not be decoded.
+    - ``check(**args)`` raises UsageError for invalid arguments.
     """
 
     def mark(function: F) -> F:
         signature = inspect.signature(function)
-        record = Ready(function.__name__, per, fit, on_state is not None, blind, signature, check)
-        vars(function).update(ready=record, on_state=on_state)
+        traits = Traits(function.__name__, per, fit, map_states, ignores_observations, signature, check)
+        vars(function).update(traits=traits)
         return function
 
     return mark
+
+
+def traits_of(function: Callable[..., Any]) -> Traits | None:
+    """The traits of a built-in function; None for any other."""
+    traits = getattr(function, "traits", None)
+    return traits if isinstance(traits, Traits) else None

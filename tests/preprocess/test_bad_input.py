@@ -82,12 +82,12 @@ class TestFindingFunctions:
         error = fails(shared, f"{where}:relable", FunctionNotFoundError, "there is no 'relable' in .*mine.py")
         assert error.hint == "there are relabel"
 
-    def test_no_such_ready_function(self, shared):
+    def test_no_such_builtin_function(self, shared):
         error = fails(shared, "rbdata:to_flaot", FunctionNotFoundError, "to_flaot")
         assert "to_float" in error.hint
 
     def test_not_callable(self, shared):
-        fails(shared, "mine:value", UsageError, "int, not something that can be called")
+        fails(shared, "mine:value", UsageError, "of type int and cannot be called")
         fails(shared, 3, UsageError, "int")
 
     def test_no_name(self, shared):

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from preprocess_tools import make_input, plain, run
 from rbdata.errors import DamagedDatasetError
-from rbdata.preprocess.functions import ready
+from rbdata.preprocess.functions import find_builtin
 from rbdata.preprocess.passthrough import Run, runs
 from rbdata.preprocess.run_config import Windows
 from rbdata.preprocess.successors import identical
@@ -111,7 +111,7 @@ class TestUnread:
         made = run(tmp_path, "rbdata:clip_rewards", source=source, per=per, batch_size=7)
         assert sum(decoded) < 60  # of about 440, for the first look
         assert frames(made.path) == frames(source)
-        same_values(made, source, ready("clip_rewards"), "batch", 7)
+        same_values(made, source, find_builtin("clip_rewards"), "batch", 7)
 
     def test_chain_with_first_pass(self, source, tmp_path, monkeypatch):
         decoded = self.decoded(monkeypatch)
@@ -127,7 +127,7 @@ class TestUnread:
 
     def test_decoded_where_it_must_be(self, source, tmp_path):
         raw = run(tmp_path, "rbdata:clip_rewards", source=source, codec="raw")
-        same_values(raw, source, ready("clip_rewards"), "batch", 7)
+        same_values(raw, source, find_builtin("clip_rewards"), "batch", 7)
         chain = run(tmp_path, [*self.CHAIN, rewards], "my/chain", source=source)
         assert frames(chain.path) == frames(source)
         cut = run(tmp_path, "rbdata:clip_rewards", "my/cut", source=source, num_frames=100)

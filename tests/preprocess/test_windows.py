@@ -192,10 +192,10 @@ class TestChains:
         ready = run(shared, functions, source="my/zstd", dest="my/ready", args=args, batch_size=9, force=True)
 
         def same(td):
-            from rbdata.preprocess.functions import ready
+            from rbdata.preprocess.functions import find_builtin
 
-            td = ready("grayscale")(td)
-            return ready("to_float")(ready("resize_frames")(td, **args))
+            td = find_builtin("grayscale")(td)
+            return find_builtin("to_float")(find_builtin("resize_frames")(td, **args))
 
         own = run(shared, same, source="my/zstd", dest="my/own", batch_size=9, force=True)
         assert torch.equal(ready["observation"], own["observation"])

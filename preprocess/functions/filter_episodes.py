@@ -1,4 +1,4 @@
-"""Only some of the episodes."""
+"""Episodes selected by return, length or outcome."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 from ...errors import UsageError
 from .checks import bounds, choice, number, whole
 from .leaves import get
-from .traits import Fit, Partial, ready
+from .traits import Fit, Partial, builtin
 
 _OUTCOMES = ("terminated", "truncated")
 
@@ -26,8 +26,8 @@ def _check(
 ) -> None:
     given = (min_return, max_return, min_length, max_length, min_quantile, max_quantile, outcome)
     if all(value is None for value in given):
-        hint = "for example --args min_quantile=0.9, the best tenth"
-        raise UsageError("filter_episodes needs something to filter by", hint=hint)
+        hint = "for example --args min_quantile=0.9 for the tenth with the highest returns"
+        raise UsageError("filter_episodes needs a condition", hint=hint)
     bounds("min_return", min_return, "max_return", max_return)
     for name, value in (("min_length", min_length), ("max_length", max_length)):
         if value is not None:
@@ -70,7 +70,7 @@ def _finish(
     return {"episodes": len(returns), "min_return": low, "max_return": high}
 
 
-@ready("episode", fit=Fit(_collect, _merge, _finish, _needed), blind=True, check=_check)
+@builtin("episode", fit=Fit(_collect, _merge, _finish, _needed), ignores_observations=True, check=_check)
 def filter_episodes(
     td: TensorDictBase,
     *,
@@ -83,22 +83,22 @@ def filter_episodes(
     max_quantile: float | None = None,
     outcome: str | None = None,
 ) -> TensorDictBase | None:
-    """Keep the episodes that meet every condition given; those at a bound are kept. None drops the episode.
+    """Return the episode where it meets every condition (bounds included), else None, which drops it.
 
-    - ``min_return``, ``max_return``: of the sum of its rewards.
-    - ``min_length``, ``max_length``: of its number of steps.
-    - ``min_quantile``, ``max_quantile``: of the returns of all episodes, between 0 and 1 (as ``numpy.quantile``, linear):
-      ``min_quantile=0.9`` keeps the best tenth, the data of 10 % behaviour cloning. A first pass finds the bounds, which
-      the manifest keeps as ``statistics``: ``{"episodes", "min_return", "max_return"}``.
-    - ``outcome``: ``terminated`` or ``truncated`` (cut episodes included), by the last step.
+    - ``min_return``, ``max_return``: bounds of the sum of its rewards.
+    - ``min_length``, ``max_length``: bounds of its number of steps.
+    - ``min_quantile``, ``max_quantile``: bounds of its return as quantiles, in [0, 1], of the returns of all episodes (linear
+      interpolation, as ``numpy.quantile``). ``min_quantile=0.9`` keeps the tenth with the highest returns (10 % behaviour
+      cloning). A first pass computes them; ``statistics`` are ``{"episodes", "min_return", "max_return"}``.
+    - ``outcome``: ``terminated`` or ``truncated`` (episodes cut by the recording included), from the last step.
 
-    Raises UsageError where there is no condition, or where two leave nothing between them.
+    Raises UsageError without a condition, and for a lower bound above the upper one.
     """
     _check(min_return, max_return, min_length, max_length, min_quantile, max_quantile, outcome)
     limits = [(min_return, max_return)]
     if _needed(min_quantile, max_quantile):
         if statistics is None:
-            message = "filter_episodes has no statistics: it cannot know the quantiles of returns it has not seen"
+            message = "filter_episodes has no statistics, which quantiles need"
             raise UsageError(message, hint="run it through rbdata.preprocess")
         limits.append((statistics["min_return"], statistics["max_return"]))
     total, length = float(_return(td)), len(td)

@@ -8,9 +8,9 @@ from tensordict import TensorDictBase
 from ...errors import UsageError
 from .checks import choice, key_list, number
 from .leaves import change, covers, get, named, observations
-from .traits import ready
+from .traits import builtin
 
-#: bfloat16 has no numpy dtype, so no dataset can hold it.
+#: Not bfloat16: it has no numpy dtype, so that no dataset can store it.
 _DTYPES = ("float16", "float32", "float64")
 
 
@@ -18,10 +18,10 @@ def _check(keys: object = None, dtype: object = "float32", scale: object = None)
     key_list("keys", keys)
     choice("dtype", dtype, _DTYPES)
     if scale is not None and number("scale", scale) == 0:
-        raise UsageError("scale=0 would make everything zero")
+        raise UsageError("scale=0 would set every value to zero")
 
 
-def _on_state(
+def _map_states(
     name: str,
     rows: torch.Tensor,
     *,
@@ -36,11 +36,11 @@ def _on_state(
         scale = 1 / 255 if rows.dtype == torch.uint8 else 1.0
     if scale == 1:
         return rows.to(target)
-    # Half precision has too few digits for a product of its own.
+    # float16 has too few digits to multiply in.
     return (rows.to(torch.float64 if target == torch.float64 else torch.float32) * scale).to(target)
 
 
-@ready("batch", on_state=_on_state, check=_check)
+@builtin("batch", map_states=_map_states, check=_check)
 def to_float(
     td: TensorDictBase,
     *,
@@ -48,16 +48,15 @@ def to_float(
     dtype: str = "float32",
     scale: float | None = None,
 ) -> TensorDictBase:
-    """Leaves become ``dtype`` (float16, float32, float64), multiplied by ``scale``; shapes stay.
+    """Leaves are converted to ``dtype`` (float16, float32, float64) and multiplied by ``scale``; shapes stay.
 
-    ``keys``: see `preprocess.functions`; here also keys without a successor, such as ``action``. ``scale`` is by default
-    1/255 for uint8 (frames: 0 to 1) and 1 for all else, so that float64 observations become float32 and integers keep their
-    values.
+    ``keys``: see `preprocess.functions`; here also keys without a successor, such as ``action``. ``scale`` defaults to
+    1/255 for uint8 (frames in [0, 1]) and to 1 for all other dtypes. Raises UsageError for complex leaves.
     """
     _check(keys, dtype, scale)
-    wanted = key_list("keys", keys)
-    names = observations(td) if wanted is None else named(td, wanted)
+    selected = key_list("keys", keys)
+    names = observations(td) if selected is None else named(td, selected)
     for name in names:
         if get(td, name).is_complex():
-            raise UsageError(f"{name} is complex: no {dtype} can hold it")
-    return change(td, names, lambda name, rows: _on_state(name, rows, dtype=dtype, scale=scale))
+            raise UsageError(f"{name} is complex and cannot be converted to {dtype}")
+    return change(td, names, lambda name, rows: _map_states(name, rows, dtype=dtype, scale=scale))

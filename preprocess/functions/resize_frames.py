@@ -1,11 +1,10 @@
-"""Frames of another size.
+"""Frames resized.
 
-``area``: every new pixel is the mean of the old picture under it, borders weighted by the part that is covered (what ALE's
-preprocessing and OpenCV's INTER_AREA do when shrinking). Weights of rows and columns separate, so that is a product with one
-matrix on each side; where sizes divide evenly it is a sum over k x k pixels in integers, several times faster. Enlarged, it
-repeats pixels.
+``area``: every new pixel is the mean of the old pixels it covers, weighted by the covered area (as ALE's preprocessing and
+OpenCV's INTER_AREA when shrinking). The weights of rows and columns are separable: a product with one matrix on each side.
+Where sizes divide evenly it is an integer sum over k x k pixels, several times faster. Enlarging repeats pixels.
 
-``bilinear``: a triangle as wide as the old pixels under the new one, which is Pillow's BILINEAR and torch's
+``bilinear``: a triangle filter as wide as the old pixels under the new one, as Pillow's BILINEAR and torch's
 ``interpolate(antialias=True)``.
 """
 
@@ -18,9 +17,9 @@ from tensordict import TensorDictBase
 
 from ...errors import UsageError
 from .checks import choice, key_list, whole
-from .frames import CHANNELS, channels_last, frame_names, in_blocks, is_frame
+from .frame_layout import CHANNELS, channels_last, frame_names, in_blocks, is_frame
 from .leaves import change, covers
-from .traits import ready
+from .traits import builtin
 
 _MODES = ("area", "bilinear")
 
@@ -35,7 +34,7 @@ def _check(
     choice("channels", channels, CHANNELS)
 
 
-def _on_state(
+def _map_states(
     name: str,
     rows: torch.Tensor,
     *,
@@ -45,15 +44,15 @@ def _on_state(
     mode: str = "area",
     channels: str = "auto",
 ) -> torch.Tensor:
-    shape, wanted = tuple(rows.shape[1:]), key_list("keys", keys)
-    if not covers(wanted, name) or (wanted is None and not is_frame(shape, rows.dtype)):
+    shape, selected = tuple(rows.shape[1:]), key_list("keys", keys)
+    if not covers(selected, name) or (selected is None and not is_frame(shape, rows.dtype)):
         return rows
     if rows.dtype not in (torch.uint8, torch.float32, torch.float64):
-        message = f"{name} has dtype {rows.dtype}: frames are uint8, float32 or float64"
-        raise UsageError(message, hint="put --fn rbdata:to_float before it")
+        message = f"{name} has dtype {rows.dtype}, not uint8, float32 or float64"
+        raise UsageError(message, hint="add --fn rbdata:to_float before it")
     last = channels_last(shape, channels)
     if last and len(shape) < 3:
-        raise UsageError(f"{name} has rows of shape {shape}: there is no room for channels beside height and width")
+        raise UsageError(f"{name} has rows of shape {shape} without a dimension for channels")
     new = (*shape[:-3], height, width, shape[-1]) if last else (*shape[:-2], height, width)
     if new == shape:
         return rows
@@ -68,16 +67,16 @@ def _on_state(
 
 
 def _resize(planes: torch.Tensor, height: int, width: int, mode: str) -> torch.Tensor:
-    """Planes ``[n, H, W]`` to ``[n, height, width]``, same dtype."""
+    """Planes ``[n, H, W]`` resized to ``[n, height, width]``, same dtype."""
     if mode == "bilinear":
         options = {"size": (height, width), "mode": "bilinear", "antialias": True, "align_corners": False}
         return torch.nn.functional.interpolate(planes.unsqueeze(1), **options).squeeze(1)  # type: ignore[arg-type]
     tall, wide = planes.shape[-2:]
     if tall % height == 0 and wide % width == 0 and planes.dtype == torch.uint8:
         return _mean_of_tiles(planes, tall // height, wide // width)
-    kept = planes.dtype if planes.is_floating_point() else torch.float32
-    columns = planes.to(kept).reshape(-1, wide) @ _coverage(wide, width).to(kept).T
-    out = _coverage(tall, height).to(kept) @ columns.view(-1, tall, width)
+    dtype = planes.dtype if planes.is_floating_point() else torch.float32
+    columns = planes.to(dtype).reshape(-1, wide) @ _coverage(wide, width).to(dtype).T
+    out = _coverage(tall, height).to(dtype) @ columns.view(-1, tall, width)
     return out if planes.is_floating_point() else out.add_(0.5).clamp_(0, 255).to(planes.dtype)
 
 
@@ -85,10 +84,10 @@ def _mean_of_tiles(planes: torch.Tensor, tall: int, wide: int) -> torch.Tensor:
     """Means over tiles of ``tall`` x ``wide`` uint8 pixels, halves rounded up."""
     height, width = planes.shape[-2] // tall, planes.shape[-1] // wide
     size = tall * wide
-    # Strided slices added up: sums along a dimension this short are slow.
-    kind = torch.int16 if size * 256 < 1 << 15 else torch.int32
+    # Strided slices are added, because sums along such short dimensions are slow.
+    dtype = torch.int16 if size * 256 < 1 << 15 else torch.int32
     rows = planes.view(-1, height, tall, width * wide)
-    total = rows[:, :, 0].to(kind)
+    total = rows[:, :, 0].to(dtype)
     for row in range(1, tall):
         total += rows[:, :, row]
     tiles = total.view(-1, height, width, wide)
@@ -103,7 +102,7 @@ def _mean_of_tiles(planes: torch.Tensor, tall: int, wide: int) -> torch.Tensor:
 
 @lru_cache(maxsize=32)
 def _coverage(old: int, new: int) -> torch.Tensor:
-    """How much of each of ``new`` pixels each of ``old`` ones covers: float64 ``[new, old]``, rows sum to 1."""
+    """The share of each of ``new`` pixels that each of ``old`` pixels covers: float64 ``[new, old]``, rows sum to 1."""
     edges = torch.arange(new + 1, dtype=torch.float64) * old / new
     pixels = torch.arange(old, dtype=torch.float64)
     low = torch.maximum(edges[:-1, None], pixels)
@@ -111,7 +110,7 @@ def _coverage(old: int, new: int) -> torch.Tensor:
     return (high - low).clamp_(min=0) * (new / old)
 
 
-@ready("batch", on_state=_on_state, check=_check)
+@builtin("batch", map_states=_map_states, check=_check)
 def resize_frames(
     td: TensorDictBase,
     *,
@@ -121,18 +120,18 @@ def resize_frames(
     mode: str = "area",
     channels: str = "auto",
 ) -> TensorDictBase:
-    """Frames become ``height`` x ``width``; dtype (uint8, float32, float64) and all other dimensions stay.
+    """Frames are resized to ``height`` x ``width``; dtype (uint8, float32, float64) and all other dimensions stay.
 
-    - ``keys``: see `preprocess.functions`; None means the uint8 observations with two dimensions or more.
-    - ``mode``: ``area`` or ``bilinear``, both weigh every pixel they shrink (see above); uint8 is rounded to the nearest.
-    - ``channels``: ``first``, ``last``, or ``auto``, see `frames`.
+    - ``keys``: see `preprocess.functions`; None selects the uint8 observations with two dimensions or more.
+    - ``mode``: ``area`` or ``bilinear`` (see the module); uint8 is rounded to the nearest value.
+    - ``channels``: ``first``, ``last``, or ``auto``, see `frame_layout`.
 
-    Raises UsageError where there is nothing to change.
+    Raises UsageError where no leaf holds frames, and for other dtypes.
     """
     _check(height, width, keys, mode, channels)
     names = frame_names(td, key_list("keys", keys), is_frame, "frames")
 
     def resize(name: str, rows: torch.Tensor) -> torch.Tensor:
-        return _on_state(name, rows, height=height, width=width, keys=[name], mode=mode, channels=channels)
+        return _map_states(name, rows, height=height, width=width, keys=[name], mode=mode, channels=channels)
 
     return change(td, names, resize)

@@ -1,17 +1,17 @@
-"""Observations with mean 0 and standard deviation 1, in two passes.
+"""Observations normalized to mean 0 and standard deviation 1, in two passes.
 
-The first pass collects, for each chunk of steps, the number n of states, their mean m and the sum M of squared differences
-from it. Two chunks are joined exactly (Chan, Golub & LeVeque, 1983):
+The first pass computes, for each chunk of steps, the number n of states, their mean m and the sum M of squared differences
+from it. Two chunks are merged exactly (Chan, Golub & LeVeque, 1983):
 
     n = n1 + n2      d = m2 - m1      m = m1 + d n2 / n      M = M1 + M2 + d^2 n1 n2 / n
 
-all in float64, so that no sum of squares loses its digits, and always in the order of the chunks, so that the result does
-not depend on how many processes there are.
+in float64, so that sums of squares do not lose digits, and in the order of the chunks, so that the result does not depend on
+the number of processes.
 
-**Which states count.** Those at the root: every state that an action was taken in, once, whether a leaf is stored once for
-each state or twice as plain TED. That is the mean over ``observations`` that TD3+BC, IQL and CORL take of D4RL's files.
-``final=True`` also counts the state after the last step of each episode, so that every stored state counts once; Atari's
-final states are zeros where the source has none.
+**Which states count.** Those at the root: every state in which an action was taken, once, whether a leaf is stored once per
+state or twice as plain TED. This is the mean over ``observations`` that TD3+BC, IQL and CORL compute from D4RL's files.
+``final=True`` also counts the state after the last step of each episode. Where the source has no final state (Atari), it is
+zeros.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tensordict import TensorDictBase
 
 from ...errors import UsageError
 from ...storage.schema import LARGE_ROW
-from .checks import choice, key_list, number, positive
-from .leaves import change, get, named, observations
-from .traits import Fit, Partial, ready
+from .checks import boolean, choice, key_list, number, positive
+from .leaves import change, get, named, observations, paths
+from .traits import Fit, Partial, builtin
 
-#: Rows are turned into float64 in blocks of about this many bytes.
-_BLOCK = 1 << 24
+#: Rows are converted to float64 in blocks of about this many bytes.
+_BLOCK_BYTES = 1 << 24
 
 _OVER = ("auto", "element", "leaf")
 
@@ -48,13 +48,12 @@ def _check(
         positive("clip", clip)
     choice("over", over, _OVER)
     choice("dtype", dtype, ("float16", "float32", "float64"))
-    if not isinstance(final, bool):
-        raise UsageError(f"final is true or false, not {final!r}")
+    boolean("final", final)
 
 
 def _names(td: TensorDictBase, keys: Any) -> list[str]:
-    wanted = key_list("keys", keys)
-    return observations(td) if wanted is None else named(td, wanted)
+    selected = key_list("keys", keys)
+    return observations(td) if selected is None else named(td, selected)
 
 
 # -- the first pass ----------------------------------------------------------------------------------------------------
@@ -70,13 +69,11 @@ def _collect(td: TensorDictBase, *, keys: Any = None, over: str = "auto", final:
             raise UsageError(f"{name} is complex and cannot be normalized")
         whole = over == "leaf" or (over == "auto" and rows.ndim > 2)
         parts = [rows]
-        if ends is not None and "next/" + name in {
-            "/".join(key) for key in td.keys(True, True) if isinstance(key, tuple)
-        }:
+        if ends is not None and "next/" + name in paths(td):
             parts.append(get(td, "next/" + name).index_select(0, ends))
         merged: Partial | None = None
         for part in parts:
-            size = max(1, _BLOCK // (8 * max(1, part[:1].numel())))
+            size = max(1, _BLOCK_BYTES // (8 * max(1, part[:1].numel())))
             for block in part.split(size):
                 moments = _moments(name, block.double(), whole)
                 merged = moments if merged is None else _merge(merged, moments)
@@ -115,16 +112,16 @@ def _finish(partial: Partial, **_: Any) -> dict[str, Any]:
         count, mean = int(partial[f"{name}/count"]), partial[f"{name}/mean"]
         std = (partial[f"{name}/squares"] / max(1, count)).sqrt()
         if not (torch.isfinite(mean).all() and torch.isfinite(std).all()):
-            message = f"{name} holds NaN or infinite numbers: it has no mean"
-            raise UsageError(message, hint="clean it first, with a function of your own before normalize_observations")
+            message = f"{name} holds NaN or infinite values and has no mean"
+            raise UsageError(message, hint="remove them with a function before normalize_observations")
         statistics[name] = {"mean": mean.tolist(), "std": std.tolist(), "count": count}
     return statistics
 
 
-# -- the second --------------------------------------------------------------------------------------------------------
+# -- the second pass --------------------------------------------------------------------------------------------------------
 
 
-def _on_state(
+def _map_states(
     name: str,
     rows: torch.Tensor,
     *,
@@ -135,24 +132,26 @@ def _on_state(
     **_: Any,
 ) -> torch.Tensor:
     if statistics is None:
-        message = "normalize_observations has no statistics: it cannot know the mean of data it has not seen"
-        raise UsageError(message, hint="run it through rbdata.preprocess, or give the statistics of a preprocessed set")
-    known = statistics.get(name)
-    if known is None:
+        message = "normalize_observations has no statistics"
+        raise UsageError(
+            message, hint="run it with rbdata.preprocess, or pass the statistics of a preprocessed dataset"
+        )
+    moments = statistics.get(name)
+    if moments is None:
         return rows
-    mean, std = (torch.tensor(known[key], dtype=torch.float64) for key in ("mean", "std"))
+    mean, std = (torch.tensor(moments[key], dtype=torch.float64) for key in ("mean", "std"))
     if not math.isfinite(eps) or (eps == 0 and bool((std == 0).any())):
-        message = f"{name} has elements that never change: their standard deviation is 0"
+        message = f"{name} has constant elements: their standard deviation is 0"
         raise UsageError(message, hint="give an eps above 0")
-    # Small rows cost nothing in float64; frames would.
-    width = torch.float64 if rows[:1].numel() * 8 < LARGE_ROW or dtype == "float64" else torch.float32
-    out = (rows.to(width) - mean.to(width)).div_((std + eps).to(width))
+    # float64 is cheap for small rows only.
+    precision = torch.float64 if rows[:1].numel() * 8 < LARGE_ROW or dtype == "float64" else torch.float32
+    out = (rows.to(precision) - mean.to(precision)).div_((std + eps).to(precision))
     if clip is not None:
         out.clamp_(-clip, clip)
     return out.to(getattr(torch, dtype))
 
 
-@ready("batch", fit=Fit(_collect, _merge, _finish), on_state=_on_state, check=_check)
+@builtin("batch", fit=Fit(_collect, _merge, _finish), map_states=_map_states, check=_check)
 def normalize_observations(
     td: TensorDictBase,
     *,
@@ -164,23 +163,23 @@ def normalize_observations(
     final: bool = False,
     dtype: str = "float32",
 ) -> TensorDictBase:
-    """Observations become ``(observation - mean) / (std + eps)`` (TD3+BC, Fujimoto & Gu, 2021), as ``dtype``, same shape.
+    """Observations become ``(observation - mean) / (std + eps)`` (TD3+BC, Fujimoto & Gu, 2021), in ``dtype``, same shape.
 
     - ``keys``: see `preprocess.functions`.
-    - ``over``: ``element`` takes a mean for each element of a row, ``leaf`` one for all of them; ``auto`` does the first for
-      vectors and the second for frames and whatever else has two dimensions or more.
+    - ``over``: ``element`` computes a mean for each element of a row, ``leaf`` one for the whole row; ``auto`` is ``element``
+      for scalars and vectors and ``leaf`` for rows of two dimensions or more.
     - ``clip``: limits the result to ``[-clip, clip]``.
-    - ``final``: count final states too, see above.
+    - ``final``: whether final states count, see the module.
     - ``statistics``: ``{leaf: {"mean", "std", "count"}}`` with population standard deviations (as ``numpy.std``). The first
-      pass finds them, the manifest keeps them, and given by hand they normalize anything else alike, a live observation too:
-      ``normalize_observations(TensorDict({"observation": rows}, [n]), statistics=..., eps=...)``.
+      pass computes them and the manifest keeps them. Passed explicitly, they normalize other data alike, such as a live
+      observation: ``normalize_observations(TensorDict({"observation": rows}, [n]), statistics=..., eps=...)``.
 
-    Raises UsageError for leaves that hold NaN or infinite numbers, and for elements that never change with ``eps=0``.
+    Raises UsageError for leaves with NaN or infinite values, and for constant elements with ``eps=0``.
     """
     _check(keys, eps, clip, over, final, dtype)
     names = _names(td, keys) if statistics is None or "next" in td.keys() else list(statistics)  # noqa: SIM118
     return change(
         td,
         names,
-        lambda name, rows: _on_state(name, rows, statistics=statistics, eps=eps, clip=clip, dtype=dtype),
+        lambda name, rows: _map_states(name, rows, statistics=statistics, eps=eps, clip=clip, dtype=dtype),
     )

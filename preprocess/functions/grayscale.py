@@ -1,4 +1,4 @@
-"""Colour frames to grey ones."""
+"""Colour frames converted to greyscale."""
 
 from __future__ import annotations
 
@@ -6,33 +6,32 @@ import torch
 from tensordict import TensorDictBase
 
 from ...errors import UsageError
-from .checks import choice, key_list
-from .frames import CHANNELS, channels_last, frame_names, in_blocks, is_frame
+from .checks import boolean, choice, key_list
+from .frame_layout import CHANNELS, channels_last, frame_names, in_blocks, is_frame
 from .leaves import change, covers
-from .traits import ready
+from .traits import builtin
 
-#: ITU-R BT.601 in 16-bit fixed point, as Pillow's ``convert("L")`` has it: 0.299 R + 0.587 G + 0.114 B.
+#: ITU-R BT.601 in 16-bit fixed point, as in Pillow's ``convert("L")``: 0.299 R + 0.587 G + 0.114 B.
 _WEIGHTS = (19595, 38470, 7471)
 
 
 def _check(keys: object = None, channels: object = "auto", keep_channel: object = False) -> None:
     key_list("keys", keys)
     choice("channels", channels, CHANNELS)
-    if not isinstance(keep_channel, bool):
-        raise UsageError(f"keep_channel is true or false, not {keep_channel!r}")
+    boolean("keep_channel", keep_channel)
 
 
 def _channel_dim(shape: tuple[int, ...], channels: str) -> int | None:
-    """The dimension of a row ``[...]`` that holds colours, from the end; None where there is none."""
+    """The dimension of a row that holds colours, counted from the end; None where there is none."""
     if len(shape) < 3:
         return None
     if channels_last(shape, channels):
         return -1 if shape[-1] in (1, 3, 4) else None
-    # A stack of grey frames looks like [C, H, W] too: only three planes are taken for colours unasked.
+    # A stack of grey frames has the layout [C, H, W] too: only three planes count as colours by default.
     return -3 if shape[-3] == 3 or (channels == "first" and shape[-3] in (1, 4)) else None
 
 
-def _on_state(
+def _map_states(
     name: str,
     rows: torch.Tensor,
     *,
@@ -40,16 +39,16 @@ def _on_state(
     channels: str = "auto",
     keep_channel: bool = False,
 ) -> torch.Tensor:
-    shape, wanted = tuple(rows.shape[1:]), key_list("keys", keys)
+    shape, selected = tuple(rows.shape[1:]), key_list("keys", keys)
     dim = _channel_dim(shape, channels)
-    if not covers(wanted, name) or (wanted is None and (dim is None or not is_frame(shape, rows.dtype))):
+    if not covers(selected, name) or (selected is None and (dim is None or not is_frame(shape, rows.dtype))):
         return rows
     if dim is None:
-        message = f"{name} has rows of shape {shape}: there are no 3 colour channels in it"
-        raise UsageError(message, hint="say where the channels are: channels=first or channels=last")
-    small = list(shape)
-    small[dim] = 1
-    grey = in_blocks(rows, tuple(small), lambda block: _grey(block, dim))
+        message = f"{name} has rows of shape {shape} without 3 colour channels"
+        raise UsageError(message, hint="give the position of the channels: channels=first or channels=last")
+    grey_shape = list(shape)
+    grey_shape[dim] = 1
+    grey = in_blocks(rows, tuple(grey_shape), lambda block: _grey(block, dim))
     return grey if keep_channel else grey.squeeze(dim)
 
 
@@ -65,19 +64,19 @@ def _grey(block: torch.Tensor, dim: int) -> torch.Tensor:
     return (total >> 16).to(block.dtype)
 
 
-@ready("batch", on_state=_on_state, check=_check)
+@builtin("batch", map_states=_map_states, check=_check)
 def grayscale(
     td: TensorDictBase, *, keys: str | list[str] | None = None, channels: str = "auto", keep_channel: bool = False
 ) -> TensorDictBase:
-    """Colour frames become grey by ITU-R BT.601 (0.299 R + 0.587 G + 0.114 B), the same bytes that Pillow gives.
+    """Colour frames are converted to grey by ITU-R BT.601 (0.299 R + 0.587 G + 0.114 B), with the same bytes as Pillow.
 
     Rows ``[H, W, 3]`` or ``[3, H, W]`` (any leading dimensions) become ``[H, W]``, with ``keep_channel`` ``[H, W, 1]`` or
-    ``[1, H, W]``; the dtype stays. A fourth channel (alpha) is ignored; one channel is taken for grey.
+    ``[1, H, W]``; the dtype stays. A fourth channel (alpha) is ignored; a single channel is grey already.
 
-    - ``keys``: see `preprocess.functions`; None means the uint8 observations that have colours.
-    - ``channels``: ``first``, ``last``, or ``auto`` (see `frames`; there, four planes in front are a stack, not colours).
+    - ``keys``: see `preprocess.functions`; None selects the uint8 observations that have colours.
+    - ``channels``: ``first``, ``last``, or ``auto`` (see `frame_layout`; with ``auto``, four leading planes are a stack).
 
-    Raises UsageError where there is nothing to change.
+    Raises UsageError where no leaf has colours.
     """
     _check(keys, channels, keep_channel)
 
@@ -88,5 +87,5 @@ def grayscale(
     return change(
         td,
         names,
-        lambda name, rows: _on_state(name, rows, keys=[name], channels=channels, keep_channel=keep_channel),
+        lambda name, rows: _map_states(name, rows, keys=[name], channels=channels, keep_channel=keep_channel),
     )

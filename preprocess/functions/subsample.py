@@ -1,8 +1,7 @@
-"""Fewer steps: every k-th one of each episode, or a part of the episodes.
+"""Every k-th step of each episode, or a random fraction of the episodes.
 
-Which episodes belong to a part is drawn by a hash of what is in them and of the seed, not by their place: it does not
-depend on chunks, processes or the episodes around them, and a smaller fraction is a subset of a larger one with the same
-seed.
+The fraction is drawn by a hash of the contents of each episode and of the seed: it does not depend on chunks, processes or
+other episodes, and a smaller fraction is a subset of a larger one with the same seed.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from ...errors import UsageError
 from ...storage.schema import LARGE_ROW
 from .checks import positive, whole
 from .leaves import get, paths
-from .traits import Fit, Partial, ready
+from .traits import Fit, Partial, builtin
 
 
 def _check(every: object = None, gamma: object = 1.0, fraction: object = None, seed: object = 0) -> None:
@@ -30,14 +29,14 @@ def _check(every: object = None, gamma: object = 1.0, fraction: object = None, s
     else:
         positive("fraction", fraction, high=1.0)
     if fraction is not None and gamma != 1:
-        raise UsageError("gamma goes with every: a fraction of the episodes leaves their rewards as they are")
+        raise UsageError("gamma goes with every: a fraction of the episodes keeps the rewards")
 
 
-# -- a part of the episodes ----------------------------------------------------------------------------------------------
+# -- a fraction of the episodes ----------------------------------------------------------------------------------------------
 
 
 def _draw(td: TensorDictBase, seed: int) -> int:
-    """What an episode draws, evenly in ``[0, 2^63)``. Of frames the first is enough."""
+    """The random number of an episode, uniform in ``[0, 2^63)``. Of large leaves only the first row is hashed."""
     state = blake2b(digest_size=8, key=str(seed).encode())
     for path in sorted(paths(td)):
         rows = get(td, path)
@@ -70,13 +69,13 @@ def _finish(partial: Partial, *, fraction: float, **_: Any) -> dict[str, Any]:
 
 def _every(td: TensorDictBase, every: int, gamma: float) -> TensorDictBase:
     length = len(td)
-    place = torch.arange(length)
-    starts = place[::every]
+    step = torch.arange(length)
+    starts = step[::every]
     ends = (starts + every - 1).clamp(max=length - 1)
     reward = get(td, "next/reward")
-    weights = (gamma ** (place % every).double()).view(-1, *[1] * (reward.ndim - 1))
+    weights = (gamma ** (step % every).double()).view(-1, *[1] * (reward.ndim - 1))
     sums = reward.new_zeros(len(starts), *reward.shape[1:], dtype=torch.float64)
-    sums.index_add_(0, place // every, reward.double() * weights)
+    sums.index_add_(0, step // every, reward.double() * weights)
     out = td[starts]
     out.set("next", td.get("next")[ends])
     out.set(("next", "reward"), sums.to(reward.dtype))
@@ -86,7 +85,7 @@ def _every(td: TensorDictBase, every: int, gamma: float) -> TensorDictBase:
     return out
 
 
-@ready("episode", fit=Fit(_collect, _merge, _finish, _needed), check=_check)
+@builtin("episode", fit=Fit(_collect, _merge, _finish, _needed), check=_check)
 def subsample(
     td: TensorDictBase,
     *,
@@ -98,22 +97,22 @@ def subsample(
 ) -> TensorDictBase | None:
     """Either ``every`` k-th step of each episode, or a random ``fraction`` of the episodes.
 
-    ``every=k`` keeps steps 0, k, 2k, ... of an episode, each with the action taken there. Its reward is the sum over the k
-    steps up to the next one kept (r_0 + gamma r_1 + ...), all else under ``next`` is that of the last of them, so that
-    the next observation is the following one, the last step ends the episode as before, and with ``gamma=1`` the return
-    stays what it was: a frame skip, after the fact. The actions in between are gone. Added: ``steps_to_next_obs`` (int64
-    ``[n]``, k or fewer at the end) and ``gamma`` (gamma^k, float32 ``[n]``).
+    ``every=k`` keeps steps 0, k, 2k, ... of an episode with their actions, as a frame skip of k. The reward of a step is the
+    sum over the k steps up to the next one kept (r_0 + gamma r_1 + ...); the other leaves under ``next`` are those of the last
+    of them, so that the next observation is that of the following step, and the last step ends the episode. With
+    ``gamma=1`` the return stays. Added: ``steps_to_next_obs`` (int64 ``[n]``, k or fewer at the end) and ``gamma``
+    (gamma^k, float32 ``[n]``).
 
-    ``fraction=0.1`` keeps a tenth of the episodes, whole, ``round(0.1 * episodes)`` of them and at least one (episodes that
-    are equal in every bit stay or go together). ``seed`` chooses others. A first pass over the data finds which;
-    ``statistics`` are ``{"episodes", "kept", "threshold"}``.
+    ``fraction=0.1`` keeps a tenth of the episodes: ``round(0.1 * episodes)`` of them and at least one (identical episodes
+    are kept or dropped together). Another ``seed`` selects others. A first pass draws them; ``statistics`` are
+    ``{"episodes", "kept", "threshold"}``.
 
-    Raises UsageError unless exactly one of the two is asked for.
+    Raises UsageError unless exactly one of the two is given.
     """
     _check(every, gamma, fraction, seed)
     if every is not None:
         return _every(td, every, gamma)
     if statistics is None:
-        message = "subsample has no statistics: it cannot draw from episodes it has not seen"
+        message = "subsample has no statistics, which a fraction needs"
         raise UsageError(message, hint="run it through rbdata.preprocess")
     return td if _draw(td, seed) <= statistics["threshold"] else None

@@ -1,7 +1,7 @@
-"""Which leaves are pictures, and which of their dimensions are height, width and channels.
+"""Which leaves are frames, and which of their dimensions are height, width and channels.
 
-A row is ``[H, W]``, ``[C, H, W]`` (any leading dimensions: stacks, cameras) or ``[H, W, C]``. ``channels`` says which:
-``first`` and ``last``, or ``auto``: last where the last dimension is 1, 3 or 4 and there are three or more.
+A row is ``[H, W]``, ``[C, H, W]`` (any leading dimensions: stacks, cameras) or ``[H, W, C]``. ``channels`` is ``first``,
+``last`` or ``auto``: last for three dimensions or more of which the last is 1, 3 or 4.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from .leaves import get, named, observations, paths
 
 CHANNELS = ("auto", "first", "last")
 
-#: Pictures are worked on in blocks of about this many bytes of uint8: what a core keeps close to itself.
-_BLOCK = 1 << 20
+#: Frames are processed in blocks of about this many elements, which fit into a core's cache.
+_BLOCK_ELEMENTS = 1 << 20
 
 
 def is_frame(shape: tuple[int, ...], dtype: torch.dtype) -> bool:
-    """Whether rows of this shape are taken for pictures unasked: uint8 with two dimensions or more."""
+    """Whether rows count as frames without being named: uint8 with two dimensions or more."""
     return dtype == torch.uint8 and len(shape) >= 2
 
 
@@ -31,18 +31,19 @@ def channels_last(shape: tuple[int, ...], channels: str) -> bool:
 
 
 def frame_names(
-    td: TensorDictBase, keys: list[str] | None, wanted: Callable[[tuple[int, ...], torch.dtype], bool], what: str
+    td: TensorDictBase, keys: list[str] | None, is_default: Callable[[tuple[int, ...], torch.dtype], bool], what: str
 ) -> list[str]:
-    """The leaves that ``keys`` stand for, which must have two dimensions; without keys the observations that are ``wanted``."""
+    """The leaves that ``keys`` select, with rows of two dimensions or more; without keys the observations of which
+    ``is_default(row shape, dtype)`` holds. Raises UsageError; ``what`` names the leaves in the message."""
     if keys is not None:
         names = named(td, keys)
         for name in names:
             shape = tuple(get(td, name).shape[1:])
             if len(shape) < 2:
-                raise UsageError(f"{name} has rows of shape {shape}: they are no {what}")
+                raise UsageError(f"{name} has rows of shape {shape}, which are no {what}")
         return names
     leaves = {name: get(td, name) for name in observations(td)}
-    names = [name for name, rows in leaves.items() if wanted(tuple(rows.shape[1:]), rows.dtype)]
+    names = [name for name, rows in leaves.items() if is_default(tuple(rows.shape[1:]), rows.dtype)]
     if not names:
         shapes = ", ".join(f"{name} {list(rows.shape[1:])} {rows.dtype}" for name, rows in leaves.items())
         hint = f"name them with keys; observations are {shapes}" if shapes else f"there are {', '.join(paths(td))}"
@@ -53,9 +54,9 @@ def frame_names(
 def in_blocks(
     rows: torch.Tensor, shape: tuple[int, ...], function: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
-    """``function`` over blocks of rows, into one tensor ``[n, *shape]`` of the same dtype."""
+    """``function`` applied to blocks of rows; one tensor ``[n, *shape]`` of the same dtype."""
     out = rows.new_empty((len(rows), *shape))
-    size = max(1, _BLOCK // max(1, rows[:1].numel()))
+    size = max(1, _BLOCK_ELEMENTS // max(1, rows[:1].numel()))
     for source, target in zip(rows.split(size), out.split(size)):
         target.copy_(function(source))
     return out

@@ -1,4 +1,4 @@
-"""The ready-made functions through ``rbdata.preprocess`` and the command line, alone and in chains."""
+"""The built-in functions through ``rbdata.preprocess`` and the command line, alone and in chains."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import rbdata
 import torch
 from preprocess_tools import make_input, plain, run
 from rbdata.errors import UsageError
-from rbdata.preprocess.functions import READY, ready
+from rbdata.preprocess.functions import BUILTIN, find_builtin
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import verify
 from rbdata.storage.ted import check_invariants
@@ -51,20 +51,20 @@ ALONE = [
 
 
 def test_every_function_is_here():
-    assert {name for name, _, _ in ALONE} == set(READY)
+    assert {name for name, _, _ in ALONE} == set(BUILTIN)
 
 
 @pytest.mark.parametrize(("name", "layout", "args"), ALONE)
 def test_alone(name, layout, args, tmp_path):
     make_input(tmp_path, layout)
     made = run(tmp_path, f"rbdata:{name}", args=args, batch_size=9, procs=1)
-    function = partial(ready(name), **args)
+    function = partial(find_builtin(name), **args)
     statistics = made.statistics.get(name)
-    fit = ready(name).ready.fit
+    fit = find_builtin(name).traits.fit
     assert (statistics is not None) == (fit is not None and fit.needed(**args))
     if statistics is not None:
         function = partial(function, statistics=statistics)
-    whole, lengths = plain(Dataset(tmp_path / "my/input"), function, ready(name).ready.per, 9)
+    whole, lengths = plain(Dataset(tmp_path / "my/input"), function, find_builtin(name).traits.per, 9)
     found = made.to_tensordict()
     assert set(found.keys(True, True)) == set(whole.keys(True, True))
     for key in whole.keys(True, True):
@@ -116,7 +116,7 @@ def test_a_chain_of_three_with_two_first_passes(tmp_path):
     np.testing.assert_allclose(
         made.statistics["normalize_observations"]["observation"]["mean"], rows.mean(0), rtol=1e-9
     )
-    truth = torch.cat([ready("returns_to_go")(td, gamma=0.9)["return_to_go"] for td in kept])
+    truth = torch.cat([find_builtin("returns_to_go")(td, gamma=0.9)["return_to_go"] for td in kept])
     assert torch.equal(made["return_to_go"], truth)
     assert check_invariants(made) == []
 
@@ -127,9 +127,9 @@ def test_frames_grey_small_and_float(tmp_path):
     made = run(tmp_path, functions, args={"height": 16, "width": 16, "dtype": "float16"}, procs=2, batch_size=50)
     assert (made.schema["observation"].kind, made.schema["observation"].dtype) == ("state", "float16")
     td = Dataset(tmp_path / "my/input").to_tensordict()
-    for function in (ready("grayscale"), partial(ready("resize_frames"), height=16, width=16)):
+    for function in (find_builtin("grayscale"), partial(find_builtin("resize_frames"), height=16, width=16)):
         td = function(td)
-    td = ready("to_float")(td, dtype="float16")
+    td = find_builtin("to_float")(td, dtype="float16")
     assert torch.equal(made["next/observation"], td["next", "observation"])
     assert check_invariants(made) == []
 
@@ -141,12 +141,12 @@ def test_frames_grey_small_and_float(tmp_path):
         ("rbdata:resize_frames", {"height": 8, "width": 8}, "no observation holds frames"),
         ("rbdata:resize_frames", {"height": 8}, "needs width"),
         ("rbdata:resize_frames", {"height": "8", "width": 8}, "height must be a whole number, and is '8'"),
-        ("rbdata:filter_episodes", {}, "something to filter by"),
+        ("rbdata:filter_episodes", {}, "needs a condition"),
         ("rbdata:relabel_rewards", {"fn": "nothing_here:fn"}, "nothing_here"),
         (["rbdata:to_float", "rbdata:grayscale"], {}, "no observation holds colour frames"),
     ],
 )
-def test_what_cannot_be_done_is_told_before_anything_is_written(functions, args, why, tmp_path):
+def test_invalid_requests_fail_before_anything_is_written(functions, args, why, tmp_path):
     make_input(tmp_path)
     with pytest.raises(UsageError, match=why):
         run(tmp_path, functions, args=args, procs=1)

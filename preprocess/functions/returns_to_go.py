@@ -1,4 +1,4 @@
-"""Returns to go: what is still to come at each step, as the Decision Transformer is conditioned on."""
+"""Returns to go: the sum of this reward and all later ones, the condition of the Decision Transformer."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from ...errors import UsageError
 from ...storage.schema import check_key
 from .checks import positive
 from .leaves import get, paths
-from .traits import ready
+from .traits import builtin
 
 
 def _check(gamma: object = 1.0, key: object = "return_to_go") -> None:
     positive("gamma", gamma, high=1.0)
     if not isinstance(key, str):
-        raise UsageError(f"key must be a name, and is {key!r}")
+        raise UsageError(f"key must be a string, and is {key!r}")
     check_key(key)
 
 
-@ready("episode", blind=True, check=_check)
+@builtin("episode", ignores_observations=True, check=_check)
 def returns_to_go(td: TensorDictBase, *, gamma: float = 1.0, key: str = "return_to_go") -> TensorDictBase:
-    """Add ``key``: the discounted sum of this reward and all later ones of the episode, shape and dtype of ``next/reward``.
+    """Add ``key``: the discounted sum of this reward and all later ones of the episode, in shape and dtype of ``next/reward``.
 
-    R_t = r_t + gamma R_{t+1} (Chen et al., 2021, with gamma = 1), summed in float64. An episode that was cut short counts
-    what was recorded of it. Raises UsageError for gamma outside (0, 1] and for a key that is taken.
+    R_t = r_t + gamma R_{t+1} (Chen et al., 2021, with gamma = 1), summed in float64. Only recorded rewards count, also in
+    truncated episodes. Raises UsageError for gamma outside (0, 1] and for a key that exists.
     """
     _check(gamma, key)
     if key in paths(td):
-        raise UsageError(f"there is a {key} already", hint="give the new one another name: --args key=...")
+        raise UsageError(f"the key {key!r} exists already", hint="choose another name: --args key=...")
     reward = get(td, "next/reward")
     out = td.clone(False)
     out.set(tuple(key.split("/")), discounted(reward.double(), gamma).to(reward.dtype))
@@ -38,8 +38,8 @@ def returns_to_go(td: TensorDictBase, *, gamma: float = 1.0, key: str = "return_
 def discounted(reward: torch.Tensor, gamma: float) -> torch.Tensor:
     """R_t = r_t + gamma R_{t+1} along the first dimension, float64 ``[n, ...]``.
 
-    By doubling: once R holds the sums over the next k rewards, R_t + gamma^k R_{t+k} holds those over 2k. That takes log n
-    additions of whole columns, and never divides by a power of gamma that vanished.
+    By doubling: where R holds the sums over the next k rewards, R_t + gamma^k R_{t+k} holds those over 2k. This takes log n
+    additions of whole columns and no division by powers of gamma, which underflow.
     """
     if gamma == 1:
         return reward.flip(0).cumsum(0).flip(0)

@@ -1,0 +1,69 @@
+"""n-step returns against loops, `MultiStep` and TorchRL."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from function_tools import GAMMA, check_refused
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rbdata.preprocess.functions import n_step
+from rbdata.storage.replay import MultiStep
+from ted_tools import arrays, episode, ted_problems
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    length=st.integers(1, 40), n=st.integers(1, 60), gamma=GAMMA, outcome=st.sampled_from(["terminated", "truncated"])
+)
+def test_n_step(length, n, gamma, outcome):
+    td = episode(length, outcome=outcome)
+    out, was = arrays(n_step(td, n=n, gamma=gamma)), arrays(td)
+    for step in range(length):
+        taken = min(n, length - step)
+        last = step + taken - 1
+        total = sum(gamma**k * float(was["next/reward"][step + k, 0]) for k in range(taken))
+        assert out["next/reward"][step, 0] == pytest.approx(total, rel=1e-6, abs=1e-6)
+        assert out["steps_to_next_obs"][step] == taken
+        assert out["gamma"][step] == np.float32(gamma**taken)
+        assert out["next/original_reward"][step] == was["next/reward"][step]
+        assert (out["next/observation"][step] == was["next/observation"][last]).all()
+        assert (out["observation"][step] == was["observation"][step]).all()
+        assert out["next/terminated"][step] == was["next/terminated"][last]
+        if n > 1:
+            assert out["next/done"][step]
+            assert out["next/truncated"][step] != out["next/terminated"][step]
+    assert ted_problems(n_step(td, n=n, gamma=gamma)) == []
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 40])
+def test_n_step_is_multi_steps(n):
+    td = episode(23)
+    ours, theirs = n_step(td, n=n, gamma=0.9), MultiStep(0.9, n)(td)
+    for key in [("next", "observation"), ("next", "original_reward"), "steps_to_next_obs", "gamma", "observation"]:
+        assert torch.equal(ours[key], theirs[key]), key
+    assert torch.allclose(ours["next", "reward"], theirs["next", "reward"], atol=1e-6)
+
+
+def test_n_step_beside_torchrl():
+    post = pytest.importorskip("torchrl.data.postprocs")
+    td = episode(23)
+    theirs = post.MultiStep(gamma=0.9, n_steps=4)(td.unsqueeze(0).clone())[0]
+    ours = n_step(td, n=4, gamma=0.9)
+    assert torch.equal(ours["next", "observation"], theirs["next", "observation"])
+    assert torch.equal(ours["steps_to_next_obs"], theirs["steps_to_next_obs"].reshape(-1).long())
+    assert torch.allclose(ours["next", "reward"], theirs["next", "reward"], atol=1e-5)
+    assert torch.allclose(ours["gamma"], theirs["gamma"].reshape(-1))
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        ({"n": 0}, "n must be at least 1"),
+        ({"n": True}, "whole number"),
+        ({"n": 3, "gamma": -0.1}, "more than 0"),
+    ],
+)
+def test_invalid_arguments(args, why):
+    check_refused(n_step, args, why)

@@ -1,0 +1,56 @@
+"""Built-in functions keep the identities that existing datasets record, wherever their code is."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+
+import pytest
+from preprocess_tools import make_input, run
+from rbdata.preprocess.functions import BUILTIN, find_builtin
+from rbdata.preprocess.functions.recorded_identities import RECORDED
+from rbdata.preprocess.identity import content_hash, identify
+
+
+def test_names_are_functions_whatever_is_imported_first():
+    """A module has the name of its function, which is bound in the package all the same."""
+    code = """
+import rbdata.preprocess.functions.clip_rewards, rbdata.preprocess.functions as functions
+from rbdata.preprocess.functions.subsample import subsample as direct
+from rbdata.preprocess.functions import clip_rewards, subsample, to_float
+for name in functions.BUILTIN:
+    assert callable(getattr(functions, name)) and getattr(functions, name) is functions.find_builtin(name), name
+assert direct is subsample and callable(clip_rewards) and callable(to_float)
+assert callable(rbdata.preprocess) and rbdata.preprocess.functions is functions
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("name", sorted(RECORDED))
+def test_recorded(name):
+    module, source, file = RECORDED[name]
+    assert identify(find_builtin(name)) == (f"rbdata.preprocess.functions.{module}:{name}", source, file)
+    assert name in BUILTIN
+
+
+def test_others_are_identified_by_their_source():
+    clip = find_builtin("clip_rewards")
+
+    @functools.wraps(clip)
+    def wrapped(td):
+        return clip(td)
+
+    for fn in (wrapped, functools.partial(clip, low=0)):
+        assert identify(fn)[1] == content_hash(fn) != identify(clip)[1]
+
+
+def test_in_the_lineage(tmp_path):
+    make_input(tmp_path)
+    (record,) = run(tmp_path, "rbdata:clip_rewards").manifest.lineage["functions"]
+    assert record == {
+        "function": "rbdata:clip_rewards",
+        "source_sha256": "85d53f2514ba68d8a333fbb3d0f69a174ff0e756c0dfeacba258f79385ba4c0e",
+        "file_sha256": "d4e130ef2dfecba5cbb4a88b48447c2a10c9e58d3f2075d63374f65c62571222",
+        "args": {},
+    }
