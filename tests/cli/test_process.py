@@ -19,9 +19,9 @@ from pathlib import Path
 
 import pytest
 from paths import DATA
+from processes import RBDATA, start_interruptible
 
 MIRROR = str(DATA / "atari")
-RBDATA = [sys.executable, "-c", "import sys; from rbdata.cli import main; sys.argv[0] = 'rbdata'; main()"]
 
 
 def run(*words: object, **settings) -> subprocess.CompletedProcess:
@@ -241,7 +241,7 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(procs, gate, tmp_pa
     words = ["download", "Breakout/1", "--mirror", url, "--root", str(root), "--procs", str(procs)]
     answer, notes = tmp_path / "stdout", tmp_path / "stderr"  # files, as a worker left behind would keep pipes open
     with answer.open("w") as stdout, notes.open("w") as stderr:
-        process = subprocess.Popen([*RBDATA, *words], stdout=stdout, stderr=stderr, start_new_session=True)
+        process = start_interruptible([*RBDATA, *words], stdout=stdout, stderr=stderr, start_new_session=True)
     deadline = time.monotonic() + 30
     while _parts_done(root) < 3 and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.05)
@@ -272,3 +272,14 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(procs, gate, tmp_pa
     assert done.returncode == 0
     assert "continuing: 3 of 4 parts are done" in done.stderr
     assert run("verify", "Breakout/1", "--root", root).returncode == 0
+
+
+def test_ignored_interrupts_stay_ignored():
+    """A shell script that runs it in the background starts it so; Ctrl-C is meant for the script alone."""
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN);"
+        "import atexit; atexit.register(lambda: print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN));"
+        f"import sys; sys.argv = ['rbdata', 'list', '--local']; {RBDATA[-1]}"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "True")

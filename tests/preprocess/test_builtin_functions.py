@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from functools import partial
 
 import numpy as np
@@ -13,13 +12,12 @@ import pytest
 import rbdata
 import torch
 from preprocess_tools import make_input, plain, run
+from processes import RBDATA
 from rbdata.errors import UsageError
 from rbdata.preprocess.functions import BUILTIN, find_builtin
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import verify
 from rbdata.storage.ted import check_invariants
-
-RBDATA = [sys.executable, "-c", "import sys; from rbdata.cli import main; sys.argv[0] = 'rbdata'; main()"]
 
 ALONE = [
     ("clip_rewards", "flat", {"low": -0.5}),

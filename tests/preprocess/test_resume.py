@@ -6,20 +6,19 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 from preprocess_tools import lasting, make_input, run
+from processes import RBDATA, start_interruptible
 from rbdata.datasets.local import list_local
 from rbdata.preprocess.driver import preprocess
 from rbdata.preprocess.preprocess_request import Listener, Request
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import verify
 
-RBDATA = [sys.executable, "-c", "from rbdata.cli import main; main()"]
 SLOW = """
 import time
 import torch
@@ -145,7 +144,7 @@ class TestKilled:
         """Exit code 130, what is finished is kept, and the message says how to go on."""
         run(tmp_path, slow, dest="my/calm", batch_size=7, procs=1)
         command = [*RBDATA, *words(tmp_path, slow, "my/stopped", "--procs", 1)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = start_interruptible(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         journal = tmp_path / "my" / ".stopped.writing" / "journal.jsonl"
         while process.poll() is None and not (journal.exists() and '"part"' in journal.read_text()):
             time.sleep(0.01)

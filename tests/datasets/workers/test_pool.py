@@ -13,6 +13,7 @@ import psutil
 import pytest
 from paths import SUPPORT
 from preprocess_tools import make_input
+from processes import RBDATA, start_interruptible
 from rbdata.datasets.workers import pool
 from rbdata.datasets.workers.pool import Workers, fork_server_is_available
 from rbdata.errors import WorkerLostError
@@ -147,14 +148,12 @@ def test_ctrl_c_while_they_load_is_quiet(tmp_path):
     """The terminal sends it to the server as well, which is in the middle of importing torch."""
     make_input(tmp_path, "zstd")
     words = ["preprocess", "my/input", "--fn", "rbdata:clip_rewards", "--dest", "my/out", "--procs", "2"]
-    process = subprocess.Popen(
-        [sys.executable, "-c", "from rbdata.cli import main; main()", *words, "--batch-size", "16"],
+    process = start_interruptible(
+        [*RBDATA, *words, "--batch-size", "16"],
         env={**os.environ, "RBDATA_ROOT": str(tmp_path)},
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where tests run in the background
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
     )
     wait_until(lambda: len(psutil.Process(process.pid).children()) >= 2)  # resource tracker and server
     time.sleep(0.1)

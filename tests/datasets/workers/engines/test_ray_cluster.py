@@ -14,6 +14,7 @@ import psutil
 import pytest
 from paths import SUPPORT
 from preprocess_tools import check_files, every_other, lasting, make_input, noisy, plain, run, smaller
+from processes import RBDATA
 from ray_work import Slow, Task, Tasks, Ticking, always_dies, breaks, dies_once, doubled, fails, raises, square
 from rbdata.datasets.workers.engines import open_engine
 from rbdata.datasets.workers.engines.ray_cluster import AHEAD, RETRIES, RayEngine
@@ -22,8 +23,6 @@ from rbdata.storage.dataset import Dataset
 from rbdata.storage.ted import check_invariants
 
 pytest.importorskip("ray")
-
-RBDATA = [sys.executable, "-c", "import sys; from rbdata.cli import main; sys.argv[0] = 'rbdata'; main()"]
 
 
 @pytest.fixture(scope="module")

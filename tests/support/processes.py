@@ -1,0 +1,25 @@
+"""The program as a child process."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+#: The installed command ``rbdata``, run by this interpreter.
+RBDATA = [sys.executable, "-c", "import sys; from rbdata.cli import main; sys.argv[0] = 'rbdata'; main()"]
+
+
+def start_interruptible(command: Sequence[str], **settings: Any) -> subprocess.Popen[str]:
+    """Start a process that Ctrl-C (SIGINT) ends, in text mode; ``settings`` are those of `subprocess.Popen`.
+
+    Where the tests run in the background of a script, SIGINT is ignored, and children inherit that. A signal with a handler
+    becomes the default one in a child, so one is installed while the child starts. Call it from the main thread.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(command, text=True, **settings)
+    finally:
+        signal.signal(signal.SIGINT, before)
