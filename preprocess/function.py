@@ -1,7 +1,7 @@
 """A function of the chain: its name and arguments, and how a worker loads and calls it.
 
-A function given as text is looked up again in every worker (`lookup`). One given as a Python object is pickled: by value
-where its module cannot be imported (a lambda, a closure, a notebook cell).
+A function given as text is looked up again in every worker (`functions.lookup`). One given as a Python object is pickled:
+by value where its module cannot be imported (a lambda, a closure, a notebook cell).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from .functions.lookup import find_function, is_builtin_name
 from .functions.traits import Fit, Traits, traits_of
 from .identity import content_hash, identify, qualified_name
-from .lookup import find_function, is_builtin_name
 
 if TYPE_CHECKING:
     import torch

@@ -55,7 +55,7 @@ def _check(fn: object = None, rule: object = None, gamma: object = None, keep: o
 def _resolve(fn: object) -> Rewards:
     """A callable, or the function that a text in the form of ``--fn`` names."""
     if isinstance(fn, str):
-        from ..lookup import find_function
+        from .lookup import find_function
 
         return find_function(fn, Path.cwd())  # workers run in the folder of the command
     if not callable(fn):

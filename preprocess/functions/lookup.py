@@ -2,7 +2,7 @@
 
     pkg.mod:fn        a module that can be imported; the current directory is searched last
     path/file.py:fn   a file; it may import modules beside it
-    rbdata:NAME       a built-in function (`functions`)
+    rbdata:NAME       a built-in function
 
 ``fn`` may be a dotted path (``Class.method``). Workers look functions up themselves, in the folder of the command, so that the
 user's code need not be sent to them.
@@ -21,8 +21,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..errors import FunctionError, FunctionNotFoundError, UsageError
-from .functions import find_builtin
+from ...errors import FunctionError, FunctionNotFoundError, UsageError
+from . import find_builtin
 
 _FORMS = "write pkg.mod:function, file.py:function, or rbdata:NAME"
 
