@@ -79,12 +79,12 @@ class View:
         from ..storage.replay.storages.dataset_storage import DatasetStorage
         from ..storage.replay.windows.batches import BatchReader
         from ..storage.replay.windows.draw import Draw
-        from ..storage.replay.windows.n_step import NStep
+        from ..storage.replay.windows.n_step_return import NStep
 
         windows = self.windows
         n_step = None if windows.n_step is None else NStep(windows.n_step, windows.gamma)
         storage = DatasetStorage(self.dataset)
-        reader = BatchReader(storage, frame_stack=windows.frame_stack, n_step=n_step, marked=False)
+        reader = BatchReader(storage, frame_stack=windows.frame_stack, n_step=n_step, with_info=False)
         (prepared,) = reader.prepare([Draw(steps)])
         return reader.complete(prepared).clone()  # stacks are overlapping views: editing one would edit the others
 

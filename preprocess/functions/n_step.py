@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from tensordict import TensorDictBase
 
-from ...storage.replay.windows.n_step import NStep
+from ...storage.replay.windows.n_step_return import NStep
 from .checks import positive, whole
 from .leaves import get
 from .traits import builtin

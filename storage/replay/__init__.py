@@ -1,7 +1,14 @@
 """The runtime: batches from a dataset, or from what a training run collects.
 
-Read in this order: `storages` (where records are), `timeline` (what follows what), `samplers` and `slices` (which steps make
-a batch), `batches` (reading them), `stream` (their order), `buffer` (all of it together).
+Reading order:
+
+1. `storages`: where records are kept; `writers`: which row a new record goes to.
+2. `windows`: `timeline` and `edges` (which step follows which, where episodes end), `draw` (the steps of a batch),
+   `batches` (how they are read).
+3. `samplers`: which steps make a batch.
+4. `batch_order`, `prefetch`, `pipeline`: draws in order, made and read ahead of time.
+5. `buffer` and `tensordict_buffer`: all of it together; `ensemble`: several buffers as one; `transforms`; `checkpoints`.
+6. `loading` (from options to a buffer over a dataset), `iterable` (data loaders), `devices`, `argument_checks`.
 """
 
 from __future__ import annotations
@@ -19,8 +26,8 @@ from .samplers.uniform import RandomSampler as RandomSampler
 from .samplers.uniform import Sampler as Sampler
 from .samplers.uniform import SamplerWithoutReplacement as SamplerWithoutReplacement
 from .storages.dataset_storage import DatasetStorage as DatasetStorage
+from .storages.list_storage import ListStorage as ListStorage
 from .storages.memmap_storage import LazyMemmapStorage as LazyMemmapStorage
-from .storages.storage import ListStorage as ListStorage
 from .storages.storage import Storage as Storage
 from .storages.tensor_storage import LazyTensorStorage as LazyTensorStorage
 from .storages.tensor_storage import TensorStorage as TensorStorage
@@ -33,8 +40,8 @@ from .transforms.n_step_transform import MultiStep as MultiStep
 from .transforms.split import split_trajectories as split_trajectories
 from .windows.batches import BatchReader as BatchReader
 from .windows.draw import Draw as Draw
-from .writers.round_robin import ImmutableDatasetWriter as ImmutableDatasetWriter
+from .writers.base import ImmutableDatasetWriter as ImmutableDatasetWriter
+from .writers.base import Writer as Writer
+from .writers.max_value import TensorDictMaxValueWriter as TensorDictMaxValueWriter
 from .writers.round_robin import RoundRobinWriter as RoundRobinWriter
-from .writers.round_robin import TensorDictMaxValueWriter as TensorDictMaxValueWriter
 from .writers.round_robin import TensorDictRoundRobinWriter as TensorDictRoundRobinWriter
-from .writers.round_robin import Writer as Writer

@@ -17,33 +17,34 @@ from tensordict import is_tensor_collection
 
 from ...errors import UsageError
 from ..dataset import Dataset
-from .arguments_of_buffer import (
-    checked_depth,
-    checked_seed,
-    checked_size,
-    mixed_seed,
-    sampler_of,
-    seeded,
-    stacked,
-    storage_of,
-    time_first,
-    writer_of,
+from .argument_checks import (
+    check_batch_size,
+    check_prefetch,
+    check_seed,
+    make_generator,
+    rank_seed,
+    resolve_sampler,
+    resolve_storage,
+    resolve_writer,
 )
-from .checkpoints.mixin import Lasting
-from .pipeline import Info, Making, Pipeline
+from .checkpoints.mixin import CheckpointMixin
+from .pipeline import BatchSpec, Info, Pipeline
 from .samplers.uniform import Sampler
 from .storages.column_access import is_key, read_column, write_column
 from .storages.dataset_storage import DatasetStorage
-from .storages.storage import ListStorage, Storage
+from .storages.list_storage import ListStorage
+from .storages.storage import Storage
+from .storages.trees import move_dim_first, stack_records
 from .transforms.chain import Transforms
 from .windows.edges import Edges, as_key
-from .windows.n_step import NStep
-from .writers.round_robin import ImmutableDatasetWriter, RoundRobinWriter, Writer
+from .windows.n_step_return import NStep
+from .writers.base import ImmutableDatasetWriter, Writer
+from .writers.round_robin import RoundRobinWriter
 
 Part = Any  # an instance, or a function without arguments that makes one
 
 
-class ReplayBuffer(Lasting):
+class ReplayBuffer(CheckpointMixin):
     """Writes records to a storage and samples batches from it.
 
     All arguments by keyword; those of ``torchrl.data.ReplayBuffer`` come first:
@@ -66,7 +67,7 @@ class ReplayBuffer(Lasting):
     ``return_info=True``. `TensorDictReplayBuffer` puts it into the batch.
     """
 
-    _in_batch = False
+    _info_in_batch = False
 
     def __init__(
         self,
@@ -104,13 +105,13 @@ class ReplayBuffer(Lasting):
             raise UsageError(f"frame_stack must be at least 1, not {frame_stack!r}")
         if not 0 <= rank < world_size:
             raise UsageError(f"rank {rank} is not among {world_size} processes")
-        self.batch_size = None if batch_size is None else checked_size(batch_size)
+        self.batch_size = None if batch_size is None else check_batch_size(batch_size)
         self._lock = threading.RLock()
-        self._storage: Storage = storage_of(storage)
-        self._sampler: Sampler = sampler_of(sampler)
+        self._storage: Storage = resolve_storage(storage)
+        self._sampler: Sampler = resolve_sampler(sampler)
         if self._sampler.drop_last and self.batch_size is None:
             raise UsageError("drop_last needs the batch_size given to the buffer")
-        self._writer: Writer = writer_of(writer, self._default_writer)
+        self._writer: Writer = resolve_writer(writer, self._default_writer)
         self._writer.register_storage(self._storage)
         if transform_factory is not None:
             transform = transform_factory()
@@ -121,14 +122,14 @@ class ReplayBuffer(Lasting):
         place = None if device is None else torch.device(device)
         if prefetch is None and place is not None and place.type == "cuda" and self._sampler.ahead and batch_size:
             prefetch = 1
-        self._making = Making(
+        self._spec = BatchSpec(
             frame_stack,
             None if stack_keys is None else tuple(stack_keys),
             None if n_step is None else NStep(n_step, gamma),
             Edges(None if traj_key is None else as_key(traj_key), () if end_key is None else (as_key(end_key),)),
-            self._in_batch,
+            self._info_in_batch,
             collate_fn,
-            checked_depth(prefetch, self.batch_size),
+            check_prefetch(prefetch, self.batch_size),
             place,
             pin_memory,
         )
@@ -139,7 +140,7 @@ class ReplayBuffer(Lasting):
         if shared:
             self.share()
         self._rank, self._world = rank, world_size
-        self._begin(generator, None if seed is None else checked_seed(seed))
+        self._start_order(generator, None if seed is None else check_seed(seed))
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
@@ -184,16 +185,16 @@ class ReplayBuffer(Lasting):
             before = self._storage
             if self._dim_extend == before.ndim - 1:
                 self._dim_extend = storage.ndim - 1
-            self._storage, self._making = storage, replace(self._making, collate=collate_fn)
+            self._storage, self._spec = storage, replace(self._spec, collate=collate_fn)
             self._writer.register_storage(storage)
-            self._renew()
+            self._rebuild_pipeline()
             return before
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Put another sampler in place; returns the one before."""
         with self._lock:
             before, self._sampler = self._sampler, sampler
-            self._renew()
+            self._rebuild_pipeline()
             return before
 
     def set_writer(self, writer: Writer) -> Writer:
@@ -209,22 +210,22 @@ class ReplayBuffer(Lasting):
         """Start the sequence of batches that belongs to a seed."""
         with self._lock:
             self._pipeline.drop()
-            self._begin(None, checked_seed(seed))
+            self._start_order(None, check_seed(seed))
 
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Draw from this generator from now on."""
         with self._lock:
             self._pipeline.rewind()
-            self._begin(generator, None)
+            self._start_order(generator, None)
 
-    def _begin(self, generator: torch.Generator | None, seed: int | None) -> None:
+    def _start_order(self, generator: torch.Generator | None, seed: int | None) -> None:
         if self._world > 1 and seed is None and not self._sampler.endless:
             message = f"{self._world} processes that share one pass must shuffle alike"
             raise UsageError(message, hint="give all of them the same seed")
         if generator is None:
             own = int(torch.randint(1 << 62, ())) if seed is None else seed
             # In data-parallel training each process has its own numbers, and all of them the one order.
-            generator = seeded(mixed_seed(own, self._rank) if self._world > 1 else own)
+            generator = make_generator(rank_seed(own, self._rank) if self._world > 1 else own)
         passes = getattr(self._sampler, "passes", None)
         if passes is not None and seed is not None:
             passes.seed(seed)
@@ -233,9 +234,9 @@ class ReplayBuffer(Lasting):
     def _make_pipeline(self, generator: torch.Generator) -> None:
         self._generator = generator
         self._sampler.share = (self._rank, self._world)
-        self._pipeline = Pipeline(self._storage, self._sampler, generator, self._transforms, self._making, self._lock)
+        self._pipeline = Pipeline(self._storage, self._sampler, generator, self._transforms, self._spec, self._lock)
 
-    def _renew(self) -> None:
+    def _rebuild_pipeline(self) -> None:
         """A pipeline of other parts, from where the last one stands."""
         self._pipeline.close()
         self._make_pipeline(self._generator)
@@ -252,7 +253,7 @@ class ReplayBuffer(Lasting):
                 return None
             data = data.squeeze(-1) if nested else data
         with self._lock:
-            return self._told(self._writer.add(data))
+            return self._notify_sampler(self._writer.add(data))
 
     def extend(self, data: Any) -> Any:
         """Write a batch of records; returns their rows, int64 ``[n]`` (``[n, ndim]`` for a storage of more dimensions).
@@ -265,9 +266,9 @@ class ReplayBuffer(Lasting):
         if data is None:
             return torch.zeros((0, self._storage.ndim), dtype=torch.int64)
         with self._lock:
-            return self._told(self._writer.extend(time_first(data, self._dim_extend, self._storage.ndim)))
+            return self._notify_sampler(self._writer.extend(move_dim_first(data, self._dim_extend, self._storage.ndim)))
 
-    def _told(self, index: Any) -> Any:
+    def _notify_sampler(self, index: Any) -> Any:
         if index is not None:
             self._sampler.extend(self._storage.flat([index] if isinstance(index, int) else index))
         return index
@@ -315,7 +316,7 @@ class ReplayBuffer(Lasting):
                 message = "no batch size"
                 raise UsageError(message, hint="give batch_size to the buffer (or to load()), or to sample()")
             return self.batch_size
-        size = checked_size(batch_size)
+        size = check_batch_size(batch_size)
         if self.batch_size is not None and size != self.batch_size and not self._warned:
             self._warned = True
             warnings.warn(
@@ -362,7 +363,7 @@ class ReplayBuffer(Lasting):
             else:
                 data = self._storage.get(index)
         if isinstance(self._storage, ListStorage) and isinstance(data, list):
-            data = (self._making.collate or stacked)(data)
+            data = (self._spec.collate or stack_records)(data)
         return self._transforms(data) if len(self._transforms) else data
 
     def __setitem__(self, index: Any, value: Any) -> None:

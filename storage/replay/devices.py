@@ -31,7 +31,7 @@ def to_device(batch: Any, device: torch.device | None, pin: bool) -> Any:
     return moved
 
 
-def handed_over(batch: Any, device: torch.device | None) -> Any:
+def record_stream(batch: Any, device: torch.device | None) -> Any:
     """Tell the allocator that the caller's stream uses what another stream copied; returns the batch."""
     if device is not None and device.type == "cuda":
         current = torch.cuda.current_stream(device)

@@ -13,10 +13,10 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from ...errors import ReadOnlyError, SamplingError, UsageError
-from .arguments_of_buffer import checked_seed, checked_size, seeded
-from .batch_order import Mark
+from .argument_checks import check_batch_size, check_seed, make_generator
+from .batch_order import OrderState
 from .buffer import ReplayBuffer
-from .checkpoints.checkpoint import Folder
+from .checkpoints.checkpoint import CheckpointWriter
 from .devices import to_device
 from .transforms.chain import Transforms
 
@@ -55,7 +55,7 @@ class ReplayBufferEnsemble:
         if sample_from_all and p is not None:
             raise UsageError("sample_from_all leaves no room for p")
         self.buffers, self.sample_from_all = buffers, sample_from_all
-        self.batch_size = None if batch_size is None else checked_size(batch_size)
+        self.batch_size = None if batch_size is None else check_batch_size(batch_size)
         count = len(buffers) if sample_from_all or num_buffer_sampled is None else num_buffer_sampled
         if count < 1:
             raise UsageError(f"num_buffer_sampled must be at least 1, not {count}")
@@ -66,7 +66,7 @@ class ReplayBufferEnsemble:
             self._transforms.append(transform)
         self._collate = collate_fn
         self._pin, self._device = pin_memory, None if device is None else torch.device(device)
-        self._generator = seeded(int(torch.randint(1 << 62, ()))) if generator is None else generator
+        self._generator = make_generator(int(torch.randint(1 << 62, ()))) if generator is None else generator
         if seed is not None:
             self.set_seed(seed)
 
@@ -95,7 +95,7 @@ class ReplayBufferEnsemble:
         size = self.batch_size if batch_size is None else batch_size
         if size is None:
             raise UsageError("no batch size", hint="give batch_size to the ensemble, or to sample()")
-        if checked_size(size) % self.num_buffer_sampled:
+        if check_batch_size(size) % self.num_buffer_sampled:
             message = f"batch_size {size} cannot be divided by num_buffer_sampled {self.num_buffer_sampled}"
             raise SamplingError(message)
         ids = self._members()
@@ -133,10 +133,10 @@ class ReplayBufferEnsemble:
         if self._collate is not None:
             return self._collate(batches)
         if not isinstance(batches[0], TensorDictBase):
-            from .storages.tensor_storage import stack
+            from .storages.trees import stack
 
             return stack(batches)
-        own = all(buffer._in_batch for buffer in self.buffers)
+        own = all(buffer._info_in_batch for buffer in self.buffers)
         batches = [batch.exclude("index") if own else batch for batch in batches]
         lengths = {len(batch) for batch in batches}
         if len(lengths) > 1:
@@ -158,7 +158,7 @@ class ReplayBufferEnsemble:
 
     def set_seed(self, seed: int) -> None:
         """Start the sequence of batches that belongs to a seed, in the members as well."""
-        seed = checked_seed(seed)
+        seed = check_seed(seed)
         self._generator.manual_seed(seed)
         for number, buffer in enumerate(self.buffers):
             buffer.set_seed(seed + 1 + number)
@@ -205,12 +205,12 @@ class ReplayBufferEnsemble:
         """Write every member to a folder of its own below ``path``, all or nothing; see `checkpoint`."""
         from .checkpoints.checkpoint import dump_into
 
-        with Folder(path) as folder:
+        with CheckpointWriter(path) as folder:
             for number, buffer in enumerate(self.buffers):
                 with buffer._lock:
                     dump_into(buffer, folder.part(str(number)))
             folder.describe("ReplayBufferEnsemble", {"members": len(self.buffers)})
-            folder.tensors("rng", {"generator": Mark(self._generator.get_state(), None).generator})
+            folder.tensors("rng", {"generator": OrderState(self._generator.get_state(), None).generator})
             folder.tensors("transforms", self._transforms.state_dict())
 
     save = dump = dumps

@@ -2,26 +2,38 @@
 
     loader = buffer.as_iterable().loader(num_workers=4)
 
-Each worker process has its own copy of the buffer, not of the data: files are mapped again, shared memory is shared.
-Without replacement the workers share the passes out among each other, so that together they give every step once;
-with replacement each draws its own numbers from the buffer's seed.
+Each worker process has a copy of the buffer, not of the data: files are mapped again, shared memory is shared.
+Without replacement the workers divide each pass among them, so that together they give every step once;
+with replacement each worker draws its own numbers from the buffer's seed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from ...errors import UsageError
-from .buffer import ReplayBuffer
+
+
+class SplittableBuffer(Protocol):
+    """What a data loader needs of a buffer."""
+
+    batch_size: int | None
+
+    def split(self, rank: int, world_size: int) -> None: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
 
 
 class ReplayIterable(IterableDataset):
-    """The batches of a buffer: so many (``batches``), one pass, or endless ones; per worker where there are several."""
+    """The batches of a buffer: ``batches`` of them per worker, or one pass, or endless without passes.
 
-    def __init__(self, buffer: ReplayBuffer, batches: int | None = None) -> None:
+    Raises UsageError for a buffer without a batch size.
+    """
+
+    def __init__(self, buffer: SplittableBuffer, batches: int | None = None) -> None:
         if buffer.batch_size is None:
             raise UsageError("a data loader needs the batch_size given to the buffer (or to load())")
         if batches is not None and batches < 1:
@@ -40,10 +52,10 @@ class ReplayIterable(IterableDataset):
                 return
 
     def loader(self, num_workers: int = 0, **options: Any) -> DataLoader:
-        """A ``DataLoader`` over this: batches are made here, and handed on as they are (its own collation takes apart)."""
-        return DataLoader(self, batch_size=None, collate_fn=as_it_is, num_workers=num_workers, **options)
+        """A ``DataLoader`` over this; batches pass unchanged, as they are complete already."""
+        return DataLoader(self, batch_size=None, collate_fn=identity, num_workers=num_workers, **options)
 
 
-def as_it_is(batch: Any) -> Any:
+def identity(batch: Any) -> Any:
     """A ``collate_fn`` that changes nothing."""
     return batch

@@ -19,34 +19,35 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from .arguments_of_buffer import stacked
-from .batch_order import Mark, Pending, Stream
-from .devices import handed_over, to_device
+from .batch_order import BatchOrder, DrawnBatch, OrderState
+from .devices import record_stream, to_device
 from .prefetch import Prefetcher
 from .samplers.uniform import Sampler
-from .storages.storage import ListStorage, Storage
+from .storages.list_storage import ListStorage
+from .storages.storage import Storage
+from .storages.trees import stack_records
 from .transforms.chain import Transforms
 from .windows.batches import BatchReader, Prepared
 from .windows.draw import Draw
 from .windows.edges import Edges, as_key
-from .windows.n_step import NStep
+from .windows.n_step_return import NStep
 from .windows.slice_flags import slice_flags
 
 Info = Callable[[], dict[Any, Any]]
 
 
 @dataclass(frozen=True)
-class Making:
+class BatchSpec:
     """What batches are to be: windows (see `batches`), and what is done with them when they are read.
 
-    ``in_batch`` puts what the sampler knows into the batch; ``depth`` batches are prefetched.
+    ``info_in_batch`` puts what the sampler knows into the batch; ``depth`` batches are prefetched.
     """
 
     frame_stack: int | None = None
     stack_keys: tuple[str, ...] | None = None
     n_step: NStep | None = None
     edges: Edges | None = None
-    in_batch: bool = False
+    info_in_batch: bool = False
     collate: Callable[[Any], Any] | None = None
     depth: int = 0
     device: torch.device | None = None
@@ -62,15 +63,15 @@ class Pipeline:
         sampler: Sampler,
         generator: torch.Generator,
         transforms: Transforms,
-        making: Making,
+        spec: BatchSpec,
         lock: threading.RLock,
     ) -> None:
-        self.storage, self.making, self.transforms = storage, making, transforms
-        self.stream = Stream(sampler, storage, generator)
-        self.stream.marking = sampler.ahead or making.depth > 0
+        self.storage, self.spec, self.transforms = storage, spec, transforms
+        self.order = BatchOrder(sampler, storage, generator)
+        self.order.keep_states = sampler.ahead or spec.depth > 0
         sampler._rng = generator
         self._lock = lock
-        self._queue: Prefetcher[Pending] | None = None
+        self._queue: Prefetcher[DrawnBatch] | None = None
         self._known: tuple[Any, BatchReader | None] | None = None
         self._pid = os.getpid()
 
@@ -78,41 +79,41 @@ class Pipeline:
         """A batch, what makes its info, and whether it ends a pass; ``ahead``: it may have been prefetched."""
         if self._pid != os.getpid():
             self._after_fork()
-        if self.making.depth and ahead:
+        if self.spec.depth and ahead:
             batch, info, ran_out = self._prefetched(size)
         else:
             with self._lock:
                 if self._queue is not None and len(self._queue):
                     self.rewind()
-                pending = self._take(size)
-                read = self._read_batch(pending.prepared)
-            batch, info = self._finish(pending.prepared, read)
-            ran_out = pending.ran_out
-        return handed_over(batch, self.making.device), info, ran_out
+                drawn = self._take(size)
+                read = self._read_batch(drawn.prepared)
+            batch, info = self._finish(drawn.prepared, read)
+            ran_out = drawn.ran_out
+        return record_stream(batch, self.spec.device), info, ran_out
 
     # -- drawing -----------------------------------------------------------------------------------------------------
 
-    def _take(self, size: int) -> Pending:
+    def _take(self, size: int) -> DrawnBatch:
         reader = self._reader()
         if reader is None:
-            return self.stream.take(size, lambda draws: [_unread(draw) for draw in draws], 1)
-        return self.stream.take(size, reader.prepare, reader.ahead(size))
+            return self.order.take(size, lambda draws: [_unread(draw) for draw in draws], 1)
+        return self.order.take(size, reader.prepare, reader.ahead(size))
 
     def _reader(self) -> BatchReader | None:
         """What reads leaf by leaf; None where records can only be had whole."""
         if self._known is not None and (self.storage.immutable or self._known[0] is self.storage.fields()):
             return self._known[1]
-        fields, making, reader = self.storage.fields(), self.making, None
-        windows = making.frame_stack is not None or making.n_step is not None
+        fields, spec, reader = self.storage.fields(), self.spec, None
+        windows = spec.frame_stack is not None or spec.n_step is not None
         # Whoever collates the records of a storage themselves gets them as the storage has them.
-        if windows or (fields is not None and (making.collate is None or self.storage.immutable)):
+        if windows or (fields is not None and (spec.collate is None or self.storage.immutable)):
             reader = BatchReader(
                 self.storage,
-                frame_stack=making.frame_stack,
-                stack_keys=making.stack_keys,
-                n_step=making.n_step,
-                marked=making.in_batch,
-                edges=making.edges,
+                frame_stack=spec.frame_stack,
+                stack_keys=spec.stack_keys,
+                n_step=spec.n_step,
+                with_info=spec.info_in_batch,
+                edges=spec.edges,
             )
         self._known = (fields, reader)
         return reader
@@ -127,16 +128,16 @@ class Pipeline:
             return self._read_batch(prepared)
 
     def _read_batch(self, prepared: Prepared) -> Any:
-        reader, storage, collate = self._reader(), self.storage, self.making.collate
+        reader, storage, collate = self._reader(), self.storage, self.spec.collate
         if reader is not None:
             batch: Any = reader.complete(prepared)
         else:
             batch = storage.get(storage.coordinates(prepared.index))
             if collate is None and isinstance(storage, ListStorage):
-                batch = stacked(batch)
+                batch = stack_records(batch)
         if collate is not None:
             batch = collate(batch)
-        if self.making.in_batch and isinstance(batch, TensorDictBase):
+        if self.spec.info_in_batch and isinstance(batch, TensorDictBase):
             self._put_in(batch, prepared, read_whole=reader is None)
         return batch
 
@@ -159,8 +160,8 @@ class Pipeline:
             columns = {"/".join(as_key(key)): value for key, value in tensors.items()}
         if len(self.transforms):
             batch = self.transforms(batch)
-        if self.making.pin or self.making.device is not None:
-            batch = to_device(batch, self.making.device, self.making.pin)
+        if self.spec.pin or self.spec.device is not None:
+            batch = to_device(batch, self.spec.device, self.spec.pin)
         return batch, partial(_info, self.storage, prepared, columns)
 
     # -- ahead of time -----------------------------------------------------------------------------------------------
@@ -168,39 +169,39 @@ class Pipeline:
     def _prefetched(self, size: int) -> tuple[Any, Info, bool]:
         with self._lock:
             if self._queue is None:
-                self._queue = Prefetcher(self.making.depth)
+                self._queue = Prefetcher(self.spec.depth)
             queue = self._queue
             if not len(queue):
                 self._submit(queue, size)
-        pending, (batch, info) = queue.next()
+        drawn, (batch, info) = queue.next()
         with self._lock:
             # One pass at a time: what comes after its end is the next iteration's.
-            last = queue.last if len(queue) else pending
-            while len(queue) < self.making.depth and (self.stream.sampler.endless or not last.ran_out):
+            last = queue.last if len(queue) else drawn
+            while len(queue) < self.spec.depth and (self.order.sampler.endless or not last.ran_out):
                 last = self._submit(queue, size)
-        return batch, info, pending.ran_out
+        return batch, info, drawn.ran_out
 
-    def _submit(self, queue: Prefetcher[Pending], size: int) -> Pending:
-        pending = self._take(size)
-        queue.submit(pending, partial(self.read, pending.prepared), partial(self._finish, pending.prepared))
-        return pending
+    def _submit(self, queue: Prefetcher[DrawnBatch], size: int) -> DrawnBatch:
+        drawn = self._take(size)
+        queue.submit(drawn, partial(self.read, drawn.prepared), partial(self._finish, drawn.prepared))
+        return drawn
 
-    def position(self) -> Mark:
+    def state(self) -> OrderState:
         """Where the order stands for the caller."""
         if self._queue is not None and len(self._queue):
-            return self._queue.first.place
-        return self.stream.position()
+            return self._queue.first.state_before
+        return self.order.state()
 
-    def go_to(self, mark: Mark) -> None:
+    def go_to(self, state: OrderState) -> None:
         """Go on from a place in the order."""
         self.drop()
-        self.stream.go_to(mark)
+        self.order.go_to(state)
 
     def rewind(self) -> None:
         """Take back all that was drawn ahead."""
         if self._queue is not None and len(self._queue):
-            self.go_to(self._queue.first.place)
-        self.stream.rewind()
+            self.go_to(self._queue.first.state_before)
+        self.order.rewind()
 
     def drop(self) -> None:
         """Throw away what is on its way."""
@@ -219,11 +220,11 @@ class Pipeline:
         self._pid, self._lock = os.getpid(), threading.RLock()
         queue, self._queue = self._queue, None
         if queue is not None and len(queue):
-            self.stream.go_to(queue.first.place)
+            self.order.go_to(queue.first.state_before)
 
 
 def _unread(draw: Draw) -> Prepared:
-    places = draw.places()
+    places = draw.indices()
     return Prepared(draw, places if draw.timeline is None else draw.timeline.rows(places), None, None, {})
 
 

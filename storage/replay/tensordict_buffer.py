@@ -8,12 +8,14 @@ import torch
 from tensordict import TensorDictBase
 
 from ...errors import SamplingError, SchemaError, UsageError
-from .arguments_of_buffer import storage_of
+from .argument_checks import resolve_storage
 from .buffer import ReplayBuffer
+from .reductions import reduce
 from .samplers.prioritized import PrioritizedSampler
-from .storages.tensor_storage import stack
+from .storages.trees import stack
 from .windows.edges import as_key
-from .writers.round_robin import ImmutableDatasetWriter, TensorDictRoundRobinWriter, Writer, reduce
+from .writers.base import ImmutableDatasetWriter, Writer
+from .writers.round_robin import TensorDictRoundRobinWriter
 
 
 class TensorDictReplayBuffer(ReplayBuffer):
@@ -22,7 +24,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
     ``priority_key`` is where `update_tensordict_priority` and `extend` look for priorities.
     """
 
-    _in_batch = True
+    _info_in_batch = True
 
     def __init__(self, *, priority_key: Any = "td_error", **options: Any) -> None:
         super().__init__(**options)
@@ -111,7 +113,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         storage: Any = None,
         **options: Any,
     ) -> None:
-        made = storage_of(storage)
+        made = resolve_storage(storage)
         # A storage of more dimensions rounds its size up to full rows when it learns how many there are beside each other.
         room = made.max_size if made.ndim == 1 else 2 * made.max_size
         sampler = PrioritizedSampler(room, alpha, beta, eps, dtype, reduction)

@@ -11,7 +11,7 @@ Storage, writer and buffer_metadata.json are as TorchRL 0.14 writes them, so eac
 sampler). A storage of trees, of lists, or on a dataset is written as a state.
 
 The folder is written beside its place and renamed into it (see `checkpoint_folder`). A storage in files that lie in
-``<path>/storage`` already is not copied: there the data are live, and there is no older state of them to keep.
+``<path>/storage`` already is not copied: there the data are in_place, and there is no older state of them to keep.
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from torch.utils import _pytree as pytree
 
 from ....errors import DamagedDatasetError, UsageError
-from ..batch_order import Mark
+from ..batch_order import OrderState
+from ..storages.list_storage import ListStorage
 from ..storages.memmap_storage import LazyMemmapStorage, open_memmap
-from ..storages.storage import ListStorage, Storage
+from ..storages.storage import Storage
 from ..storages.tensor_storage import TensorStorage
 from ..writers.round_robin import RoundRobinWriter
-from .checkpoint_folder import Checkpoint, Folder
+from .checkpoint_folder import Checkpoint, CheckpointWriter
 from .state_files import read_state, write_state
 
-__all__ = ["Checkpoint", "Folder", "dump", "dump_into", "load", "load_from"]
+__all__ = ["Checkpoint", "CheckpointWriter", "dump", "dump_into", "load", "load_from"]
 
 
 def dump(buffer: Any, path: Any) -> None:
     """Write a `ReplayBuffer` to the folder ``path``. Raises UsageError for contents that only pickle could write."""
     storage = buffer.storage
-    live = isinstance(storage, LazyMemmapStorage) and storage.scratch_dir == Path(path).absolute() / "storage"
-    with Folder(path, live=live) as folder:
-        dump_into(buffer, folder, live=live)
+    in_place = isinstance(storage, LazyMemmapStorage) and storage.scratch_dir == Path(path).absolute() / "storage"
+    with CheckpointWriter(path, in_place=in_place) as folder:
+        dump_into(buffer, folder, in_place=in_place)
 
 
 def load(buffer: Any, path: Any) -> None:
@@ -57,17 +58,17 @@ def load(buffer: Any, path: Any) -> None:
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def dump_into(buffer: Any, folder: Folder, *, live: bool = False) -> None:
+def dump_into(buffer: Any, folder: CheckpointWriter, *, in_place: bool = False) -> None:
     """Write the parts of a buffer into a checkpoint that is being made."""
     storage, writer = buffer.storage, buffer.writer
-    _dump_storage(storage, folder.path / "storage", buffer._save_hooks, live)
+    _dump_storage(storage, folder.path / "storage", buffer._save_hooks, in_place)
     if isinstance(writer, RoundRobinWriter):
         folder.json("writer/metadata.json", writer.state_dict())
     else:
         write_state(folder.path / "writer", writer.state_dict())
     write_state(folder.path / "sampler", buffer.sampler.state_dict())
-    mark: Mark = buffer._pipeline.position()
-    write_state(folder.path / "position", {"generator": mark.generator, "sampler": _plain(mark.sampler)})
+    state: OrderState = buffer._pipeline.state()
+    write_state(folder.path / "position", {"generator": state.generator, "sampler": _plain(state.sampler)})
     write_state(folder.path / "transforms", buffer.transform.state_dict())
     folder.json("buffer_metadata.json", {"batch_size": buffer.batch_size, "consume_after_n_samples": None})
     folder.describe(
@@ -82,7 +83,7 @@ def dump_into(buffer: Any, folder: Folder, *, live: bool = False) -> None:
     )
 
 
-def _dump_storage(storage: Storage, folder: Path, hooks: list[Any], live: bool) -> None:
+def _dump_storage(storage: Storage, folder: Path, hooks: list[Any], in_place: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     data: Any = storage._data if isinstance(storage, TensorStorage) else None
     if not is_tensor_collection(data):
@@ -97,7 +98,7 @@ def _dump_storage(storage: Storage, folder: Path, hooks: list[Any], live: bool) 
             data = hook(_without_rest(data, storage), path=folder)
         if isinstance(data, TensorDictBase) and not data.is_memmap():
             data.memmap(str(folder))
-    elif not live:
+    elif not in_place:
         copy = data.memmap_like(str(folder))
         for key, leaf in data.items(include_nested=True, leaves_only=True):
             copy.get(key)[: storage.filled].copy_(leaf[: storage.filled])
@@ -166,7 +167,7 @@ def load_from(buffer: Any, checkpoint: Checkpoint) -> None:
     buffer._pipeline.drop()
     if own:
         buffer._restore(states, load_storage)
-        buffer._pipeline.go_to(Mark(states["position"]["generator"], states["position"]["sampler"]))
+        buffer._pipeline.go_to(OrderState(states["position"]["generator"], states["position"]["sampler"]))
     else:  # TorchRL's: its samplers are not ours
         load_storage()
         buffer.writer.load_state_dict(writer)
@@ -217,7 +218,7 @@ def _load_storage(buffer: Any, checkpoint: Checkpoint, writer: dict[str, Any]) -
     if newest is None:
         newest = (writer["cursor"] - 1) % data.batch_size[0] if filled else -1
     if isinstance(storage, LazyMemmapStorage) and storage.scratch_dir == folder and storage.initialized:
-        storage.bring_up_to_date(filled, newest)
+        storage.set_counters(filled, newest)
     else:
         storage.restore(data, filled, newest)
 

@@ -23,35 +23,40 @@ FILENAME = "rbdata_checkpoint.json"
 FOREIGN = "buffer_metadata.json"
 
 
-class Folder:
+class CheckpointWriter:
     """A checkpoint being written, as a context: on success it takes its place, on failure nothing has changed.
 
-    ``live``: part of it lies in its final place already, so the rest is written there too.
+    ``in_place``: part of it lies in its final place already, so the rest is written there too.
     """
 
-    def __init__(self, path: Any, *, live: bool = False) -> None:
+    def __init__(self, path: Any, *, in_place: bool = False) -> None:
         self.target = Path(path).absolute()
-        self._live = live
-        self._working = self.target if live else self.target.with_name(f".{self.target.name}.writing")
+        self._in_place = in_place
+        self._working = self.target if in_place else self.target.with_name(f".{self.target.name}.writing")
         self.path = self._working
-        self._parts: list[Folder] = []
+        self._parts: list[CheckpointWriter] = []
 
-    def __enter__(self) -> Folder:
-        if self.target.is_dir() and any(self.target.iterdir()) and not self._live and not _is_checkpoint(self.target):
+    def __enter__(self) -> CheckpointWriter:
+        if (
+            self.target.is_dir()
+            and any(self.target.iterdir())
+            and not self._in_place
+            and not _is_checkpoint(self.target)
+        ):
             message = f"{self.target} is in the way: it is not a checkpoint"
             raise DatasetExistsError(message, hint="name another folder")
-        if not self._live:
+        if not self._in_place:
             remove_tree(self._working)
         self._working.mkdir(parents=True, exist_ok=True)
         return self
 
     def __exit__(self, kind: Any, *_: object) -> None:
         if kind is not None:
-            if not self._live:
+            if not self._in_place:
                 remove_tree(self._working)
             return
         _sync(self._working)
-        if self._live:
+        if self._in_place:
             return
         old = _old(self.target)
         if os.path.lexists(self.target):
@@ -61,9 +66,9 @@ class Folder:
         sync_folder(self.target.parent)
         remove_tree(old)
 
-    def part(self, name: str) -> Folder:
+    def part(self, name: str) -> CheckpointWriter:
         """A checkpoint inside this one."""
-        inner = Folder(self.target / name)
+        inner = CheckpointWriter(self.target / name)
         inner.path = self.path / name
         inner.path.mkdir(parents=True, exist_ok=True)
         return inner
@@ -85,8 +90,11 @@ class Folder:
             name = path.relative_to(self.path).as_posix()
             inner = any((parent / FILENAME).exists() for parent in path.parents if self.path in parent.parents)
             if path.is_file() and name != FILENAME and not inner:
-                # Data that live on in place change after this: only what is written here is summed.
-                files[name] = [path.stat().st_size, None if self._live and name.startswith("storage/") else _sum(path)]
+                # Data that in_place on in place change after this: only what is written here is summed.
+                files[name] = [
+                    path.stat().st_size,
+                    None if self._in_place and name.startswith("storage/") else _sum(path),
+                ]
         record = {"format": FORMAT, "format_version": FORMAT_VERSION, "kind": kind, "about": about, "files": files}
         record["checksum"] = crc32c(json.dumps(record, sort_keys=True).encode())
         write_atomically(self.path / FILENAME, json.dumps(record, indent=1).encode())

@@ -1,30 +1,30 @@
-"""A buffer beyond the moment and the process it lives in: states, checkpoints, copies.
+"""What a buffer does beyond its own process: states, checkpoints, copies, shares of data-parallel training.
 
-Everything here moves the place in the order of batches along (see `stream`), never batches that are on their way.
+States and copies hold the state of the order of batches (see `batch_order`), never batches that are prefetched.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ....errors import UsageError
-from ..arguments_of_buffer import mixed_seed, seeded
-from ..batch_order import Mark
+from ..argument_checks import make_generator, rank_seed
+from ..batch_order import OrderState
 from ..pipeline import Pipeline
 from ..samplers.uniform import Sampler
 from ..storages.storage import Storage
 from ..transforms.chain import Transforms
-from ..writers.round_robin import Writer
+from ..writers.base import Writer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class Lasting:
+class CheckpointMixin:
     """The part of `ReplayBuffer` that saves, loads, shares and copies it."""
 
     _storage: Storage
@@ -41,6 +41,9 @@ class Lasting:
     batch_size: int | None
 
     def _make_pipeline(self, generator: torch.Generator) -> None:
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Any]:
         raise NotImplementedError
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
@@ -71,17 +74,17 @@ class Lasting:
     load = loads
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, in memory: copies of the data, and the place in the order of batches."""
+        """Everything, in memory: copies of the data, and the state of the order of batches."""
         with self._lock:
-            mark = self._pipeline.position()
+            order = self._pipeline.state()
             return {
                 "storage": self._storage.state_dict(),
                 "sampler": self._sampler.state_dict(),
                 "writer": self._writer.state_dict(),
                 "transforms": self._transforms.state_dict(),
                 "batch_size": self.batch_size,
-                "generator": mark.generator,
-                "position": mark.sampler,
+                "generator": order.generator,
+                "position": order.sampler,
             }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -100,7 +103,7 @@ class Lasting:
             except KeyError as error:
                 raise UsageError(f"the state is that of a buffer made of other parts: it has no {error}") from error
             self.batch_size = state["batch_size"]
-            self._pipeline.go_to(Mark(state["generator"], state["position"]))
+            self._pipeline.go_to(OrderState(state["generator"], state["position"]))
 
     def _restore(self, states: dict[str, Any], load_storage: Callable[[], None]) -> None:
         """Load the states of the parts, the storage last: it writes nothing when what it is given does not fit.
@@ -138,13 +141,13 @@ class Lasting:
             passes = getattr(self._sampler, "passes", None)
             if passes is not None and passes.position()[0] < 0:
                 passes.seed(seed)
-            self._make_pipeline(seeded(mixed_seed(seed, self._rank)))
+            self._make_pipeline(make_generator(rank_seed(seed, self._rank)))
 
     def as_iterable(self, batches: int | None = None) -> Any:
         """A ``torch.utils.data.IterableDataset`` of this buffer's batches; see `iterable`."""
         from ..iterable import ReplayIterable
 
-        return ReplayIterable(self, batches)  # type: ignore[arg-type]
+        return ReplayIterable(self, batches)
 
     def close(self) -> None:
         """Stop the prefetch threads, if there are any; sampling starts them again."""
@@ -159,13 +162,13 @@ class Lasting:
 
     def __getstate__(self) -> dict[str, Any]:
         with self._lock:
-            mark, seed = self._pipeline.position(), self._generator.initial_seed()
+            order, seed = self._pipeline.state(), self._generator.initial_seed()
         left_out = ("_lock", "_pipeline", "_generator", "_iterator")
         state = {name: value for name, value in self.__dict__.items() if name not in left_out}
-        return {**state, "_mark": (mark.generator.numpy().tobytes(), mark.sampler, seed)}
+        return {**state, "_order": (order.generator.numpy().tobytes(), order.sampler, seed)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        generator, position, seed = state.pop("_mark")
+        generator, position, seed = state.pop("_order")
         self.__dict__.update(state, _iterator=None, _lock=threading.RLock())
-        self._make_pipeline(seeded(seed))
-        self._pipeline.go_to(Mark(torch.frombuffer(bytearray(generator), dtype=torch.uint8), position))
+        self._make_pipeline(make_generator(seed))
+        self._pipeline.go_to(OrderState(torch.frombuffer(bytearray(generator), dtype=torch.uint8), position))

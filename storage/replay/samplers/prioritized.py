@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from ....errors import SamplingError, UsageError
+from ..reductions import REDUCTIONS
 from ..storages.storage import Storage, whole_numbers
 from ..windows.draw import Draw
-from ..writers.round_robin import REDUCTIONS
 from .sum_tree import SumTree, full
-from .uniform import Sampler, require
+from .uniform import Sampler, require_records
 
 
 class PrioritizedSampler(Sampler):
@@ -56,7 +56,7 @@ class PrioritizedSampler(Sampler):
         # The priorities themselves, NaN where there is none: exact when alpha changes, also from and to zero.
         self._priorities = full(max_capacity, torch.nan)
         self._largest: float | None = None
-        self._covered = 0  # rows that were seen to have a priority
+        self._checked_rows = 0  # rows that were seen to have a priority
         self.tree = SumTree(max_capacity)
 
     # -- priorities --------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class PrioritizedSampler(Sampler):
 
     def empty(self) -> None:
         self._priorities.fill_(torch.nan)
-        self._largest, self._covered = None, 0
+        self._largest, self._checked_rows = None, 0
         self.tree = SumTree(self.max_capacity)
 
     _empty = empty
@@ -153,25 +153,25 @@ class PrioritizedSampler(Sampler):
     # -- drawing -----------------------------------------------------------------------------------------------------
 
     def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
-        self.cover(storage)
+        self.add_missing_priorities(storage)
         if self.tree.total <= 0:
             raise SamplingError("no record has a priority above zero", hint="give the sampler an eps above zero")
         rows, values = self.tree.draw(batch_size, generator)
         return Draw(torch.from_numpy(rows), info=self._info(values))
 
-    def cover(self, storage: Storage) -> None:
+    def add_missing_priorities(self, storage: Storage) -> None:
         """Give records that were there before the sampler was the priority of new ones."""
-        size = require(storage)
-        if size == self._covered:
+        size = require_records(storage)
+        if size == self._checked_rows:
             return
         if size > self.max_capacity:
             message = f"the storage holds {size} records, and there is room for {self.max_capacity} priorities"
             raise UsageError(message, hint="give the sampler a max_capacity of at least the storage's max_size")
-        new = self._priorities.numpy()[self._covered : size]  # rows before these were looked at when they came
-        missing = self._covered + np.flatnonzero(np.isnan(new))
+        new = self._priorities.numpy()[self._checked_rows : size]  # rows before these were looked at when they came
+        missing = self._checked_rows + np.flatnonzero(np.isnan(new))
         if len(missing):
             self._set_default(missing)
-        self._covered = size
+        self._checked_rows = size
 
     def _info(self, values: np.ndarray) -> dict[str, torch.Tensor]:
         """The weights of what was drawn, from its values in the tree."""
@@ -195,7 +195,7 @@ class PrioritizedSampler(Sampler):
         if len(state["priorities"]) != self.max_capacity:
             raise UsageError(f"the state has {len(state['priorities'])} priorities, the sampler {self.max_capacity}")
         self._alpha, self.beta, self.eps = state["alpha"], state["beta"], state["eps"]
-        self._largest, self._covered = state["largest"], 0
+        self._largest, self._checked_rows = state["largest"], 0
         self._priorities = state["priorities"].clone()
         self._refill()
 

@@ -20,7 +20,7 @@ from ..storages.storage import Storage
 from ..windows.draw import Draw
 from ..windows.timeline import Timeline
 from .prioritized import PrioritizedSampler
-from .slices import Pool, SliceSampler
+from .slices import EpisodePool, SliceSampler
 from .sum_tree import SumTree
 
 
@@ -54,7 +54,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
 
     def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
         count, length = self.shape(batch_size)
-        self.cover(storage)
+        self.add_missing_priorities(storage)
         pool = self.pool(storage, length)
         starts = self._start_tree(pool, length)
         if starts.total <= 0:
@@ -67,7 +67,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         info = {name: value.repeat_interleave(each) for name, value in self._info(self.tree[rows.numpy()]).items()}
         return Draw(position, length, lengths, pool.timeline, self.pad_output, self.marks, info)
 
-    def _start_tree(self, pool: Pool, length: int) -> SumTree:
+    def _start_tree(self, pool: EpisodePool, length: int) -> SumTree:
         """The tree of starts, worked out anew when the storage's contents have changed."""
         known = self._known
         if self._starts is None or known is None or known[0] is not pool.timeline or known[1] != length:

@@ -20,7 +20,7 @@ from ..storages.storage import Storage
 from ..windows.draw import Draw, SliceMarks
 from ..windows.edges import Edges, as_key
 from ..windows.timeline import Timeline
-from .uniform import PassSampler, Sampler, require
+from .uniform import PassSampler, Sampler, require_records
 
 UniformOver = Literal["trajectories", "transitions"]
 Span = bool | int | tuple[bool | int, bool | int]
@@ -96,7 +96,7 @@ class SliceSampler(Sampler):
             None if truncated_key is None else as_key(truncated_key),
             None if init_key is None else as_key(init_key),
         )
-        self._pools: dict[int, Pool] = {}
+        self._pools: dict[int, EpisodePool] = {}
 
     def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
         count, length = self.shape(batch_size)
@@ -110,16 +110,16 @@ class SliceSampler(Sampler):
             start, lengths = pool.draw(chosen, generator)
         return Draw(start, length, lengths, pool.timeline, self.pad_output, self.marks)
 
-    def _choose(self, pool: Pool, count: int, generator: torch.Generator) -> torch.Tensor:
+    def _choose(self, pool: EpisodePool, count: int, generator: torch.Generator) -> torch.Tensor:
         return torch.randint(len(pool.first), (count,), generator=generator)
 
-    def pool(self, storage: Storage, length: int) -> Pool:
+    def pool(self, storage: Storage, length: int) -> EpisodePool:
         """The episodes that slices of a length may come from."""
-        require(storage)
+        require_records(storage)
         timeline = storage.timeline(self.edges)
         pool = self._pools.get(length)
         if pool is None or pool.timeline is not timeline:
-            pool = self._pools[length] = Pool(timeline, length, self.strict_length, self.span)
+            pool = self._pools[length] = EpisodePool(timeline, length, self.strict_length, self.span)
         return pool
 
     def shape(self, batch_size: int) -> tuple[int, int]:
@@ -154,11 +154,11 @@ class SliceSamplerWithoutReplacement(PassSampler, SliceSampler):
         if self.uniform_over == "transitions":
             raise UsageError("without replacement every episode gives one slice: uniform_over must be 'trajectories'")
 
-    def _choose(self, pool: Pool, count: int, generator: torch.Generator) -> torch.Tensor:
+    def _choose(self, pool: EpisodePool, count: int, generator: torch.Generator) -> torch.Tensor:
         return self.passes.take(len(pool.first), count, generator, self.share)
 
 
-class Pool:
+class EpisodePool:
     """The episodes that slices of one length may come from.
 
     ``first`` position and ``lengths`` of those episodes, the number of ``places`` a slice can begin in each, and how many

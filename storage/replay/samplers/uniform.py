@@ -42,7 +42,7 @@ class Sampler:
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[Any, torch.Tensor]]:
         """TorchRL's call: ``(index, info)`` of a batch, drawn from the generator the buffer has set."""
         draw = self.draw(storage, batch_size, self._rng if self._rng is not None else torch.default_generator)
-        places = draw.places()
+        places = draw.indices()
         rows = places if draw.timeline is None else draw.timeline.rows(places)
         return storage.coordinates(rows), dict(draw.info)
 
@@ -78,7 +78,7 @@ class Sampler:
         return f"{type(self).__name__}()"
 
 
-def require(storage: Storage) -> int:
+def require_records(storage: Storage) -> int:
     """The storage's length. Raises SamplingError when there is nothing in it."""
     size = len(storage)
     if not size:
@@ -90,7 +90,7 @@ class RandomSampler(Sampler):
     """Uniform over all rows, with replacement."""
 
     def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
-        return Draw(torch.randint(require(storage), (batch_size,), generator=generator))
+        return Draw(torch.randint(require_records(storage), (batch_size,), generator=generator))
 
 
 class Passes:
@@ -199,7 +199,7 @@ class SamplerWithoutReplacement(PassSampler):
     """Every step once a pass. The last batch is short, or with ``drop_last`` left out; the next one begins a new pass."""
 
     def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
-        size = require(storage)
+        size = require_records(storage)
         if batch_size > size:
             message = f"a batch of {batch_size} cannot be drawn from {size} without replacement"
             raise SamplingError(message, hint=f"take at most {size}, or sample with replacement")

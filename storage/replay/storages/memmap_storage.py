@@ -67,7 +67,7 @@ class LazyMemmapStorage(LazyTensorStorage):
             assert self.scratch_dir is not None
             weakref.finalize(self, _remove, self.scratch_dir, os.getpid())
 
-    def _room(self, example: Any, rows: int) -> Any:
+    def _allocate_rows(self, example: Any, rows: int) -> Any:
         if not is_tensor_collection(example):
             raise SchemaError(
                 "a storage in files holds TensorDicts", hint="wrap the tensors: TensorDict({'x': x}, [n])"
@@ -91,7 +91,7 @@ class LazyMemmapStorage(LazyTensorStorage):
             if description["ndim"] != self.ndim:
                 raise UsageError(f"{self.scratch_dir} was made with ndim={description['ndim']}, not {self.ndim}")
             self._map_counters()
-            self._adopt(open_memmap(self.scratch_dir))
+            self._set_data(open_memmap(self.scratch_dir))
             if not 0 <= self.filled <= self.capacity or not -1 <= self.newest < self.capacity:
                 raise ValueError(f"it counts {self.filled} rows of {self.capacity}")
         except UsageError:
@@ -107,7 +107,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         # Shared on purpose: these counters tell other readers what has been written.
         self._count = np.memmap(self.scratch_dir / COUNTERS, np.int64, "r+", shape=(3,))
 
-    def bring_up_to_date(self, filled: int, newest: int) -> None:
+    def set_counters(self, filled: int, newest: int) -> None:
         """Set the counters to those of a checkpoint whose data are these files."""
         self._count[:2] = filled, newest
         self._count[2] += 1

@@ -6,7 +6,6 @@ shapes and dtypes are known. After that every write must bring the same ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from ....errors import SchemaError, UsageError
 from ..windows.draw import Key
 from .gather import Readable, TensorRows
 from .storage import Storage
+from .trees import stack, tree_map
 
 # Counters, shared with other processes where the storage is: rows filled along the first dimension, the row written
 # last, and how many writes there were.
@@ -39,11 +39,11 @@ class TensorStorage(Storage):
         if storage is not None:
             if self._device is not None and device != "cpu":
                 storage = tree_map(lambda leaf: leaf.to(self._device), storage)
-            self._adopt(storage)
+            self._set_data(storage)
             self._count[FILLED] = self.capacity
             self._count[NEWEST] = self.capacity - 1
 
-    def _adopt(self, data: Any) -> None:
+    def _set_data(self, data: Any) -> None:
         self._data = data
         self._rows_shape = _batch_shape(data, self.ndim)
         self.max_size = int(self._rows_shape.numel())
@@ -231,34 +231,12 @@ class LazyTensorStorage(TensorStorage):
             self._device = _first_leaf(example).device
         beside = _batch_shape(example, self.ndim - 1)
         rows = -(-self.max_size // int(beside.numel()))
-        self._adopt(self._room(example, rows))
+        self._set_data(self._allocate_rows(example, rows))
 
-    def _room(self, example: Any, rows: int) -> Any:
+    def _allocate_rows(self, example: Any, rows: int) -> Any:
         if is_tensor_collection(example):
             return torch.empty_like(example.to(self._device).expand(rows, *example.batch_size))
         return tree_map(lambda leaf: torch.empty((rows, *leaf.shape), dtype=leaf.dtype, device=self._device), example)
-
-
-# -- trees of tensors --------------------------------------------------------------------------------------------------
-
-
-def tree_map(function: Callable[[torch.Tensor], Any], data: Any) -> Any:
-    """Apply a function to a TensorDict as a whole, or to every tensor of a tree."""
-    if is_tensor_collection(data):
-        return function(data)
-    return pytree.tree_map(function, data)
-
-
-def stack(records: list[Any]) -> Any:
-    """A list of records as one batch. Raises SchemaError when there are none, or they are not alike."""
-    if not records:
-        raise SchemaError("there are no records in the list")
-    try:
-        if is_tensor_collection(records[0]):
-            return torch.stack(records)
-        return pytree.tree_map(lambda *leaves: torch.stack([torch.as_tensor(leaf) for leaf in leaves]), *records)
-    except (RuntimeError, ValueError, KeyError, TypeError) as error:
-        raise SchemaError(f"the records of a list are not alike: {error}") from error
 
 
 def _tensors(data: Any) -> Any:

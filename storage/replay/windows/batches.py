@@ -23,7 +23,7 @@ from ..storages.gather import Readable, by_position
 from ..storages.storage import Storage
 from .draw import Draw
 from .edges import Edges
-from .n_step import NStep
+from .n_step_return import NStep
 from .nesting import Nesting
 from .slice_flags import mark_slices
 from .timeline import Timeline
@@ -37,7 +37,7 @@ STACKED = ("observation", "pixels")
 
 
 @dataclass
-class Places:
+class StateRows:
     """Where the pieces of a draw lie in leaves that are stored once for each state.
 
     ``row`` (int64 ``[n]``) is the state each piece begins with; ``windows`` are the states to be read where stacks are
@@ -48,10 +48,10 @@ class Places:
     windows: Windows | None
     sliced: bool
 
-    def split(self, sizes: list[int]) -> list[Places]:
+    def split(self, sizes: list[int]) -> list[StateRows]:
         """Those of several draws, with so many pieces each."""
         windows = [None] * len(sizes) if self.windows is None else self.windows.split(sizes)
-        return [Places(row, windows[number], self.sliced) for number, row in enumerate(self.row.split(sizes))]
+        return [StateRows(row, windows[number], self.sliced) for number, row in enumerate(self.row.split(sizes))]
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Prepared:
     """A batch whose small leaves are read: columns by path, each ``[steps, ...]``; ``index`` are storage rows.
 
     ``position`` is their place in time and ``last`` that of the step whose successor is returned, where windows need them;
-    ``places`` is there where leaves are stored once for each state.
+    ``state_rows`` is there where leaves are stored once for each state.
     """
 
     draw: Draw
@@ -67,14 +67,14 @@ class Prepared:
     position: torch.Tensor | None
     last: torch.Tensor | None
     columns: dict[str, torch.Tensor]
-    places: Places | None = None
+    state_rows: StateRows | None = None
 
 
 class BatchReader:
     """Reads batches from a storage that has fields.
 
     ``frame_stack`` applies to leaves stored once for each state and to observations (``stack_keys`` names others);
-    ``n_step`` to the reward and all else under ``next``. ``marked`` puts what the sampler knows into the batch: ``index``,
+    ``n_step`` to the reward and all else under ``next``. ``with_info`` puts what the sampler knows into the batch: ``index``,
     weights, slice flags. ``edges`` say where episodes end, for draws that do not.
     """
 
@@ -85,13 +85,13 @@ class BatchReader:
         frame_stack: int | None = None,
         stack_keys: Sequence[str] | None = None,
         n_step: NStep | None = None,
-        marked: bool = True,
+        with_info: bool = True,
         edges: Edges | None = None,
     ) -> None:
         fields = storage.fields()
         if fields is None:
             raise UsageError("windows need a storage of plain TensorDicts")
-        self.storage, self.stack, self.n_step, self._marked = storage, frame_stack, n_step, marked
+        self.storage, self.stack, self.n_step, self._with_info = storage, frame_stack, n_step, with_info
         self._edges = edges or Edges()
         self._fields = fields
         self._tail, self._nesting = storage.batch_tail, Nesting()
@@ -105,7 +105,7 @@ class BatchReader:
         if n_step is not None and "next/reward" not in fields:
             raise UsageError(f"{storage!r} has no next/reward to sum up")
         # What a writer stored as ``index`` is not read: the rows drawn are at hand.
-        special = {*stacked, *(["next/reward"] if n_step else []), *(["index"] if marked else [])}
+        special = {*stacked, *(["next/reward"] if n_step else []), *(["index"] if with_info else [])}
         steps = [rows for name, rows in fields.items() if rows.leaf.kind == "step" and name not in special]
         self._small = [rows for rows in steps if rows.leaf.row_bytes < LARGE_ROW]
         self._large = [rows for rows in steps if rows.leaf.row_bytes >= LARGE_ROW]
@@ -135,14 +135,14 @@ class BatchReader:
     def prepare(self, draws: Sequence[Draw]) -> list[Prepared]:
         """Read the small leaves of several draws of one sampler at once."""
         together = draws[0] if len(draws) == 1 else Draw.join(draws)
-        places = together.places()
+        drawn = together.indices()
         timeline = together.timeline
-        index = places if timeline is None else timeline.rows(places)
+        index = drawn if timeline is None else timeline.rows(drawn)
         position = last = None
         columns: dict[str, torch.Tensor] = {}
         if self._windowed:
             timeline = timeline or self.storage.timeline(self._edges)
-            position = timeline.positions(places) if together.timeline is None else places
+            position = timeline.positions(drawn) if together.timeline is None else drawn
         shifted = index
         if self.n_step is not None:
             assert timeline is not None and position is not None
@@ -153,26 +153,28 @@ class BatchReader:
         if self._stack_early:
             assert timeline is not None and position is not None
             self._read_stacks(timeline, position, last, columns)
-        if self._marked:
+        if self._with_info:
             columns.update(together.info)
             mark_slices(together, columns)
-        found = self._places(timeline or self.storage.timeline(self._edges), together, index) if self._states else None
+        found = (
+            self._state_rows(timeline or self.storage.timeline(self._edges), together, index) if self._states else None
+        )
         if len(draws) == 1:
             return [Prepared(together, index, position, last, columns, found)]
         return _split(draws, Prepared(together, index, position, last, columns, found))
 
-    def _places(self, timeline: Timeline, draw: Draw, index: torch.Tensor) -> Places:
+    def _state_rows(self, timeline: Timeline, draw: Draw, index: torch.Tensor) -> StateRows:
         """The state row of step i in episode e is i + e, and an episode has one more of them."""
         sliced = draw.length > 1 and draw.lengths is None and self.n_step is None
         position = draw.start if sliced else timeline.positions(index)
         episode = timeline.episode_of(position)
         row = position + episode
         if not self.stack:
-            return Places(row, None, sliced)
+            return StateRows(row, None, sliced)
         low = timeline.starts.index_select(0, episode) + episode
         high = timeline.starts.index_select(0, episode + 1) + episode + 1
         extent = self.stack + (draw.length if sliced else self.n_step.steps if self.n_step else 1)
-        return Places(row, plan_windows(self._states[0].count, row - (self.stack - 1), extent, low, high), sliced)
+        return StateRows(row, plan_windows(self._states[0].count, row - (self.stack - 1), extent, low, high), sliced)
 
     def _look_ahead(self, timeline: Timeline, position: torch.Tensor, columns: dict[str, torch.Tensor]) -> torch.Tensor:
         """The n-step reward and what goes with it; returns the positions of the steps the look ahead ends with."""
@@ -213,52 +215,56 @@ class BatchReader:
         if self._stacked and not self._stack_early:
             assert timeline is not None and prepared.position is not None
             self._read_stacks(timeline, prepared.position, prepared.last, columns)
-        if self._marked:
+        if self._with_info:
             columns["index"] = index
         return self._nesting.build(columns, (len(index), *self._tail))
 
     def _read_states(self, rows: Readable, prepared: Prepared) -> tuple[torch.Tensor, torch.Tensor]:
         """A state leaf at the steps drawn, and after them."""
-        draw, position, last, places = prepared.draw, prepared.position, prepared.last, prepared.places
-        assert places is not None
+        draw, position, last, state_rows = prepared.draw, prepared.position, prepared.last, prepared.state_rows
+        assert state_rows is not None
         if self.stack:
             ahead = None if last is None or position is None else last - position
-            return self._slices_of_stacks(rows, places) if places.sliced else self._stacks(rows, places, ahead)
+            return (
+                self._slices_of_stacks(rows, state_rows) if state_rows.sliced else self._stacks(rows, state_rows, ahead)
+            )
         if last is not None:
             assert position is not None
             # A row of the one after a row of the other: where decoding costs, both in one call.
-            both = rows.take(torch.cat([places.row, places.row + (last - position) + 1]))
+            both = rows.take(torch.cat([state_rows.row, state_rows.row + (last - position) + 1]))
             return both.chunk(2)[0], both.chunk(2)[1]
-        if not places.sliced:
-            pair = rows.windows(places.row, 2)
+        if not state_rows.sliced:
+            pair = rows.windows(state_rows.row, 2)
             return pair[:, 0], pair[:, 1]
         if rows.leaf.codec == "raw":
             return (
-                rows.windows(places.row, draw.length).flatten(0, 1),
-                rows.windows(places.row + 1, draw.length).flatten(0, 1),
+                rows.windows(state_rows.row, draw.length).flatten(0, 1),
+                rows.windows(state_rows.row + 1, draw.length).flatten(0, 1),
             )
         # Decoding costs more than copying: each row once, then both views of it made flat; by numpy, for the reason given
         # in `Timeline.episode_of`.
-        read, shape = rows.windows(places.row, draw.length + 1).numpy(), (len(prepared.index), *rows.leaf.shape)
+        read, shape = rows.windows(state_rows.row, draw.length + 1).numpy(), (len(prepared.index), *rows.leaf.shape)
         return torch.from_numpy(read[:, :-1].reshape(shape)), torch.from_numpy(read[:, 1:].reshape(shape))
 
-    def _stacks(self, rows: Readable, places: Places, ahead: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def _stacks(
+        self, rows: Readable, state_rows: StateRows, ahead: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Stacks of a state leaf and of its successors, ``[B, k, *shape]`` each: views of k + 1 (or k + n) rows.
 
         ``ahead`` is how many steps after each step drawn the one lies whose successor is returned.
         """
-        assert self.stack and places.windows is not None
+        assert self.stack and state_rows.windows is not None
         k = self.stack
-        read = read_windows(rows, places.windows)
+        read = read_windows(rows, state_rows.windows)
         if ahead is None:
             return read[:, :-1], read[:, 1:]
         after = (ahead + 1)[:, None] + torch.arange(k)
         return read[:, :k], read[torch.arange(len(read))[:, None], after]
 
-    def _slices_of_stacks(self, rows: Readable, places: Places) -> tuple[torch.Tensor, torch.Tensor]:
+    def _slices_of_stacks(self, rows: Readable, state_rows: StateRows) -> tuple[torch.Tensor, torch.Tensor]:
         """Stacks at every step of slices: each row read once, ``L + k`` of them for a slice of L."""
-        assert self.stack and places.windows is not None
-        read = read_windows(rows, places.windows)
+        assert self.stack and state_rows.windows is not None
+        read = read_windows(rows, state_rows.windows)
         stacks = read.unfold(1, self.stack, 1).movedim(-1, 2)  # [n, L + 1, k, *shape]
         return stacks[:, :-1].flatten(0, 1), stacks[:, 1:].flatten(0, 1)
 
@@ -303,10 +309,12 @@ def _split(draws: Sequence[Draw], together: Prepared) -> list[Prepared]:
     indices = together.index.split(sizes)
     positions = [None] * len(draws) if together.position is None else together.position.split(sizes)
     lasts = [None] * len(draws) if together.last is None else together.last.split(sizes)
-    places: Sequence[Places | None] = [None] * len(draws)
-    if together.places is not None:
-        places = together.places.split([len(draw.start) for draw in draws] if together.places.sliced else sizes)
+    state_rows: Sequence[StateRows | None] = [None] * len(draws)
+    if together.state_rows is not None:
+        state_rows = together.state_rows.split(
+            [len(draw.start) for draw in draws] if together.state_rows.sliced else sizes
+        )
     return [
-        Prepared(draw, indices[number], positions[number], lasts[number], dict(zip(names, piece)), places[number])
+        Prepared(draw, indices[number], positions[number], lasts[number], dict(zip(names, piece)), state_rows[number])
         for number, (draw, piece) in enumerate(zip(draws, pieces))
     ]

@@ -68,7 +68,7 @@ class Draw:
         """The length of every piece, int64 ``[n]``."""
         return torch.full((len(self.start),), self.length) if self.lengths is None else self.lengths
 
-    def places(self) -> torch.Tensor:
+    def indices(self) -> torch.Tensor:
         """All steps drawn, in order: rows, or positions where there is a timeline; int64 ``[steps]``."""
         if self.length == 1:
             return self.start
@@ -80,7 +80,7 @@ class Draw:
         return (self.start[:, None] + offsets)[offsets < self.lengths[:, None]]
 
     def ends(self) -> torch.Tensor:
-        """Where in ``places`` the last step of every piece is, int64 ``[n]``."""
+        """Where in ``indices`` the last step of every piece is, int64 ``[n]``."""
         if self.lengths is None:
             return torch.arange(self.length - 1, len(self.start) * self.length, self.length)
         if self.padded:
@@ -88,11 +88,11 @@ class Draw:
         return self.lengths.cumsum(0) - 1
 
     def beginnings(self) -> torch.Tensor:
-        """Where in ``places`` the first step of every piece is, int64 ``[n]``."""
+        """Where in ``indices`` the first step of every piece is, int64 ``[n]``."""
         return self.ends() - self.each_length() + 1
 
     def mask(self) -> torch.Tensor:
-        """True where ``places`` holds a step, False where it holds padding; bool ``[steps]``."""
+        """True where ``indices`` holds a step, False where it holds padding; bool ``[steps]``."""
         if self.lengths is None or not self.padded:
             return torch.ones(self.steps, dtype=torch.bool)
         return (torch.arange(self.length) < self.lengths[:, None]).reshape(-1)

@@ -13,6 +13,8 @@ from replay_tools import Truth, same
 from storage_tools import make_episodes, write_dataset
 
 LENGTHS = [3, 1, 7, 5, 2, 9]
+
+
 LAYOUTS = ("flat", "raw", "zstd")
 
 

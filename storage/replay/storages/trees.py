@@ -1,0 +1,59 @@
+"""Trees of tensors: a TensorDict, a tensorclass, a tensor, or a nest of tuples, lists and dicts of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import TensorDict, is_tensor_collection
+from torch.utils import _pytree as pytree
+
+from ....errors import SchemaError
+
+
+def tree_map(function: Callable[[torch.Tensor], Any], data: Any) -> Any:
+    """Apply a function to a TensorDict as a whole, or to every tensor of a tree."""
+    if is_tensor_collection(data):
+        return function(data)
+    return pytree.tree_map(function, data)
+
+
+def stack(records: list[Any]) -> Any:
+    """A list of records as one batch. Raises SchemaError when there are none, or they are not alike."""
+    if not records:
+        raise SchemaError("there are no records in the list")
+    try:
+        if is_tensor_collection(records[0]):
+            return torch.stack(records)
+        return pytree.tree_map(lambda *leaves: torch.stack([torch.as_tensor(leaf) for leaf in leaves]), *records)
+    except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        raise SchemaError(f"the records of a list are not alike: {error}") from error
+
+
+def move_dim_first(data: Any, dim: int, ndim: int) -> Any:
+    """Data with the dimension along which they are to be written in front; ``ndim`` is the storage's.
+
+    Raises SchemaError when they have no such dimension.
+    """
+    if not dim or isinstance(data, list):
+        return data
+    if is_tensor_collection(data):
+        if data.ndim <= dim:
+            message = f"data of shape {tuple(data.shape)} have no dimension {dim} to extend along"
+            raise SchemaError(message, hint=f"a storage with ndim={ndim} takes batches of [*batch, time]")
+        return data.transpose(dim, 0)
+    return pytree.tree_map(lambda leaf: leaf.transpose(dim, 0), data)
+
+
+def stack_records(records: Any) -> Any:
+    """The records of a list as a batch; numbers become tensors, TensorDicts that are not alike a lazy stack."""
+    if not isinstance(records, list) or not records:
+        return records
+    if not is_tensor_collection(records[0]):
+        return stack(records)
+    shapes = {
+        (record.batch_size, tuple(sorted((str(key), leaf.shape) for key, leaf in record.items(True, True))))
+        for record in records
+    }
+    return TensorDict.lazy_stack(records) if len(shapes) > 1 else torch.stack(records)

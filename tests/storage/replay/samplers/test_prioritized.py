@@ -1,0 +1,163 @@
+"""Priorities: distributions, weights by formula, states, bad input."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import rbdata
+import torch
+from rbdata.errors import SamplingError, UsageError
+from rbdata.storage.replay import (
+    LazyTensorStorage,
+    PrioritizedSampler,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+)
+from replay_tools import chi_square, equal, rollout
+from storage_tools import make_episodes, write_dataset
+
+
+def prioritized(size=100, alpha=0.7, beta=0.9, capacity=None, **more) -> TensorDictReplayBuffer:
+    buffer = TensorDictPrioritizedReplayBuffer(
+        alpha=alpha, beta=beta, eps=1e-6, storage=LazyTensorStorage(capacity or size), batch_size=500, seed=0, **more
+    )
+    buffer.extend(rollout([size]))
+    return buffer
+
+
+def test_draws_follow_priorities():
+    buffer = prioritized()
+    priority = torch.rand(100, generator=torch.Generator().manual_seed(1)) + 0.05
+    buffer.update_priority(torch.arange(100), priority)
+    counts = torch.zeros(100)
+    for _ in range(200):
+        counts.index_add_(0, buffer.sample()["index"], torch.ones(500))
+    expected = (priority + 1e-6) ** 0.7
+    assert chi_square(counts, expected / expected.sum() * 500 * 200) < 5
+
+
+def test_weights_are_those_of_the_formula():
+    """(p_i / p_min)^-beta over the whole buffer: TorchRL's and the paper's, up to the scale."""
+    buffer = prioritized(beta=0.6)
+    priority = torch.linspace(0.1, 3, 100)
+    buffer.update_priority(torch.arange(100), priority)
+    batch = buffer.sample()
+    stored = (priority.double() + 1e-6) ** 0.7
+    wanted = (stored[batch["index"]] / stored.min()) ** -0.6
+    assert torch.allclose(batch["priority_weight"], wanted.float())
+    assert batch["priority_weight"].dtype == torch.float32
+    assert torch.equal(batch["_weight"], batch["priority_weight"])
+    probability = stored / stored.sum()
+    paper = (100 * probability) ** -0.6
+    assert torch.allclose(batch["priority_weight"], (paper / paper.max())[batch["index"]].float())
+
+
+def test_new_records_get_the_largest_priority():
+    buffer = prioritized(10, capacity=20)
+    sampler = buffer.sampler
+    assert sampler.default_priority == 1
+    buffer.update_priority(torch.tensor([3, 4]), torch.tensor([5.0, 0.1]))
+    buffer.extend(rollout([5], first=50))
+    stored = sampler._priorities[:15].tolist()
+    assert stored[10:] == [5.0] * 5 and stored[3:5] == [5.0, pytest.approx(0.1)]
+    buffer.update_priority(torch.tensor([3]), torch.tensor([0.5]))
+    assert sampler.default_priority == 5  # once seen, for ever
+    within = PrioritizedSampler(10, 1, 1, max_priority_within_buffer=True)
+    within.add(torch.arange(4))
+    within.update_priority(torch.tensor([0]), 9.0)
+    assert within.default_priority == 9
+    within.extend(torch.tensor([0]))  # written over
+    assert within.default_priority == 1
+
+
+def test_alpha_can_change():
+    buffer = prioritized(alpha=1.0)
+    priority = torch.linspace(0.1, 3, 100)
+    buffer.update_priority(torch.arange(100), priority)
+    sampler = buffer.sampler
+    for alpha in (0.0, 0.5, 1.0):
+        sampler.alpha = alpha
+        assert torch.allclose(sampler.tree.values, (priority.double() + 1e-6) ** alpha)
+    with pytest.raises(UsageError):
+        sampler.alpha = -1
+
+
+def test_several_dimensions():
+    buffer = TensorDictPrioritizedReplayBuffer(
+        alpha=1, beta=1, eps=0, storage=LazyTensorStorage(21, ndim=2), batch_size=400, seed=0
+    )
+    buffer.extend(torch.stack([rollout([6], first=100 * env) for env in range(3)]))
+    batch = buffer.sample()
+    assert batch["index"].shape == (400, 2)
+    priority = torch.where(batch["index"][:, 1] == 1, 1.0, 0.0)
+    buffer.update_priority(batch["index"], priority)
+    while not bool(((index := buffer.sample()["index"])[:, 1] == 1).all()):
+        buffer.update_priority(index, torch.where(index[:, 1] == 1, 1.0, 0.0))
+    buffer.extend(torch.stack([rollout([1], first=100 * env) for env in range(3)]))
+    assert set(buffer.sample()["index"][:, 1].tolist()) == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    "index,priority,words",
+    [
+        ([0, 1], [1.0, -0.5], "-0.5"),
+        ([0, 1], [1.0, float("nan")], "nan"),
+        ([0, 1], [float("inf"), 1.0], "inf"),
+        ([0, 100], [1.0, 1.0], "row 100"),
+        ([0, -2], [1.0, 1.0], "row -2"),
+        ([0, 1, 2], [1.0, 1.0], "2 priorities for 3 rows"),
+    ],
+    ids=str,
+)
+def test_bad_priorities(index, priority, words):
+    buffer = prioritized()
+    before = buffer.sampler._priorities.clone()
+    with pytest.raises(SamplingError, match=words):
+        buffer.update_priority(torch.tensor(index), torch.tensor(priority))
+    assert torch.equal(before, buffer.sampler._priorities)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"alpha": -1}, {"beta": -0.1}, {"eps": -1}, {"max_capacity": 0}, {"reduction": "best"}, {"alpha": float("nan")}],
+)
+def test_bad_samplers(options):
+    with pytest.raises(UsageError):
+        PrioritizedSampler(**{"max_capacity": 10, "alpha": 0.5, "beta": 0.5, **options})
+
+
+def test_too_little_room():
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(20), sampler=PrioritizedSampler(5, 1, 1), batch_size=2)
+    with pytest.raises(UsageError, match="room for 5"):
+        buffer.extend(rollout([6]))
+
+
+def test_over_a_dataset(tmp_path):
+    folder = write_dataset(tmp_path, make_episodes([30, 20]))
+    first, second = (rbdata.load(folder, batch_size=16, alpha=0.8, beta=0.4, seed=3) for _ in range(2))
+    for _ in range(20):
+        left, right = first.sample(), second.sample()
+        assert equal(left, right)
+        for buffer, batch in ((first, left), (second, right)):
+            buffer.update_priority(batch["index"], batch["next", "reward"].abs())
+
+
+def test_prefetching_keeps_the_order_of_updates_irrelevant_to_errors(tmp_path):
+    folder = write_dataset(tmp_path, make_episodes([30, 20]))
+    with rbdata.load(folder, batch_size=16, alpha=0.8, seed=3, prefetch=2) as buffer:
+        for _ in range(50):
+            batch = buffer.sample()
+            buffer.update_priority(batch["index"], torch.rand(16))
+
+
+def test_pickled_and_saved():
+    buffer = prioritized()
+    buffer.update_priority(torch.arange(100), torch.linspace(0, 3, 100))
+    other, third = pickle.loads(pickle.dumps(buffer)), prioritized()
+    third.load_state_dict(buffer.state_dict())
+    for _ in range(5):
+        batch = buffer.sample()
+        assert equal(batch, other.sample()) and equal(batch, third.sample())
+    with pytest.raises(UsageError, match="100 priorities, the sampler 50"):
+        prioritized(50).sampler.load_state_dict(buffer.sampler.state_dict())

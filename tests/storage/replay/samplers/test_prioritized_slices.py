@@ -1,0 +1,76 @@
+"""Slices that begin by priority."""
+
+from __future__ import annotations
+
+import pytest
+import rbdata
+import torch
+from rbdata.errors import SamplingError, UsageError
+from rbdata.storage.replay import (
+    LazyTensorStorage,
+    PrioritizedSliceSampler,
+    TensorDictReplayBuffer,
+)
+from replay_tools import chi_square, rollout
+from storage_tools import make_episodes, write_dataset
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_slices_begin_by_priority(strict):
+    lengths = [5, 2, 8]
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(20),
+        sampler=PrioritizedSliceSampler(20, 1.0, 0.5, eps=0, slice_len=3, strict_length=strict),
+        batch_size=300,
+        seed=0,
+    )
+    buffer.extend(rollout(lengths))
+    priority = torch.rand(15, generator=torch.Generator().manual_seed(2)) + 0.1
+    buffer.update_priority(torch.arange(15), priority)
+    possible = [0, 1, 2, 7, 8, 9, 10, 11, 12] + ([] if strict else [5])
+    counts = torch.zeros(15)
+    for _ in range(100):
+        batch = buffer.sample()
+        ends = batch["next", "truncated"].squeeze(1).nonzero().squeeze(1)
+        starts = torch.cat([torch.tensor([0]), ends[:-1] + 1])
+        counts.index_add_(0, batch["index"][starts], torch.ones(len(starts)))
+        weights = batch["priority_weight"]
+        stored = priority.double()
+        wanted = (stored[batch["index"][starts]] / stored.min()) ** -0.5
+        assert torch.allclose(weights[starts], wanted.float())
+        assert torch.equal(weights[starts], weights[ends])
+        assert len(batch["collector", "traj_ids"][starts[0] : ends[0] + 1].unique()) == 1
+    expected = torch.zeros(15)
+    expected[possible] = priority[possible]
+    assert counts[expected == 0].sum() == 0
+    kept = expected > 0
+    assert chi_square(counts[kept], (expected / expected.sum() * 100 * 100)[kept]) < 5
+
+
+def test_slices_of_a_ring_that_grows():
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(12), sampler=PrioritizedSliceSampler(12, 1.0, 1.0, slice_len=3), batch_size=60
+    )
+    for number in range(6):
+        buffer.extend(rollout([4, 3], first=100 * number, open_end=True))
+        batch = buffer.sample()
+        actions = batch["action"].view(-1, 3)
+        assert bool((actions.diff(dim=1) == 1).all())
+        ids = batch["collector", "traj_ids"].view(-1, 3)
+        assert bool((ids == ids[:, :1]).all())
+        buffer.update_priority(batch["index"], torch.rand(60))
+
+
+def test_slices_over_a_dataset(tmp_path):
+    folder = write_dataset(tmp_path, make_episodes([6, 3, 9]))
+    buffer = rbdata.load(folder, batch_size=40, slice_len=4, alpha=1.0, frame_stack=2, n_step=2, seed=0)
+    batch = buffer.sample()
+    assert batch["observation"].shape == (40, 2, 4)
+    assert batch["priority_weight"].shape == (40,)
+    with pytest.raises(UsageError, match="right span"):
+        PrioritizedSliceSampler(10, 1, 1, slice_len=2, span=True)
+    nothing = torch.zeros(18)
+    buffer.sampler.eps = 0
+    buffer.update_priority(torch.arange(18), nothing)
+    with pytest.raises(SamplingError, match="priority above zero"):
+        buffer.sample()

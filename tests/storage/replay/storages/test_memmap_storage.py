@@ -1,0 +1,76 @@
+"""Storages in files: opened again, killed, damaged, temporary."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+
+import pytest
+from rbdata.errors import DamagedDatasetError, DatasetExistsError, UsageError
+from rbdata.storage.replay import (
+    LazyMemmapStorage,
+    ReplayBuffer,
+)
+from replay_tools import equal, rollout, write_and_die
+from tensordict import TensorDict
+
+
+def test_a_folder_opened_again(tmp_path):
+    first = ReplayBuffer(storage=LazyMemmapStorage(10, scratch_dir=tmp_path / "ring"), batch_size=4)
+    first.extend(rollout([7]))
+    first.extend(rollout([6], first=50))
+    with pytest.raises(DatasetExistsError, match="not empty"):
+        LazyMemmapStorage(10, scratch_dir=tmp_path / "ring")
+    again = ReplayBuffer(storage=LazyMemmapStorage(10, scratch_dir=tmp_path / "ring", existsok=True), batch_size=4)
+    assert equal(again[:], first[:])
+    assert again.storage.oldest == 3
+    assert again.extend(rollout([2], first=90)).tolist() == [3, 4]
+    assert first["action"].tolist()[3:5] == [90, 91]  # both are the same files
+    assert equal(TensorDict.load_memmap(tmp_path / "ring"), first[:])
+
+
+def test_what_was_written_survives_a_kill(tmp_path):
+    """A process that writes and dies without a word leaves all rows of its finished writes."""
+    process = multiprocessing.get_context("spawn").Process(target=write_and_die, args=(tmp_path / "ring",))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 9
+    again = ReplayBuffer(storage=LazyMemmapStorage(100, scratch_dir=tmp_path / "ring", existsok=True), batch_size=4)
+    assert equal(again[:], rollout([30]))
+
+
+@pytest.mark.parametrize("damage", ["counters", "json", "leaf", "ndim"])
+def test_a_damaged_folder(tmp_path, damage):
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(10, scratch_dir=tmp_path / "ring"), batch_size=4)
+    buffer.extend(rollout([7]))
+    if damage == "counters":
+        (tmp_path / "ring" / "rbdata_counters.memmap").write_bytes(b"")
+    elif damage == "json":
+        (tmp_path / "ring" / "rbdata_storage.json").write_text("{")
+    elif damage == "leaf":
+        (tmp_path / "ring" / "action.memmap").unlink()
+    kind = UsageError if damage == "ndim" else DamagedDatasetError
+    with pytest.raises(kind):
+        LazyMemmapStorage(10, scratch_dir=tmp_path / "ring", existsok=True, ndim=2 if damage == "ndim" else 1)
+
+
+def test_temporary_files_go_with_the_storage(tmp_path):
+    storage = LazyMemmapStorage(10)
+    storage.set(slice(0, 3), rollout([3]))
+    folder = storage.scratch_dir
+    child = os.fork()
+    if not child:
+        del storage  # of the parent
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert folder.is_dir()
+    del storage
+    assert not folder.exists()
+    for wanted in (True, False):
+        storage = LazyMemmapStorage(10, scratch_dir=tmp_path / "named" if wanted else None, auto_cleanup=wanted)
+        storage.set(slice(0, 3), rollout([3]))
+        folder = storage.scratch_dir
+        del storage
+        assert folder.exists() is not wanted
+    shutil.rmtree(folder)

@@ -1,0 +1,97 @@
+"""Storages of tensors: records of any kind, and data that do not fit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from rbdata.errors import SchemaError, UsageError
+from rbdata.storage.replay import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    ReplayBuffer,
+    TensorDictMaxValueWriter,
+    TensorDictReplayBuffer,
+)
+from replay_tools import equal, rollout
+from tensordict import TensorDict, tensorclass
+
+
+@pytest.mark.parametrize(
+    "change,words",
+    [
+        (lambda data: data.exclude("action"), "without action"),
+        (lambda data: data.set("more", torch.zeros(len(data))), "with more"),
+        (lambda data: data.set("action", data["action"].int()), "key action: got int32 .*, the storage holds int64"),
+        (lambda data: data.set("observation", torch.zeros(len(data), 3)), r"float32 \[3\].*float32 \[2\]"),
+        (lambda data: {"action": data["action"]}, "not a dict"),
+        (lambda data: data[:0], "no records"),
+    ],
+    ids=["missing", "more", "dtype", "shape", "kind", "empty"],
+)
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+def test_data_that_do_not_fit(storage, change, words):
+    buffer = ReplayBuffer(storage=storage(10), batch_size=2)
+    buffer.extend(rollout([4]))
+    with pytest.raises(SchemaError, match=words):
+        buffer.extend(change(rollout([3])))
+    assert equal(buffer[:], rollout([4]))
+    assert buffer.extend(rollout([2])).tolist() == [4, 5]
+
+
+def test_other_bad_input():
+    with pytest.raises(SchemaError, match="takes TensorDicts"):
+        TensorDictReplayBuffer(storage=LazyTensorStorage(5)).extend({"x": torch.zeros(3)})
+    with pytest.raises(SchemaError, match="not alike"):
+        ReplayBuffer(storage=LazyTensorStorage(5)).extend([torch.zeros(3), torch.zeros(2)])
+    with pytest.raises(SchemaError, match="no dimension 1"):
+        ReplayBuffer(storage=LazyTensorStorage(5, ndim=2)).extend(rollout([3]))
+    with pytest.raises(UsageError, match="max_size"):
+        LazyTensorStorage(0)
+    with pytest.raises(UsageError, match="a storage is wanted"):
+        ReplayBuffer(storage=7)
+    with pytest.raises(SchemaError, match="sequence of records"):
+        ReplayBuffer(storage=ListStorage(5)).extend({"x": 2})
+    with pytest.raises(UsageError, match="one dimension"):
+        ListStorage(5, ndim=2)
+    with pytest.raises(UsageError, match="one dimension"):
+        ReplayBuffer(storage=LazyTensorStorage(5, ndim=2), writer=TensorDictMaxValueWriter())
+    with pytest.raises(SchemaError, match="no next/reward"):
+        ReplayBuffer(storage=LazyTensorStorage(5), writer=TensorDictMaxValueWriter()).extend(
+            TensorDict({"x": torch.zeros(3)}, [3])
+        )
+    with pytest.raises(UsageError, match="CPU"):
+        LazyMemmapStorage(5, device="cuda")
+
+
+@tensorclass
+class Step:
+    observation: torch.Tensor
+    reward: torch.Tensor
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
+def test_tensorclasses(storage):
+    buffer = ReplayBuffer(storage=storage(6), batch_size=4)
+    buffer.extend(Step(observation=torch.arange(8.0).view(8, 1), reward=torch.arange(8), batch_size=[8]))
+    batch = buffer.sample()
+    assert isinstance(batch, Step)
+    assert torch.equal(batch.observation.squeeze(1), batch.reward.float())
+
+
+def test_trajectories_as_records():
+    """One record may be a whole trajectory: what lies beyond the rows stays a batch dimension."""
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(5), batch_size=3)
+    buffer.extend(torch.stack([rollout([6], first=100 * env) for env in range(4)]))
+    batch = buffer.sample()
+    assert batch.batch_size == (3, 6)
+    assert batch["observation"].shape == (3, 6, 2)
+    assert torch.equal(batch["action"][:, 0], 100 * batch["index"].reshape(3, -1)[:, 0])
+
+
+def test_numpy_and_ranges():
+    storage = LazyTensorStorage(10)
+    storage.set(range(10), rollout([10]))
+    assert equal(storage.get(np.array([3, 4])), rollout([10])[3:5])
+    assert equal(storage.get(range(2)), rollout([10])[:2])

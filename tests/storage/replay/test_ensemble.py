@@ -1,0 +1,87 @@
+"""Ensembles: which members are drawn, states, datasets beside memory, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import rbdata
+import torch
+from rbdata.errors import ReadOnlyError, SamplingError, UsageError
+from rbdata.storage.replay import (
+    LazyTensorStorage,
+    ReplayBufferEnsemble,
+    TensorDictReplayBuffer,
+)
+from replay_tools import chi_square, equal, rollout
+from storage_tools import make_episodes, write_dataset
+from tensordict import TensorDict
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("buffer"), make_episodes([10, 30, 7, 20]))
+
+
+def members(*sizes):
+    buffers = []
+    for number, size in enumerate(sizes):
+        buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(size), batch_size=4, seed=number)
+        buffer.extend(rollout([size], first=1000 * number))
+        buffers.append(buffer)
+    return buffers
+
+
+def test_members_are_drawn_by_p():
+    ensemble = ReplayBufferEnsemble(*members(10, 20, 30), p=[1, 3, 6], batch_size=20, num_buffer_sampled=10, seed=0)
+    counts = torch.zeros(3)
+    for _ in range(500):
+        batch = ensemble.sample()
+        assert batch.batch_size == (10, 2)
+        ids = batch["index", "buffer_ids"]
+        assert bool((batch["action"] // 1000 == ids).all())
+        assert bool((batch["action"] % 1000 == batch["index", "index"]).all())
+        counts += torch.bincount(ids[:, 0], minlength=3)
+    assert chi_square(counts, torch.tensor([0.1, 0.3, 0.6]) * 5000) < 5
+
+
+def test_ensembles_repeat_and_restore(tmp_path):
+    make = lambda seed: ReplayBufferEnsemble(*members(10, 20), batch_size=8, seed=seed)  # noqa: E731
+    first, second, third = make(3), make(3), make(4)
+    assert all(equal(first.sample(), second.sample()) for _ in range(10))
+    third.load_state_dict(first.state_dict())
+    first.dumps(tmp_path / "ensemble")
+    fourth = make(9)
+    fourth.loads(tmp_path / "ensemble")
+    for _ in range(5):
+        batch = first.sample()
+        assert equal(batch, third.sample()) and equal(batch, fourth.sample())
+    with pytest.raises(UsageError, match="2 members, the ensemble 1"):
+        ReplayBufferEnsemble(*members(10), batch_size=4).loads(tmp_path / "ensemble")
+
+
+def test_ensembles_of_datasets_and_memory(folder):
+    dataset = rbdata.load(folder, seed=1).append_transform(lambda batch: batch.select("observation", "action"))
+    live = TensorDictReplayBuffer(storage=LazyTensorStorage(30), seed=2)
+    live.extend(TensorDict({"observation": torch.zeros(30, 4), "action": torch.full((30,), -1)}, [30]))
+    ensemble = ReplayBufferEnsemble(dataset, live, sample_from_all=True, batch_size=32, collate_fn=torch.cat)
+    with pytest.raises(Exception):  # noqa: B017  the members' indices differ in what they keep
+        ReplayBufferEnsemble(dataset, live, sample_from_all=True, batch_size=31).sample()
+    live.append_transform(lambda batch: batch.select("observation", "action"))
+    assert ensemble.sample().batch_size == (32,)
+    assert len(ensemble) == 2 and ensemble[1] is live and len(ensemble[:1]) == 1 and len(ensemble[0]) == 67
+
+
+def test_ensemble_errors():
+    pair = members(10, 20)
+    for options in ({"p": [1]}, {"p": [0, 0]}, {"p": [-1, 2]}, {"p": [1, 1], "sample_from_all": True}):
+        with pytest.raises(UsageError):
+            ReplayBufferEnsemble(*pair, **options)
+    with pytest.raises(UsageError, match="needs buffers"):
+        ReplayBufferEnsemble()
+    ensemble = ReplayBufferEnsemble(*pair, batch_size=5)
+    with pytest.raises(SamplingError, match="divided"):
+        ensemble.sample()
+    with pytest.raises(ReadOnlyError):
+        ensemble.extend(rollout([3]))
+    pair[1].append_transform(lambda batch: batch.exclude("action"))
+    with pytest.raises(SamplingError, match="not alike"):
+        ReplayBufferEnsemble(*pair, batch_size=4, sample_from_all=True).sample()

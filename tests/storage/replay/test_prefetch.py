@@ -1,0 +1,138 @@
+"""Prefetching: the same batches as without, errors, threads and writes in between."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import rbdata
+import torch
+from rbdata.errors import SamplingError
+from rbdata.storage.replay import (
+    LazyTensorStorage,
+    TensorDictReplayBuffer,
+)
+from replay_tools import equal, rollout
+from storage_tools import make_episodes, write_dataset
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("buffer"), make_episodes([10, 30, 7, 20]))
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("options", [{}, {"replacement": False}, {"slice_len": 4, "frame_stack": 2}], ids=str)
+def test_prefetching_changes_nothing(folder, depth, options):
+    plain = rbdata.load(folder, batch_size=8, seed=1, **options)
+    with rbdata.load(folder, batch_size=8, seed=1, prefetch=depth, **options) as buffer:
+        assert all(equal(plain.sample(), buffer.sample()) for _ in range(40))
+    # Closed, it goes on where it stopped.
+    assert all(equal(plain.sample(), buffer.sample()) for _ in range(5))
+    buffer.close()
+
+
+def test_prefetched_passes_end(folder):
+    with rbdata.load(folder, batch_size=8, seed=1, prefetch=4, replacement=False) as buffer:
+        for _ in range(3):
+            batches = list(buffer)
+            assert sorted(torch.cat([batch["index"] for batch in batches]).tolist()) == list(range(67))
+
+
+def test_transforms_with_a_state_stay_in_order(folder):
+    """Reading may overtake, what comes after it may not: a counter counts the batches as they are delivered."""
+
+    class Counter:
+        number = 0
+
+        def __call__(self, batch):
+            self.number += 1
+            return batch.set("number", torch.full((8,), self.number))
+
+    with rbdata.load(folder, batch_size=8, seed=1, prefetch=4, transform=Counter()) as buffer:
+        inner = buffer._pipeline.read
+        buffer._pipeline.read = lambda prepared: time.sleep(0.002 * (int(prepared.index[0]) % 3)) or inner(prepared)
+        assert [int(buffer.sample()["number"][0]) for _ in range(30)] == list(range(1, 31))
+
+
+def test_errors_in_threads_are_raised_here(folder):
+    class Breaks:
+        number = 0
+
+        def __call__(self, batch):
+            self.number += 1
+            if self.number == 5:
+                raise KeyError("broken")
+            return batch
+
+    with rbdata.load(folder, batch_size=8, seed=1, prefetch=3, transform=Breaks()) as buffer:
+        for _ in range(4):
+            buffer.sample()
+        with pytest.raises(KeyError, match="broken"):
+            buffer.sample()
+        for _ in range(10):  # the rest goes on
+            buffer.sample()
+
+
+def test_reading_errors_do_not_block(folder):
+    with rbdata.load(folder, batch_size=8, seed=1, prefetch=3) as buffer:
+        inner, calls = buffer._pipeline.read, []
+
+        def read(prepared):
+            calls.append(1)
+            if len(calls) == 4:
+                raise OSError("gone")
+            return inner(prepared)
+
+        buffer._pipeline.read = read
+        results = []
+        for _ in range(12):
+            try:
+                results.append(len(buffer.sample()))
+            except OSError:
+                results.append("error")
+        assert results.count("error") == 1 and len(results) == 12
+
+
+def test_no_thread_outlives_its_buffer(folder):
+    def mine():
+        return {thread for thread in threading.enumerate() if thread.name.startswith("rbdata-prefetch")} - before
+
+    before = set(threading.enumerate())
+    for end in ("closed", "forgotten"):
+        buffer = rbdata.load(folder, batch_size=8, prefetch=3)
+        buffer.sample()
+        assert mine()
+        if end == "closed":
+            buffer.close()
+        del buffer
+        for _ in range(200):
+            if not mine():
+                break
+            time.sleep(0.01)
+        assert not mine()
+
+
+def test_a_process_ends_with_batches_on_their_way(folder):
+    code = f"import rbdata; b = rbdata.load({str(folder)!r}, batch_size=8, prefetch=3); b.sample(); print('done')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout == "done\n" and not done.stderr
+
+
+def test_writes_and_prefetching():
+    """A ring that is written while batches are on their way: whole rows only."""
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(64), batch_size=32, prefetch=2)
+    with buffer:
+        buffer.extend(rollout([64]))
+        for number in range(40):
+            data = rollout([32], first=1000 * number)
+            data["observation"][:, 1] = data["action"].float()
+            buffer.extend(data)
+            batch = buffer.sample()
+            assert batch.batch_size == (32,)
+        buffer.empty()
+        with pytest.raises(SamplingError):
+            buffer.sample()

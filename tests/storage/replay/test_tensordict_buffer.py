@@ -1,0 +1,55 @@
+"""Buffers of TensorDicts: priorities in the data."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from rbdata.errors import UsageError
+from rbdata.storage.replay import (
+    LazyTensorStorage,
+    PrioritizedReplayBuffer,
+    TensorDictMaxValueWriter,
+    TensorDictPrioritizedReplayBuffer,
+)
+from replay_tools import rollout
+
+
+def test_priorities_in_the_data():
+    buffer = TensorDictPrioritizedReplayBuffer(alpha=1, beta=1, eps=0, storage=LazyTensorStorage(8), batch_size=4)
+    data = rollout([6])
+    data["td_error"] = torch.arange(1.0, 7).unsqueeze(1)
+    buffer.extend(data)
+    assert buffer.sampler._priorities[:6].tolist() == [1, 2, 3, 4, 5, 6]
+    batch = buffer.sample()
+    batch["td_error"] = torch.full((4, 1), 0.5)
+    buffer.update_tensordict_priority(batch)
+    assert set(buffer.sampler._priorities[batch["index"]].tolist()) == {0.5}
+    several = TensorDictPrioritizedReplayBuffer(
+        alpha=1, beta=1, eps=0, storage=LazyTensorStorage(8), batch_size=4, priority_key="error", reduction="mean"
+    )
+    several.extend(rollout([6]))
+    batch = several.sample()
+    batch["error"] = torch.tensor([[1.0, 3.0]] * 4)
+    several.update_tensordict_priority(batch)
+    assert set(several.sampler._priorities[batch["index"]].tolist()) == {2.0}
+    with pytest.raises(UsageError, match="no error"):
+        several.update_tensordict_priority(several.sample())
+
+
+def test_records_that_were_not_kept():
+    """A writer that drops records tells so with -1, and no priority is set for them."""
+    buffer = TensorDictPrioritizedReplayBuffer(
+        alpha=1, beta=1, storage=LazyTensorStorage(4), writer=TensorDictMaxValueWriter(), batch_size=3
+    )
+    data = rollout([9])
+    data["td_error"] = torch.arange(1.0, 10)
+    index = buffer.extend(data)
+    assert (index == -1).sum() == 5
+    assert sorted(buffer.sampler._priorities.tolist()) == [6, 7, 8, 9]
+
+
+def test_plain_prioritized_buffer():
+    buffer = PrioritizedReplayBuffer(alpha=1, beta=0.5, storage=LazyTensorStorage(10), batch_size=4)
+    buffer.extend(torch.arange(10))
+    batch, info = buffer.sample(return_info=True)
+    assert torch.equal(batch, info["index"]) and info["priority_weight"].shape == (4,)

@@ -1,0 +1,66 @@
+"""Where episodes end: ids, flags, tensors, interleaved pieces."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from rbdata.errors import UsageError
+from rbdata.storage.replay import (
+    LazyTensorStorage,
+    ReplayBuffer,
+    SliceSampler,
+    TensorDictReplayBuffer,
+)
+from replay_tools import rollout
+
+
+def test_no_edges_to_be_found():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(20), sampler=SliceSampler(slice_len=2), batch_size=4)
+    buffer.extend(rollout([10]).select("action"))
+    with pytest.raises(UsageError, match="does not say where episodes end"):
+        buffer.sample()
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"end_key": ("next", "done")},
+        {"end_keys": [("next", "terminated"), ("next", "truncated")]},
+        {"traj_key": ("collector", "traj_ids")},
+        {"traj_key": "episode_id"},
+        {"ends": torch.tensor([0, 0, 1, 0, 0, 0, 1, 0, 1, 1], dtype=torch.bool)},
+        {"trajectories": torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2, 3])},
+        {},
+    ],
+    ids=lambda where: "-".join(where) or "usual",
+)
+def test_edges_from_everywhere(where):
+    data = rollout([3, 4, 2, 1])
+    data["episode_id"] = data["collector", "traj_ids"] + 5
+    if set(where) - {"traj_key"}:
+        data = data.exclude("collector")
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(10), sampler=SliceSampler(slice_len=3, **where), batch_size=30
+    )
+    buffer.extend(data)
+    starts = {int(start) for _ in range(20) for start in buffer.sample()["index"][::3]}
+    assert starts == {0, 3, 4}
+
+
+def test_interleaved_pieces():
+    """Two environments write by turns; the step counter puts their trajectories together."""
+    left, right = rollout([6], first=0), rollout([5], first=100)
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(20),
+        sampler=SliceSampler(slice_len=3, traj_key=("collector", "traj_ids"), fragmented=True),
+        batch_size=30,
+    )
+    for low in range(0, 6, 2):
+        buffer.extend(left[low : low + 2])
+        buffer.extend(right[low : low + 2])
+    seen = set()
+    for _ in range(20):
+        for slice_ in buffer.sample()["observation"].view(-1, 3, 2)[..., 0].tolist():
+            assert slice_ == [slice_[0], slice_[0] + 1, slice_[0] + 2]
+            seen.add(slice_[0])
+    assert seen == {0, 1, 2, 3, 100, 101, 102}

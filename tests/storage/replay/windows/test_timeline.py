@@ -1,0 +1,118 @@
+"""Rings of any shape in the order of time."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rbdata.storage.replay import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    SliceSampler,
+    TensorDictReplayBuffer,
+    TensorStorage,
+)
+from rbdata.storage.replay.windows.edges import Edges
+from rbdata.storage.replay.windows.timeline import from_ends
+from replay_tools import rollout
+
+
+def make(kind: str, size: int, tmp_path, **more):
+    if kind == "list":
+        return ListStorage(size)
+    if kind == "tensor":
+        return TensorStorage(torch.zeros_like(rollout([size])), **more)
+    return LazyTensorStorage(size, **more) if kind == "lazy" else LazyMemmapStorage(size, **more)
+
+
+@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage])
+@settings(max_examples=30, deadline=None)
+@given(
+    capacity=st.integers(2, 20),
+    width=st.integers(1, 3),
+    lengths=st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), min_size=1, max_size=4),
+    length=st.integers(1, 4),
+    stack=st.one_of(st.none(), st.integers(1, 3)),
+    n=st.one_of(st.none(), st.integers(1, 4)),
+)
+def test_windows_of_rings(make, capacity, width, lengths, length, stack, n):
+    """Slices, stacks and n-step returns of rings that have wrapped, of one and more columns: never across an episode."""
+    ndim = 1 if width == 1 else 2
+    buffer = TensorDictReplayBuffer(
+        storage=make(capacity * width, ndim=ndim),
+        sampler=SliceSampler(slice_len=length, strict_length=False),
+        batch_size=4 * length,
+        frame_stack=stack,
+        n_step=n,
+        gamma=0.5,
+    )
+    for number, batch in enumerate(lengths):
+        columns = [rollout(batch, first=1000 * number + 10_000 * env, open_end=True) for env in range(width)]
+        buffer.extend(columns[0] if width == 1 else torch.stack(columns))
+    whole = {int(row["action"]): row for row in buffer.storage.get(slice(None)).reshape(-1)}
+    for _ in range(3):
+        batch = buffer.sample()
+        ends = [0, *(batch["next", "truncated"].squeeze(1).nonzero().squeeze(1) + 1).tolist()]
+        assert ends[-1] == len(batch)
+        for low, high in pairwise(ends):
+            piece = batch[low:high]
+            actions = piece["action"].tolist()
+            assert actions == list(range(actions[0], actions[0] + len(actions)))
+            assert len(piece["collector", "traj_ids"].unique()) == 1
+            assert len(piece) <= length
+        for row in batch:
+            check_window(row, whole, stack, n)
+
+
+def check_window(row, whole, stack, n) -> None:
+    action, trajectory = int(row["action"]), int(row["collector", "traj_ids"])
+    mine = {key: kept for key, kept in whole.items() if int(kept["collector", "traj_ids"]) == trajectory}
+    last = action
+    while last + 1 in mine and last + 1 < action + (n or 1):
+        last += 1
+    if n:
+        rewards = [float(mine[at]["next", "reward"]) * 0.5 ** (at - action) for at in range(action, last + 1)]
+        assert float(row["next", "reward"]) == pytest.approx(sum(rewards), rel=1e-5)
+        assert int(row["steps_to_next_obs"]) == last - action + 1
+    after = mine[last]["next", "observation"]
+    if stack is None:
+        assert torch.equal(row["observation"], mine[action]["observation"])
+        assert torch.equal(row["next", "observation"], after)
+        return
+    zero = torch.zeros(2)
+    past = [mine[at]["observation"] if at in mine else zero for at in range(action - stack + 1, action + 1)]
+    assert torch.equal(row["observation"], torch.stack(past))
+    past = [mine[at]["observation"] if at in mine else zero for at in range(last - stack + 2, last + 1)]
+    assert torch.equal(row["next", "observation"], torch.stack([*past, after]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(length=st.integers(1, 9), width=st.integers(1, 4), oldest=st.integers(0, 8), seed=st.integers(0, 9))
+def test_positions_and_rows_are_inverse(length, width, oldest, seed):
+    ends = torch.rand(length * width, generator=torch.Generator().manual_seed(seed)) < 0.3
+    timeline = from_ends(ends, length, width, oldest % length)
+    rows = torch.arange(length * width)
+    positions = timeline.positions(rows)
+    assert sorted(positions.tolist()) == rows.tolist()
+    assert torch.equal(timeline.rows(positions), rows)
+    columns = timeline.rows(rows).view(width, length) % width
+    assert bool((columns == torch.arange(width)[:, None]).all())
+    assert all(end % length == 0 or ends[timeline.rows(torch.tensor(end - 1))] for end in timeline.starts[1:].tolist())
+
+
+def test_edges_are_worked_out_once_for_each_state(monkeypatch):
+    calls = []
+    inner = Edges.timeline
+    monkeypatch.setattr(Edges, "timeline", lambda self, *args: calls.append(1) or inner(self, *args))
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(40), sampler=SliceSampler(slice_len=2), batch_size=4)
+    buffer.extend(rollout([5, 5]))
+    for _ in range(50):
+        buffer.sample()
+    assert len(calls) == 1
+    buffer.extend(rollout([5]))
+    buffer.sample()
+    assert len(calls) == 2
