@@ -23,6 +23,7 @@ A mirror for one source, wherever it is named, wins over one for every source.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -177,10 +178,10 @@ def _file() -> Mapping[str, Any]:
 @lru_cache(maxsize=8)
 def _load(where: Path, mtime_ns: int, size: int) -> Mapping[str, Any]:
     hint = "it is rbdata's configuration; see docs/mirrors.md for what it may hold"
-    try:
+    if sys.version_info >= (3, 11):
         import tomllib
-    except ImportError:  # Python 3.10
-        import tomli as tomllib  # type: ignore[no-redef]
+    else:
+        import tomli as tomllib
     try:
         content = tomllib.loads(where.read_text(encoding="utf-8"))
     except OSError as error:

@@ -18,7 +18,7 @@ two levels of keys) may not differ in case alone: on many disks they would be on
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -154,7 +154,7 @@ class Schema:
             if any(other.startswith(name + "/") for other in names):
                 raise SchemaError(f"key {name} is both a tensor and a folder of tensors")
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Leaf]:
         return iter(self.leaves)
 
     def __getitem__(self, name: str) -> Leaf:

@@ -47,7 +47,8 @@ class Rows:
             first = strip * size
             begin, end = max(low, first), min(high, first + size)
             for cells, future in self._strips[strip]:
-                out[(slice(begin - low, end - low), *cells)] = future.result()[begin - first : end - first]
+                target = (slice(begin - low, end - low), *cells)
+                out[target] = future.result()[begin - first : end - first]
         for strip in [strip for strip in self._strips if (strip + 1) * size <= high]:
             del self._strips[strip]
         return out
@@ -88,7 +89,8 @@ class Rows:
             raise CorruptSourceError(f"{where} holds {len(plain)} bytes instead of {size}")
         if _SHUFFLE in (self._filters or ()):
             plain = np.frombuffer(plain, np.uint8).reshape(dtype.itemsize, -1).T.tobytes()
-        return np.frombuffer(plain, dtype).reshape(chunks)[(slice(None), *inside)]
+        cells = (slice(None), *inside)
+        return np.frombuffer(plain, dtype).reshape(chunks)[cells]
 
 
 def _filters(dataset: h5py.Dataset) -> tuple[int, ...] | None:

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...errors import CorruptSourceError, MissingExtraError
+
+if TYPE_CHECKING:
+    from PIL.ImageFile import ImageFile
 
 MAGIC = b"\xff\xd8\xff"
 
@@ -43,7 +47,7 @@ def decode(frames: Sequence[bytes], shape: tuple[int, ...], where: str) -> np.nd
     return rows
 
 
-def _open(data: bytes, where: str):
+def _open(data: bytes, where: str) -> ImageFile:
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +134,7 @@ class AtariJob(Job):
         except (ChecksumError, CorruptSourceError):
             return None  # perhaps the reason why it is not wanted
 
-    def _small_arrays(self):
+    def _small_arrays(self) -> Iterator[RingArrays]:
         """In order, a few shards ahead of the planner, so that latency is paid once."""
         from concurrent.futures import ThreadPoolExecutor
 
