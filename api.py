@@ -35,16 +35,17 @@ def download(
     """Get a dataset from its source (or a ``mirror``); returns its folder, which `load` and `open_dataset` take.
 
     What is complete is left as it is; an interrupted download goes on where it stopped. ``shards`` is a selection such as
-    ``"0-4,7"``; ``extra`` are the options of single sources (``steps=20000`` for a recording, ``upstream="rl-unplugged"``
-    for Atari, ``episodes_by="timeouts"`` for D4RL, ...). For the rest see `datasets.request.Request` and
-    `datasets.source.ConvertOptions`. Raises what `datasets.download.download` raises.
+    ``"0-4,7"``; ``extra`` are the options that the source declares (``steps=20000`` for a recording,
+    ``upstream="rl-unplugged"`` for Atari, ``episodes_by="timeouts"`` for D4RL, ...). For the rest see
+    `datasets.ingest.request.Request` and `datasets.ingest.protocol.ConvertOptions`. Raises as `datasets.acquire.download`.
     """
     from .datasets.acquire import Request
     from .datasets.acquire import download as run
     from .datasets.fetch import FetchOptions
+    from .datasets.ingest.number_ranges import parse_numbers
     from .datasets.ingest.protocol import ConvertOptions
 
-    options = ConvertOptions(codec, layout, unknown_next, parts=_parts(shards), extra=extra)
+    options = ConvertOptions(codec, layout, unknown_next, parts=parse_numbers(shards), extra=extra)
     request = Request(
         dataset_id,
         root=None if root is None else Path(root),
@@ -76,9 +77,10 @@ def convert(
     """Convert raw data of a source that are in a folder already into the dataset ``dataset_id``; returns its folder."""
     from .datasets.acquire import Request
     from .datasets.acquire import convert as run
+    from .datasets.ingest.number_ranges import parse_numbers
     from .datasets.ingest.protocol import ConvertOptions
 
-    options = ConvertOptions(codec, layout, unknown_next, parts=_parts(shards), extra=extra)
+    options = ConvertOptions(codec, layout, unknown_next, parts=parse_numbers(shards), extra=extra)
     request = Request(dataset_id, root=None if root is None else Path(root), procs=procs, options=options, force=force)
     return run(Path(path), source, request, listener).path
 
@@ -173,13 +175,3 @@ def delete(dataset_id: str, *, root: PathLike | None = None) -> None:
     from .datasets.local import delete as run
 
     run(deletable(dataset_id, root))
-
-
-def _parts(shards: str | Sequence[int] | None) -> tuple[int, ...] | None:
-    if shards is None:
-        return None
-    if isinstance(shards, str):
-        from .datasets.sources.atari.shards import parse_selection
-
-        return tuple(parse_selection(shards))
-    return tuple(sorted(set(shards)))

@@ -51,6 +51,16 @@ class MissingExtraError(RbdataError, ImportError):
     code = "missing_extra"
 
 
+class PluginError(RbdataError, ImportError):
+    """A source that another package registers cannot be imported, or is no source."""
+
+    code = "plugin"
+
+
+class PluginWarning(UserWarning):
+    """A source that another package registers is left out, for the reason in the message."""
+
+
 # -- places and objects ------------------------------------------------------------------------------------------
 
 

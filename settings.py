@@ -4,14 +4,14 @@
     RBDATA_MIRROR            a mirror for every source
     RBDATA_<SOURCE>_MIRROR   a mirror for one source (RBDATA_ATARI_MIRROR); wins over RBDATA_MIRROR
     RBDATA_PROCS             worker processes
-    RBDATA_UPSTREAM          where Atari runs come from: auto, dqn-replay or rl-unplugged
+    RBDATA_<OPTION>          an option of a source, where its declaration allows that (RBDATA_UPSTREAM)
     RBDATA_CONFIG            another configuration file
 
 The file is TOML, at ``~/.config/rbdata/config.toml`` (or where the platform keeps such files); all of it is optional:
 
     root = "/data/rbdata"
     procs = 8
-    upstream = "auto"
+    upstream = "auto"                # an option of a source
     mirror = "gs://lab/rbdata"       # for every source
 
     [mirrors]                        # for one source
@@ -30,11 +30,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from . import plugins
 from .errors import UsageError
 
 FILENAME = "config.toml"
 DEFAULT = "default"
-UPSTREAMS = ("auto", "dqn-replay", "rl-unplugged")
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,16 @@ def procs(given: int | None = None) -> int | None:
     return given if given is not None else _procs().value
 
 
-def upstream() -> str:
-    """Where Atari runs come from when the command does not say: ``auto``, ``dqn-replay`` or ``rl-unplugged``."""
-    return _upstream().value
+def source_option(option: Any) -> Setting:
+    """The value of an option that a source declares with ``setting=True``, where the command does not give it.
+
+    ``option`` is a `SourceOption`. Raises UsageError for a value that it does not allow, naming the value's origin.
+    """
+    found = _first((f"RBDATA_{option.name.upper()}", os.environ), (option.name, _file()))
+    if not found:
+        return Setting(option.name, option.default, DEFAULT)
+    name, value = found
+    return Setting(option.name, option.check(value, name), name)
 
 
 def effective(given: str | os.PathLike[str] | None = None) -> list[Setting]:
@@ -71,11 +78,10 @@ def effective(given: str | os.PathLike[str] | None = None) -> list[Setting]:
 
     Raises UsageError for a value that makes no sense, naming its origin.
     """
-    from .datasets.catalogue import source_names
-
-    mirrors = [_mirror(source) for source in source_names()]
     where = Setting("root", root(given), "--root") if given else _root()
-    return [_file_setting(), where, _procs(), _upstream(), *mirrors]
+    options = [source_option(option) for option in plugins.options_from_settings()]
+    mirrors = [_mirror(source) for source in plugins.registered()]
+    return [_file_setting(), where, _procs(), *options, *mirrors]
 
 
 def path() -> Path | None:
@@ -133,16 +139,6 @@ def _procs() -> Setting:
     return Setting("procs", number, name)
 
 
-def _upstream() -> Setting:
-    found = _first(("RBDATA_UPSTREAM", os.environ), ("upstream", _file()))
-    if not found:
-        return Setting("upstream", "auto", DEFAULT)
-    name, value = found
-    if value not in UPSTREAMS:
-        raise UsageError(f"{name}: there is no upstream {value!r}", hint=f"choose one of {', '.join(UPSTREAMS)}")
-    return Setting("upstream", value, name)
-
-
 def _first(*places: tuple[str, Mapping[str, Any]]) -> tuple[str, Any] | None:
     """The first of these names that is set, as (where it was found, value). An empty text sets nothing."""
     for name, values in places:
@@ -160,7 +156,8 @@ def _text(value: Any, what: str, origin: str) -> str:
 
 # -- the file --------------------------------------------------------------------------------------------------------
 
-_KNOWN = {"root", "procs", "upstream", "mirror", "mirrors"}
+#: Names at the top of the file, besides the options of sources.
+_OWN = {"root", "procs", "mirror", "mirrors"}
 
 
 def _file() -> Mapping[str, Any]:
@@ -188,15 +185,16 @@ def _load(where: Path, mtime_ns: int, size: int) -> Mapping[str, Any]:
         raise UsageError(f"{where} cannot be read: {error.strerror}", hint=hint) from error
     except ValueError as error:  # no TOML, or no text
         raise UsageError(f"{where} is not TOML: {error}", hint=hint) from error
-    unknown = sorted(set(content) - _KNOWN)
+    other = set(content) - _OWN
+    names = _OWN | {option.name for option in plugins.options_from_settings()} if other else _OWN
+    unknown = sorted(other - names)
     if unknown:
-        raise UsageError(f"{where}: there is no setting {unknown[0]!r}", hint=f"settings: {', '.join(sorted(_KNOWN))}")
-    if not isinstance(content.get("mirrors", {}), dict):
+        raise UsageError(f"{where}: there is no setting {unknown[0]!r}", hint=f"settings: {', '.join(sorted(names))}")
+    mirrors = content.get("mirrors", {})
+    if not isinstance(mirrors, dict):
         raise UsageError(f"{where}: mirrors is not a table", hint='write [mirrors], and below it atari = "/mnt/dqn"')
-    from .datasets.catalogue import source_names
-
-    strangers = sorted(set(content.get("mirrors", {})) - set(source_names()))
-    if strangers:
-        message = f"{where}: [mirrors] names {strangers[0]!r}, which is no source"
-        raise UsageError(message, hint=f"sources: {', '.join(source_names())}")
+    unknown = sorted(set(mirrors) - set(plugins.registered())) if mirrors else []
+    if unknown:
+        message = f"{where}: [mirrors] names {unknown[0]!r}, which is no source"
+        raise UsageError(message, hint=f"sources: {', '.join(plugins.registered())}")
     return content

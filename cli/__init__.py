@@ -10,10 +10,12 @@ import gc
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from ..errors import PluginWarning
 from .console import OutputClosed, out
 from .failures import INTERRUPTED, explain
 
@@ -27,6 +29,7 @@ CLEANUP_SECONDS = 0.5
 
 def main() -> NoReturn:
     """The ``rbdata`` program."""
+    _show_plugin_warnings()
     gc.set_threshold(GC_THRESHOLD, *gc.get_threshold()[1:])
     code = run(sys.argv[1:])
     if code == INTERRUPTED:
@@ -38,6 +41,18 @@ def main() -> NoReturn:
         timer.start()
     gc.freeze()  # at exit Python collects garbage in all modules several times: most of a second with torch loaded
     sys.exit(code)
+
+
+def _show_plugin_warnings() -> None:
+    """Each in one line, and none while a shell asks for completions."""
+    usual = warnings.formatwarning
+
+    def format_warning(message: Warning | str, category: type[Warning], *place: Any) -> str:
+        return f"warning: {message}\n" if category is PluginWarning else usual(message, category, *place)
+
+    warnings.formatwarning = format_warning  # type: ignore[assignment]
+    if "_RBDATA_COMPLETE" in os.environ:
+        warnings.simplefilter("ignore", PluginWarning)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -17,7 +17,7 @@ _COLUMNS = (Column("setting"), Column("value"), Column("from"))
 def run(root: Root = None) -> None:
     """Show the settings and where each comes from.
 
-    Flags override environment variables (RBDATA_ROOT, RBDATA_PROCS, RBDATA_UPSTREAM, RBDATA_MIRROR, RBDATA_<SOURCE>_MIRROR),
+    Flags override environment variables (RBDATA_ROOT, RBDATA_PROCS, RBDATA_MIRROR, RBDATA_<SOURCE>_MIRROR, RBDATA_UPSTREAM),
     which override the configuration file (RBDATA_CONFIG names another one), which overrides the defaults.
     """
     from .. import settings

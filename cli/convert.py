@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .options import Codec, DryRun, Force, Layout, Procs, Root, Shards, SourceName, UnknownNext, parse_shards
+from .options import Codec, DryRun, Force, Layout, Procs, Root, Shards, SourceName, UnknownNext
 
 EXAMPLES = """
   rbdata convert ~/raw/Pong/5/replay_logs --source atari --name my/pong
@@ -15,7 +15,7 @@ EXAMPLES = """
 """
 
 
-#: Has the options of the sources as well.
+#: Has the options that sources declare as well.
 SOURCE_OPTIONS = True
 
 
@@ -38,11 +38,12 @@ def run(
     The raw files are not changed. An interrupted conversion continues when the same command is run again.
     """
     from ..datasets.acquire import Request, convert
+    from ..datasets.ingest.number_ranges import parse_numbers
     from ..datasets.ingest.protocol import ConvertOptions
     from .report import Result, finish, work
     from .source_options import selected_options
 
-    options = ConvertOptions(codec, layout, unknown_next, parts=parse_shards(shards), extra=selected_options(ctx))
+    options = ConvertOptions(codec, layout, unknown_next, parts=parse_numbers(shards), extra=selected_options(ctx))
     request = Request(id=name, root=root, procs=procs, options=options, force=force, dry_run=dry_run)
     outcome = work(name, lambda listener: convert(path.expanduser(), source, request, listener))
     return finish([Result(outcome.id, outcome)], root)

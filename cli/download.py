@@ -17,7 +17,6 @@ from .options import (
     Shards,
     UnknownNext,
     UserProject,
-    parse_shards,
 )
 
 EXAMPLES = """
@@ -28,7 +27,7 @@ EXAMPLES = """
 """
 
 
-#: Has the options of the sources as well.
+#: Has the options that sources declare as well.
 SOURCE_OPTIONS = True
 
 
@@ -57,11 +56,12 @@ def run(
     """
     from ..datasets.acquire import Request, download
     from ..datasets.fetch import FetchOptions
+    from ..datasets.ingest.number_ranges import parse_numbers
     from ..datasets.ingest.protocol import ConvertOptions
     from .report import Result, attempt, finish, work
     from .source_options import selected_options
 
-    options = ConvertOptions(codec, layout, unknown_next, parts=parse_shards(shards), extra=selected_options(ctx))
+    options = ConvertOptions(codec, layout, unknown_next, parts=parse_numbers(shards), extra=selected_options(ctx))
 
     requests = [
         Request(

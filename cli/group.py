@@ -87,11 +87,13 @@ def load(name: str) -> Any:
     else:
         app.command(name, epilog=epilog)(module.run)
     command = typer.main.get_command(app)
+    common = _common_options()
     if getattr(module, "SOURCE_OPTIONS", False):
         from .source_options import parameters
 
-        command.params.extend(parameters())
-    command.params.extend(_common_options())
+        taken = {"--help", *(flag for param in [*command.params, *common] for flag in param.opts)}
+        command.params.extend(parameters(name, taken))
+    command.params.extend(common)
     for verb in getattr(command, "commands", {}).values():
         verb.params.extend(_common_options())
     return command

@@ -44,7 +44,7 @@ def run(
         str | None, typer.Option(metavar="GLOB", help="Only ids or names that match, such as 'pong*'.")
     ] = None,
     refresh: Annotated[
-        bool, typer.Option("--refresh", help="Update the lists of minari and openml from their servers.")
+        bool, typer.Option("--refresh", help="Update the lists of sources that have one from their servers.")
     ] = False,
     root: Root = None,
 ) -> None:
@@ -108,15 +108,12 @@ def _refresh(source: str | None, root: Path | None) -> None:
     from ..datasets.fetch import FetchOptions
     from ..errors import FetchError
 
-    names = (
-        [source]
-        if source
-        else [name for name in catalogue.source_names() if catalogue.load_source(name).lists_remotely]
-    )
-    for name in names:
+    for name, one in catalogue.sources(source).items():
+        if source is None and not one.lists_remotely:
+            continue
         with count_progress(f"listing {name}") as on_progress:
             try:
-                catalogue.load_source(name).refresh(root, FetchOptions(), on_progress)
+                one.refresh(root, FetchOptions(), on_progress)
             except FetchError as error:
                 if source:
                     raise
@@ -127,10 +124,11 @@ def _remotes(source: str | None, root: Path | None) -> dict[str, dict[str, str]]
     """The remotes whose lists are stored, and when they were listed."""
     from ..datasets import catalogue
 
-    found = {
-        name: catalogue.load_source(name).listing(root) for name in catalogue.source_names() if source in (None, name)
+    if source == catalogue.MINE:
+        return {}
+    return {
+        name: {"remote": one.remote, "date": one.date} for name, one in catalogue.remote_listings(source, root).items()
     }
-    return {name: {"remote": one.remote, "date": one.date} for name, one in found.items() if one}
 
 
 def _absent(name: str, remote: Any) -> dict[str, Any]:
@@ -184,13 +182,20 @@ def _summary(ids: list[str]) -> None:
             out.line(line)
         if len(shown) < len(lines):
             out.line(f"... more: rbdata list --source {source}")
-    # A recording needs no server.
-    out.hint(f"rbdata download {next((one for one in ids if one.startswith('gymnasium/')), ids[0])}")
+    out.hint(f"rbdata download {_easiest(ids)}")
+
+
+def _easiest(ids: list[str]) -> str:
+    """A dataset that is made on this machine, which needs no server; else the first."""
+    from ..datasets import catalogue
+
+    makers = {name for name, source in catalogue.sources().items() if source.makes}
+    return next((one for one in ids if one.partition("/")[0] in makers), ids[0])
 
 
 def _combine_numbers(names: list[str]) -> list[str]:
     """``Pong/1, Pong/2, Pong/3, Tennis/4`` -> ``Pong/1-3, Tennis/4``."""
-    from ..datasets.sources.atari.shards import format_numbers
+    from ..datasets.ingest.number_ranges import format_numbers
 
     families: dict[str, list[int]] = defaultdict(list)
     folded: list[str] = []

@@ -91,12 +91,3 @@ UserProject = Annotated[
 def suggest_command(name: str, dataset_id: str, root: Path | None) -> str:
     """The command to try next, ready to be pasted into a shell."""
     return text.command("rbdata", name, dataset_id, *(("--root", root) if root else ()))
-
-
-def parse_shards(shards: str | None) -> tuple[int, ...] | None:
-    """The numbers that ``--shards`` selects, None for all."""
-    if shards is None:
-        return None
-    from ..datasets.sources.atari.shards import parse_selection
-
-    return tuple(parse_selection(shards))

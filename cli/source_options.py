@@ -1,10 +1,11 @@
-"""Options of single sources, which download and convert pass on unchanged; the source validates them."""
+"""The options that sources declare, as options of download and convert."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Collection, Sequence
+from inspect import Parameter, Signature
+from typing import Annotated, Any, Literal, Optional
 
 import typer
 
@@ -13,24 +14,87 @@ from ..errors import UsageError
 _META = "rbdata.source_options"
 
 
-def _store(ctx: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
-    if value is not None and value is not False and value != []:
-        ctx.meta.setdefault(_META, {})[param.name] = value
-    return value
-
-
-def _option(help: str, metavar: str | None = None, *names: str) -> Any:
-    return typer.Option(*names, help=help, metavar=metavar, expose_value=False, callback=_store, show_default=False)
-
-
 def selected_options(ctx: typer.Context) -> dict[str, Any]:
-    """The source options on the command line, by name. Raises UsageError for a malformed environment argument."""
-    options = dict(ctx.meta.get(_META, {}))
-    arguments = options.pop("env_arg", None)
-    return {**options, "env_args": parse_env_args(arguments)} if arguments else options
+    """The options on the command line, by name; the source refuses those that it does not have."""
+    return dict(ctx.meta.get(_META, {}))
 
 
-def parse_env_args(words: Sequence[str]) -> dict[str, Any]:
+def parameters(command: str, taken: Collection[str]) -> list[Any]:
+    """What sources declare for a command (``download`` or ``convert``), to be added to the command's own options.
+
+    Sources that declare an option of the same flag and kind share it. Where the kinds differ, or the flag is one of
+    ``taken``, the command's own, the later source's flag begins with the name of the source: ``--csvlog-steps``.
+    """
+    from ..datasets import catalogue
+
+    declared: dict[str, list[tuple[str, Any]]] = {}
+    for source_name, source in catalogue.sources().items():
+        for option in source.options:
+            if command not in option.commands:
+                continue
+            flag, shared = option.flag, declared.get(option.flag)
+            if flag in taken or (shared and _kind(shared[0][1]) != _kind(option)):
+                flag = f"--{source_name}-{flag.removeprefix('--')}"
+            declared.setdefault(flag, []).append((source_name, option))
+
+    def options() -> None: ...
+
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    signature = [_parameter(flag, shared) for flag, shared in declared.items()]
+    options.__signature__ = Signature(signature)  # type: ignore[attr-defined]
+    options.__annotations__ = {parameter.name: parameter.annotation for parameter in signature}
+    app.command()(options)
+    return list(typer.main.get_command(app).params)
+
+
+def _kind(option: Any) -> tuple[Any, ...]:
+    """What options must have in common to share a flag."""
+    return option.name, option.type, bool(option.choices)
+
+
+def _parameter(flag: str, shared: Sequence[tuple[str, Any]]) -> Parameter:
+    """A parameter as Typer reads it from a function, for the options of one flag."""
+    first = shared[0][1]
+    choices = tuple(dict.fromkeys(choice for _, option in shared for choice in option.choices))
+    kind: Any = list[str] if first.type is dict else Literal[choices] if choices else first.type
+    option = typer.Option(
+        flag,
+        help=_help(shared),
+        metavar=first.metavar or (None if choices or first.type is bool else first.name.upper()),
+        expose_value=False,
+        callback=_store(first, flag),
+        show_default=False,
+    )
+    given: Any = bool if kind is bool else Optional[kind]  # noqa: UP045 - made at run time
+    name = flag.removeprefix("--").replace("-", "_")
+    return Parameter(
+        name, Parameter.KEYWORD_ONLY, default=False if kind is bool else None, annotation=Annotated[given, option]
+    )
+
+
+def _help(shared: Sequence[tuple[str, Any]]) -> str:
+    """``minari, gymnasium: what becomes of text (bytes).``"""
+    sources: dict[str, list[str]] = {}
+    for source, option in shared:
+        only = f"{option.commands[0]} only, " if len(option.commands) == 1 else ""
+        default = f" ({option.default})" if option.default not in (None, {}) and option.type is not bool else ""
+        sources.setdefault(f"{only}{option.help}{default}.", []).append(source)
+    return " ".join(f"{', '.join(names)}: {text}" for text, names in sources.items())
+
+
+def _store(option: Any, flag: str) -> Any:
+    """A callback that stores the value under the option's name."""
+
+    def store(ctx: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
+        if value is not None and value is not False and value != []:
+            stored = parse_key_values(value, flag) if option.type is dict else value
+            ctx.meta.setdefault(_META, {})[option.name] = stored
+        return value
+
+    return store
+
+
+def parse_key_values(words: Sequence[str], flag: str) -> dict[str, Any]:
     """``["map_name=8x8", "is_slippery=false"]`` as keyword arguments.
 
     Values are JSON, Python's True, False or None, or else strings. Raises UsageError.
@@ -39,9 +103,9 @@ def parse_env_args(words: Sequence[str]) -> dict[str, Any]:
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not name.isidentifier():
-            raise UsageError(f"--env-arg {word!r} is not KEY=VALUE", hint="for example: --env-arg is_slippery=false")
+            raise UsageError(f"{flag} {word!r} is not KEY=VALUE", hint=f"for example: {flag} is_slippery=false")
         if name in arguments:
-            raise UsageError(f"--env-arg gives {name} twice")
+            raise UsageError(f"{flag} gives {name} twice", hint="give it once")
         try:
             arguments[name] = _PYTHON_LITERALS[value] if value in _PYTHON_LITERALS else json.loads(value)
         except ValueError:
@@ -51,56 +115,3 @@ def parse_env_args(words: Sequence[str]) -> dict[str, Any]:
 
 #: Python users write these; as strings they would all be true.
 _PYTHON_LITERALS = {"True": True, "False": False, "None": None}
-
-
-def parameters() -> list[Any]:
-    """The source options as Click parameters."""
-    app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
-    @app.command()
-    def options(
-        upstream: Annotated[
-            Literal["auto", "dqn-replay", "rl-unplugged"] | None,
-            _option("atari: which copy of the data. auto: the first available of mirror, bucket, RL Unplugged."),
-        ] = None,
-        steps: Annotated[int | None, _option("gymnasium: steps to record (20000).", "N")] = None,
-        policy: Annotated[
-            str | None, _option("gymnasium: random, or your function: pkg.mod:fn or file.py:fn.", "P")
-        ] = None,
-        num_envs: Annotated[int | None, _option("gymnasium: environments stepped together (1).", "N")] = None,
-        seed: Annotated[int | None, _option("gymnasium: the same seed gives the same recording (0).", "S")] = None,
-        epsilon: Annotated[float | None, _option("gymnasium: probability of a random action (0).", "E")] = None,
-        env_arg: Annotated[
-            list[str] | None,
-            _option("gymnasium: an argument of the environment, such as is_slippery=false; repeatable.", "KEY=VALUE"),
-        ] = None,
-        episodes_by: Annotated[
-            Literal["auto", "timeouts", "terminals", "both", "horizon"] | None,
-            _option("d4rl: what ends an episode."),
-        ] = None,
-        horizon: Annotated[
-            int | None, _option("d4rl: maximum episode length, for files without time-out flags.", "N")
-        ] = None,
-        dataset: Annotated[str | None, _option("d4rl, convert only: the D4RL id of the file.", "ID")] = None,
-        accept_changed: Annotated[
-            bool, _option("d4rl, openml: accept a file whose checksum has changed.", None, "--accept-changed")
-        ] = False,
-        target: Annotated[str | None, _option("openml: label columns, comma-separated.", "COLUMNS")] = None,
-        exclude: Annotated[str | None, _option("openml: columns to leave out, comma-separated.", "COLUMNS")] = None,
-        missing: Annotated[
-            Literal["keep", "error", "drop", "code"] | None, _option("openml: how to handle missing values (keep).")
-        ] = None,
-        one_hot: Annotated[bool, _option("openml: one-hot encode nominal columns.", None, "--one-hot")] = False,
-        standardize: Annotated[
-            Literal["none", "numeric", "all"] | None, _option("openml: scale columns to mean 0, standard deviation 1.")
-        ] = None,
-        format: Annotated[
-            Literal["auto", "arff", "parquet"] | None, _option("openml: which file format to download.")
-        ] = None,
-        text: Annotated[
-            Literal["bytes", "omit"] | None,
-            _option("minari, gymnasium: store text as fixed-width bytes, or omit it."),
-        ] = None,
-    ) -> None: ...
-
-    return list(typer.main.get_command(app).params)

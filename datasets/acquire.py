@@ -89,7 +89,8 @@ def download(request: Request, listener: Listener | None = None) -> Outcome:
         listener.stage("fetching the raw files")
         home, why = job.location.url, job.why
         kept = keep_raw(root, source.name, job.raw_objects(), listener.fetched)
-        job = source.open(name, open_location(kept, options=request.fetch), _as_chosen(job, request.options))
+        options = replace(request.options, extra={**request.options.extra, **job.decided})
+        job = source.open(name, open_location(kept, options=request.fetch), options)
         job.why = why
         return _run(job, place, request, listener, home)
     return _run(job, place, request, listener, job.location.url)
@@ -180,11 +181,6 @@ def _differences(manifest: Manifest, options: ConvertOptions) -> list[str]:
         **{name: value for name, value in options.extra.items() if value != "auto"},
     }
     return [name for name, value in asked.items() if value is not None and recorded.get(name, value) != value]
-
-
-def _as_chosen(job: Job, options: ConvertOptions) -> ConvertOptions:
-    """Options that choose again what a job chose by itself."""
-    return replace(options, extra={**options.extra, "upstream": job.upstream}) if job.upstream else options
 
 
 def _run(job: Job, place: DatasetPlace, request: Request, listener: Listener, url: str) -> Outcome:

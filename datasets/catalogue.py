@@ -2,57 +2,65 @@
 
 A full id is ``source/name`` (``atari/Pong/5``). A bare name (``Pong/5``) is resolved when exactly one source knows it.
 ``my/...`` is for datasets that users make. Nothing here asks the network.
+
+A source of another package that cannot be loaded, or that raises what it should not, is left out with a PluginWarning;
+asking for its datasets raises PluginError.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from importlib import import_module
+import warnings
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
-from ..errors import UnknownDatasetError
+from .. import plugins
+from ..errors import PluginError, PluginWarning, UnknownDatasetError, UsageError
 from ..storage.folder import check_id
-from .ingest.listing import RemoteDataset
-from .ingest.protocol import Source
+from .ingest.listing import RemoteDataset, RemoteListing
+from .sources.source import Source
 
-#: Source name -> module below this package and class in it. Loaded when asked for.
-_SOURCES = {
-    "atari": ("sources.atari.source", "AtariSource"),
-    "d4rl": ("sources.d4rl.source", "D4rlSource"),
-    "minari": ("sources.minari.source", "MinariSource"),
-    "openml": ("sources.openml.source", "OpenmlSource"),
-    "gymnasium": ("sources.gymnasium.source", "GymnasiumSource"),
-}
+MINE = plugins.MINE
 
-#: The namespace of datasets that come from no source.
-MINE = "my"
+Answer = TypeVar("Answer")
 
 
 def source_names() -> tuple[str, ...]:
-    """The sources there are."""
-    return tuple(_SOURCES)
+    """The sources there are, also those that cannot be loaded."""
+    return tuple(plugins.registered())
 
 
 def load_source(name: str) -> Source:
-    """A source by its name; raises UnknownDatasetError naming those there are."""
-    if name not in _SOURCES:
-        message = f"there is no source {name!r}"
-        raise UnknownDatasetError(message, hint=f"sources: {', '.join(_SOURCES)}")
-    module, attribute = _SOURCES[name]
-    return getattr(import_module(f".{module}", __package__), attribute)()
+    """A source by its name. Raises UnknownDatasetError naming those there are, PluginError for one that cannot be loaded."""
+    source = plugins.load(name)
+    if not isinstance(source, Source) or source.name != name:
+        message = f"the source {name} is registered as {type(source).__name__}, which is no source of that name"
+        raise PluginError(message, hint="its entry point must name a class derived from Source, with the same name")
+    return source
+
+
+def sources(only: str | None = None) -> dict[str, Source]:
+    """All sources by name, or only one; raises as `load_source` for that one."""
+    return _of_each(lambda source: source, only)
 
 
 def known_ids(source: str | None = None) -> list[str]:
     """Full ids of everything the sources list by themselves."""
-    names = (source,) if source else source_names()
-    return [f"{name}/{dataset}" for name in names for dataset in load_source(name).names()]
+    found = _of_each(lambda source: list(source.names()), source)
+    return [f"{name}/{dataset}" for name, datasets in found.items() for dataset in datasets]
+
+
+def remote_listings(source: str | None = None, root: Path | None = None) -> dict[str, RemoteListing]:
+    """What remotes held when they were last asked, by source."""
+    found = _of_each(lambda source: source.listing(root), source)
+    return {name: listing for name, listing in found.items() if listing}
 
 
 def remote_ids(source: str | None = None, root: Path | None = None) -> dict[str, RemoteDataset]:
     """Full ids of what remotes held when they were last asked, with what they said of each."""
-    listings = {name: load_source(name).listing(root) for name in ((source,) if source else source_names())}
-    return {f"{name}/{one.name}": one for name, found in listings.items() if found for one in found.datasets}
+    listings = remote_listings(source, root)
+    return {f"{name}/{one.name}": one for name, found in listings.items() for one in found.datasets}
 
 
 def resolve(text: str, local: Iterable[str] = ()) -> tuple[str, Source | None]:
@@ -67,14 +75,14 @@ def resolve(text: str, local: Iterable[str] = ()) -> tuple[str, Source | None]:
     if text in local:
         return text, _source_of(text)
     head, _, rest = text.partition("/")
-    if head in _SOURCES and rest:
+    if head in source_names() and rest:
         source = load_source(head)
         if source.knows(rest):
             return text, source
     else:
-        matches = [name for name in _SOURCES if _means(load_source(name), text)]
+        means = _of_each(lambda source: text in source.names() if source.open_ended else source.knows(text))
         mine = [dataset for dataset in local if dataset.partition("/")[2] == text]
-        candidates = sorted({f"{name}/{text}" for name in matches} | set(mine))
+        candidates = sorted({f"{name}/{text}" for name, is_meant in means.items() if is_meant} | set(mine))
         if len(candidates) == 1:
             return candidates[0], _source_of(candidates[0])
         if candidates:
@@ -87,14 +95,22 @@ def resolve(text: str, local: Iterable[str] = ()) -> tuple[str, Source | None]:
 def split_address(text: str) -> tuple[str, str] | None:
     """A dataset's address at a provider as (id, mirror): ``hf://owner/D4RL/door/human-v2``; None for what is an id.
 
-    Raises UsageError for an address of no dataset.
+    Raises UsageError for an address that is of no dataset.
     """
     if "://" not in text:
         return None
-    from .sources.minari.names import split_url  # the one provider with addresses of its own
-
-    found = split_url(text)
-    return (f"minari/{found[1]}", found[0]) if found else None
+    refusal: UsageError | None = None
+    for name, source in sources().items():
+        try:
+            found = source.split_address(text)
+        except UsageError as error:
+            refusal = refusal or error
+            continue
+        if found:
+            return f"{name}/{found[0]}", found[1]
+    if refusal:
+        raise refusal
+    return None
 
 
 def suggestion(text: str, local: Iterable[str] = ()) -> str:
@@ -110,14 +126,29 @@ def suggestion(text: str, local: Iterable[str] = ()) -> str:
     return "`rbdata list` shows all"
 
 
-def _means(source: Source, name: str) -> bool:
-    """Whether a bare name is one of a source's. Where any name could be (``open_ended``), only those it lists are."""
-    return name in source.names() if source.open_ended else source.knows(name)
+def _of_each(question: Callable[[Source], Answer], only: str | None = None) -> dict[str, Answer]:
+    """The answers of all sources, or of one only. Of several, plug-ins that fail are left out with a warning."""
+    if only is not None:
+        return {only: question(load_source(only))}
+    answers: dict[str, Answer] = {}
+    for name in source_names():
+        try:
+            answers[name] = question(load_source(name))
+        except Exception as error:
+            if name in plugins.BUILT_IN:
+                raise
+            message = str(error) if isinstance(error, PluginError) else f"the source {name} fails: {error!r}"
+            warnings.warn(message, PluginWarning, stacklevel=3)
+    return answers
 
 
 def _source_of(dataset_id: str) -> Source | None:
+    """The source of a dataset that is there; None where no source has it, or its plug-in cannot be loaded any more."""
     name, _, rest = dataset_id.partition("/")
-    if name not in _SOURCES:
+    if name not in source_names():
         return None
-    source = load_source(name)
-    return source if source.knows(rest) else None
+    try:
+        source = load_source(name)
+        return source if source.knows(rest) else None
+    except PluginError:
+        return None

@@ -27,15 +27,13 @@ MODULES = sorted(
 LINES = {path: len((HOUSE / path).read_text().splitlines()) for path in MODULES}
 
 MOST_LINES_OF_A_MODULE = 400
-MOST_LINES = 32_300
+MOST_LINES = 32_600
 
 #: A folder may have one of each; all other base names are unique, so that a name alone finds the file.
 NAMES_OF_MANY = {"__init__.py", "__main__.py", "source.py", "job.py"}
 
 #: Import circles that exist still; each goes with the import that it names.
 TEMPORARY_CIRCLES = [
-    ("rbdata.settings", "rbdata.datasets.catalogue"),
-    ("rbdata.datasets.sources.atari.upstream", "rbdata.datasets.sources.atari.job"),
     ("rbdata.datasets.sources.minari.reader", "rbdata.datasets.sources.minari.arrow"),
     ("rbdata.datasets.sources.minari.reader", "rbdata.datasets.sources.minari.hdf5"),
     ("rbdata.preprocess.worker", "rbdata.preprocess.tasks"),

@@ -51,10 +51,10 @@ def test_the_file(file: Path) -> None:
     assert found["root"] == (Path("~/data").expanduser(), origin)
     assert found["procs"] == (3, origin) and found["upstream"] == ("rl-unplugged", origin)
     assert found["mirrors.atari"] == ("/mnt/dqn", origin)
-    assert (settings.procs(), settings.upstream()) == (3, "rl-unplugged")
+    assert (settings.procs(), effective()["upstream"][0]) == (3, "rl-unplugged")
     # It is read again when it changes.
     file.write_text("procs = 12")
-    assert (settings.procs(), settings.upstream()) == (12, "auto")
+    assert (settings.procs(), effective()["upstream"][0]) == (12, "auto")
 
 
 def test_the_environment_wins(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_arguments_win(file: Path, tmp_path: Path) -> None:
         ("procs = 0", "procs is 0"),
         ("procs = true", "procs is True"),
         ('procs = "many"', "procs is 'many'"),
-        ('upstream = "bucket"', "no upstream 'bucket'"),
+        ('upstream = "bucket"', "upstream is 'bucket', not one of auto"),
         ('rooot = "/x"', "no setting 'rooot'"),
         ('mirrors = "/x"', "mirrors is not a table"),
         ('[mirrors]\natary = "/x"', "names 'atary', which is no source"),
@@ -125,4 +125,4 @@ def test_a_variable_that_makes_no_sense(file: Path, monkeypatch: pytest.MonkeyPa
         settings.procs()
     monkeypatch.setenv("RBDATA_UPSTREAM", "x")
     with pytest.raises(UsageError, match="RBDATA_UPSTREAM"):
-        settings.upstream()
+        effective()

@@ -1,10 +1,10 @@
-"""What a source is: it knows one provider's data, and turns a dataset's name into a job that the rest can run.
+"""What a job is: one conversion of a provider's raw objects into a dataset.
 
-The catalogue asks sources which names they know. ``Source.open`` finds the raw objects and returns a ``Job``; a job says
-what identifies its result, plans the rows, and makes the tasks that fill them. Downloading and converting are the same
-job with raw data from different places.
+A source finds the raw objects and returns a ``Job`` (`datasets.sources.source.Source.open`). A job says what identifies its
+result, plans the rows, and makes the tasks that fill them. Downloading and converting are the same job with raw data from
+different places.
 
-The protocols give what most sources and jobs answer; one that derives from them says only what is different about it.
+The protocols give what most jobs answer; a job that derives from them defines only what is different about it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
-from ...errors import UsageError
 from ...storage.schema import Schema
-from ..fetch import FetchOptions, Location, RemoteObject
+from ..fetch import Location, RemoteObject
 from ..workers.task import Task
-from .listing import RemoteListing
 
 if TYPE_CHECKING:
     from ...storage.column_writer import ColumnWriter
@@ -38,7 +36,7 @@ class ConvertOptions:
     unknown_next: Literal["truncate", "zero"] = "truncate"
     time_limit: int | None = None
     parts: tuple[int, ...] | None = None
-    #: Options of one source only, by name; that source checks them.
+    #: Options of one source only, by name; `Source.check` checks them against its declarations.
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -94,8 +92,8 @@ class Job(Protocol):
     location: Location
     #: Why it is taken from there, where that needs saying.
     why: str = ""
-    #: Which of its source's upstreams was taken, where there are several.
-    upstream: str | None = None
+    #: Options that the job decided by itself, to be given when the same raw objects are opened at another place.
+    decided: Mapping[str, Any] = {}
 
     def identity(self) -> dict[str, Any]:
         """Everything the resulting bytes depend on, as JSON."""
@@ -164,43 +162,3 @@ def settling(job: Job) -> SettlingJob | None:
 def spooling(job: Job) -> SpoolingJob | None:
     """The job as one that spools, if it is one."""
     return cast("SpoolingJob", job) if hasattr(job, "spooling") else None
-
-
-class Source(Protocol):
-    """One provider."""
-
-    name: str
-    #: Whether its datasets are made on this machine, and looked for nowhere.
-    makes: bool = False
-    #: Whether any name may be one of its own: a bare name then means one only where ``names`` lists it.
-    open_ended: bool = False
-    #: Whether its remote can be asked for a listing.
-    lists_remotely: bool = False
-
-    @property
-    def home(self) -> str:
-        """Where the provider's own copy is."""
-
-    def place(self, name: str) -> str:
-        """Where a dataset is looked for when no mirror is given."""
-        return self.home
-
-    def names(self) -> Sequence[str]:
-        """All dataset names it knows, without asking the network."""
-
-    def listing(self, root: Path | None = None) -> RemoteListing | None:
-        """What the remote held when it was last asked, as kept below a root; None where it never was, or has none."""
-        return None
-
-    def refresh(self, root: Path | None, fetch: FetchOptions, on_progress: Callable[[int, int], None]) -> RemoteListing:
-        """Ask the remote now, and keep what it says; only where ``lists_remotely``. Raises FetchErrors."""
-        raise UsageError(f"{self.name} has no remote listing: the datasets it knows are all there are")
-
-    def knows(self, name: str) -> bool:
-        """Whether a name is one of its own."""
-
-    def open(self, name: str, location: Location, options: ConvertOptions) -> Job:
-        """Find the raw objects of a dataset at a place (the home or a mirror)."""
-
-    def open_folder(self, location: Location, options: ConvertOptions) -> Job:
-        """Find the raw objects directly in a folder that is not laid out as the provider does it."""

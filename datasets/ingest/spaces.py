@@ -221,13 +221,6 @@ def text_of(row: np.ndarray) -> str:
     return np.asarray(row, np.uint8).tobytes().rstrip(b"\0").decode()
 
 
-def check_text_option(value: Any) -> TextAs:
-    """The option ``text`` as given. Raises UsageError."""
-    if value not in ("bytes", "omit"):
-        raise UsageError(f"text is {value!r}, not 'bytes' or 'omit'")
-    return value
-
-
 def renamed(leaves: Sequence[SpaceLeaf]) -> dict[str, str]:
     """Leaves whose key is not the provider's own path: key to path, for the manifest."""
     names = {leaf.key: "/".join([leaf.key.partition("/")[0], *map(str, leaf.path)]) for leaf in leaves}

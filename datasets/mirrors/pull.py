@@ -30,10 +30,11 @@ from .. import catalogue
 from ..fetch import FetchOptions, Location, RemoteObject, open_location, read_all
 from ..fetch.location import is_plain_name, joined
 from ..fetch.upload import find
-from ..ingest.protocol import ConvertOptions, Job, RawObject, Source
+from ..ingest.protocol import ConvertOptions, Job, RawObject
 from ..ingest.raw_files import FOLDER as KEPT
 from ..ingest.raw_files import fetch_all
 from ..ingest.request import Listener, Outlook
+from ..sources.source import Source
 from ..workers.task import TaskProgress
 
 #: A manifest of a run with thousands of parts takes a few MB.

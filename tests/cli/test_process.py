@@ -66,7 +66,18 @@ class TestStart:
             times.append(time.perf_counter() - began)
         assert min(times) < 4 * limit
 
-    @pytest.mark.parametrize("words", ["--help", "list", "list --local --json", "inspect Pong/5 --json", "delete -h"])
+    @pytest.mark.parametrize(
+        "words",
+        [
+            "--help",
+            "list",
+            "list --local --json",
+            "inspect Pong/5 --json",
+            "delete -h",
+            "download --help",
+            "convert -h",
+        ],
+    )
     def test_loads_nothing_heavy(self, words, made):
         script = (
             "import sys; from rbdata.cli import run; code = run(sys.argv[1:]); "
@@ -79,6 +90,12 @@ class TestStart:
             [sys.executable, "-c", script, *words.split()], capture_output=True, text=True, env=environment, timeout=60
         )
         assert done.stderr.splitlines()[-1] == "0 []"
+
+
+def test_python_m_is_the_same_program():
+    done = subprocess.run([sys.executable, "-m", "rbdata", "list", "--nonsense"], capture_output=True, text=True)
+    told = run("list", "--nonsense")
+    assert (done.returncode, done.stdout, done.stderr) == (2, told.stdout, told.stderr)
 
 
 class TestCompletion:

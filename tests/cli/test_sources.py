@@ -15,7 +15,7 @@ from minari_tools import FIXTURES
 from openml_server import openml_server
 from paths import DATA
 from rbdata.cli import run
-from rbdata.cli.source_options import parse_env_args
+from rbdata.cli.source_options import parse_key_values
 from rbdata.datasets import fetch
 from rbdata.errors import UsageError
 from rlu_writer import make_episodes
@@ -77,7 +77,7 @@ def test_what_will_be_written_is_said_within_a_few_percent(source, tmp_path, cal
 
 def test_parse_env_args():
     words = ["map_name=8x8", "is_slippery=False", "size=[2, 3]", "label=a=b", "gain=0.5", "none=null", "empty="]
-    assert parse_env_args(words) == {
+    assert parse_key_values(words, "--env-arg") == {
         "map_name": "8x8",
         "is_slippery": False,
         "size": [2, 3],
@@ -88,7 +88,7 @@ def test_parse_env_args():
     }
     for bad in (["gain"], ["=1"], ["a b=1"], ["x=1", "x=2"]):
         with pytest.raises(UsageError, match="--env-arg"):
-            parse_env_args(bad)
+            parse_key_values(bad, "--env-arg")
 
 
 def test_parse_env_args_reach_the_environment(tmp_path, call):

@@ -18,13 +18,13 @@ from ....storage.column_writer import ColumnWriter
 from ...fetch import Location, RemoteObject, read_all, resolve
 from ...formats.gunzip import gunzip
 from ...formats.npy import NpyStream
+from ...ingest.number_ranges import format_numbers
 from ...ingest.protocol import ConvertOptions, Job, Plan, RawObject
 from . import frames
 from .common import CLIPPED, about, schema, spaces, time_limit
 from .laps import RingArrays
 from .ring import PartPlan, RingPlanner
-from .shards import ARRAYS, Shard, format_numbers, select
-from .upstream import DQN_REPLAY
+from .shards import ARRAYS, UPSTREAM, Shard, select
 
 #: The arrays that the plan is made from.
 SMALL = ("action", "reward", "terminal", "add_count")
@@ -35,7 +35,7 @@ _SMALL_BYTES = 1 << 28
 class AtariJob(Job):
     """One run, from shards at a place to a dataset."""
 
-    upstream = DQN_REPLAY
+    decided: Mapping[str, Any] = {"upstream": UPSTREAM}
 
     def __init__(self, name: str | None, location: Location, shards: list[Shard], options: ConvertOptions) -> None:
         self.name, self.location, self.options = name, location, options
@@ -209,7 +209,7 @@ class AtariJob(Job):
         ]
 
     def about(self) -> dict[str, Any]:
-        return about(self.upstream, self.name, self.options, [shard.number for shard in self.shards])
+        return about(UPSTREAM, self.name, self.options, [shard.number for shard in self.shards])
 
 
 def _layout(part: PartPlan) -> str:

@@ -21,7 +21,9 @@ from dataclasses import dataclass
 from ....errors import CorruptSourceError, ObjectNotFoundError, UsageError
 from ...fetch import Location, RemoteObject
 from ...formats.array_spec import Expected
+from ...ingest.number_ranges import format_numbers
 
+UPSTREAM = "dqn-replay"
 FRAME = (84, 84)
 ARRAYS = {
     "observation": Expected("uint8", (-1, *FRAME)),
@@ -82,20 +84,6 @@ def group(objects: Iterable[RemoteObject]) -> list[Shard]:
     return [Shard(number, members) for number, members in sorted(shards.items())]
 
 
-def parse_selection(text: str) -> list[int]:
-    """``"0-4,7"`` -> [0, 1, 2, 3, 4, 7]. Raises UsageError on anything else."""
-    chosen: set[int] = set()
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
-        if not match:
-            raise UsageError(f"--shards {text!r} is not a list of numbers and ranges", hint="for example: 0-4,7")
-        low, high = int(match[1]), int(match[2] or match[1])
-        if high < low or high - low > 10_000:
-            raise UsageError(f"--shards: the range {part.strip()} is empty or too long", hint="for example: 0-4,7")
-        chosen.update(range(low, high + 1))
-    return sorted(chosen)
-
-
 def select(shards: list[Shard], wanted: Iterable[int] | None, what: str) -> list[Shard]:
     """The shards asked for in numerical order, all when ``wanted`` is None.
 
@@ -114,14 +102,3 @@ def select(shards: list[Shard], wanted: Iterable[int] | None, what: str) -> list
             message = f"shard {number} of {what} lacks {', '.join(there[number].missing)}"
             raise CorruptSourceError(message, hint="complete the mirror, or leave the shard out with --shards")
     return [there[number] for number in numbers]
-
-
-def format_numbers(numbers: list[int]) -> str:
-    """[0, 1, 2, 5] -> "0-2, 5"."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][1] == number - 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)

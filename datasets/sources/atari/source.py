@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 
 from ....errors import ObjectNotFoundError
 from ...fetch import Location
-from ...ingest.protocol import ConvertOptions, Source
+from ...ingest.protocol import ConvertOptions
+from ..source import Source
+from ..source_option import SourceOption
 from .games import GAMES, RUNS
 from .rl_unplugged.files import group as group_episodes
 from .shards import group
-from .upstream import AUTO, DQN_REPLAY, HOME, RL_UNPLUGGED, open_run, wanted_upstream
+from .upstream import AUTO, DQN_REPLAY, HOME, RL_UNPLUGGED, open_run
 
 if TYPE_CHECKING:
     from .upstream import AnyJob
@@ -27,21 +29,27 @@ class AtariSource(Source):
 
     name = "atari"
     home = HOME
+    options = (
+        SourceOption(
+            "upstream",
+            "which copy of the data; auto: the first available of mirror, bucket, RL Unplugged",
+            choices=(AUTO, DQN_REPLAY, RL_UNPLUGGED),
+            default=AUTO,
+            setting=True,
+        ),
+    )
+    supports = frozenset({"parts", "time_limit", "codec", "layout", "unknown_next"})
 
     def names(self) -> Sequence[str]:
         return [f"{game}/{run}" for game in GAMES for run in RUNS]
 
-    def knows(self, name: str) -> bool:
-        game, _, run = name.partition("/")
-        return game in GAMES and run in {str(number) for number in RUNS}
-
-    def open(self, name: str, location: Location, options: ConvertOptions) -> AnyJob:
+    def find(self, name: str, location: Location, options: ConvertOptions) -> AnyJob:
         """Lists the run's shards, or its episodes at RL Unplugged; raises as `upstream.open_run`."""
         return open_run(name, location, options)
 
-    def open_folder(self, location: Location, options: ConvertOptions) -> AnyJob:
+    def find_in_folder(self, location: Location, options: ConvertOptions) -> AnyJob:
         """A folder that holds ``*_ckpt.N.gz`` or ``run_R-X-of-N`` files, or a ``replay_logs`` folder with the former."""
-        wanted = wanted_upstream(options)
+        wanted = options.extra["upstream"]
         for folder in ("", "replay_logs") if wanted in (AUTO, DQN_REPLAY) else ():
             try:
                 shards = group(location.list(folder))

@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
-from .... import settings
-from ....errors import FetchError, ForbiddenError, ObjectNotFoundError, UsageError
+from ....errors import FetchError, ForbiddenError, ObjectNotFoundError
 from ...fetch import Location, open_location
 from ...fetch.http_errors import status_of
 from ...ingest.protocol import ConvertOptions
 from .rl_unplugged.files import FOLDER, LEFT_OUT, EpisodeFile, find_files
 from .rl_unplugged.files import HOME as RLU_HOME
+from .rl_unplugged.files import UPSTREAM as RL_UNPLUGGED
+from .shards import UPSTREAM as DQN_REPLAY
 from .shards import Shard, find_shards
 
 if TYPE_CHECKING:
@@ -30,20 +31,8 @@ if TYPE_CHECKING:
 
 Found: TypeAlias = "list[Shard] | list[EpisodeFile]"
 
-AUTO, DQN_REPLAY, RL_UNPLUGGED = "auto", "dqn-replay", "rl-unplugged"
-UPSTREAMS = settings.UPSTREAMS
+AUTO = "auto"
 HOME = "gs://atari-replay-datasets/dqn"
-
-
-def wanted_upstream(options: ConvertOptions) -> str:
-    """The upstream that is asked for: by the options, else by the user's settings. Raises UsageError for no such one."""
-    unknown = sorted(set(options.extra) - {"upstream"})
-    if unknown:
-        raise UsageError(f"atari has no option {unknown[0]!r}", hint="its own option is: upstream")
-    wanted = options.extra.get("upstream") or settings.upstream()
-    if wanted not in UPSTREAMS:
-        raise UsageError(f"there is no upstream {wanted!r}", hint=f"choose one of {', '.join(UPSTREAMS)}")
-    return str(wanted)
 
 
 def open_run(name: str, location: Location, options: ConvertOptions) -> AnyJob:
@@ -51,7 +40,7 @@ def open_run(name: str, location: Location, options: ConvertOptions) -> AnyJob:
 
     Raises ObjectNotFoundError when no place has them, ForbiddenError when those that may have them are closed.
     """
-    wanted = wanted_upstream(options)
+    wanted = options.extra["upstream"]
     if location.url != HOME:
         return _job(name, location, options, _find_at_mirror(name, location, wanted))
     refusals: dict[str, FetchError] = {}

@@ -24,7 +24,6 @@ from ....errors import UsageError
 from ....storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeTable
 
 By = Literal["timeouts", "terminals", "both", "horizon"]
-CHOICES = ("auto", "timeouts", "terminals", "both", "horizon")
 
 
 @dataclass

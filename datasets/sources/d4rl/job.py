@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ....errors import ChecksumError, CorruptSourceError, SchemaError, UsageError
+from ....errors import ChecksumError, CorruptSourceError, SchemaError
 from ....storage.column_writer import ColumnWriter
 from ....storage.schema import LARGE_ROW, Leaf, Schema, clean_keys, ted_flags
 from ...fetch import Location, RemoteObject, resolve
@@ -22,7 +22,7 @@ from ...ingest.whole_file import ACCEPT, WholeFileJob
 from ...workers.pool import usable_cpus
 from . import contents as hdf5
 from . import pixels
-from .episode_ends import CHOICES, Layout, choose, lay_out, longest
+from .episode_ends import Layout, choose, lay_out, longest
 from .families import family_of
 from .notes import INNER, notes
 from .registry import Entry
@@ -35,7 +35,6 @@ CITATION = (
 )
 #: Chunks unpacked at once; one thread more hashes the file.
 _THREADS = 4
-_EXTRA = ("episodes_by", "horizon", "accept_changed", "dataset")
 
 
 class D4rlJob(WholeFileJob):
@@ -56,7 +55,9 @@ class D4rlJob(WholeFileJob):
         self.schema = Schema(())  # until the file is there
         self.bulk: tuple[str, ...] = ()
         self._at_home = at_home
-        self._asked, self.horizon, self.accept_changed = _checked(options, entry)
+        self._asked = options.extra["episodes_by"]
+        self.horizon = options.extra["horizon"] or (entry.horizon if entry else None)
+        self.accept_changed = options.extra["accept_changed"]
         self.path = Path()
         self._contents: hdf5.Contents | None = None
         self._layout: Layout | None = None
@@ -264,23 +265,6 @@ class D4rlJob(WholeFileJob):
             return
         message = f"{self.item.url} is not the file that is known: its sha256 is {self._sha256}, not {known}"
         raise ChecksumError(message, hint=ACCEPT)
-
-
-def _checked(options: ConvertOptions, entry: Entry | None) -> tuple[str, int | None, bool]:
-    """The source's own options; raises UsageError for what makes no sense."""
-    extra = {name: value for name, value in options.extra.items() if value is not None}
-    unknown = sorted(set(extra) - set(_EXTRA))
-    if unknown:
-        raise UsageError(f"d4rl knows no option {', '.join(unknown)}", hint=f"it has {', '.join(_EXTRA)}")
-    if options.parts is not None:
-        raise UsageError("a D4RL dataset is one file: it has no shards to choose from")
-    by = extra.get("episodes_by", "auto")
-    if by not in CHOICES:
-        raise UsageError(f"episodes_by is {by!r}", hint=f"it is one of {', '.join(CHOICES)}")
-    horizon = extra.get("horizon", entry.horizon if entry else None)
-    if horizon is not None and (isinstance(horizon, bool) or not isinstance(horizon, int) or horizon < 1):
-        raise UsageError(f"a horizon of {horizon!r} steps makes no sense")
-    return by, horizon, bool(extra.get("accept_changed", False))
 
 
 def _info_keys(contents: hdf5.Contents, name: str) -> dict[str, str]:

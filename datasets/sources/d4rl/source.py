@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 from ....errors import FetchError, ObjectNotFoundError, UsageError
 from ...fetch import Location, RemoteObject
-from ...ingest.protocol import ConvertOptions, Source
+from ...ingest.protocol import ConvertOptions
+from ..source import Source
+from ..source_option import ACCEPT_CHANGED, SourceOption
 from .registry import FLAT_COPY, HOME, Entry, by_file, registry
 
 if TYPE_CHECKING:
@@ -20,23 +22,32 @@ if TYPE_CHECKING:
 
 
 class D4rlSource(Source):
-    """Names are D4RL's own (``hopper-medium-v2``).
-
-    Options: ``episodes_by`` (auto, timeouts, terminals, both, horizon: what ends an episode), ``horizon`` (steps, instead
-    of the environment's), ``accept_changed`` (take a file that is not the one known), and, for files in a folder,
-    ``dataset`` (which of the datasets the file is).
-    """
+    """Names are D4RL's own (``hopper-medium-v2``)."""
 
     name = "d4rl"
     home = HOME
+    options = (
+        SourceOption(
+            "episodes_by",
+            "what ends an episode",
+            choices=("auto", "timeouts", "terminals", "both", "horizon"),
+            default="auto",
+        ),
+        SourceOption(
+            "horizon",
+            "maximum episode length, for files without time-out flags; by default the environment's limit",
+            int,
+            least=1,
+            metavar="N",
+        ),
+        SourceOption("dataset", "the D4RL id of the file", metavar="ID", commands=("convert",)),
+        ACCEPT_CHANGED,
+    )
 
     def names(self) -> Sequence[str]:
         return list(registry())
 
-    def knows(self, name: str) -> bool:
-        return name in registry()
-
-    def open(self, name: str, location: Location, options: ConvertOptions) -> D4rlJob:
+    def find(self, name: str, location: Location, options: ConvertOptions) -> D4rlJob:
         """Finds the file, in the layout of the site or flat, by its base name. Raises FetchErrors."""
         from .job import D4rlJob
 
@@ -49,14 +60,14 @@ class D4rlSource(Source):
             raise
         return D4rlJob(entry, location, item, options, at_home=location.url.rstrip("/") == self.home.rstrip("/"))
 
-    def open_folder(self, location: Location, options: ConvertOptions) -> D4rlJob:
+    def find_in_folder(self, location: Location, options: ConvertOptions) -> D4rlJob:
         """A folder with one HDF5 file, or with that of ``dataset``."""
         from .job import D4rlJob
 
         files = [item for item in location.list("") if item.name.endswith((".hdf5", ".h5"))]
-        wanted = options.extra.get("dataset")
+        wanted = options.extra["dataset"]
         if wanted is not None:
-            entry = registry().get(str(wanted).removeprefix("d4rl/"))
+            entry = registry().get(wanted.removeprefix("d4rl/"))
             if entry is None:
                 raise UsageError(f"D4RL has no dataset {wanted!r}", hint="`rbdata list --source d4rl` shows all")
             files = [item for item in files if item.name == entry.file] or (files if len(files) == 1 else [])

@@ -15,7 +15,7 @@ from ....storage.episodes import CUT, TERMINATED, TRUNCATED
 from ...fetch import FetchOptions, Location, RemoteObject
 from ...fetch.location import Names, Objects
 from ...ingest.protocol import ConvertOptions, Expectation, Plan, RawObject, SpoolingJob
-from ...ingest.spaces import check_text_option, renamed, space_json, space_leaves
+from ...ingest.spaces import renamed, space_json, space_leaves
 from ...ingest.trajectories import TrajectoryWriter, block_steps, cuts, lay_out
 from . import spool as kinds
 from .environments import Made, heard, importable, specification
@@ -27,16 +27,6 @@ from .spool import Spool
 CITATION = (
     "Mark Towers et al. Gymnasium: A Standard Interface for Reinforcement Learning Environments. 2024. arXiv:2407.17032"
 )
-#: Options of a recording, with what they are when not given.
-DEFAULTS: Mapping[str, Any] = {
-    "steps": 20_000,
-    "policy": RANDOM,
-    "num_envs": 1,
-    "seed": 0,
-    "epsilon": 0.0,
-    "env_args": {},
-    "text": "bytes",
-}
 _MOST_ENVS = 1024
 _SPOOL = "recording"
 #: What frames are guessed to shrink to, for the outlook; it ranges from 1/200 (Pong) to 1/2 (noise).
@@ -86,7 +76,7 @@ class RecordingJob(SpoolingJob):
                 self.spec = specification(env)
             finally:
                 env.close()
-        text = check_text_option(self.given["text"])
+        text = self.given["text"]
         self.observation, left_out = space_leaves(self.spaces["observation"], "observation", text)
         self.action, also_out = space_leaves(self.spaces["action"], "action", text)
         self.left_out = {**left_out, **also_out}
@@ -259,32 +249,11 @@ _OUTCOMES = np.array([0, TERMINATED, TRUNCATED, TERMINATED, CUT], np.uint8)
 
 
 def _checked(options: ConvertOptions) -> dict[str, Any]:
-    """All options of a recording. Raises UsageError for names and values that make no sense."""
-    unknown = sorted(set(options.extra) - set(DEFAULTS))
-    if unknown:
-        hint = f"options of a recording: {', '.join(DEFAULTS)}"
-        raise UsageError(f"gymnasium has no option {', '.join(unknown)}", hint=hint)
-    if options.parts is not None:
-        raise UsageError("a recording has no shards to choose from", hint="leave out --shards")
-    given = {**DEFAULTS, **{name: value for name, value in options.extra.items() if value is not None}}
-    for name, least in (("steps", 1), ("num_envs", 1), ("seed", 0)):
-        value = given[name]
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-            raise UsageError(f"{name} is {value!r}, not a whole number of at least {least}")
-        given[name] = int(value)
+    """All options of a recording. Raises UsageError for more environments than there can be."""
+    given = dict(options.extra)
     if given["num_envs"] > min(given["steps"], _MOST_ENVS):
         message = f"num_envs is {given['num_envs']}: at most {_MOST_ENVS}, and no more than steps ({given['steps']})"
-        raise UsageError(message)
-    epsilon = given["epsilon"]
-    if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not 0 <= epsilon <= 1:
-        raise UsageError(f"epsilon is {epsilon!r}, not a number from 0 to 1")
-    if not isinstance(given["policy"], str):
-        raise UsageError(
-            f"policy is {given['policy']!r}, not a name", hint="'random', 'module:function' or 'file.py:function'"
-        )
-    if not isinstance(given["env_args"], Mapping) or not all(isinstance(key, str) for key in given["env_args"]):
-        raise UsageError(f"env_args is {given['env_args']!r}, not a mapping of names to values")
-    given["env_args"] = dict(given["env_args"])
+        raise UsageError(message, hint="record fewer environments, or more steps")
     return given
 
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ....errors import UsageError
 from ...fetch import Location
-from ...ingest.protocol import ConvertOptions, Source
+from ...ingest.protocol import ConvertOptions
+from ..source import Source
+from ..source_option import TEXT, SourceOption
 from .environments import CLASSIC, is_id
 
 if TYPE_CHECKING:
@@ -22,15 +23,35 @@ if TYPE_CHECKING:
 
 
 class GymnasiumSource(Source):
-    """Names are environment ids (``CartPole-v1``, ``ALE/Pong-v5``, ``my_package:MyEnv-v0``).
-
-    Options: ``steps`` (of all environments together), ``policy`` (``random``, ``package.module:function`` or
-    ``file.py:function``), ``num_envs``, ``seed``, ``epsilon`` (chance of a random action instead of the policy's),
-    ``env_args`` (keyword arguments of the environment), ``text`` (``bytes`` or ``omit``).
-    """
+    """Names are environment ids (``CartPole-v1``, ``ALE/Pong-v5``, ``my_package:MyEnv-v0``)."""
 
     name = "gymnasium"
     home = "/"  # no place is looked at
+    options = (
+        SourceOption("steps", "steps to record, of all environments together", int, 20_000, least=1, metavar="N"),
+        SourceOption("policy", "random, or your function: pkg.mod:fn or file.py:fn", str, "random"),
+        SourceOption("num_envs", "environments stepped together", int, 1, least=1, metavar="N"),
+        SourceOption("seed", "the same seed gives the same recording", int, 0, least=0, metavar="S"),
+        SourceOption(
+            "epsilon",
+            "probability of a random action instead of the policy's",
+            float,
+            0.0,
+            least=0,
+            most=1,
+            metavar="E",
+        ),
+        SourceOption(
+            "env_args",
+            "an argument of the environment, such as is_slippery=false; repeatable",
+            dict,
+            {},
+            metavar="KEY=VALUE",
+            flag="--env-arg",
+        ),
+        TEXT,
+    )
+    supports = frozenset({"codec", "layout"})
     makes = True
     open_ended = True
 
@@ -42,12 +63,8 @@ class GymnasiumSource(Source):
         """Whether this could be an id; whether there is such an environment is found out when it is made."""
         return is_id(name)
 
-    def open(self, name: str, location: Location, options: ConvertOptions) -> RecordingJob:
+    def find(self, name: str, location: Location, options: ConvertOptions) -> RecordingJob:
         """Makes the environment once, to know its spaces. Raises as `Made.open`, and UsageError for the options."""
         from .job import RecordingJob
 
         return RecordingJob(name, options)
-
-    def open_folder(self, location: Location, options: ConvertOptions) -> RecordingJob:
-        message = "a recording is made from an environment, not from a folder"
-        raise UsageError(message, hint="rbdata download gymnasium/CartPole-v1 --steps 20000")

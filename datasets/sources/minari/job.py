@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from ....errors import CorruptSourceError, UsageError
+from ....errors import CorruptSourceError
 from ....storage.checksums import Crc32c, crc32c
 from ....storage.codecs.zstd import RowEncoder, train_dictionary
 from ....storage.column_writer import ColumnWriter
 from ....storage.schema import Schema
 from ...fetch import Location, RemoteObject, resolve
 from ...ingest.protocol import ConvertOptions, Plan, RawObject, SettlingJob
-from ...ingest.spaces import check_text_option
 from ...ingest.trajectories import lay_out
 from .episode_rows import Planner
 from .fill import FillTask, part_bounds, sample
@@ -46,7 +45,7 @@ class MinariJob(SettlingJob):
         why: str = "",
     ) -> None:
         self.name, self.location, self.options, self.why = name, location, options, why
-        self.text = _checked(options)
+        self.text = options.extra["text"]
         stated = resolve(location, [item for _, item in objects])
         self._objects = [(path, item) for (path, _), item in zip(objects, stated)]
         self._described = described
@@ -229,18 +228,6 @@ class MinariJob(SettlingJob):
     def _settled(self) -> tuple[Survey, Data, Metadata]:
         assert self._found is not None and self._data is not None and self.metadata is not None
         return self._found, self._data, self.metadata
-
-
-def _checked(options: ConvertOptions) -> Any:
-    """The option ``text``. Raises UsageError for options that there are not."""
-    unknown = sorted(set(options.extra) - {"text"})
-    if unknown:
-        raise UsageError(f"minari has no option {', '.join(unknown)}", hint="options of minari: text")
-    if options.parts is not None:
-        raise UsageError("a Minari dataset has no shards to choose from", hint="leave out --shards")
-    if options.time_limit is not None:
-        raise UsageError("Minari says itself which episodes were truncated", hint="leave out --time-limit")
-    return check_text_option(options.extra.get("text") or "bytes")
 
 
 def _checksum(path: Path) -> str:

@@ -81,7 +81,7 @@ def as_location(url: str) -> str:
 
 
 def split_url(text: str) -> tuple[str, str] | None:
-    """``hf://owner/D4RL/door/human-v2`` as (remote, id); None for what is no such address.
+    """``hf://owner/D4RL/door/human-v2`` as (id, remote); None for what is no such address.
 
     Raises UsageError for one whose id is none.
     """
@@ -92,4 +92,4 @@ def split_url(text: str) -> tuple[str, str] | None:
     if not owner or not is_id(name):
         message = f"{text} is not the address of a Minari dataset"
         raise UsageError(message, hint="write hf://owner/namespace/name-v0 or gcp://bucket/namespace/name-v0")
-    return as_location(f"{scheme}://{owner}"), name
+    return name, as_location(f"{scheme}://{owner}")

@@ -16,9 +16,11 @@ from ....errors import CorruptSourceError, FetchError, ObjectNotFoundError
 from ...fetch import FetchOptions, Location, RemoteObject, open_location, read_all
 from ...fetch.location import joined
 from ...ingest.listing import RemoteListing, kept
-from ...ingest.protocol import ConvertOptions, Source
+from ...ingest.protocol import ConvertOptions
+from ..source import Source
+from ..source_option import TEXT
 from . import remote_counts as remote
-from .names import HOME, KNOWN, is_id, local_names, local_root, remote_url
+from .names import HOME, KNOWN, is_id, local_names, local_root, remote_url, split_url
 
 if TYPE_CHECKING:
     from .job import MinariJob  # loaded when a dataset is opened: lists do without
@@ -33,10 +35,11 @@ class MinariSource(Source):
     """Names are Minari ids (``D4RL/door/human-v2``).
 
     Without a mirror, a dataset is taken from Minari's own root on this machine where it is there, else from the remote that
-    MINARI_REMOTE names, else from the Farama Foundation. Option: ``text`` (``bytes``, or ``omit``: text spaces are left out).
+    MINARI_REMOTE names, else from the Farama Foundation.
     """
 
     name = "minari"
+    options = (TEXT,)
     open_ended = True
     lists_remotely = True
 
@@ -65,7 +68,11 @@ class MinariSource(Source):
     def knows(self, name: str) -> bool:
         return is_id(name)
 
-    def open(self, name: str, location: Location, options: ConvertOptions) -> MinariJob:
+    def split_address(self, text: str) -> tuple[str, str] | None:
+        """``hf://owner/D4RL/door/human-v2`` and the like."""
+        return split_url(text)
+
+    def find(self, name: str, location: Location, options: ConvertOptions) -> MinariJob:
         """Finds the files and reads the metadata. Raises FetchErrors, CorruptSourceError, UsageError."""
         why = f"it is in Minari's own root {location.url}" if location.url == _root_url() else ""
         try:
@@ -74,7 +81,7 @@ class MinariSource(Source):
             error.hint = _instead(name, location) or error.hint
             raise
 
-    def open_folder(self, location: Location, options: ConvertOptions) -> MinariJob:
+    def find_in_folder(self, location: Location, options: ConvertOptions) -> MinariJob:
         """A folder that holds a dataset's ``data``, or what is in that."""
         if "data" in location.folders():
             return _open(None, "data", location, options, "")

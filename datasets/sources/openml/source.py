@@ -12,17 +12,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 from urllib.parse import urlsplit
 
 from .... import settings
 from ....errors import ObjectNotFoundError, UsageError
 from ...fetch import FetchOptions, Location, RemoteObject, open_location
 from ...ingest.listing import RemoteDataset, RemoteListing, keep, kept
-from ...ingest.protocol import ConvertOptions, RawObject, Source
+from ...ingest.protocol import ConvertOptions, RawObject
+from ..source import Source
+from ..source_option import ACCEPT_CHANGED, SourceOption
 from .client import Api, Description, Listed, path_of
 from .presets import PRESETS, WELL_KNOWN, Preset
-from .table_options import TableOptions, table_options
+from .table_options import Format, Missing, Standardize, TableOptions, table_options
 
 if TYPE_CHECKING:
     from .job import OpenmlJob  # loaded when a dataset is opened: lists do without
@@ -44,14 +46,23 @@ class _File:
 
 
 class OpenmlSource(Source):
-    """Options: ``target``, ``exclude`` (column names with commas between), ``missing`` (keep, error, drop, code),
-    ``one_hot``, ``standardize`` (none, numeric, all), ``format`` (auto, arff, parquet), ``accept_changed``.
-    """
+    """Options have no default here: those of a preset come first, then those of `TableOptions`."""
 
     name = "openml"
     home = HOME
+    options = (
+        SourceOption("target", "label columns, comma-separated, instead of the dataset's own", metavar="COLUMNS"),
+        SourceOption("exclude", "columns to leave out, comma-separated", metavar="COLUMNS"),
+        SourceOption("missing", "how to handle missing values (keep)", choices=get_args(Missing)),
+        SourceOption("one_hot", "one-hot encode nominal columns", bool),
+        SourceOption(
+            "standardize", "scale columns to mean 0, standard deviation 1 (none)", choices=get_args(Standardize)
+        ),
+        SourceOption("format", "which file format to download (auto)", choices=get_args(Format)),
+        ACCEPT_CHANGED,
+    )
+    supports = frozenset()
     open_ended = True
-
     lists_remotely = True
 
     def names(self) -> Sequence[str]:
@@ -72,7 +83,7 @@ class OpenmlSource(Source):
     def knows(self, name: str) -> bool:
         return _NAME.fullmatch(name) is not None
 
-    def open(self, name: str, location: Location, options: ConvertOptions) -> OpenmlJob:
+    def find(self, name: str, location: Location, options: ConvertOptions) -> OpenmlJob:
         """Asks the API which dataset is meant and where its file is. Raises FetchErrors, UsageError."""
         from .job import OpenmlJob
 
@@ -95,7 +106,7 @@ class OpenmlSource(Source):
             mirrored=mirrored,
         )
 
-    def open_folder(self, location: Location, options: ConvertOptions) -> OpenmlJob:
+    def find_in_folder(self, location: Location, options: ConvertOptions) -> OpenmlJob:
         """A folder with one ARFF or Parquet file; its label has to be named."""
         from .job import OpenmlJob
 

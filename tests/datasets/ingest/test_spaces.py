@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from minari.serialization import serialize_space
 from rbdata.datasets.ingest.protocol import ConvertOptions
 from rbdata.datasets.ingest.spaces import (
-    check_text_option,
     renamed,
     space_json,
     space_leaves,
@@ -133,8 +132,6 @@ def test_text():
         text_rows(["aaaaaa"], 5, "x")
     with pytest.raises(UsageError, match="too long"):
         space_leaves(space_json(spaces.Text(100_000)), "observation")
-    with pytest.raises(UsageError, match="text is 'words'"):
-        check_text_option("words")
 
 
 def test_empty_boxes_are_left_out():

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from .....errors import CorruptSourceError, ObjectNotFoundError
 from ....fetch import Location, RemoteObject
 
+UPSTREAM = "rl-unplugged"
 HOME = "gs://rl_unplugged"
 FOLDER = "atari_episodes_ordered"
 

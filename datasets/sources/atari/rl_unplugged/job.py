@@ -16,10 +16,10 @@ from .....storage.column_writer import ColumnWriter
 from .....storage.episodes import TERMINATED
 from .....storage.folder import remove_tree
 from ....fetch import Location, RemoteObject, resolve
+from ....ingest.number_ranges import format_numbers
 from ....ingest.protocol import ConvertOptions, Expectation, Plan, RawObject, SpoolingJob
 from ..common import CITATION, CLIPPED, about, schema, spaces, time_limit
-from ..shards import format_numbers
-from .files import FOLDER, EpisodeFile
+from .files import FOLDER, UPSTREAM, EpisodeFile
 from .fill import FillTask
 from .frame_sample import Sample, take_sample
 from .order import Order, Part, Spool
@@ -32,7 +32,7 @@ _CITATION = f"{CITATION} Distributed in: Caglar Gulcehre et al. RL Unplugged. Ne
 class RluJob(SpoolingJob):
     """What is fetched is decoded at once, into spools (`spool`); the plan is made when all are there."""
 
-    upstream = "rl-unplugged"
+    decided: Mapping[str, Any] = {"upstream": UPSTREAM}
 
     def __init__(self, name: str | None, location: Location, files: list[EpisodeFile], options: ConvertOptions) -> None:
         self.name, self.location, self.options = name, location, options
@@ -198,7 +198,7 @@ class RluJob(SpoolingJob):
 
     def about(self) -> dict[str, Any]:
         numbers = [file.number for file in self.chosen]
-        return {**about(self.upstream, self.name, self.options, numbers), "citation": _CITATION}
+        return {**about(UPSTREAM, self.name, self.options, numbers), "citation": _CITATION}
 
     def _describe_part(self, part: Part) -> dict[str, Any]:
         file = self.chosen[part.file]

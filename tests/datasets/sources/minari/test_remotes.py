@@ -91,7 +91,7 @@ def test_the_remote_that_minari_itself_would_use(tmp_path, server, monkeypatch, 
     assert dataset.manifest.provenance["location"] == "hf://somebody"
     monkeypatch.setenv("MINARI_REMOTE", "gcp://bucket")
     assert remote_url() == "gs://bucket"
-    assert split_url("gcp://bucket/a/b-v0") == ("gs://bucket", "a/b-v0")
+    assert split_url("gcp://bucket/a/b-v0") == ("a/b-v0", "gs://bucket")
     assert split_url("s3://bucket/a/b-v0") is None
 
 

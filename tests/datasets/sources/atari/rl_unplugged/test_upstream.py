@@ -146,7 +146,7 @@ def test_no_second_choice_where_none_is_wanted(doors: Doors, tmp_path: Path) -> 
         doors.closed.clear()
         options = ConvertOptions(parts=(77,))
         download(Request("atari/Breakout/1", root=tmp_path, options=options, fetch=IMPATIENT))
-    with pytest.raises(UsageError, match="no upstream 'bucket'"):
+    with pytest.raises(UsageError, match="upstream is 'bucket', not one of auto"):
         get(tmp_path, upstream="bucket")
-    with pytest.raises(UsageError, match="no option 'upsteam'"):
+    with pytest.raises(UsageError, match="no option upsteam"):
         download(Request("atari/Breakout/1", root=tmp_path, options=ConvertOptions(extra={"upsteam": "auto"})))

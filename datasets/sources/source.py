@@ -1,0 +1,122 @@
+"""What a source is: the data of one provider, by name.
+
+A source lists the names of its datasets, declares its options, and turns a name into a `Job`, which downloading and
+converting run alike. `rbdata.plugins` says how a source is registered; docs/new_source.md shows how one is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ... import settings
+from ...errors import UsageError
+from .source_option import SourceOption
+
+if TYPE_CHECKING:
+    from ..fetch import FetchOptions, Location
+    from ..ingest.listing import RemoteListing
+    from ..ingest.protocol import ConvertOptions, Job
+
+
+class Source:
+    """One provider.
+
+    A derived class sets ``name`` (that of its entry point) and ``home``, and defines `names` and `find`; all else has a
+    default. It is imported for `rbdata list` and `rbdata download --help`, so jobs and heavy packages are imported in `find`.
+    """
+
+    name: str
+    #: The options it has of its own.
+    options: tuple[SourceOption, ...] = ()
+    #: The general options (fields of `ConvertOptions`) that have an effect on its datasets. ``parts`` and ``time_limit``
+    #: choose what is in a dataset and are refused by a source that does not support them; the others say how something is
+    #: stored that a dataset may lack.
+    supports: frozenset[str] = frozenset({"codec", "layout", "unknown_next"})
+    #: Whether its datasets are made on this machine: no place is looked at.
+    makes: bool = False
+    #: Whether any name may be one of its own: a bare name then means one only where ``names`` lists it.
+    open_ended: bool = False
+    #: Whether its remote can be asked for a listing.
+    lists_remotely: bool = False
+
+    @property
+    def home(self) -> str:
+        """Where the provider's own copy is: a URL or a folder."""
+        raise NotImplementedError
+
+    def names(self) -> Sequence[str]:
+        """All dataset names it can state without asking the network."""
+        raise NotImplementedError
+
+    def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
+        """Find the raw objects of a dataset at a place (the home or a mirror). Raises FetchErrors, UsageError.
+
+        ``options.extra`` holds a checked value for each of ``options``.
+        """
+        raise NotImplementedError
+
+    def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
+        """As `find`, for raw objects directly in a folder that is not laid out as the provider does it."""
+        raise UsageError(f"{self.name} has no raw files to convert", hint=f"rbdata download {self.name}/NAME")
+
+    def knows(self, name: str) -> bool:
+        """Whether a name is one of its own."""
+        return name in self.names()
+
+    def split_address(self, text: str) -> tuple[str, str] | None:
+        """An address ``scheme://...`` as (name, mirror) if it is one of this provider's datasets.
+
+        Raises UsageError for an address of this provider that leads to no dataset.
+        """
+        return None
+
+    def place(self, name: str) -> str:
+        """Where a dataset is looked for when no mirror is given."""
+        return self.home
+
+    def listing(self, root: Path | None = None) -> RemoteListing | None:
+        """What the remote held when it was last asked, as kept below a root; None where it never was, or has none."""
+        return None
+
+    def refresh(self, root: Path | None, fetch: FetchOptions, on_progress: Callable[[int, int], None]) -> RemoteListing:
+        """Ask the remote now, and keep what it says; only where ``lists_remotely``. Raises FetchErrors."""
+        raise UsageError(f"{self.name} has no remote listing: the datasets it knows are all there are")
+
+    # -- the same for all sources --------------------------------------------------------------------------------------
+
+    def open(self, name: str, location: Location, options: ConvertOptions) -> Job:
+        """`find` with checked options: the job for a dataset at a place."""
+        return self.find(name, location, self.check(options, "download"))
+
+    def open_folder(self, location: Location, options: ConvertOptions) -> Job:
+        """`find_in_folder` with checked options."""
+        return self.find_in_folder(location, self.check(options, "convert"))
+
+    def check(self, options: ConvertOptions, command: str) -> ConvertOptions:
+        """Options with a value for each that the source declares: the one given, else of the settings, else the default.
+
+        Raises UsageError for options that the source does not have, or that ``command`` does not take, and for values that
+        are not allowed.
+        """
+        own = {option.name: option for option in self.options}
+        given = {name: value for name, value in options.extra.items() if value is not None}
+        unknown = [name for name in given if name not in own or command not in own[name].commands]
+        if unknown:
+            names = ", ".join(name for name, option in own.items() if command in option.commands)
+            hint = f"options of {self.name}: {names}" if names else f"{self.name} has no options of its own"
+            raise UsageError(f"{self.name} has no option {', '.join(unknown)} for {command}", hint=hint)
+        if options.parts is not None and "parts" not in self.supports:
+            raise UsageError(f"datasets of {self.name} have no shards to choose from", hint="leave out --shards")
+        if options.time_limit is not None and "time_limit" not in self.supports:
+            raise UsageError(f"datasets of {self.name} take no time limit", hint="leave out time_limit")
+        extra = {name: self._value(option, given.get(name)) for name, option in own.items()}
+        return replace(options, extra=extra)
+
+    @staticmethod
+    def _value(option: SourceOption, given: Any) -> Any:
+        if given is not None:
+            return option.check(given)
+        return settings.source_option(option).value if option.setting else option.default

@@ -1,0 +1,94 @@
+"""The options that a source declares, and the check of the values given for them.
+
+The command line, the check of every download, the settings and the tables in ``docs/sources`` are made from these
+declarations. This module and the modules that declare options are imported for ``rbdata download --help``: nothing heavy here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+from ...errors import UsageError
+
+#: Names that `rbdata.download` and `rbdata.convert` have arguments of.
+RESERVED = frozenset(
+    {
+        *("dataset_id", "path", "source", "root", "mirror", "procs", "shards", "codec", "layout", "unknown_next"),
+        *("keep_raw", "force", "user_project", "listener"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class SourceOption:
+    """One option of a source.
+
+    ``name`` is the argument of `rbdata.download` and the key in ``ConvertOptions.extra``; on the command line it is ``flag``,
+    by default ``--name`` with hyphens. ``help`` is a phrase without a period, to which the default is appended.
+
+    ``type`` is str, int, float, bool (a flag without a value) or dict (names to values, on the command line ``KEY=VALUE``,
+    repeatable). ``choices`` are the texts allowed, ``least`` and ``most`` the bounds of numbers, both included. ``default`` is
+    used where nothing is given; None leaves it to the source. ``commands`` are those that take the option. With ``setting``
+    the value, a text, may also come from ``RBDATA_<NAME>`` or from ``name = ...`` in the configuration file.
+    """
+
+    name: str
+    help: str
+    type: type = str
+    default: Any = None
+    choices: tuple[str, ...] = ()
+    least: float = -math.inf
+    most: float = math.inf
+    metavar: str | None = None
+    flag: str = ""
+    commands: tuple[str, ...] = ("download", "convert")
+    setting: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier() or self.name in RESERVED:
+            raise ValueError(f"{self.name!r} cannot be the name of a source's option")
+        if self.type not in (str, int, float, bool, dict) or (self.setting and self.type is not str):
+            raise ValueError(f"option {self.name} cannot be of type {self.type!r}")
+        object.__setattr__(self, "flag", self.flag or "--" + self.name.replace("_", "-"))
+
+    def check(self, value: Any, origin: str = "") -> Any:
+        """The value as the source gets it. Raises UsageError for one that is not allowed, naming its ``origin``."""
+        problem = self._problem(value)
+        if problem:
+            hint = f"it is one of {', '.join(self.choices)}" if self.choices else f"{self.name}: {self.help}"
+            raise UsageError(f"{origin}{': ' * bool(origin)}{self.name} is {value!r}, {problem}", hint=hint)
+        if self.type is dict:
+            return dict(value)
+        return int(value) if self.type is int else value  # numpy's numbers, too
+
+    def _problem(self, value: Any) -> str:
+        """Why a value is not allowed; empty for one that is."""
+        if self.type is str:
+            if not isinstance(value, str):
+                return "not a text"
+            return f"not one of {', '.join(self.choices)}" if self.choices and value not in self.choices else ""
+        if self.type is bool:
+            return "" if isinstance(value, bool) else "neither True nor False"
+        if self.type is dict:
+            named = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+            return "" if named else "not a mapping of names to values"
+        number = isinstance(value, Integral if self.type is int else (int, float)) and not isinstance(value, bool)
+        if number and self.least <= value <= self.most:
+            return ""
+        bounds = f" of at least {self.least:g}" if self.least > -math.inf else ""
+        bounds = f" from {self.least:g} to {self.most:g}" if bounds and self.most < math.inf else bounds
+        return f"not a {'whole ' * (self.type is int)}number{bounds}"
+
+
+#: Options that several sources share.
+TEXT = SourceOption(
+    "text",
+    "store text as UTF-8 bytes, zero-padded to the longest text allowed, or omit it",
+    choices=("bytes", "omit"),
+    default="bytes",
+)
+ACCEPT_CHANGED = SourceOption("accept_changed", "accept a file whose checksum has changed", bool, False)

@@ -1,0 +1,96 @@
+"""Which sources there are: the built-in ones, and those that other packages register.
+
+A source is an entry point of the group ``rbdata.sources``: a name, and a class derived from `datasets.sources.source.Source`.
+A package registers its own in its ``pyproject.toml``:
+
+    [project.entry-points."rbdata.sources"]
+    csvlog = "rbdata_csvlog:CsvLogSource"
+
+BUILT_IN holds the same for the sources of this package. No source is imported before it is asked for. `settings` reads
+names and options from here, so this module is below it and what `load` returns is not typed: `catalogue.load_source` is
+the typed way to a source.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from .errors import PluginError, PluginWarning, UnknownDatasetError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GROUP = "rbdata.sources"
+
+#: Source name -> module and class.
+BUILT_IN = {
+    "atari": "rbdata.datasets.sources.atari.source:AtariSource",
+    "d4rl": "rbdata.datasets.sources.d4rl.source:D4rlSource",
+    "minari": "rbdata.datasets.sources.minari.source:MinariSource",
+    "openml": "rbdata.datasets.sources.openml.source:OpenmlSource",
+    "gymnasium": "rbdata.datasets.sources.gymnasium.source:GymnasiumSource",
+}
+
+#: The namespace of datasets that come from no source; no source can have this name.
+MINE = "my"
+
+#: A name is the first part of dataset ids, and part of the name of an environment variable.
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+@lru_cache(maxsize=1)
+def registered() -> Mapping[str, EntryPoint]:
+    """All sources by name, not loaded; the built-in ones first.
+
+    Warns of plug-ins that are left out: a name that is not valid, or that another source has.
+    """
+    from importlib.metadata import EntryPoint, entry_points
+
+    found = {name: EntryPoint(name, value, GROUP) for name, value in BUILT_IN.items()}
+    for entry in entry_points(group=GROUP):
+        if _NAME.fullmatch(entry.name) is None or entry.name == MINE:
+            _warn(entry, "a source's name is lower-case letters, digits and underscores, and not 'my'")
+        elif entry.name in found and found[entry.name].value != entry.value:
+            _warn(entry, f"{found[entry.name].value} has this name already")
+        else:
+            found[entry.name] = entry
+    return found
+
+
+def load(name: str) -> Any:
+    """The source of a name, a new object.
+
+    Raises UnknownDatasetError where there is none, naming those there are, and PluginError for a plug-in that cannot be
+    imported.
+    """
+    entry = registered().get(name)
+    if entry is None:
+        raise UnknownDatasetError(f"there is no source {name!r}", hint=f"sources: {', '.join(registered())}")
+    try:
+        return entry.load()()
+    except Exception as error:
+        if name in BUILT_IN:
+            raise
+        message = f"the source {name} cannot be loaded from {entry.value}: {type(error).__name__}: {error}"
+        raise PluginError(message, hint="update or uninstall the package that registers it") from error
+
+
+def options_from_settings() -> Iterator[Any]:
+    """The options that sources declare with ``setting=True``; plug-ins that cannot be loaded have none."""
+    for name in registered():
+        try:
+            source = load(name)
+        except PluginError:
+            continue  # reported where the source itself is asked for
+        yield from (option for option in source.options if option.setting)
+
+
+def _warn(entry: EntryPoint, problem: str) -> None:
+    package = f" of {entry.dist.name}" if entry.dist else ""
+    warnings.warn(
+        f"the source {entry.name!r}{package} ({entry.value}) is left out: {problem}", PluginWarning, stacklevel=3
+    )
