@@ -1,4 +1,4 @@
-"""Where bytes come from: listing, byte streams at an offset, sizes, checksums, versions, retries and resumption.
+"""Reads and writes remote objects: listings, byte streams, sizes, checksums, versions, retries, resumption, uploads.
 
 Read in this order: `location` (the vocabulary), one transport (`directory`, `http`, `gcs`), `transports` (by URL),
 `retry`, `verifier`, `stream` (every byte exactly once, across failures), `to_file` (the same into a file, across
@@ -10,7 +10,7 @@ from __future__ import annotations
 from .location import FetchOptions, Location, RemoteObject
 from .readahead import Readahead, readahead
 from .retry import Retry
-from .stream import pinned, read_all, resolve, stream
+from .stream import pin, read_all, resolve, stream
 from .to_file import fetch_to_file
 from .transports import open_location
 from .verifier import Verifier
@@ -24,7 +24,7 @@ __all__ = [
     "Verifier",
     "fetch_to_file",
     "open_location",
-    "pinned",
+    "pin",
     "read_all",
     "readahead",
     "resolve",

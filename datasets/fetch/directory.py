@@ -1,4 +1,4 @@
-"""A mirror in a directory: on this machine or mounted."""
+"""A location in a directory, local or mounted."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from urllib.parse import unquote, urlsplit
 
 from ...errors import FetchError, ForbiddenError, ObjectChangedError, ObjectNotFoundError, UsageError
 from .http_errors import MISSING, transient
-from .location import FetchOptions, Names, Objects, RemoteObject, checked_offset, checked_path, require_inside
+from .location import FetchOptions, Names, Objects, RemoteObject, check_offset, check_path, require_inside
 
 BLOCK = 1 << 20
 
 Entries: TypeAlias = list[tuple[os.DirEntry[str], os.stat_result]]
 
-# What a network file system says when it loses its server for a while.
-_PASSING = {errno.EAGAIN, errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENETDOWN, errno.EHOSTDOWN}
+# Errors of a network file system whose server is unavailable for a while.
+_TEMPORARY = {errno.EAGAIN, errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENETDOWN, errno.EHOSTDOWN}
 
 
 @dataclass(frozen=True)
 class DirectoryLocation:
-    """A `Location` in the file system. Objects are regular files; links are followed, broken ones left out."""
+    """A `Location` in the file system. Objects are regular files; links are followed, broken links omitted."""
 
     url: str
     options: FetchOptions = field(default_factory=FetchOptions)
@@ -35,20 +35,20 @@ class DirectoryLocation:
         if url[:7].lower() == "file://":
             parts = urlsplit(url)
             if parts.netloc not in ("", "localhost"):
-                message = f"{url}: file:// names a file of this machine, not of {parts.netloc!r}"
+                message = f"{url}: file:// URLs name local files, not files of the host {parts.netloc!r}"
                 raise UsageError(message, hint="write file:///absolute/path")
             path = unquote(parts.path)
         if not path or "\0" in path:
-            message = f"{url!r} names no directory"
-            raise UsageError(message, hint="give the mirror's directory")
+            message = f"{url!r} is not a directory"
+            raise UsageError(message, hint="give the directory of the mirror")
         return cls(os.path.abspath(os.path.expanduser(path)), options)  # noqa: PTH100, PTH111  (no Path: ~user may fail)
 
     def list(self, folder: str = "") -> Objects:
         entries = self._scan(folder)
-        return [_describe(entry.path, found) for entry, found in entries if stat_flags.S_ISREG(found.st_mode)]
+        return [_describe(entry.path, status) for entry, status in entries if stat_flags.S_ISREG(status.st_mode)]
 
     def folders(self, folder: str = "") -> Names:
-        return [entry.name for entry, found in self._scan(folder) if stat_flags.S_ISDIR(found.st_mode)]
+        return [entry.name for entry, status in self._scan(folder) if stat_flags.S_ISDIR(status.st_mode)]
 
     def stat(self, path: str) -> RemoteObject:
         return self._stat(self._path(path))
@@ -58,14 +58,14 @@ class DirectoryLocation:
 
     def open(self, obj: RemoteObject, offset: int = 0) -> Iterator[bytes]:
         path = self._path(require_inside(obj, self.url))
-        checked_offset(obj, offset)
+        check_offset(obj, offset)
         try:
             with open(path, "rb", buffering=0) as file:  # noqa: PTH123
                 _check_unchanged(obj, os.fstat(file.fileno()))
                 file.seek(offset)
                 while True:
                     block = file.read(BLOCK)
-                    # After each block, the empty last one too: a file that is being written must not pass for whole.
+                    # Also after the empty last block, so that a file that is still being written is detected.
                     _check_unchanged(obj, os.fstat(file.fileno()))
                     if not block:
                         return
@@ -73,10 +73,10 @@ class DirectoryLocation:
         except OSError as error:
             if isinstance(error, FetchError):
                 raise
-            raise _translated(error, path) from error
+            raise _translate_error(error, path) from error
 
     def _path(self, relative: str) -> str:
-        inside = checked_path(relative)
+        inside = check_path(relative)
         return f"{self.url.rstrip('/')}/{inside}" if inside else self.url
 
     def _scan(self, folder: str) -> Entries:
@@ -88,16 +88,16 @@ class DirectoryLocation:
                     try:
                         found.append((entry, entry.stat()))
                     except FileNotFoundError:
-                        continue  # a link to nowhere, or removed meanwhile
+                        continue  # a broken link, or removed since the listing
         except OSError as error:
-            raise _translated(error, path) from error
+            raise _translate_error(error, path) from error
         return sorted(found, key=lambda pair: pair[0].name)
 
     def _stat(self, path: str) -> RemoteObject:
         try:
             found = os.stat(path)  # noqa: PTH116
         except OSError as error:
-            raise _translated(error, path) from error
+            raise _translate_error(error, path) from error
         if not stat_flags.S_ISREG(found.st_mode):
             message = f"{path} is not a file"
             raise ObjectNotFoundError(message, hint=MISSING)
@@ -115,16 +115,16 @@ def _version(found: os.stat_result) -> str:
 
 def _check_unchanged(obj: RemoteObject, found: os.stat_result) -> None:
     if obj.version is not None and obj.version != _version(found):
-        message = f"{obj.url} was written to while it was being read"
-        raise ObjectChangedError(message, hint="wait until the file is complete, then start again")
+        message = f"{obj.url} was changed while it was being read"
+        raise ObjectChangedError(message, hint="wait until the file is complete, then run the command again")
 
 
-def _translated(error: OSError, path: str) -> FetchError:
-    said = error.strerror or str(error)
+def _translate_error(error: OSError, path: str) -> FetchError:
+    message = f"{path}: {error.strerror or error}"
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EISDIR):
-        return ObjectNotFoundError(f"{path}: {said}", hint=MISSING)
+        return ObjectNotFoundError(message, hint=MISSING)
     if error.errno in (errno.EACCES, errno.EPERM):
-        return ForbiddenError(f"{path}: {said}", hint="make it readable for the user who runs this")
-    if error.errno in _PASSING:
-        return transient(f"{path}: {said}", hint="check the disk or the mount")
-    return FetchError(f"{path}: {said}", hint="check the disk or the mount")
+        return ForbiddenError(message, hint="give the current user read access")
+    if error.errno in _TEMPORARY:
+        return transient(message, hint="check the disk or the mount")
+    return FetchError(message, hint="check the disk or the mount")

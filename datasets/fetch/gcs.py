@@ -1,7 +1,7 @@
-"""A mirror in a Google Cloud Storage bucket, read with google-cloud-storage.
+"""A location in a Google Cloud Storage bucket, read with google-cloud-storage.
 
-Asks anonymously first, and logs in with the application-default credentials when that is refused and there are any.
-STORAGE_EMULATOR_HOST is honoured (by the client itself).
+Requests are anonymous first. If access is denied, they use the application-default credentials, if there are any.
+The client supports STORAGE_EMULATOR_HOST.
 """
 
 from __future__ import annotations
@@ -19,58 +19,58 @@ from ...errors import (
     TransientFetchError,
     UsageError,
 )
-from .google_login import Door
+from .google_login import Clients
 from .headers import hex_of_base64
-from .http_errors import network_error, reason, status_error, transient
+from .http_errors import MISSING, NO_RANGES, REPLACED, network_error, reason, status_error, transient
 from .location import (
     FetchOptions,
     Names,
     Objects,
     RemoteObject,
-    checked_offset,
-    checked_path,
+    check_offset,
+    check_path,
     is_plain_name,
-    joined,
+    join_path,
     require_inside,
     without_login,
 )
 from .per_process import PerProcess
-from .retry import retrying
+from .retry import call_with_retries
 
 if TYPE_CHECKING:
     from google.cloud.storage import Blob, Bucket
 
 T = TypeVar("T")
 
-# Each range is a request of its own. The first is small, so that the first bytes are there at once; the last ones are
-# large, so that the pause between two of them does not matter.
+# Each range is one request. The first is small, so that the first bytes arrive soon; later ones are large, so that the
+# latency of a request does not matter.
 FIRST_RANGE = 1 << 20
 LARGEST_RANGE = 16 << 20
 PIECE = 1 << 20
 
 _FIELDS = "items(name,size,crc32c,md5Hash,generation),prefixes,nextPageToken"
 
-_CLOSED = (
-    "use a mirror (--mirror); or, if you were given access, run `gcloud auth application-default login`; "
-    "a bucket whose readers pay needs --user-project"
+_DENIED = (
+    "use a mirror (--mirror); if you have access, run `gcloud auth application-default login`; "
+    "a requester-pays bucket needs --user-project"
 )
 
 
 @dataclass(frozen=True)
 class GcsLocation:
-    """A `Location` in a bucket: every object whose key starts with the prefix, folders made by '/' in the keys."""
+    """A `Location` in a bucket: every object whose key starts with the prefix; '/' in the keys separates folders."""
 
     url: str
     options: FetchOptions = field(default_factory=FetchOptions)
-    _door: PerProcess[Door] = field(default_factory=PerProcess, init=False, repr=False, compare=False)
+    _clients: PerProcess[Clients] = field(default_factory=PerProcess, init=False, repr=False, compare=False)
 
     @classmethod
     def from_url(cls, url: str, options: FetchOptions) -> GcsLocation:
         bucket, _, prefix = url[len("gs://") :].partition("/")
         if not bucket or "@" in bucket:
-            message = f"{without_login(url)}: names no bucket"
+            message = f"{without_login(url)}: no bucket in the URL"
             raise UsageError(message, hint="give gs://bucket or gs://bucket/folder")
-        return cls("gs://" + joined(bucket, checked_path(prefix)), options)
+        return cls("gs://" + join_path(bucket, check_path(prefix)), options)
 
     def list(self, folder: str = "") -> Objects:
         return self._listing(folder)[0]
@@ -79,22 +79,22 @@ class GcsLocation:
         return self._listing(folder)[1]
 
     def stat(self, path: str) -> RemoteObject:
-        path = checked_path(path)
+        path = check_path(path)
         if not path:
             message = f"{self.url} is a folder, not an object"
             raise UsageError(message, hint="give the object's path")
-        key = joined(self._prefix, path)
-        return retrying(lambda: self._describe(key), url=self._url_of(key), options=self.options)
+        key = join_path(self._prefix, path)
+        return call_with_retries(lambda: self._describe(key), url=self._url_of(key), options=self.options)
 
     def refresh(self, obj: RemoteObject) -> RemoteObject:
         return self.stat(require_inside(obj, self.url))
 
     def open(self, obj: RemoteObject, offset: int = 0) -> Iterator[bytes]:
-        key = joined(self._prefix, require_inside(obj, self.url))
+        key = join_path(self._prefix, require_inside(obj, self.url))
         if obj.size is None:
             obj = self._describe(key)
         assert obj.size is not None
-        checked_offset(obj, offset)
+        check_offset(obj, offset)
         position, length = offset, FIRST_RANGE
         while position < obj.size:
             length = min(length, obj.size - position)
@@ -104,23 +104,21 @@ class GcsLocation:
 
     def _describe(self, key: str) -> RemoteObject:
         url = self._url_of(key)
-        return self._as_allowed(url, partial(_reload, key=key, url=url, options=self.options))
+        return self._call(url, partial(_reload, key=key, url=url, options=self.options))
 
     def _range(self, key: str, obj: RemoteObject, start: int, length: int) -> Iterator[bytes]:
-        """`length` bytes from `start` by one request; when it fails half-way, the first half comes before the error."""
+        """`length` bytes from `start` by one request; if it fails, the bytes received come before the error."""
         sink = _Sink(obj.url, length)
         failure: TransientFetchError | None = None
         try:
-            self._as_allowed(
-                obj.url, partial(_download, key=key, obj=obj, sink=sink, start=start, options=self.options)
-            )
+            self._call(obj.url, partial(_download, key=key, obj=obj, sink=sink, start=start, options=self.options))
         except ObjectNotFoundError as error:
-            raise self._why_missing(obj, key, error) from error
+            raise self._explain_missing(obj, key, error) from error
         except TransientFetchError as error:
             failure = error
         yield from sink.pieces()
         if failure is None and sink.size < length:
-            failure = transient(f"{obj.url}: the connection broke after {sink.size} of {length} bytes")
+            failure = transient(f"{obj.url}: connection lost after {sink.size} of {length} bytes")
         if failure is not None:
             raise failure
 
@@ -137,54 +135,51 @@ class GcsLocation:
     def _url_of(self, key: str) -> str:
         return f"gs://{self._bucket}/{key}"
 
-    # -- asking ------------------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------------------------
 
-    def _as_allowed(self, url: str, action: Callable[[Bucket], T]) -> T:
-        """`action(bucket)` as the first of anonymous and logged in that is let in; google's exceptions become ours."""
-        door = self._door.get(lambda: Door(self.options))
-        refusal: FetchError | None = None
-        for login in door.order():
+    def _call(self, url: str, action: Callable[[Bucket], T]) -> T:
+        """`action(bucket)`, anonymous or logged in, whichever has access; Google's exceptions are translated."""
+        clients = self._clients.get(lambda: Clients(self.options))
+        denied: FetchError | None = None
+        for login in clients.order():
             try:
-                client = door.client(login)
+                client = clients.get(login)
                 if client is None:
                     continue
                 result = action(client.bucket(self._bucket, user_project=self.options.user_project))
             except Exception as error:
-                failure = translated(error, url, login=login)
+                failure = translate_error(error, url, login=login)
                 if failure is None:
                     raise
                 if not isinstance(failure, ForbiddenError):
                     raise failure from error
-                refusal = failure
-                refusal.__cause__ = error
+                denied = failure
+                denied.__cause__ = error
                 continue
-            door.opened_as = login
+            clients.last_login = login
             return result
-        if refusal is None:
-            message = f"{url}: no credentials to log in with"
-            refusal = ForbiddenError(message, hint=_CLOSED)
-        raise refusal
+        if denied is None:
+            message = f"{url}: no Google credentials found"
+            denied = ForbiddenError(message, hint=_DENIED)
+        raise denied
 
     def _listing(self, folder: str) -> tuple[Objects, Names]:
-        prefix = joined(self._prefix, checked_path(folder))
+        prefix = join_path(self._prefix, check_path(folder))
         url = self._url_of(prefix) if prefix else self.url
-        ask = partial(_list_page_by_page, prefix=f"{prefix}/" if prefix else "", options=self.options)
-        blobs, prefixes = retrying(lambda: self._as_allowed(url, ask), url=url, options=self.options)
+        list_blobs = partial(_list_page_by_page, prefix=f"{prefix}/" if prefix else "", options=self.options)
+        blobs, prefixes = call_with_retries(lambda: self._call(url, list_blobs), url=url, options=self.options)
         if prefix and not blobs and not prefixes:
-            message = f"{url}: the bucket holds nothing there"
-            raise ObjectNotFoundError(
-                message, hint="check the spelling; the mirror must have the provider's own layout"
-            )
-        objects = (_described(blob, self._url_of(blob.name)) for blob in blobs)
+            raise ObjectNotFoundError(f"{url}: no such folder", hint=MISSING)
+        objects = (_to_object(blob, self._url_of(blob.name)) for blob in blobs)
         names = (found.rstrip("/").rpartition("/")[2] for found in prefixes)
-        # A key 'folder/' is the mark that some tools leave for an empty folder; '..' is nobody's file.
+        # Some tools mark an empty folder by a key 'folder/'. Names such as '..' are not plain and are omitted.
         return (
             sorted((obj for obj in objects if is_plain_name(obj.name)), key=lambda obj: obj.name),
             sorted(name for name in names if is_plain_name(name)),
         )
 
-    def _why_missing(self, obj: RemoteObject, key: str, error: ObjectNotFoundError) -> FetchError:
-        """A generation that is gone is 404 too: tell 'replaced' from 'removed'."""
+    def _explain_missing(self, obj: RemoteObject, key: str, error: ObjectNotFoundError) -> FetchError:
+        """Distinguish replaced from removed objects: a missing generation is 404 as well."""
         if obj.version is None:
             return error
         try:
@@ -194,10 +189,10 @@ class GcsLocation:
         if now.version == obj.version:
             return error
         message = f"{obj.url} was replaced while it was being read: generation {obj.version} is {now.version} now"
-        return ObjectChangedError(message, hint="start again: what was fetched of the old one is of no use")
+        return ObjectChangedError(message, hint=REPLACED)
 
 
-# -- one request each, in the client's words -------------------------------------------------------------------------
+# -- single requests -------------------------------------------------------------------------------------------------
 
 
 def _timeout(options: FetchOptions) -> tuple[float, float]:
@@ -207,7 +202,7 @@ def _timeout(options: FetchOptions) -> tuple[float, float]:
 def _reload(bucket: Bucket, *, key: str, url: str, options: FetchOptions) -> RemoteObject:
     blob = bucket.blob(key)
     blob.reload(timeout=_timeout(options), retry=None)
-    return _described(blob, url)
+    return _to_object(blob, url)
 
 
 def _list_page_by_page(bucket: Bucket, *, prefix: str, options: FetchOptions) -> tuple[list[Blob], set[str]]:
@@ -221,7 +216,7 @@ def _list_page_by_page(bucket: Bucket, *, prefix: str, options: FetchOptions) ->
 def _download(bucket: Bucket, *, key: str, obj: RemoteObject, sink: _Sink, start: int, options: FetchOptions) -> None:
     generation = int(obj.version) if obj.version is not None else None
     blob = bucket.blob(key, generation=generation)
-    # Raw: the bytes as stored, also of objects stored with gzip encoding. Checksums and retries are ours.
+    # Raw: the bytes as stored, also of objects with gzip encoding. rbdata verifies checksums and retries itself.
     blob.download_to_file(
         sink,
         start=start,
@@ -231,13 +226,13 @@ def _download(bucket: Bucket, *, key: str, obj: RemoteObject, sink: _Sink, start
         timeout=_timeout(options),
         retry=None,
     )
-    served = blob.generation
-    if generation is not None and served is not None and int(served) != generation:
-        message = f"{obj.url} was replaced while it was being read: generation {generation} is {served} now"
-        raise ObjectChangedError(message, hint="start again: what was fetched of the old one is of no use")
+    received = blob.generation
+    if generation is not None and received is not None and int(received) != generation:
+        message = f"{obj.url} was replaced while it was being read: generation {generation} is {received} now"
+        raise ObjectChangedError(message, hint=REPLACED)
 
 
-def _described(blob: Blob, url: str) -> RemoteObject:
+def _to_object(blob: Blob, url: str) -> RemoteObject:
     checksums = {"crc32c": hex_of_base64(blob.crc32c or ""), "md5": hex_of_base64(blob.md5_hash or "")}
     return RemoteObject(
         url=url,
@@ -249,7 +244,7 @@ def _described(blob: Blob, url: str) -> RemoteObject:
 
 
 class _Sink:
-    """The file object the client writes one range to; keeps what arrived when the connection breaks."""
+    """The file that the client writes a range to; keeps the bytes received when the connection breaks."""
 
     def __init__(self, url: str, wanted: int) -> None:
         self.wanted = wanted
@@ -260,13 +255,13 @@ class _Sink:
     def write(self, data: bytes) -> int:
         self.size += len(data)
         if self.size > self.wanted:
-            message = f"{self._url}: asked for {self.wanted} bytes, the server sends more"
-            raise FetchError(message, hint="the server does not know byte ranges: use another mirror (--mirror)")
+            message = f"{self._url}: requested {self.wanted} bytes, received more"
+            raise FetchError(message, hint=NO_RANGES)
         self._parts.append(data)
         return len(data)
 
     def pieces(self) -> Iterator[bytes]:
-        """What was written, in pieces of about PIECE bytes; each is let go of as it is handed out."""
+        """The bytes received, in pieces of about PIECE bytes; each is released when it is yielded."""
         parts, self._parts = self._parts[::-1], []
         while parts:
             batch, size = [], 0
@@ -276,35 +271,34 @@ class _Sink:
             yield b"".join(batch)
 
 
-def translated(error: Exception, url: str, *, login: bool) -> FetchError | UsageError | None:
-    """Our error for an exception of the google client; None for one that is none of theirs."""
+def translate_error(error: Exception, url: str, *, login: bool) -> FetchError | UsageError | None:
+    """rbdata's error for an exception of the Google client or the network; None for other exceptions."""
     import google.auth.exceptions
     from google.api_core.exceptions import GoogleAPICallError
 
     if isinstance(error, GoogleAPICallError):
-        said = _said(error.response)
         headers = getattr(error.response, "headers", None) or {}
         status = int(error.code or 500)
         if status == 400 and "requester pays" in str(error).lower():
-            return ForbiddenError(f"{url}: readers of this bucket pay", hint="give --user-project PROJECT")
+            return ForbiddenError(f"{url}: the bucket is requester-pays", hint="give --user-project PROJECT")
         if status == 416:
             message = f"{url} was replaced while it was being read: it is shorter now"
-            return ObjectChangedError(message, hint="start again: what was fetched of the old one is of no use")
-        failure = status_error(status, url, headers, said=said)
+            return ObjectChangedError(message, hint=REPLACED)
+        failure = status_error(status, url, headers, explanation=_explanation(error.response))
         if isinstance(failure, ForbiddenError):
-            failure.hint = _CLOSED
+            failure.hint = _DENIED
         return failure
     if isinstance(error, google.auth.exceptions.TransportError):
         return transient(f"{url}: could not log in to Google ({reason(error)})")
     if isinstance(error, google.auth.exceptions.GoogleAuthError):
-        # Refused (401), the client tries to renew its credentials, which an anonymous one cannot.
-        said = f"could not log in to Google ({error})" if login else "the bucket is not open to anonymous readers"
-        return ForbiddenError(f"{url}: {said}", hint=_CLOSED)
+        # After a 401 the client tries to renew its credentials; an anonymous client has none.
+        cause = f"could not log in to Google ({error})" if login else "access denied to anonymous readers"
+        return ForbiddenError(f"{url}: {cause}", hint=_DENIED)
     return network_error(error, url)
 
 
-def _said(response: Any) -> str:
-    """The server's explanation: JSON from one half of the API, a line of text from the other."""
+def _explanation(response: Any) -> str:
+    """The server's explanation: JSON from one part of the API, a line of text from the other; '' for anything else."""
     try:
         return str(response.json()["error"]["message"])
     except (AttributeError, KeyError, TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""As whom to ask Google Cloud Storage: anonymously, or with the application-default credentials."""
+"""Clients of Google Cloud Storage: anonymous, or with the application-default credentials."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def login_order(options: FetchOptions) -> tuple[bool, ...]:
-    """Whether to log in, in the order to try. Who pays (user_project) must be known, so logs in first."""
+    """Whether to log in: the order to try. With a user_project, which is billed, logged in first."""
     if options.anonymous is True:
         return (False,)
     if options.anonymous is False:
@@ -24,7 +24,7 @@ def login_order(options: FetchOptions) -> tuple[bool, ...]:
 def may_have_credentials() -> bool:
     """Whether application-default credentials may exist.
 
-    Asking google.auth outright can take many seconds on a machine outside Google's cloud: it looks for a metadata
+    google.auth itself can take many seconds to tell on a machine outside Google's cloud, as it looks for a metadata
     server on the network.
     """
     if any(os.environ.get(name) for name in ("GOOGLE_APPLICATION_CREDENTIALS", "K_SERVICE", "GAE_ENV")):
@@ -39,23 +39,23 @@ def may_have_credentials() -> bool:
         return False
 
 
-class Door:
-    """The clients of one process, and which of them was let in last."""
+class Clients:
+    """The clients of one process, and which of them had access last."""
 
     def __init__(self, options: FetchOptions) -> None:
         self._options = options
         self._clients: dict[bool, Client | None] = {}
-        self.opened_as: bool | None = None
+        self.last_login: bool | None = None
 
     def order(self) -> tuple[bool, ...]:
         order = login_order(self._options)
-        return tuple(sorted(order, key=lambda login: login != self.opened_as)) if self.opened_as is not None else order
+        return order if self.last_login is None else tuple(sorted(order, key=lambda login: login != self.last_login))
 
-    def client(self, login: bool) -> Client | None:
-        """None where there is nothing to log in with and nobody insists on it."""
+    def get(self, login: bool) -> Client | None:
+        """The client; None if there are no credentials, unless the options demand a login."""
         if login not in self._clients:
-            insists = self._options.anonymous is False
-            self._clients[login] = self._make(login) if not login or insists or may_have_credentials() else None
+            required = self._options.anonymous is False
+            self._clients[login] = self._make(login) if not login or required or may_have_credentials() else None
         return self._clients[login]
 
     def _make(self, login: bool) -> Client:
@@ -68,8 +68,8 @@ class Door:
             client = storage.Client(project=project or "<none>", credentials=credentials)
         else:
             client = storage.Client.create_anonymous_client()
-        # Releases from 3.13 on ask for the bucket's own metadata in a background thread before every call, for a
-        # telemetry we do not use; anonymous readers are refused that, so it would be asked again and again.
+        # From release 3.13 on, the client requests the bucket's metadata in a background thread before every call, for
+        # telemetry that rbdata does not use. Anonymous readers are denied that, so it would be requested every time.
         if hasattr(client, "_bucket_metadata_cache"):
             client._bucket_metadata_cache = None
         return client

@@ -1,4 +1,4 @@
-"""What the headers of a web server's answer say about an object."""
+"""Reads an object's size, version and checksums from the headers of an HTTP response."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from ...errors import FetchError, ObjectChangedError
-from .http_errors import status_error
+from .http_errors import REPLACED, status_error
 from .location import RemoteObject
 
 
 def accepted_encoding(url: str) -> str:
     """The Accept-Encoding that makes the server send the bytes as stored.
 
-    'identity' everywhere but at Google: there it means that objects stored with gzip encoding are unpacked on the way.
+    'identity' for every server but Google's, which unpacks objects stored with gzip encoding for it.
     """
     host = urlsplit(url).hostname or ""
     return "gzip" if host == "storage.googleapis.com" or host.endswith(".storage.googleapis.com") else "identity"
 
 
 def stated_version(headers: Mapping[str, str]) -> str | None:
-    """The strong ETag, else Last-Modified: what may stand in If-Range. A weak ETag does not promise equal bytes."""
+    """The strong ETag, else Last-Modified, for If-Range. A weak ETag does not guarantee equal bytes."""
     tag = headers.get("ETag", "")
     if tag.startswith('"'):
         return tag
@@ -30,7 +30,7 @@ def stated_version(headers: Mapping[str, str]) -> str | None:
 
 
 def stated_checksums(headers: Mapping[str, str]) -> dict[str, str]:
-    """Checksums of the whole object in the headers of a whole response. (An ETag is not an MD5.)"""
+    """Checksums of the object, from the headers of a complete response. (An ETag is not an MD5.)"""
     found = {}
     for item in headers.get("x-goog-hash", "").split(","):
         name, _, value = item.strip().partition("=")
@@ -42,7 +42,7 @@ def stated_checksums(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def hex_of_base64(text: str) -> str:
-    """Lowercase hex of base64; '' for what is not base64."""
+    """Base64 as lowercase hex; '' for text that is not base64."""
     try:
         return base64.b64decode(text, validate=True).hex()
     except (binascii.Error, ValueError):
@@ -50,36 +50,35 @@ def hex_of_base64(text: str) -> str:
 
 
 def check_same_object(obj: RemoteObject, offset: int, status: int, headers: Mapping[str, str]) -> int:
-    """How many leading bytes of this answer to `bytes=offset-` are not wanted.
+    """How many leading bytes to skip in this response to a request for `bytes=offset-`.
 
-    Raises ObjectChangedError when the answer is about another object, FetchError when it is no sensible answer.
+    Raises ObjectChangedError if the response is of another version of the object, FetchError if it is invalid.
     """
     changed = f"{obj.url} was replaced while it was being read"
-    hint = "start again: what was fetched of the old one is of no use"
     first, total = content_range(headers)
     version = stated_version(headers)
     if status == 416:
         if obj.size is None and total == offset:
             return 0
-        raise ObjectChangedError(f"{changed}: it has no byte {offset} now", hint=hint)
+        raise ObjectChangedError(f"{changed}: it has no byte {offset} now", hint=REPLACED)
     if obj.version is not None and version is not None and obj.version != version:
-        raise ObjectChangedError(f"{changed}: {obj.version} is {version} now", hint=hint)
+        raise ObjectChangedError(f"{changed}: {obj.version} is {version} now", hint=REPLACED)
     size = total if status == 206 else length(headers)
     if obj.size is not None and size is not None and obj.size != size:
-        raise ObjectChangedError(f"{changed}: {obj.size} bytes are {size} now", hint=hint)
+        raise ObjectChangedError(f"{changed}: {obj.size} bytes are {size} now", hint=REPLACED)
     if status == 206:
         if first != offset:
-            message = f"{obj.url}: asked for the bytes from {offset}, the server sent those from {first}"
+            message = f"{obj.url}: requested bytes from {offset} on, received bytes from {first} on"
             raise FetchError(message, hint="use another mirror (--mirror)")
         return 0
     if status != 200:
         raise status_error(status, obj.url, headers)
-    # The server does not know ranges: what we have comes again.
+    # The server ignores ranges and sends the object from its start.
     return offset
 
 
 def content_range(headers: Mapping[str, str]) -> tuple[int | None, int | None]:
-    """First byte and total size out of ``bytes 5-9/10``, ``bytes */10``, ``bytes 5-9/*``."""
+    """First byte and total size from ``bytes 5-9/10``, ``bytes */10``, ``bytes 5-9/*``."""
     span, _, total = headers.get("Content-Range", "").removeprefix("bytes").strip().partition("/")
     first = span.partition("-")[0]
     return int(first) if first.isdigit() else None, int(total) if total.isdigit() else None

@@ -1,4 +1,4 @@
-"""What a directory index page of a web server lists: Apache, nginx, lighttpd, Caddy, `python -m http.server`."""
+"""Parses the directory index pages of web servers: Apache, nginx, lighttpd, Caddy, `python -m http.server`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Index:
     files: tuple[str, ...]
     folders: tuple[str, ...]
     is_index: bool
-    """Whether the page is a directory index at all: any other page answers 200 just the same."""
+    """Whether the page is a directory index; the status is 200 for any other web page too."""
 
 
 class _Links(HTMLParser):
@@ -46,8 +46,8 @@ class _Links(HTMLParser):
 def parse_index(page: str, url: str) -> Index:
     """The children that the index page at `url` links to.
 
-    Only links one level below the page count: sort links (``?C=N;O=D``), parents, other servers and names that are not
-    plain names (``..%2f``) are left out.
+    Only links one level below the page count. Sort links (``?C=N;O=D``), parents, other servers and names that are not
+    plain (``..%2f``) are omitted.
     """
     parser = _Links()
     parser.feed(page)

@@ -1,16 +1,16 @@
 """Dataset repositories of the Hugging Face Hub: ``hf://owner``, ``hf://owner/repository/folder``.
 
-Listings come from the Hub's JSON interface (https://huggingface.co/docs/hub/api), bytes from its ``resolve`` addresses:
+Listings come from the Hub's JSON API (https://huggingface.co/docs/hub/api), bytes from its ``resolve`` URLs:
 
     GET /api/datasets?author=<owner>                            [{"id": "owner/repository"}, ...]
     GET /api/datasets/<owner>/<repository>/revision/main        {"sha": the commit}
     GET /api/datasets/<owner>/<repository>/tree/<commit>/<path> [{"type": "file" or "directory", "path", "size", "oid",
                                                                  "lfs": {"oid": sha256, ...}}, ...]
-    GET /datasets/<owner>/<repository>/resolve/<commit>/<path>  the bytes, mostly by a redirect to a store
+    GET /datasets/<owner>/<repository>/resolve/<commit>/<path>  the bytes, usually by a redirect to a store
 
-Long listings are paged (header Link, rel "next"). The commit is asked for once, so that one run sees one state of a
-repository. Files in large-file storage come with their sha256. HF_ENDPOINT names another server than huggingface.co, HF_TOKEN
-is sent where it is set (private repositories, higher limits).
+Long listings are paged (header Link, rel "next"). The commit is requested once, so that one run reads one version of a
+repository. Files in large-file storage have a sha256. HF_ENDPOINT names another server than huggingface.co; HF_TOKEN is
+sent if it is set (private repositories, higher limits).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from .location import (
     Names,
     Objects,
     RemoteObject,
-    checked_offset,
-    checked_path,
+    check_offset,
+    check_path,
     is_plain_name,
-    joined,
+    join_path,
     require_inside,
 )
 from .per_process import PerProcess
-from .retry import retrying
+from .retry import call_with_retries
 
 if TYPE_CHECKING:
     import requests
@@ -53,7 +53,7 @@ _PRIVATE = "check the spelling; for a private repository set HF_TOKEN"
 
 @dataclass(frozen=True)
 class HubLocation:
-    """A `Location` at the Hub: the repositories of an owner are its top folders."""
+    """A `Location` at the Hub; the repositories of an owner are its top folders."""
 
     url: str
     options: FetchOptions = field(default_factory=FetchOptions)
@@ -61,10 +61,10 @@ class HubLocation:
 
     @classmethod
     def from_url(cls, url: str, options: FetchOptions) -> HubLocation:
-        path = checked_path(url.partition("://")[2].rstrip("/"))
+        path = check_path(url.partition("://")[2].rstrip("/"))
         owner = path.partition("/")[0]
         if not owner or "@" in path:
-            message = f"{url}: names no owner of repositories"
+            message = f"{url}: no owner in the URL"
             raise UsageError(message, hint="give hf://owner or hf://owner/repository")
         return cls(f"hf://{path}", options)
 
@@ -77,7 +77,7 @@ class HubLocation:
         return sorted(item for item in self._entries(folder) if isinstance(item, str))
 
     def tree(self, folder: str) -> Tree:
-        """Every object below a folder, with its path relative to this place, by few requests."""
+        """Every object below a folder, with its path relative to this location, in few requests."""
         owner, repository, inside = self._inside(folder)
         if not repository:
             raise UsageError(f"{self.url} is not a repository")
@@ -89,36 +89,36 @@ class HubLocation:
         return sorted(found, key=lambda pair: pair[0])
 
     def stat(self, path: str) -> RemoteObject:
-        path = checked_path(path)
+        path = check_path(path)
         parent, _, name = path.rpartition("/")
         if not self._inside(path)[2]:
             raise UsageError(f"{self.url}/{path} is a folder, not an object", hint="give the object's path")
         for item in self.list(parent):
             if item.name == name:
                 return item
-        raise ObjectNotFoundError(f"{self.url}/{path} is not there", hint=MISSING)
+        raise ObjectNotFoundError(f"{self.url}/{path}: no such object", hint=MISSING)
 
     def refresh(self, obj: RemoteObject) -> RemoteObject:
         return self.stat(require_inside(obj, self.url))
 
     def open(self, obj: RemoteObject, offset: int = 0) -> Iterator[bytes]:
-        checked_offset(obj, offset)
+        check_offset(obj, offset)
         owner, repository, inside = self._inside(require_inside(obj, self.url))
         session = self._session()
         commit = session.commit(owner, repository)
         http = session.http
-        # What the store states of the object is its own affair: ours are size and sha256.
-        there = f"{http.url}/datasets/{_quoted(owner, repository)}/resolve/{commit}/{_quoted(*inside.split('/'))}"
-        yield from http.open(replace(obj, url=there, version=None), offset)
+        # The version that the store states is not the Hub's; size and sha256 identify the object.
+        store_url = f"{http.url}/datasets/{_quoted(owner, repository)}/resolve/{commit}/{_quoted(*inside.split('/'))}"
+        yield from http.open(replace(obj, url=store_url, version=None), offset)
 
-    # -- asking --------------------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------------
 
     def _session(self) -> _Session:
         return self._state.get(lambda: _Session(self.options))
 
     def _inside(self, path: str) -> tuple[str, str, str]:
-        """Owner, repository and path in it; '' for what is above."""
-        parts = joined(self.url[len("hf://") :], checked_path(path)).split("/")
+        """Owner, repository and path in the repository; '' for those that the path does not reach."""
+        parts = join_path(self.url[len("hf://") :], check_path(path)).split("/")
         return parts[0], parts[1] if len(parts) > 1 else "", "/".join(parts[2:])
 
     def _repositories(self) -> Names:
@@ -141,9 +141,9 @@ class HubLocation:
     def _tree(self, owner: str, repository: str, inside: str, *, recursive: bool) -> Iterator[dict[str, Any]]:
         session = self._session()
         commit = session.commit(owner, repository)
-        path = joined(f"api/datasets/{_quoted(owner, repository)}/tree/{commit}", _quoted(*inside.split("/")))
+        path = join_path(f"api/datasets/{_quoted(owner, repository)}/tree/{commit}", _quoted(*inside.split("/")))
         query = "?recursive=true" if recursive else ""
-        for entry in session.pages(path + query, joined(f"hf://{owner}/{repository}", inside)):
+        for entry in session.pages(path + query, join_path(f"hf://{owner}/{repository}", inside)):
             kind, at = entry.get("type"), entry.get("path")
             if (
                 kind not in ("file", "directory")
@@ -167,7 +167,7 @@ class HubLocation:
 
 
 class _Session:
-    """What one process knows: a connection, and the commits it has asked for."""
+    """The state of one process: a connection, and the commits requested so far."""
 
     def __init__(self, options: FetchOptions) -> None:
         self.options = options
@@ -175,15 +175,15 @@ class _Session:
         self._commits: dict[tuple[str, str], str] = {}
 
     def commit(self, owner: str, repository: str) -> str:
-        """The commit that ``main`` was when first asked for."""
+        """The commit of ``main`` at the first call."""
         key = (owner, repository)
         if key not in self._commits:
             place = f"hf://{owner}/{repository}"
-            answer = self._ask(f"{self.http.url}/api/datasets/{_quoted(owner, repository)}/revision/main", place)[0]
+            answer = self._request(f"{self.http.url}/api/datasets/{_quoted(owner, repository)}/revision/main", place)[0]
             sha = answer.get("sha") if isinstance(answer, dict) else None
             if not isinstance(sha, str) or not is_plain_name(sha):
                 raise FetchError(
-                    f"{place}: the Hub names no commit", hint="try again later, or use a mirror (--mirror)"
+                    f"{place}: the Hub states no commit", hint="try again later, or use a mirror (--mirror)"
                 )
             self._commits[key] = sha
         return self._commits[key]
@@ -193,49 +193,49 @@ class _Session:
         url: str | None = f"{self.http.url}/{path}"
         for _ in range(_MOST_PAGES):
             assert url is not None
-            entries, url = self._ask(url, place)
+            entries, url = self._request(url, place)
             if not isinstance(entries, list):
-                raise FetchError(f"{place}: the Hub answered with something other than a list")
+                raise FetchError(f"{place}: the response of the Hub is not a list")
             yield from (entry for entry in entries if isinstance(entry, dict))
             if url is None:
                 return
-        raise FetchError(f"{place}: a listing without end")
+        raise FetchError(f"{place}: the listing has more than {_MOST_PAGES} pages")
 
-    def _ask(self, url: str, place: str) -> tuple[Any, str | None]:
-        """A JSON answer, and where it goes on. Retries what can pass."""
+    def _request(self, url: str, place: str) -> tuple[Any, str | None]:
+        """A JSON response and the URL of the next page, with retries."""
         try:
-            return retrying(lambda: self._ask_once(url), url=place, options=self.options)
+            return call_with_retries(lambda: self._request_once(url), url=place, options=self.options)
         except (ForbiddenError, ObjectNotFoundError) as error:
-            # The Hub does not tell the missing from the private.
-            message = f"{place}: there is no such dataset repository or folder ({status_of(error)})"
+            # The Hub does not distinguish missing from private repositories.
+            message = f"{place}: no such dataset repository or folder (HTTP {status_of(error)})"
             raise ObjectNotFoundError(message, hint=_PRIVATE) from error
 
-    def _ask_once(self, url: str) -> tuple[Any, str | None]:
+    def _request_once(self, url: str) -> tuple[Any, str | None]:
         import json
 
-        with self.http._ask("GET", url) as response:
+        with self.http.request("GET", url) as response:
             body = bytearray()
             try:
                 for piece in response.iter_content(1 << 18):
                     body += piece
                     if len(body) > _LONGEST_PAGE:
-                        raise FetchError(f"{url}: an answer of more than {_LONGEST_PAGE >> 20} MiB")
+                        raise FetchError(f"{url}: the response is larger than {_LONGEST_PAGE >> 20} MiB")
             except FetchError:
                 raise
             except Exception as error:
                 raise_network_error(error, url)
-            following = response.links.get("next", {}).get("url")
+            next_url = response.links.get("next", {}).get("url")
         try:
             answer = json.loads(body)
         except ValueError as error:
-            raise transient(f"{url}: the answer is not JSON ({bytes(body[:60])!r})") from error
-        if following is not None and urlsplit(following).netloc != urlsplit(url).netloc:
-            raise FetchError(f"{url}: the listing goes on at another server ({urlsplit(following).netloc})")
-        return answer, following
+            raise transient(f"{url}: the response is not JSON ({bytes(body[:60])!r})") from error
+        if next_url is not None and urlsplit(next_url).netloc != urlsplit(url).netloc:
+            raise FetchError(f"{url}: the next page of the listing is on another server ({urlsplit(next_url).netloc})")
+        return answer, next_url
 
 
 class _Http(HttpLocation):
-    """The Hub's server; the token goes to it and to no other, wherever it redirects."""
+    """The Hub's server. The token is sent to it only, not to servers that it redirects to."""
 
     def _new_session(self) -> requests.Session:
         import requests

@@ -15,7 +15,7 @@ from ...errors import UsageError
 
 @dataclass(frozen=True)
 class RemoteObject:
-    """One object, as its place describes it. What the place does not state is None (or missing from `checksums`)."""
+    """One object as its location describes it. What the location does not state is None (or missing in `checksums`)."""
 
     url: str
     """Absolute and unique, without credentials: gs://bucket/key, https://..., /absolute/path."""
@@ -36,25 +36,22 @@ Names: TypeAlias = list[str]
 
 @dataclass(frozen=True)
 class FetchOptions:
-    """How patient to be, and as whom to ask.
-
-    Raises UsageError for values that make no sense.
-    """
+    """Retries, time-outs and credentials of requests. Raises UsageError for invalid values."""
 
     attempts: int = 6
-    """Attempts in a row without a single new byte before giving up."""
+    """Failures in a row, without a new byte between them, after which there is no retry."""
     backoff: float = 0.5
     """Seconds to wait after the first failure; doubles with each further one."""
     backoff_cap: float = 30.0
-    """Seconds; no wait is longer, unless the server asks for it."""
+    """Longest wait in seconds, unless the server asks for a longer one."""
     connect_timeout: float = 10.0
     """Seconds to wait for a connection."""
     silence_timeout: float = 60.0
-    """Seconds without a byte after which a connection counts as broken."""
+    """Seconds without a byte after which a connection is considered lost."""
     user_project: str | None = None
-    """Google Cloud project that pays for requester-pays buckets."""
+    """Google Cloud project billed for requester-pays buckets."""
     anonymous: bool | Literal["auto"] = "auto"
-    """Google Cloud: True never logs in, False always does, "auto" asks anonymously first."""
+    """Google Cloud: True never logs in, False always does, "auto" first tries without a login."""
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
@@ -74,17 +71,17 @@ class FetchOptions:
 class Location(Protocol):
     """A place that holds objects.
 
-    Picklable: it is sent to worker processes. Connections are made on first use in each process and never travel.
-    `list`, `folders`, `stat` and `refresh` retry what can pass, as `options` say; `open` is one attempt, and `stream`
-    is what makes it last.
+    Picklable, for worker processes; connections are opened on first use in each process and not pickled. `list`,
+    `folders`, `stat` and `refresh` retry temporary failures as `options` say; `open` is one attempt, and `stream` adds
+    the retries.
 
-    All raise ObjectNotFoundError, ForbiddenError, TransientFetchError, FetchError for what they cannot reach, and
-    UsageError for a path that leads out of the place.
+    All raise ObjectNotFoundError, ForbiddenError, TransientFetchError or FetchError if the object cannot be read, and
+    UsageError for a path that leads out of the location.
     """
 
     @property
     def url(self) -> str:
-        """The place as to show to the user: no credentials, no trailing slash."""
+        """The URL for messages and manifests: no credentials, no trailing slash."""
 
     @property
     def options(self) -> FetchOptions: ...
@@ -92,7 +89,7 @@ class Location(Protocol):
     def list(self, folder: str = "") -> Objects:
         """The objects directly in the folder ('' is the top), sorted by name as text (so ``.10`` before ``.9``).
 
-        Empty only where the folder exists; ObjectNotFoundError where it does not.
+        Raises ObjectNotFoundError if the folder does not exist.
         """
 
     def folders(self, folder: str = "") -> Names:
@@ -102,21 +99,18 @@ class Location(Protocol):
         """The object at this path."""
 
     def refresh(self, obj: RemoteObject) -> RemoteObject:
-        """The same object, with all that the place states about it now."""
+        """The same object, with all that the location states about it now."""
 
     def open(self, obj: RemoteObject, offset: int = 0) -> Iterator[bytes]:
         """A generator of the object's stored bytes from `offset`, in pieces of 64 KiB to 1 MiB; one attempt.
 
-        Pinned to `obj.version` where there is one: ObjectChangedError when the place holds another by now. An early end
-        or silence is a TransientFetchError. Closing the generator closes its connection.
+        Raises ObjectChangedError if the location holds another version than `obj.version` (if stated), and
+        TransientFetchError if the connection is lost or times out. Closing the generator closes its connection.
         """
 
 
-def checked_path(path: str) -> str:
-    """A relative path without surrounding slashes; '' is the top.
-
-    Raises UsageError for a path that could lead out of its place.
-    """
+def check_path(path: str) -> str:
+    """A relative path without a slash at its end; '' is the top. Raises UsageError for one that could lead out of it."""
     if not path:
         return ""
     parts = path[:-1].split("/") if path.endswith("/") else path.split("/")
@@ -127,11 +121,11 @@ def checked_path(path: str) -> str:
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether a name, our own or one a server states, is one path component and nothing else."""
+    """Whether a name, from the user or a server, is a single path component."""
     return name not in ("", ".", "..") and "/" not in name and "\0" not in name
 
 
-def joined(*parts: str) -> str:
+def join_path(*parts: str) -> str:
     """The non-empty parts with '/' between them."""
     return "/".join(part for part in parts if part)
 
@@ -145,18 +139,15 @@ def without_login(url: str) -> str:
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 
 
-def checked_offset(obj: RemoteObject, offset: int) -> None:
+def check_offset(obj: RemoteObject, offset: int) -> None:
     """Raises UsageError for an offset outside the object."""
     if offset < 0 or (obj.size is not None and offset > obj.size):
-        message = f"{obj.url} has {obj.size} bytes, so none at {offset}"
+        message = f"{obj.url}: offset {offset} is outside its {obj.size} bytes"
         raise UsageError(message)
 
 
 def require_inside(obj: RemoteObject, top: str) -> str:
-    """The object's URL relative to the place's top URL.
-
-    Raises UsageError for an object of another place: its login must not be sent there.
-    """
+    """The object's URL relative to ``top``. Raises UsageError for other objects: the login must not be sent elsewhere."""
     prefix = top if top.endswith("/") else f"{top}/"
     if not obj.url.startswith(prefix):
         message = f"{obj.url} is not in {top}"

@@ -1,4 +1,4 @@
-"""A value that belongs to one process: made on first use, never pickled, made anew after a fork."""
+"""A value of one process: created on first use, not pickled, created again after a fork."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class PerProcess(Generic[T]):
-    """Holds a client or a session, which must not be shared with a child process nor sent to one."""
+    """Holds a client or session, which must not be shared with or sent to another process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -19,10 +19,10 @@ class PerProcess(Generic[T]):
         self._value: Any = None
 
     def get(self, make: Callable[[], T]) -> T:
-        """The value of this process; `make` is called the first time."""
+        """The value of this process; the first call creates it with `make`."""
         process = os.getpid()
         if self._owner != process:
-            # A lock inherited over a fork may be held by a thread that does not exist here.
+            # A thread that does not exist in this process may have held the lock when it was forked.
             if self._owner is not None:
                 self._lock = threading.Lock()
             with self._lock:

@@ -1,4 +1,4 @@
-"""An iterator run in a thread of its own, some items ahead: the network works while its bytes are being unpacked."""
+"""An iterator run some items ahead in a thread: bytes are received while earlier ones are unpacked."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ...errors import UsageError
 
 T = TypeVar("T")
 
-# How long `close` waits for the thread. It may sit in a read from a silent server; it is a daemon and ends by itself.
+# How long `close` waits for the thread, which may be blocked in a read. It is a daemon thread, and ends after the read.
 CLOSE_SECONDS = 0.2
 
 
 def readahead(iterable: Iterable[T], depth: int) -> Readahead[T]:
     """The same items in the same order, up to `depth` of them fetched in advance by a thread that starts at once.
 
-    An exception of the inner iterator is raised where the item would have come. Close it (or use it in a `with`) when
-    not reading to the end: that stops the thread and closes the inner iterator.
+    An exception of the inner iterator is raised in place of the item. Close it (or use it in a `with`) if it is not read
+    to its end: that stops the thread and closes the inner iterator.
     """
     return Readahead(iterable, depth)
 
@@ -32,7 +32,7 @@ class Readahead(Generic[T]):
             message = f"depth must be at least 1, not {depth}"
             raise UsageError(message)
         self._channel = _Channel(depth)
-        # The thread knows the channel, not this object: a forgotten one is collected, and then ends its thread.
+        # The thread refers to the channel, not to this object, so that garbage collection of this object ends the thread.
         self._thread = threading.Thread(
             target=_run, args=(iter(iterable), self._channel), name="rbdata-readahead", daemon=True
         )
@@ -46,7 +46,7 @@ class Readahead(Generic[T]):
         return self._channel.take()
 
     def close(self) -> None:
-        """Stop the thread and close the inner iterator; items not yet taken are gone. May be called twice."""
+        """Stop the thread and close the inner iterator; items not taken are lost. May be called twice."""
         self._stop()
         if self._thread is not threading.current_thread():
             self._thread.join(CLOSE_SECONDS)
@@ -61,7 +61,7 @@ class Readahead(Generic[T]):
 
 
 class _Channel:
-    """What passes between the thread and the consumer; `end` is set when nothing more will."""
+    """A bounded queue between the thread and the consumer; `end` is set after the last item."""
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
@@ -70,7 +70,7 @@ class _Channel:
         self._end: BaseException | None = None
 
     def put(self, item: Any) -> bool:
-        """Wait for room and put the item; False when nobody wants items any more."""
+        """Wait for space and put the item; False if the consumer has stopped."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._items) < self._depth or self._end is not None)
             if self._end is not None:
@@ -87,7 +87,7 @@ class _Channel:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """The consumer has gone: drop what is there and let the thread end."""
+        """Called by the consumer: drop the items and end the thread."""
         with self._changed:
             self._items.clear()
             self._end = StopIteration()
@@ -101,7 +101,7 @@ class _Channel:
                 self._changed.notify_all()
                 return item
             end = self._end
-            # Raised once; after that it is simply at its end, as a generator is.
+            # Raised once; later calls raise StopIteration, as those of a generator.
             self._end = StopIteration()
         assert end is not None
         raise end
@@ -113,7 +113,7 @@ def _run(iterator: Iterator[Any], channel: _Channel) -> None:
         for item in iterator:
             if not channel.put(item):
                 break
-            # Held here, the item would stay in memory until the next one comes.
+            # The variable would keep the item in memory until the next one arrives.
             del item
     except BaseException as error:
         end = error

@@ -14,21 +14,21 @@ from .location import FetchOptions
 
 T = TypeVar("T")
 
-# A server that asks for more patience than this is as good as closed.
+# Seconds; if a server asks for a longer wait, there is no retry.
 LONGEST_WAIT = 300.0
 
 
 @dataclass(frozen=True)
 class Retry:
-    """A retry that is about to happen, as `on_retry` callbacks receive it."""
+    """A retry about to be made, as passed to `on_retry` callbacks."""
 
     url: str
     offset: int
-    """Byte of the object where it goes on."""
+    """Byte of the object from which it continues."""
     failures: int
     """Failures in a row without a new byte, this one included."""
     attempts: int
-    """Failures after which it gives up."""
+    """Failures in a row after which there is no further retry."""
     wait: float
     """Seconds until the next attempt."""
     error: TransientFetchError
@@ -37,8 +37,8 @@ class Retry:
 def wait_before_retry(failures: int, options: FetchOptions, *, asked: float | None, jitter: float) -> float | None:
     """Seconds to wait after the `failures`-th failure in a row; None to give up.
 
-    Exponential and capped, spread by `jitter` (0 to 1) over the upper half, so that many workers do not come back at
-    once. `asked` (Retry-After, in seconds) is a lower bound.
+    Exponential and capped. `jitter` (0 to 1) spreads it over the upper half, so that many workers do not retry at the
+    same time. `asked` (Retry-After, in seconds) is a lower bound.
     """
     if failures >= options.attempts:
         return None
@@ -49,10 +49,7 @@ def wait_before_retry(failures: int, options: FetchOptions, *, asked: float | No
 
 
 def next_try(error: TransientFetchError, url: str, offset: int, failures: int, options: FetchOptions) -> Retry:
-    """The retry to make after this failure.
-
-    Raises the error itself, with the number of attempts, when there is none to make.
-    """
+    """The retry to make after this failure. Raises the error with the number of attempts if there is none to make."""
     asked = retry_after(error)
     wait = wait_before_retry(failures, options, asked=asked, jitter=random.random())
     if wait is not None:
@@ -60,12 +57,12 @@ def next_try(error: TransientFetchError, url: str, offset: int, failures: int, o
     if failures >= options.attempts:
         why = f"gave up after {failures} attempt{'s' if failures > 1 else ''}"
     else:
-        why = f"the server asks to come back in {asked:.0f} seconds"
+        why = f"the server asks to wait {asked:.0f} seconds"
     message = f"{error}; {why}"
     raise TransientFetchError(message, hint=error.hint) from error
 
 
-def retrying(
+def call_with_retries(
     call: Callable[[], T],
     *,
     url: str,
@@ -73,7 +70,7 @@ def retrying(
     on_retry: Callable[[Retry], None] | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> T:
-    """What `call` returns, called again while it raises TransientFetchError, as often as `options` allow."""
+    """The result of `call`, which is repeated while it raises TransientFetchError, as often as `options` allow."""
     failures = 0
     while True:
         try:

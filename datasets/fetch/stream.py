@@ -1,4 +1,4 @@
-"""Every byte of an object exactly once and in order, whatever the network does."""
+"""Reads every byte of an object exactly once and in order, across network failures."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import cast
 
 from ...errors import FetchError, TransientFetchError
+from .http_errors import LATER
 from .location import FetchOptions, Location, RemoteObject
 from .retry import Retry, next_try
 from .verifier import Verifier
@@ -16,13 +17,13 @@ OnRetry = Callable[[Retry], None]
 Sleep = Callable[[float], None]
 
 
-def pinned(location: Location, obj: RemoteObject) -> RemoteObject:
-    """The object with size and version, asked for where the listing stated neither (web servers)."""
+def pin(location: Location, obj: RemoteObject) -> RemoteObject:
+    """The object with size and version, requested if the listing stated neither (web servers)."""
     return location.refresh(obj) if obj.version is None and obj.size is None else obj
 
 
 def resolve(location: Location, objects: Iterable[RemoteObject], *, connections: int = 8) -> list[RemoteObject]:
-    """`pinned` for many objects, over several connections at once; in the same order."""
+    """`pin` for many objects, over several connections; in the same order."""
     wanted = list(objects)
     if all(obj.version is not None or obj.size is not None for obj in wanted):
         return wanted
@@ -30,9 +31,9 @@ def resolve(location: Location, objects: Iterable[RemoteObject], *, connections:
 
     pool = ThreadPoolExecutor(max_workers=connections, thread_name_prefix="rbdata-resolve")
     try:
-        return list(pool.map(lambda obj: pinned(location, obj), wanted))
+        return list(pool.map(lambda obj: pin(location, obj), wanted))
     finally:
-        # After a failure or Ctrl-C the rest need not be asked for.
+        # Do not wait for the other requests after a failure or Ctrl-C.
         pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -49,20 +50,20 @@ def stream(
 ) -> Iterator[bytes]:
     """A generator of the object's stored bytes from `start`: each exactly once, in order, verified at the end.
 
-    A connection that breaks is opened again at the byte where it broke, pinned to the same version, as often as
-    `options` (the location's own by default) allow; the count starts anew whenever a byte got through.
+    After a lost connection it continues at the same byte of the same version, as often as `options` (default: those of
+    the location) allow; every received byte resets the count of failures.
 
-    `verifier` is one that has seen the first `start` bytes already; without it, a stream that does not start at 0 is
-    verified by size alone. `on_bytes` hears the length of each piece, `on_retry` a `Retry` before each wait.
+    `verifier` must have processed the first `start` bytes; without one, a stream that does not start at 0 is verified by
+    size only. `on_bytes` is called with the length of each piece, `on_retry` with a `Retry` before each wait.
 
-    Raises ChecksumError at the end, ObjectChangedError, ForbiddenError, ObjectNotFoundError at once, and
-    TransientFetchError when patience is at its end. Bytes handed out before any of these are not verified; nor are any
-    of an object of which the place states neither size nor checksum.
+    Raises ChecksumError at the end; ObjectChangedError, ForbiddenError and ObjectNotFoundError at once; and
+    TransientFetchError after the last attempt. Bytes yielded before an error are not verified, and neither are those of
+    an object without stated size and checksum.
     """
     options = options or location.options
-    obj = pinned(location, obj)
+    obj = pin(location, obj)
     if verifier is None:
-        verifier = Verifier.of_size(obj, seen=start) if start else Verifier(obj)
+        verifier = Verifier.of_size(obj, received=start) if start else Verifier(obj)
     position, failures = start, 0
     while True:
         before = position
@@ -80,15 +81,15 @@ def stream(
         finally:
             close(pieces)
         if failure is None:
-            # A clean end that comes too early is a broken connection that nobody noticed, unless nothing follows when
-            # asked for what is missing.
+            # A clean end before the object's size is an unreported lost connection, unless a request for the rest
+            # returns nothing.
             if obj.size is None or position >= obj.size or position == before:
                 verifier.finish()
                 return
-            message = f"{obj.url}: the server stopped after {position} of {obj.size} bytes"
-            failure = TransientFetchError(message, hint="try again later, or use another mirror (--mirror)")
+            message = f"{obj.url}: connection closed after {position} of {obj.size} bytes"
+            failure = TransientFetchError(message, hint=LATER)
         if position and not can_resume(obj):
-            message = f"{failure}; it cannot be continued, as the server states neither size nor version"
+            message = f"{failure}; cannot be resumed, as the server states neither size nor version"
             raise TransientFetchError(message, hint=failure.hint) from failure
         failures = 1 if position > before else failures + 1
         retry = next_try(failure, obj.url, position, failures, options)
@@ -98,7 +99,7 @@ def stream(
 
 
 def can_resume(obj: RemoteObject) -> bool:
-    """Whether the second half of one object could not pass unnoticed for the second half of another."""
+    """Whether the location states enough to detect that the object was replaced between two requests."""
     return obj.version is not None or obj.size is not None or bool(obj.checksums)
 
 
@@ -112,10 +113,10 @@ def read_all(
     on_retry: OnRetry | None = None,
     sleep: Sleep = time.sleep,
 ) -> bytes:
-    """The whole of a small object, verified. Raises FetchError when it is larger than the limit, else as `stream`."""
-    obj = pinned(location, obj)
-    message = f"{obj.url} is larger than the {limit_bytes} bytes it can sensibly have"
-    hint = "the mirror may hold another file under this name"
+    """The whole of a small object, verified. Raises FetchError if it is larger than the limit, else as `stream`."""
+    obj = pin(location, obj)
+    message = f"{obj.url} is larger than the limit of {limit_bytes} bytes"
+    hint = "the mirror may hold a different file of this name"
     if obj.size is not None and obj.size > limit_bytes:
         raise FetchError(message, hint=hint)
     content = bytearray()
@@ -131,7 +132,7 @@ def read_all(
 
 
 def close(pieces: Iterator[bytes]) -> None:
-    """Close a generator, and with it its connection; iterators of other kinds have nothing to close."""
+    """Close a generator and its connection; other iterators have no `close`."""
     end = cast("Callable[[], None] | None", getattr(pieces, "close", None))
     if end is not None:
         end()

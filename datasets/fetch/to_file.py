@@ -1,10 +1,10 @@
-"""An object into a file: continued across processes, verified, and there only when it is whole.
+"""Fetches an object into a file: resumable by another process, verified, and at its path only when complete.
 
-While it is fetched, ``<path>.part`` holds the bytes so far and ``<path>.part.json`` says of which object:
+During the fetch ``<path>.part`` holds the bytes received and ``<path>.part.json`` identifies the object:
 
     {"format": 1, "url": ..., "size": ..., "version": ..., "checksums": {...}}
 
-Both are gone once ``<path>`` is there. The part is locked (flock) by the process that writes it.
+Both are removed when ``<path>`` is complete. The writing process locks ``<path>.part`` (flock).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from ...errors import ChecksumError, DatasetBusyError, DiskSpaceError
 from .location import FetchOptions, Location, RemoteObject
-from .stream import OnBytes, OnRetry, Sleep, close, pinned, stream
+from .stream import OnBytes, OnRetry, Sleep, close, pin, stream
 from .verifier import Verifier
 
 FORMAT = 1
@@ -39,14 +39,14 @@ def fetch_to_file(
     on_retry: OnRetry | None = None,
     sleep: Sleep = time.sleep,
 ) -> RemoteObject:
-    """Put the object at `path`, continuing what an earlier process left; returns it with the size and checksum found.
+    """Fetch the object to `path`, continuing an earlier process's part; returns it with its size and checksum.
 
-    `on_resume` hears how many bytes were there already, `on_bytes` and `on_retry` are `stream`'s. The folder must
-    exist; a file at `path` is replaced. Raises as `stream` does, DiskSpaceError when the disk is full, DatasetBusyError
-    when another process is fetching to the same path.
+    `on_resume` is called with the number of bytes of that part; `on_bytes` and `on_retry` are `stream`'s. The folder must
+    exist; a file at `path` is replaced. Raises as `stream` does, DiskSpaceError if the disk is full, DatasetBusyError if
+    another process is fetching to the same path.
     """
     path = Path(path)
-    obj = pinned(location, obj)
+    obj = pin(location, obj)
     with _open_part(_part(path)) as part:
         kept = resumable_bytes(_read_record(path), obj, os.fstat(part.fileno()).st_size)
         while True:
@@ -76,14 +76,16 @@ def fetch_to_file(
                 if not kept:
                     _discard(path)
                     raise
-                # What an earlier process left may be what is wrong (a crash of the machine can do that): all anew.
+                # The earlier process's bytes may be wrong (after a crash of the machine): start over.
                 kept = 0
                 continue
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
-                message = f"{path}: the disk is full, {obj.url} does not fit"
-                raise DiskSpaceError(message, hint="free some space and start again: it continues") from error
+                message = f"{path}: the disk is full; no space for {obj.url}"
+                raise DiskSpaceError(
+                    message, hint="free some space and run the same command again: it continues"
+                ) from error
             break
         _part(path).replace(path)
         _record(path).unlink(missing_ok=True)
@@ -93,15 +95,15 @@ def fetch_to_file(
 
 
 def resumable_bytes(record: Mapping[str, Any] | None, obj: RemoteObject, present: int) -> int:
-    """How many of the `present` bytes of a part belong to this object: all of them or none."""
+    """How many of the `present` bytes of a part can be kept for this object: all or none."""
     if record is None or record.get("format") != FORMAT or (obj.size is not None and present > obj.size):
         return 0
-    same_place = record.get("url") == obj.url and obj.version is not None and record.get("version") == obj.version
-    # Another mirror's copy is the same object when its checksum says so.
+    same_version = record.get("url") == obj.url and obj.version is not None and record.get("version") == obj.version
+    # A copy on another mirror is the same object if its checksum is the same.
     stated = record.get("checksums") or {}
     common = set(stated) & set(obj.checksums) if isinstance(stated, dict) else set()
     same_bytes = bool(common) and all(stated[name] == obj.checksums[name] for name in common)
-    return present if (same_place or same_bytes) and record.get("size") == obj.size else 0
+    return present if (same_version or same_bytes) and record.get("size") == obj.size else 0
 
 
 # -- the part and its record -----------------------------------------------------------------------------------------
@@ -120,7 +122,7 @@ def _open_part(part: Path) -> IO[bytes]:
         file = part.open("a+b", buffering=0)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The process that held the lock until now may have renamed or removed what we opened.
+            # The process that held the lock before may have renamed or removed the file after it was opened here.
             if _same_file(file, part):
                 return file
         except BlockingIOError as error:
@@ -141,7 +143,7 @@ def _same_file(file: IO[bytes], path: Path) -> bool:
 
 
 def _rehash(part: IO[bytes], kept: int, verifier: Verifier) -> None:
-    """Let the verifier see what is kept, and cut off the rest; the file is at its end afterwards."""
+    """Truncate the part to the kept bytes and pass them to the verifier; leaves the file at its end."""
     if os.fstat(part.fileno()).st_size > kept:
         part.truncate(kept)
     part.seek(0)
@@ -150,7 +152,7 @@ def _rehash(part: IO[bytes], kept: int, verifier: Verifier) -> None:
 
 
 def _write(part: IO[bytes], piece: bytes) -> None:
-    # Unbuffered, so that what a killed process had received is on the disk; such a file may take less than it is given.
+    # Unbuffered, so that the bytes received by a killed process are kept; such a write may be partial.
     rest = memoryview(piece)
     while rest:
         rest = rest[part.write(rest) :]
@@ -178,7 +180,7 @@ def _write_record(path: Path, obj: RemoteObject) -> None:
 
 
 def _discard(path: Path) -> None:
-    """The record goes first: a part without one is never continued."""
+    """Remove part and record; the record first, as a part without a record is never resumed."""
     _record(path).unlink(missing_ok=True)
     _part(path).unlink(missing_ok=True)
 

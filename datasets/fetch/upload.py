@@ -1,11 +1,10 @@
-"""The other direction: files into a place, each verified there, and not sent again when it is there already.
+"""Uploads files to a location. Each is verified there, and not sent if the location already holds it.
 
-    deposit = open_deposit("s3://lab/rbdata")
-    deposit.put(Path("blob"), "atari/Pong/5/observation/blob")
+    uploader = open_uploader("s3://lab/rbdata")
+    upload(uploader, LocalFile(Path("blob")), "atari/Pong/5/observation/blob")
 
-What a place states about an object (size, crc32c, md5) is compared with the file; where it states no checksum that the file
-can be compared with, the object is read back. An object counts as sent when that agrees. A file that breaks off half-way
-is begun anew, except in directories, where it is continued.
+Verification compares the stated size and checksum (crc32c, md5) with the file; if the location states no checksum, the
+object is read back. An interrupted upload starts over with that file, except in directories, where it continues.
 """
 
 from __future__ import annotations
@@ -19,39 +18,39 @@ from typing import IO, Any, Protocol
 from ...errors import ChecksumError, ForbiddenError, ObjectNotFoundError, RootNotWritableError, UsageError
 from .directory import DirectoryLocation
 from .fsspec_store import FsspecLocation
-from .gcs import GcsLocation, translated
-from .location import FetchOptions, Location, RemoteObject, checked_path, joined
-from .retry import retrying
+from .gcs import GcsLocation, translate_error
+from .location import FetchOptions, Location, RemoteObject, check_path, join_path
+from .retry import call_with_retries
 from .stream import stream
 from .to_file import fetch_to_file
 from .transports import open_location
 from .verifier import Verifier
 
-#: Files from twice this size on go to S3 in pieces of it.
+#: Bytes per piece of a multipart upload to S3, used for files of twice this size and more.
 S3_PIECE = 64 << 20
-#: Pieces of a resumable upload to Google; a multiple of 256 KiB.
+#: Bytes per piece of a resumable upload to Google; a multiple of 256 KiB.
 GCS_PIECE = 16 << 20
 _BLOCK = 1 << 20
 
 OnBytes = Callable[[int], None]
 
 
-class Deposit(Protocol):
-    """A place to write to; reads go through its location."""
+class Uploader(Protocol):
+    """Writes files to a location."""
 
     @property
     def location(self) -> Location: ...
 
     def send(self, file: LocalFile, path: str, on_bytes: OnBytes) -> None:
-        """Write one file, whole; ``on_bytes`` hears what has gone (and less than nothing for what has to go again)."""
+        """Write one file; ``on_bytes`` is called with the bytes sent (negative for bytes that must be sent again)."""
 
 
 @dataclass
 class LocalFile:
-    """A file to be sent, with its checksums worked out when they are asked for."""
+    """A file to upload; its checksums are computed when they are needed, once."""
 
     path: Path
-    _found: dict[str, str] = field(default_factory=dict)
+    _checksums: dict[str, str] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -59,16 +58,16 @@ class LocalFile:
 
     def checksum(self, algorithm: str) -> str:
         """Lowercase hex of ``crc32c``, ``md5`` or ``sha256``."""
-        if algorithm not in self._found:
+        if algorithm not in self._checksums:
             verifier = Verifier(RemoteObject(str(self.path), self.path.name, checksums={algorithm: ""}))
             with self.path.open("rb") as file:
                 while block := file.read(_BLOCK):
                     verifier.update(block)
-            self._found[algorithm] = verifier.checksum or ""
-        return self._found[algorithm]
+            self._checksums[algorithm] = verifier.checksum or ""
+        return self._checksums[algorithm]
 
     def s3_tag(self, piece: int = S3_PIECE) -> str:
-        """What S3 calls an object that was stored in pieces: the MD5 of the MD5s of its pieces, and their number."""
+        """S3's tag of an object uploaded in pieces: the MD5 of the MD5s of its pieces, and their number."""
         digests = []
         with self.path.open("rb") as file:
             while True:
@@ -84,74 +83,75 @@ class LocalFile:
         return f"{hashlib.md5(b''.join(digests), usedforsecurity=False).hexdigest()}-{len(digests)}"
 
 
-def open_deposit(url: str, options: FetchOptions | None = None) -> Deposit:
-    """The place a path or URL names, to write to. Raises UsageError for one that cannot be written to."""
+def open_uploader(url: str, options: FetchOptions | None = None) -> Uploader:
+    """An uploader to the location that a path or URL names. Raises UsageError for one that is read-only."""
     location = open_location(url, options=options)
     if isinstance(location, DirectoryLocation):
-        return _Directory(location)
+        return DirectoryUploader(location)
     if isinstance(location, GcsLocation):
-        return _Gcs(location)
+        return GcsUploader(location)
     if isinstance(location, FsspecLocation):
-        # Nobody writes anonymously by accident: without credentials that is refused here, not by chance over there.
-        named = location.options.anonymous is True
-        return _Fsspec(replace(location, options=replace(location.options, anonymous=named)))
-    message = f"{location.url} cannot be written to"
-    raise UsageError(message, hint="push to a directory, gs:// or s3://; a web server can then show that")
+        # Never fall back to anonymous uploads: without credentials, fail instead.
+        anonymous = location.options.anonymous is True
+        return FsspecUploader(replace(location, options=replace(location.options, anonymous=anonymous)))
+    message = f"{location.url} is read-only"
+    raise UsageError(message, hint="push to a directory, gs:// or s3://; a web server can serve a directory")
 
 
-def put(deposit: Deposit, file: LocalFile, path: str, on_bytes: OnBytes | None = None) -> bool:
-    """Make sure that a file is at ``path`` of a place; returns whether it had to be sent.
+def upload(uploader: Uploader, file: LocalFile, path: str, on_bytes: OnBytes | None = None) -> bool:
+    """Upload a file to ``path`` of the location unless it is there already; returns whether it was sent.
 
-    Raises the fetch errors, and ChecksumError when what arrived is not what was sent.
+    Raises the fetch errors, and ChecksumError if the stored object differs from the file.
     """
-    path, tell = checked_path(path), on_bytes or (lambda count: None)
+    path, report = check_path(path), on_bytes or (lambda count: None)
+    location = uploader.location
     try:
-        there = find(deposit.location, path)
+        existing = find_object(location, path)
     except ForbiddenError as error:
-        raise _for_writing(error) from error
-    if there is not None and is_same(deposit.location, there, file):
-        tell(file.size)
+        raise _with_upload_hint(error) from error
+    if existing is not None and has_same_bytes(location, existing, file):
+        report(file.size)
         return False
-    deposit.send(file, path, tell)
-    arrived = deposit.location.stat(path)
-    if not is_same(deposit.location, arrived, file):
-        message = f"{arrived.url}: what arrived is not what was sent"
+    uploader.send(file, path, report)
+    stored = location.stat(path)
+    if not has_same_bytes(location, stored, file):
+        message = f"{stored.url}: checksum mismatch after the upload"
         raise ChecksumError(message, hint="push again; if it fails again, the network or the store damages data")
     return True
 
 
-def find(location: Location, path: str) -> RemoteObject | None:
-    """The object at a path, None where there is none."""
+def find_object(location: Location, path: str) -> RemoteObject | None:
+    """The object at a path, None if there is none."""
     try:
         return location.stat(path)
     except ObjectNotFoundError:
         return None
 
 
-def is_same(location: Location, there: RemoteObject, file: LocalFile) -> bool:
-    """Whether an object holds a file's bytes: by what its place states, else by reading it."""
-    if there.size is not None and there.size != file.size:
+def has_same_bytes(location: Location, obj: RemoteObject, file: LocalFile) -> bool:
+    """Whether an object holds a file's bytes: by its stated size and checksum, else by reading it."""
+    if obj.size is not None and obj.size != file.size:
         return False
     for algorithm in ("crc32c", "md5", "sha256"):
-        # A tag that is no MD5 after all (encrypted objects) shows as a difference: then only reading tells.
-        if algorithm in there.checksums and there.checksums[algorithm] == file.checksum(algorithm):
+        # The tag of an encrypted object is not its MD5, so after a difference the object is read.
+        if algorithm in obj.checksums and obj.checksums[algorithm] == file.checksum(algorithm):
             return True
-    if "crc32c" in there.checksums:
+    if "crc32c" in obj.checksums:
         return False
-    if there.url.startswith("s3") and "-" in (there.version or "") and there.version == file.s3_tag():
+    if obj.url.startswith("s3") and "-" in (obj.version or "") and obj.version == file.s3_tag():
         return True
-    plain = RemoteObject(there.url, there.name, there.size, {}, there.version)
+    plain = RemoteObject(obj.url, obj.name, obj.size, {}, obj.version)
     verifier = Verifier(plain)
     for _ in stream(location, plain, verifier=verifier):
         pass
     return verifier.checksum == file.checksum("crc32c")
 
 
-# -- three kinds of places -------------------------------------------------------------------------------------------
+# -- uploaders ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Directory:
+class DirectoryUploader:
     location: DirectoryLocation
 
     def send(self, file: LocalFile, path: str, on_bytes: OnBytes) -> None:
@@ -160,13 +160,13 @@ class _Directory:
             target.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             message = f"{target.parent} cannot be created: {error.strerror}"
-            raise RootNotWritableError(message, hint="choose another place to push to") from error
+            raise RootNotWritableError(message, hint="choose another mirror to push to") from error
         source = open_location(file.path.parent)
         fetch_to_file(source, source.stat(file.path.name), target, on_bytes=on_bytes, on_resume=on_bytes)
 
 
 @dataclass
-class _Gcs:
+class GcsUploader:
     location: GcsLocation
     _client: Any = None
 
@@ -174,10 +174,12 @@ class _Gcs:
         bucket, _, prefix = self.location.url[len("gs://") :].partition("/")
         options, url = self.location.options, f"{self.location.url}/{path}"
 
-        def upload() -> None:
-            with _Counted(file.path, on_bytes) as source:
+        def send_once() -> None:
+            with _CountingFile(file.path, on_bytes) as source:
                 try:
-                    blob = self._writer().bucket(bucket, user_project=options.user_project).blob(joined(prefix, path))
+                    blob = (
+                        self._connect().bucket(bucket, user_project=options.user_project).blob(join_path(prefix, path))
+                    )
                     blob.chunk_size = GCS_PIECE
                     blob.upload_from_file(
                         source,
@@ -187,16 +189,16 @@ class _Gcs:
                         timeout=(options.connect_timeout, options.silence_timeout),
                     )
                 except Exception as error:
-                    source.take_back()
-                    failure = translated(error, url, login=True)
+                    source.reset_count()
+                    failure = translate_error(error, url, login=True)
                     if failure is None:
                         raise
-                    raise _for_writing(failure) from error
+                    raise _with_upload_hint(failure) from error
 
-        retrying(upload, url=url, options=options)
+        call_with_retries(send_once, url=url, options=options)
 
-    def _writer(self) -> Any:
-        """A client that may write: logged in, anonymous where there is nothing to log in with (the emulator)."""
+    def _connect(self) -> Any:
+        """A client with write access: logged in, or anonymous if there are no credentials (the emulator)."""
         if self._client is None:
             from google.cloud import storage
 
@@ -216,7 +218,7 @@ class _Gcs:
 
 
 @dataclass(frozen=True)
-class _Fsspec:
+class FsspecUploader:
     location: FsspecLocation
 
     def send(self, file: LocalFile, path: str, on_bytes: OnBytes) -> None:
@@ -232,7 +234,7 @@ class _Fsspec:
                 self.sent += inc
                 on_bytes(inc)
 
-        def upload() -> None:
+        def send_once() -> None:
             counting = Counting()
             pieces = {"chunksize": S3_PIECE} if files.protocol in ("s3", "s3a") else {}
 
@@ -242,34 +244,32 @@ class _Fsspec:
                 fs.put_file(str(file.path), target, callback=counting, **pieces)
 
             try:
-                files.ask(url, put_file)
+                files.call(url, put_file)
             except Exception as error:
                 on_bytes(-counting.sent)
-                raise _for_writing(error) from error
+                raise _with_upload_hint(error) from error
             on_bytes(file.size - counting.sent)
 
-        retrying(upload, url=url, options=self.location.options)
+        call_with_retries(send_once, url=url, options=self.location.options)
 
 
-def _for_writing(error: Exception) -> Exception:
-    """The same error with a hint about writing; those of the readers' errors are about reading."""
+def _with_upload_hint(error: Exception) -> Exception:
+    """The same error with a hint about uploads instead of downloads."""
     if isinstance(error, ForbiddenError):
-        return ForbiddenError(str(error), hint="log in as somebody who may write there")
+        return ForbiddenError(str(error), hint="log in with an account that has write access")
     if isinstance(error, ObjectNotFoundError):
-        return ObjectNotFoundError(
-            str(error), hint="the bucket must be there already: create it with the store's tools"
-        )
+        return ObjectNotFoundError(str(error), hint="the bucket must exist: create it with the store's tools")
     return error
 
 
-class _Counted:
-    """A file that tells how much of it was read; what is read twice counts once."""
+class _CountingFile:
+    """A file that reports the bytes read from it; bytes read twice count once."""
 
     def __init__(self, path: Path, on_bytes: OnBytes) -> None:
         self._file: IO[bytes] = path.open("rb")
         self._on_bytes, self._most = on_bytes, 0
 
-    def __enter__(self) -> _Counted:
+    def __enter__(self) -> _CountingFile:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -289,7 +289,7 @@ class _Counted:
     def tell(self) -> int:
         return self._file.tell()
 
-    def take_back(self) -> None:
-        """What was counted has to go again."""
+    def reset_count(self) -> None:
+        """Take back the bytes reported, as they must be sent again."""
         self._on_bytes(-self._most)
         self._most = 0

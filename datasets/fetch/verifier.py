@@ -1,4 +1,4 @@
-"""Whether the bytes received are the bytes the source states."""
+"""Compares received bytes with the size and checksum that the location states."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from ...errors import ChecksumError
 from .location import RemoteObject
 
-# In order of preference: crc32c runs at memory speed here, the others at 0.5 to 2 GB/s.
+# In order of preference: crc32c runs at memory speed, the others at 0.5 to 2 GB/s.
 ALGORITHMS = ("crc32c", "sha256", "md5")
 
 _HINT = "fetch it again; if it fails again, the mirror's copy is damaged: use another mirror (--mirror)"
@@ -27,7 +27,7 @@ class _Crc32c:
         self._value = 0
 
     def update(self, data: bytes, /) -> None:
-        # The C function takes `bytes` and nothing else; for bytes this copies nothing.
+        # The C function takes `bytes` only; for an argument of that type this is no copy.
         self._value = self._extend(self._value, bytes(data))
 
     def hexdigest(self) -> str:
@@ -35,14 +35,14 @@ class _Crc32c:
 
 
 def preferred_algorithm(obj: RemoteObject) -> str:
-    """The checksum to compute: the best one the source states, else crc32c, for the record."""
+    """The checksum to compute: the fastest one stated, else crc32c, for the manifest."""
     return next((name for name in ALGORITHMS if name in obj.checksums), "crc32c")
 
 
 class Verifier:
-    """Counts and hashes an object's bytes as they pass, and compares at the end.
+    """Counts and hashes an object's bytes as they are received, and compares at the end.
 
-    After `finish`, `size` and `checksum` are those of the bytes seen, also where the source states nothing to compare.
+    After `finish`, `size` and `checksum` are those of the received bytes, also if the location states neither.
     """
 
     def __init__(self, obj: RemoteObject) -> None:
@@ -52,35 +52,35 @@ class Verifier:
         self._hash: _Hash | None = _new(self.algorithm)
 
     @classmethod
-    def of_size(cls, obj: RemoteObject, *, seen: int) -> Verifier:
-        """One that only counts, for who starts in the middle."""
+    def of_size(cls, obj: RemoteObject, *, received: int) -> Verifier:
+        """One that compares the size only, for a stream that does not start at byte 0."""
         verifier = cls(obj)
-        verifier.size, verifier._hash = seen, None
+        verifier.size, verifier._hash = received, None
         return verifier
 
     @property
     def checksum(self) -> str | None:
-        """Lowercase hex of `algorithm` over the bytes seen so far; None when only their number is known."""
+        """Lowercase hex of `algorithm` over the bytes received so far; None if only the size is compared."""
         return None if self._hash is None else self._hash.hexdigest()
 
     def update(self, data: bytes) -> None:
-        """Raises ChecksumError as soon as there are more bytes than the source states."""
+        """Add received bytes. Raises ChecksumError if there are more than the location states."""
         self.size += len(data)
         if self.obj.size is not None and self.size > self.obj.size:
-            message = f"{self.obj.url}: more than the {self.obj.size} bytes stated arrived"
+            message = f"{self.obj.url}: received more than the expected {self.obj.size} bytes"
             raise ChecksumError(message, hint=_HINT)
         if self._hash is not None:
             self._hash.update(data)
 
     def finish(self) -> None:
-        """Raises ChecksumError when the bytes seen are not the object."""
+        """Raises ChecksumError if size or checksum of the received bytes differ from those stated."""
         obj = self.obj
         if obj.size is not None and self.size != obj.size:
-            message = f"{obj.url}: {self.size} of {obj.size} bytes arrived, and there are no more"
+            message = f"{obj.url}: received only {self.size} of {obj.size} bytes"
             raise ChecksumError(message, hint=_HINT)
         stated, found = obj.checksums.get(self.algorithm), self.checksum
         if stated is not None and found is not None and stated != found:
-            message = f"{obj.url}: {self.algorithm} is {found}, the source states {stated}"
+            message = f"{obj.url}: checksum mismatch, {self.algorithm} is {found}, expected {stated}"
             raise ChecksumError(message, hint=_HINT)
 
 

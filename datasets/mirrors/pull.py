@@ -1,7 +1,7 @@
-"""Taking a converted dataset from a mirror as it is, and finding raw objects there.
+"""Copies a converted dataset from a mirror, and opens the raw files of a mirror.
 
-The manifest is read first, its files are fetched into the working folder (an interrupted copy is continued), each is
-compared with the checksums of the manifest, and only then the folder becomes the dataset. See `mirror` for the layout.
+The manifest is read first. Its files are fetched into the working folder (an interrupted copy continues) and compared
+with the checksums of the manifest; then the folder becomes the dataset. `push` describes the layout of a mirror.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ...errors import (
     DamagedDatasetError,
     FetchError,
     ForbiddenError,
+    NotADatasetError,
     ObjectNotFoundError,
     TransientFetchError,
     UnknownDatasetError,
@@ -28,21 +29,22 @@ from ...storage.manifest import FILENAME, Manifest, read_manifest, write_manifes
 from ...storage.writer import DatasetWriter, fingerprint
 from .. import catalogue
 from ..fetch import FetchOptions, Location, RemoteObject, open_location, read_all
-from ..fetch.location import is_plain_name, joined
-from ..fetch.upload import find
+from ..fetch.location import is_plain_name, join_path
+from ..fetch.upload import find_object
 from ..ingest.protocol import ConvertOptions, Job, RawObject
-from ..ingest.raw_files import FOLDER as KEPT
+from ..ingest.raw_files import FOLDER as RAW_FOLDER
 from ..ingest.raw_files import fetch_all
 from ..ingest.request import Listener, Outlook
 from ..sources.source import Source
 from ..workers.task import TaskProgress
 
-#: A manifest of a run with thousands of parts takes a few MB.
+#: Bytes; the manifest of a run with thousands of parts has a few MB.
 LARGEST_MANIFEST = 1 << 28
+_DAMAGED_MIRROR = "the mirror's copy is damaged: push it again, or use another mirror"
 
 
 def resolve(text: str, mirror: str | None) -> tuple[str, Source | None]:
-    """Like `catalogue.resolve`; a mirror may also hold datasets that no source knows."""
+    """Like `catalogue.resolve`, and also for ids of no source if there is a mirror, which may hold them."""
     try:
         return catalogue.resolve(text)
     except UnknownDatasetError:
@@ -54,39 +56,40 @@ def resolve(text: str, mirror: str | None) -> tuple[str, Source | None]:
 
 
 def open_raw(source: Source, name: str, url: str, options: ConvertOptions, fetch: FetchOptions) -> Job:
-    """A dataset's raw objects at a place: in the provider's own layout, or where ``push --raw`` puts them."""
+    """Open a dataset's raw objects at a location: in the provider's layout, or in that of ``push --raw``."""
     try:
         return source.open(name, open_location(url, options=fetch), options)
     except ObjectNotFoundError as error:
         if url == source.home:
             raise
         try:
-            return source.open(name, open_location(joined(url.rstrip("/"), KEPT, source.name), options=fetch), options)
+            return source.open(
+                name, open_location(join_path(url.rstrip("/"), RAW_FOLDER, source.name), options=fetch), options
+            )
         except ObjectNotFoundError:
             raise error from None
 
 
 def find_converted(url: str, dataset_id: str, fetch: FetchOptions) -> tuple[Location, Manifest] | None:
-    """The converted dataset that a mirror holds, if it does. Raises DamagedDatasetError for one that cannot be used."""
+    """The location and manifest of a converted dataset in a mirror, None if it has none. Raises DamagedDatasetError."""
     location = open_location(url, options=fetch)
-    manifest = stated_manifest(location, dataset_id)
+    manifest = fetch_manifest(location, dataset_id)
     if manifest is None:
         return None
     if manifest.id != dataset_id:
-        message = f"{location.url}/{dataset_id} says it is {manifest.id}"
-        raise DamagedDatasetError(message, hint="the mirror was put together by hand; push the dataset to it instead")
+        message = f"{location.url}/{dataset_id} holds the manifest of {manifest.id}"
+        raise DamagedDatasetError(message, hint="use `rbdata mirror push` instead of copying folders")
     return location, manifest
 
 
 def fetch_converted(
     location: Location, manifest: Manifest, place: DatasetPlace, listener: Listener, *, force: bool, dry_run: bool
 ) -> tuple[Outlook, Manifest]:
-    """Copy a converted dataset; call with the place's lock held, unless it is a ``dry_run``.
+    """Copy a converted dataset; the caller holds the lock of ``place``, except for a ``dry_run``.
 
-    An interrupted copy is continued. Raises ChecksumError when a file is not what the manifest says, and as
-    `DatasetWriter` does.
+    Continues an interrupted copy. Raises ChecksumError if a file does not match the manifest, and as `DatasetWriter` does.
     """
-    names = [_safe(name, location) for name in sorted(manifest.files)]
+    names = [_check_name(name, location) for name in sorted(manifest.files)]
     outlook = _outlook(location, manifest, place)
     listener.outlook(outlook)
     if dry_run:
@@ -96,18 +99,17 @@ def fetch_converted(
     base = f"{location.url}/{manifest.id}/"
     with ThreadPoolExecutor(8, "rbdata-stat") as pool:
         stated = list(pool.map(lambda name: location.stat(f"{manifest.id}/{name}"), names))
-    objects = [RawObject(name, _checked_size(item, manifest, name), location) for name, item in zip(names, stated)]
+    objects = [RawObject(name, _check_size(item, manifest, name), location) for name, item in zip(names, stated)]
 
-    def told(name: str, done: int, total: int) -> None:
+    def on_progress(name: str, done: int, total: int) -> None:
         listener.progress([TaskProgress(0, manifest.bytes - total + done, manifest.bytes, done, 0)])
 
-    fetch_all(writer.folder, objects, told)
+    fetch_all(writer.folder, objects, on_progress)
     for name in names:
-        problem = wrong_bytes(writer.folder / name, manifest.files[name])
+        problem = find_damage(writer.folder / name, manifest.files[name])
         if problem:
             (writer.folder / name).unlink()
-            message = f"{base}{name} {problem}"
-            raise ChecksumError(message, hint="the mirror's copy is damaged: push it again, or use another mirror")
+            raise ChecksumError(f"{base}{name}: {problem}", hint=_DAMAGED_MIRROR)
     listener.part_done(0)
     listener.stage("writing the manifest")
     copied = {"mirror": location.url, "copied": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
@@ -134,30 +136,35 @@ def _outlook(location: Location, manifest: Manifest, place: DatasetPlace) -> Out
         parts=1,
         part_names=["dataset"],
         notes=manifest.notes,
-        why="converted already",
+        why="converted dataset",
     )
 
 
-def stated_manifest(location: Location, dataset_id: str) -> Manifest | None:
-    """The manifest of a dataset in a mirror, None where there is none (or where we may not even ask for it)."""
+def fetch_manifest(location: Location, dataset_id: str) -> Manifest | None:
+    """The manifest of a dataset in a mirror, None if there is none or access is denied."""
     try:
-        item = find(location, f"{dataset_id}/{FILENAME}")
-        return None if item is None else parse_manifest(read_all(location, item, limit_bytes=LARGEST_MANIFEST))
+        item = find_object(location, f"{dataset_id}/{FILENAME}")
+        return None if item is None else read_remote_manifest(location, item)
     except ForbiddenError:
-        return None  # stores that must not be listed say so of what is not there, too
+        return None  # stores without permission to list deny access to objects that do not exist
     except (ObjectNotFoundError, TransientFetchError, ChecksumError):
         raise
     except FetchError:
-        return None  # a web server that answers every question with a page
+        return None  # a web server that answers every request with a web page
 
 
-def parse_manifest(data: bytes) -> Manifest:
-    """A manifest out of its bytes."""
+def read_remote_manifest(location: Location, item: RemoteObject) -> Manifest:
+    """Fetch and parse a manifest. Raises as `read_manifest` does."""
     import tempfile
 
+    data = read_all(location, item, limit_bytes=LARGEST_MANIFEST)
     with tempfile.TemporaryDirectory(prefix="rbdata-manifest-") as folder:
         Path(folder, FILENAME).write_bytes(data)
-        manifest = read_manifest(Path(folder))
+        try:
+            manifest = read_manifest(Path(folder))
+        except (DamagedDatasetError, NotADatasetError) as error:
+            message = str(error).replace(folder, item.url.removesuffix(f"/{FILENAME}"))
+            raise type(error)(message, hint=_DAMAGED_MIRROR) from None
     for name, ranges in manifest.files.items():
         well_formed = isinstance(ranges, list) and all(
             isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], int) and entry[0] >= 0
@@ -168,8 +175,8 @@ def parse_manifest(data: bytes) -> Manifest:
     return manifest
 
 
-def _safe(name: str, location: Location) -> str:
-    """A file's name out of a manifest that somebody else wrote."""
+def _check_name(name: str, location: Location) -> str:
+    """A file name of an untrusted manifest. Raises DamagedDatasetError if it is outside the dataset's folder."""
     parts = name.split("/")
     plain = all(is_plain_name(part) and not part.startswith(".") and "\\" not in part for part in parts)
     if not plain or name in (FILENAME, JOURNAL):
@@ -178,26 +185,25 @@ def _safe(name: str, location: Location) -> str:
     return name
 
 
-def _checked_size(item: RemoteObject, manifest: Manifest, name: str) -> RemoteObject:
+def _check_size(item: RemoteObject, manifest: Manifest, name: str) -> RemoteObject:
     size = sum(length for length, _ in manifest.files[name])
     if item.size is not None and item.size != size:
-        message = f"{item.url} has {item.size} bytes, the manifest says {size}"
-        raise ChecksumError(message, hint="the mirror's copy is damaged: push it again, or use another mirror")
+        raise ChecksumError(f"{item.url}: {item.size} bytes, expected {size}", hint=_DAMAGED_MIRROR)
     return replace(item, size=size)
 
 
-def wrong_bytes(path: Path, ranges: list[list[Any]]) -> str | None:
-    """What is wrong with a file, None when it is what the manifest says."""
+def find_damage(path: Path, ranges: list[list[Any]]) -> str | None:
+    """How a file differs from its ``ranges`` (length, crc32c) in the manifest, None if it does not."""
     expected = sum(length for length, _ in ranges)
     try:
         found = path.stat().st_size
     except OSError:
-        return "is missing"
+        return "file missing"
     if found != expected:
-        return f"has {found} bytes instead of {expected}"
+        return f"{found} bytes, expected {expected}"
     at = 0
-    for (length, _), (_, sound) in zip(ranges, check_ranges(path, ranges)):
-        if not sound:
-            return f"is not what the manifest says in bytes {at} to {at + length}"
+    for (length, _), (_, matches) in zip(ranges, check_ranges(path, ranges)):
+        if not matches:
+            return f"checksum mismatch, bytes {at}-{at + length}"
         at += length
     return None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ....errors import CorruptSourceError, ObjectNotFoundError
 from ...fetch import FetchOptions, Location, RemoteObject, open_location, read_all
-from ...fetch.location import joined
+from ...fetch.location import join_path
 from ...ingest.listing import RemoteDataset, RemoteListing, keep, kept
 from .names import as_location, is_id, remote_url
 
@@ -73,14 +73,14 @@ def _search(location: Location, folder: str, depth: int) -> Iterator[tuple[str, 
         return
     names = location.folders(folder)
     if "data" in names and is_id(folder):
-        items = location.list(joined(folder, "data"))
+        items = location.list(join_path(folder, "data"))
         described = next((item for item in items if item.name == "metadata.json"), None)
         whole = all(item.size is not None for item in items) and any(item.name.endswith(".hdf5") for item in items)
         yield folder, described, sum(item.size or 0 for item in items) if whole else None
         return
     for name in names:
         if not name.startswith("."):
-            yield from _search(location, joined(folder, name), depth + 1)
+            yield from _search(location, join_path(folder, name), depth + 1)
 
 
 def _describe(location: Location, name: str, item: RemoteObject | None, size: int | None) -> RemoteDataset:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ....errors import CorruptSourceError, FetchError, ObjectNotFoundError
 from ...fetch import FetchOptions, Location, RemoteObject, open_location, read_all
-from ...fetch.location import joined
+from ...fetch.location import join_path
 from ...ingest.listing import RemoteListing, kept
 from ...ingest.protocol import ConvertOptions
 from ..source import Source
@@ -76,7 +76,7 @@ class MinariSource(Source):
         """Finds the files and reads the metadata. Raises FetchErrors, CorruptSourceError, UsageError."""
         why = f"it is in Minari's own root {location.url}" if location.url == _root_url() else ""
         try:
-            return _open(name, joined(name, "data"), location, options, why)
+            return _open(name, join_path(name, "data"), location, options, why)
         except ObjectNotFoundError as error:
             error.hint = _instead(name, location) or error.hint
             raise
@@ -99,7 +99,7 @@ def _open(name: str | None, folder: str, location: Location, options: ConvertOpt
 
     described, metadata = _metadata(location, folder)
     if metadata is None or metadata.format == "hdf5":
-        objects = [(FILE, location.stat(joined(folder, FILE)))]
+        objects = [(FILE, location.stat(join_path(folder, FILE)))]
     else:
         objects = [(path, item) for path, item in _tree(location, folder) if is_part(path)]
         if not objects:
@@ -113,10 +113,10 @@ def _metadata(location: Location, folder: str) -> tuple[tuple[RemoteObject, byte
     from .metadata import parse_metadata
 
     try:
-        item = location.stat(joined(folder, METADATA))
+        item = location.stat(join_path(folder, METADATA))
     except ObjectNotFoundError as missing:
         try:
-            location.stat(joined(folder, FILE))
+            location.stat(join_path(folder, FILE))
         except ObjectNotFoundError:
             message = f"{location.url}/{folder} holds no Minari dataset: there is neither {METADATA} nor {FILE}"
             raise ObjectNotFoundError(message, hint=missing.hint) from missing
@@ -134,7 +134,7 @@ def _tree(location: Location, folder: str) -> list[tuple[str, RemoteObject]]:
     pool = ThreadPoolExecutor(8, "rbdata-list")
     try:
         names = location.folders(folder)
-        listed = pool.map(lambda name: location.list(joined(folder, name)), names)
+        listed = pool.map(lambda name: location.list(join_path(folder, name)), names)
         return [(f"{name}/{item.name}", item) for name, items in zip(names, listed) for item in items]
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -144,7 +144,7 @@ def _instead(name: str, location: Location) -> str:
     """What else there is: other versions and neighbours at the same place, or the nearest names known."""
     parent, _, last = name.rpartition("/")
     try:
-        there = [joined(parent, folder) for folder in location.folders(parent)]
+        there = [join_path(parent, folder) for folder in location.folders(parent)]
     except FetchError:
         there = []
     stem = last.rpartition("-v")[0]

@@ -18,7 +18,7 @@ from urllib.parse import quote, urlsplit
 from ....errors import CorruptSourceError, FetchError, ObjectNotFoundError
 from ...fetch import Location, RemoteObject
 from ...fetch.http_errors import transient
-from ...fetch.retry import retrying
+from ...fetch.retry import call_with_retries
 
 ROOT = "api/v1/json/data"
 _NO_RESULT, _OVERLOADED = "372", "107"
@@ -166,7 +166,7 @@ class Api:
                 raise CorruptSourceError(f"{url} answers with something that is not OpenML's JSON")
             return answer
 
-        answer = retrying(once, url=url, options=self.location.options)
+        answer = call_with_retries(once, url=url, options=self.location.options)
         self.paths.append(path)
         return answer
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rbdata.datasets.fetch import FetchOptions, Location, RemoteObject, open_location, pinned, read_all, resolve, stream
+from rbdata.datasets.fetch import FetchOptions, Location, RemoteObject, open_location, pin, read_all, resolve, stream
 from rbdata.errors import ObjectNotFoundError, UsageError
 from servers import crc32c_hex, faulty_gcs, gcs_server, http_server
 
@@ -172,7 +172,7 @@ class TestEveryTransport:
 
     def test_streams_and_verifies(self, location: Location) -> None:
         heard: list[int] = []
-        obj = pinned(location, next(obj for obj in location.list("large")))
+        obj = pin(location, next(obj for obj in location.list("large")))
         assert b"".join(stream(location, obj, on_bytes=heard.append)) == LARGE
         assert sum(heard) == len(LARGE)
         assert b"".join(stream(location, obj, start=12345)) == LARGE[12345:]

@@ -133,7 +133,7 @@ class TestWhatPasses:
         began = time.monotonic()
         assert b"".join(stream(impatient, obj, on_retry=heard.append)) == DATA
         assert SILENCE * 0.8 < time.monotonic() - began < 10
-        assert "silent" in str(heard[0].error)
+        assert "timed out" in str(heard[0].error)
 
     @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
     def test_servers_in_trouble_are_asked_again(self, remote: Remote, status: int) -> None:
@@ -315,7 +315,7 @@ class TestWebServers:
         (obj,) = location.list()
         assert b"".join(stream(location, obj)) == DATA
         web.faults.cut(after=500_000, reset=True)
-        with pytest.raises(TransientFetchError, match="cannot be continued"):
+        with pytest.raises(TransientFetchError, match="cannot be resumed"):
             list(stream(location, obj))
         # Before the first byte there is nothing to mix up.
         web.faults.answer(503, times=2)
@@ -363,7 +363,7 @@ class TestWebServers:
 
     def test_redirects_in_circles(self, web: HttpServer) -> None:
         web.faults.redirect = f"{web.url}/run/%24store%24.gz"
-        with pytest.raises(FetchError, match="circles"):
+        with pytest.raises(FetchError, match="too many redirects"):
             open_location(f"{web.url}/run", options=QUICK).stat("$store$.gz")
 
     def test_gzip_encoding_is_left_alone(self, web: HttpServer) -> None:
