@@ -274,7 +274,7 @@ def test_frames_with_a_wrong_crc32c(original, tmp_path, monkeypatch):
         stated = servers.crc32c_base64
         monkeypatch.setattr(servers, "crc32c_base64", lambda data: stated(true if data == false else data))
         swap(false)
-        words = rf"{re.escape(FRAMES_1)}: crc32c is [0-9a-f]{{8}}, the source states [0-9a-f]{{8}}"
+        words = rf"{re.escape(FRAMES_1)}: checksum mismatch, crc32c is [0-9a-f]{{8}}, expected [0-9a-f]{{8}}"
         refused(ChecksumError, words, "gs://bucket", tmp_path / "root", options={"codec": "raw"})
         assert not (tmp_path / "root" / "atari" / "Qbert" / "2").exists()
 
@@ -459,7 +459,7 @@ def test_file_replaced_while_it_is_read(original, mirror, tmp_path):
             os.utime(path, ns=(1, 1))
 
     request = Request("Qbert/2", root=tmp_path / "root", mirror=str(mirror), procs=1)
-    with pytest.raises(RbdataError, match=re.escape(FRAMES_1) + " was written to") as caught:
+    with pytest.raises(RbdataError, match=re.escape(FRAMES_1) + " was changed") as caught:
         download(request, Listener(part_done=touch))
     assert caught.value.hint
 
