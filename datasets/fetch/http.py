@@ -118,11 +118,11 @@ class HttpLocation:
         except Exception as error:
             raise_network_error(error, url)
         if response.status_code >= 400 and response.status_code != 416:
-            error = status_error(response.status_code, url, response.headers)
+            failure = status_error(response.status_code, url, response.headers)
             # For callers that interpret the body (OpenML's error codes).
-            vars(error)["said"] = _read_explanation(response)
+            vars(failure)["said"] = _read_explanation(response)
             response.close()
-            raise error
+            raise failure
         return response
 
     def _new_session(self) -> requests.Session:
