@@ -253,7 +253,9 @@ def test_wrong_crc32c(procs, original, tmp_path, monkeypatch):
             server.upload("bucket", f"{RUN}/{path.name}", path.read_bytes())
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.host)
         server.wrong_crc = True
-        refused(ChecksumError, r"ckpt\.\d+\.gz: checksum mismatch, crc32c is", "gs://bucket", tmp_path / "root", procs=procs)
+        refused(
+            ChecksumError, r"ckpt\.\d+\.gz: checksum mismatch, crc32c is", "gs://bucket", tmp_path / "root", procs=procs
+        )
 
 
 def test_frames_with_a_wrong_crc32c(original, tmp_path, monkeypatch):
