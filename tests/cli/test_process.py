@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from paths import DATA
@@ -222,8 +223,8 @@ class _Gate(SimpleHTTPRequestHandler):
 
 
 @pytest.fixture
-def gate() -> Iterator[tuple[str, type[_Gate]]]:
-    handler = type("Gate", (_Gate,), {"opened": threading.Event(), "seen": 0})
+def gate() -> Iterator[tuple[str, Any]]:
+    handler: Any = type("Gate", (_Gate,), {"opened": threading.Event(), "seen": 0})
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=MIRROR))
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()

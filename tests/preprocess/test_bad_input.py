@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import textwrap
+from typing import Any
 
 import pytest
 import torch
@@ -45,7 +46,7 @@ def the_input_is_untouched(shared):
     assert contents(shared / "my" / "input") == before
 
 
-def fails(shared, fn, error, match=None, *, kept=False, **options) -> BaseException:
+def fails(shared, fn, error, match=None, *, kept=False, **options) -> Any:
     """The error, which leaves nothing behind, unless chunks were finished before it (``kept``)."""
     with pytest.raises(error, match=match) as caught:
         run(shared, fn, dest="my/bad", **options)
@@ -381,7 +382,11 @@ class TestLostWorkers:
 
     def test_ends_itself(self, shared):
         fails(shared, lambda td: sys.exit(3), FunctionError, "raised SystemExit: 3")
-        fails(shared, lambda td: os.path.missing, FunctionError, "raised AttributeError")
+
+        def missing(td):
+            return os.path.missing  # type: ignore[attr-defined]
+
+        fails(shared, missing, FunctionError, "raised AttributeError")
 
 
 class TestOnTheCommandLine:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import rbdata
 import torch
+from function_tools import traits_of
 from preprocess_tools import make_input, plain, run
 from processes import RBDATA
 from rbdata.errors import UsageError
@@ -58,11 +59,11 @@ def test_alone(name, layout, args, tmp_path):
     made = run(tmp_path, f"rbdata:{name}", args=args, batch_size=9, procs=1)
     function = partial(find_builtin(name), **args)
     statistics = made.statistics.get(name)
-    fit = find_builtin(name).traits.fit
+    fit = traits_of(find_builtin(name)).fit
     assert (statistics is not None) == (fit is not None and fit.needed(**args))
     if statistics is not None:
         function = partial(function, statistics=statistics)
-    whole, lengths = plain(Dataset(tmp_path / "my/input"), function, find_builtin(name).traits.per, 9)
+    whole, lengths = plain(Dataset(tmp_path / "my/input"), function, traits_of(find_builtin(name)).per, 9)
     found = made.to_tensordict()
     assert set(found.keys(True, True)) == set(whole.keys(True, True))
     for key in whole.keys(True, True):

@@ -160,7 +160,7 @@ def test_malformed_leaf_records(record):
 
 
 def leaf(name: str, kind: str = "step") -> Leaf:
-    return Leaf(name, kind, "int64", ())  # type: ignore[arg-type]
+    return Leaf(name, kind, "int64", ())
 
 
 @pytest.mark.parametrize(

@@ -352,7 +352,7 @@ def save_array(folder: Path, name: str, number: int, content: np.ndarray | bytes
 def save_shard(folder: Path, number: int, add_count: int, terminal: np.ndarray, **arrays: np.ndarray) -> None:
     """Write a whole shard by hand: black frames, actions and rewards 0, except for what is given."""
     rows = len(terminal)
-    blank = {"action": np.zeros(rows, np.int32), "reward": np.zeros(rows, np.float32)}
+    blank: dict[str, np.ndarray] = {"action": np.zeros(rows, np.int32), "reward": np.zeros(rows, np.float32)}
     for name, array in {**blank, "terminal": terminal.astype(np.uint8), **arrays}.items():
         if name != "observation":
             save_array(folder, name, number, array)

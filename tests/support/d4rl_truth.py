@@ -73,6 +73,7 @@ def expected(
     for row in range(len(obs)):
         clock = time[row] if by in ("timeouts", "both") else False
         if by == "horizon":
+            assert horizon is not None
             clock = row - begin == horizon - 1
         ends = by in ("terminals", "both") or (by == "horizon" and terminals_end)
         if not (clock or (ends and term[row]) or row == len(obs) - 1):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -17,26 +19,26 @@ class Counter(gymnasium.Env):
     Every third episode ends truncated, every fifth terminated and truncated, the others terminated. The reward is the time.
     """
 
-    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
-    action_space = spaces.Discrete(5, start=-2)
+    observation_space: spaces.Space[Any] = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    action_space: spaces.Space[Any] = spaces.Discrete(5, start=-2)
 
-    def __init__(self, lengths=LENGTHS):
+    def __init__(self, lengths: Sequence[int] = LENGTHS) -> None:
         self.lengths = itertools.cycle(lengths)
         self.episode = -1
 
-    def reset(self, *, seed=None, options=None):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self.episode, self.time, self.length = self.episode + 1, 0, next(self.lengths)
         return self._observe(0), {}
 
-    def step(self, action):
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         self.time += 1
         over = self.time == self.length
         truncated = over and self.episode % 5 in (2, 4)
         terminated = over and self.episode % 5 != 2
         return self._observe(action), float(self.time), terminated, truncated, {}
 
-    def _observe(self, action):
+    def _observe(self, action: Any) -> Any:
         return np.array([self.episode, self.time, action], np.float32)
 
 
@@ -47,7 +49,7 @@ class Everything(Counter):
         {
             "camera": spaces.Box(0, 255, (40, 32, 3), np.uint8),
             "inner": spaces.Dict({"a.b": spaces.Box(-1, 1, (), np.float64), "kind": spaces.Discrete(9, start=3)}),
-            "many": spaces.MultiDiscrete([[3, 5], [7, 200]]),
+            "many": spaces.MultiDiscrete(np.array([[3, 5], [7, 200]])),
             "bits": spaces.MultiBinary(6),
             "pair": spaces.Tuple((spaces.Box(0, 60000, (2,), np.uint16), spaces.Discrete(2))),
             "words": spaces.Text(8, min_length=0, charset="abcé0123456789"),
@@ -55,7 +57,7 @@ class Everything(Counter):
     )
     action_space = spaces.Dict({"move": spaces.Box(-1, 1, (2,), np.float32), "pick": spaces.MultiDiscrete([2, 3])})
 
-    def _observe(self, action):
+    def _observe(self, action: Any) -> Any:
         value = self.episode * 31 + self.time
         return {
             "camera": np.full((40, 32, 3), value % 256, np.uint8) + np.arange(3, dtype=np.uint8),
@@ -73,7 +75,7 @@ class Frames(Counter):
     observation_space = spaces.Box(0, 255, (84, 84), np.uint8)
     background = np.random.default_rng(0).integers(0, 50, (84, 84), np.uint8)
 
-    def _observe(self, action):
+    def _observe(self, action: Any) -> Any:
         frame = self.background.copy()
         row, column = (self.time * 3) % 70, (self.episode * 7) % 70
         frame[row : row + 10, column : column + 10] = 255
@@ -81,13 +83,13 @@ class Frames(Counter):
 
 
 class Broken(Counter):
-    """Fails in the way it is told to, at the fourth step."""
+    """Fails at the fourth step, in the way that ``how`` names."""
 
-    def __init__(self, how="raise", lengths=(100,)):
+    def __init__(self, how: str = "raise", lengths: Sequence[int] = (100,)) -> None:
         super().__init__(lengths)
         self.how = how
 
-    def step(self, action):
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, *flags, info = super().step(action)
         if self.time == 4:
             if self.how == "raise":
@@ -110,7 +112,7 @@ class Unstorable(Counter):
 class Doubles(Counter):
     """Says float32, gives float64: what many environments do."""
 
-    def _observe(self, action):
+    def _observe(self, action: Any) -> Any:
         return super()._observe(action).astype(np.float64) + 0.5
 
 

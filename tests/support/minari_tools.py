@@ -82,7 +82,7 @@ def write(
     action: spaces.Space,
     lengths: Sequence[int],
     *,
-    data_format="hdf5",
+    data_format: str = "hdf5",
     **more: Any,
 ) -> list[EpisodeBuffer]:
     """Write a dataset into Minari's root; returns what went in."""
@@ -113,7 +113,8 @@ def play(env: Any, episodes: int, *, infos: bool = False, seed: int = 0) -> list
     made = []
     for number in range(episodes):
         observation, info = env.reset(seed=seed + number)
-        states, told, steps = [observation], [info], []
+        states, told = [observation], [info]
+        steps: list[tuple[Any, float, bool, bool]] = []
         while not steps or not (steps[-1][2] or steps[-1][3]):
             action = env.action_space.sample()
             observation, reward, terminated, truncated, info = env.step(action)
@@ -188,8 +189,10 @@ def compare(dataset: Dataset, episodes: Sequence[Any], *, text: bool = True) -> 
         assert observations
         for key, values in observations.items():
             if text or not isinstance(values[0], str):
-                same(rows[tuple(key.split("/"))], values[:-1], f"{key} of episode {number}")
-                same(rows[("next", *key.split("/"))], values[1:], f"next {key} of episode {number}")
+                path = tuple(key.split("/"))
+                after = ("next", *path)
+                same(rows[path], values[:-1], f"{key} of episode {number}")
+                same(rows[after], values[1:], f"next {key} of episode {number}")
         for key, values in flatten(episode.actions, "action").items():
             if text or not isinstance(values[0], str):
                 same(rows[tuple(key.split("/"))], values, f"{key} of episode {number}")

@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from paths import DATA
@@ -33,14 +34,14 @@ class OpenmlServer:
     def put(self, path: str, body: bytes | dict, status: int = 200) -> None:
         self.pages[path] = (status, json.dumps(body).encode() if isinstance(body, dict) else body)
 
-    def describe(self, number: int, **changes) -> None:
+    def describe(self, number: int, **changes: Any) -> None:
         """Change a recorded description; None removes a field."""
         content = json.loads(self.pages[f"{API}/{number}"][1])
         content["data_set_description"].update(changes)
         kept = {key: value for key, value in content["data_set_description"].items() if value is not None}
         self.put(f"{API}/{number}", {"data_set_description": kept})
 
-    def table(self, number: int, arff: str, **more) -> None:
+    def table(self, number: int, arff: str, **more: Any) -> None:
         """A dataset of our own; ``more`` goes into its description."""
         path = f"data/v1/download/{number}/t.arff"
         about = {"id": str(number), "name": "t", "version": "1", "status": "active", "format": "ARFF"}

@@ -26,7 +26,7 @@ FRAME = (24, 24, 3)  # 1,728 bytes: large enough to be stored once
 def make_input(root: Path, layout: str = "flat", *, count: int = 40, seed: int = 0, id: str = "my/input") -> Path:
     """A dataset of about 400 steps; frames unless it is ``flat``."""
     lengths = np.random.default_rng(seed).integers(1, 20, count).tolist()
-    frames = {"shape": FRAME, "dtype": "uint8"} if layout != "flat" else {}
+    frames: dict[str, Any] = {"shape": FRAME, "dtype": "uint8"} if layout != "flat" else {}
     return write_dataset(root, make_episodes(lengths, seed=seed, **frames), layout, id=id, parts=3 if frames else 1)
 
 
@@ -50,10 +50,10 @@ def plain(dataset: Dataset, fn: Callable[[TensorDict], Any], per: str, batch: in
             if result is not None:
                 results.append(result)
     elif per == "sample":
-        results = [torch.stack([fn(data[step].clone()) for step in range(len(data))])]
+        results = [TensorDict.stack([fn(data[step].clone()) for step in range(len(data))])]
     else:
         results = [fn(data[low : low + batch].clone()) for low in range(0, len(data), batch)]
-    whole = torch.cat(results)
+    whole: Any = torch.cat(results)
     ends = whole["next", "done"].reshape(-1).nonzero().reshape(-1).tolist()
     return whole, np.diff([-1, *ends]).tolist()
 
@@ -64,7 +64,11 @@ def check_files(folder: Path, whole: TensorDict, lengths: list[int]) -> None:
     assert manifest.steps == len(whole)
     ends = np.cumsum(lengths) - 1
     for leaf in manifest.schema:
-        rows = whole[tuple(leaf.name.split("/"))] if leaf.constant is None else torch.zeros(len(whole), 1, dtype=bool)
+        rows = (
+            whole[tuple(leaf.name.split("/"))]
+            if leaf.constant is None
+            else torch.zeros(len(whole), 1, dtype=torch.bool)
+        )
         if leaf.kind == "state":
             after = whole["next", leaf.name]
             rows = torch.cat(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -107,7 +108,13 @@ def chi_square(counts: torch.Tensor, expected: torch.Tensor) -> float:
     return (statistic - freedom) / (2 * freedom) ** 0.5
 
 
-def write_and_die(folder) -> None:
+def priorities(buffer: Any) -> torch.Tensor:
+    """What a prioritized sampler keeps of each row."""
+    kept: torch.Tensor = buffer.sampler._priorities
+    return kept
+
+
+def write_and_die(folder: Path) -> None:
     """In a process of its own: write thirty rows, and end without a word."""
     import os
 

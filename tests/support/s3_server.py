@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import boto3
 
@@ -31,7 +32,7 @@ class S3Server:
         }
 
     @property
-    def client(self):
+    def client(self) -> Any:
         return boto3.client(
             "s3",
             endpoint_url=self.url,

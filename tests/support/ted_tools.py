@@ -28,8 +28,10 @@ def episode(
         states = {"observation/vector": states["observation"], "observation/pixels": frames}
     td = TensorDict({}, [length])
     for name, rows in states.items():
-        td[tuple(name.split("/"))] = torch.from_numpy(rows[:-1].copy())
-        td[("next", *name.split("/"))] = torch.from_numpy(rows[1:].copy())
+        path = tuple(name.split("/"))
+        after = ("next", *path)
+        td[path] = torch.from_numpy(rows[:-1].copy())
+        td[after] = torch.from_numpy(rows[1:].copy())
     td["action"] = torch.from_numpy(rng.integers(0, 6, length))
     td["next", "reward"] = torch.from_numpy(rng.standard_normal((length, 1)).astype("float32"))
     for flag in ("done", "terminated", "truncated"):

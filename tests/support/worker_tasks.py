@@ -7,13 +7,15 @@ import signal
 import sys
 import time
 from dataclasses import dataclass
+from typing import Any
 
+from rbdata.datasets.workers.task import OnBlock
 from rbdata.preprocess.chunks import Chunk
 
 TASKS = [Chunk(n, 10 * n, 10 * n + 10, 0, 1) for n in range(6)]
 
 
-def about(task, on_rows):
+def about(task: Chunk, on_rows: OnBlock) -> dict[str, Any]:
     on_rows(task.rows, 0, 0)
     return {
         "pid": os.getpid(),
@@ -25,7 +27,7 @@ def about(task, on_rows):
     }
 
 
-def never_done(task, on_rows):
+def never_done(task: Chunk, on_rows: OnBlock) -> None:
     time.sleep(600)
 
 
@@ -37,5 +39,5 @@ class Standalone:
     chunk: Chunk
     rows: int = 10
 
-    def __call__(self, on_rows):
+    def __call__(self, on_rows: OnBlock) -> dict[str, Any]:
         return about(self.chunk, on_rows)

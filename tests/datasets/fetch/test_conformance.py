@@ -253,7 +253,7 @@ class TestOpenLocation:
     def test_options_are_checked(self) -> None:
         for wrong in ({"attempts": 0}, {"backoff": -1}, {"silence_timeout": 0}, {"anonymous": "maybe"}):
             with pytest.raises(UsageError):
-                FetchOptions(**wrong)  # type: ignore[arg-type]
+                FetchOptions(**wrong)
 
 
 def test_the_root_directory_is_a_place_too() -> None:

@@ -70,7 +70,7 @@ class Remote:
         return self.location.stat("$store$.gz")
 
     def stream(self, obj: RemoteObject | None = None, **more: object) -> bytes:
-        return b"".join(stream(self.location, obj or self.stat(), **more))  # type: ignore[arg-type]
+        return b"".join(stream(self.location, obj or self.stat(), **more))
 
 
 @pytest.fixture(params=["http", "gcs"])

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -171,9 +171,9 @@ def threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "rbdata-readahead"]
 
 
-def wait_until(condition: object, seconds: float = 5.0) -> bool:
+def wait_until(condition: Callable[[], object], seconds: float = 5.0) -> bool:
     deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
+    while not condition():
         if time.monotonic() > deadline:
             return False
         time.sleep(0.005)

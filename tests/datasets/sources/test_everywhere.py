@@ -191,6 +191,7 @@ def _check_ted(batch: TensorDict, observations: list[str]) -> None:
     assert torch.equal(after["done"], after["terminated"] | after["truncated"])
     assert not after["done"][:, :-1].any()
     for key in observations:
-        here, then = batch[tuple(key.split("/"))], batch[("next", *key.split("/"))]
+        path = tuple(key.split("/"))
+        here, then = batch[path], after[path]
         assert here.dtype == then.dtype and here.ndim >= 3
         assert torch.equal(then[:, :-1], here[:, 1:])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from multiprocessing import forkserver
+from typing import Any
 
 import psutil
 import pytest
@@ -55,11 +56,12 @@ def test_forked_from_one_that_has_loaded_the_modules():
 
 
 def test_the_servers_of_others_are_left_alone():
-    before = forkserver._forkserver._forkserver_pid
+    theirs: Any = forkserver._forkserver
+    before = theirs._forkserver_pid
     with Workers(2) as one, Workers(2) as other:
         parents = {record["parent"] for workers in (one, other) for record in records(workers)}
     assert len(parents) == 2
-    assert forkserver._forkserver._forkserver_pid == before
+    assert theirs._forkserver_pid == before
 
 
 def test_a_worker_that_is_killed_is_noticed():

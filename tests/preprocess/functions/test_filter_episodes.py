@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from function_tools import LENGTHS, check_refused, fit
+from function_tools import LENGTHS, check_refused, fit, traits_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rbdata.errors import UsageError
@@ -39,8 +39,8 @@ def test_filter_by_the_rest():
     assert filter_episodes(short, min_return=total + 1e-6) is None
     with pytest.raises(UsageError, match="no statistics"):
         filter_episodes(short, min_quantile=0.5)
-    assert not filter_episodes.traits.fit.needed(min_length=3)
-    assert filter_episodes.traits.fit.needed(max_quantile=0.3)
+    assert not traits_of(filter_episodes).fit.needed(min_length=3)
+    assert traits_of(filter_episodes).fit.needed(max_quantile=0.3)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from function_tools import check_refused, fit
+from function_tools import check_refused, fit, traits_of
 from rbdata.errors import ResultError, UsageError
 from rbdata.preprocess.functions import relabel_rewards
 from ted_tools import episode
@@ -56,7 +56,7 @@ def test_relabel_by_a_function(tmp_path, monkeypatch):
     with pytest.raises(ResultError, match=r"tensor \[6\] or \[6, 1\] for 6 steps, not \[6, 3\]"):
         relabel_rewards(td, fn=wrong)
     with pytest.raises(UsageError):
-        relabel_rewards.traits.check(fn="no_such_module_at_all:fn")
+        traits_of(relabel_rewards).check(fn="no_such_module_at_all:fn")
 
 
 @pytest.mark.parametrize("outcome", ["terminated", "truncated"])

@@ -12,7 +12,7 @@ from rbdata.preprocess.functions import resize_frames
 from ted_tools import episode
 
 
-def by_pillow(rows, height, width, how):
+def by_pillow(rows: np.ndarray, how: Image.Resampling, height: int, width: int) -> np.ndarray:
     return np.stack([np.asarray(Image.fromarray(row).resize((width, height), how)) for row in rows])
 
 
@@ -30,7 +30,7 @@ def test_resize_is_pillows(mode, size, channels):
     out = resize_frames(as_td(rows), height=size[0], width=size[1], mode=mode)
     assert out["pixels"].dtype == torch.uint8
     assert out["pixels"].shape == (6, *size, *channels)
-    truth = by_pillow(rows, *size, {"area": Image.Resampling.BOX, "bilinear": Image.Resampling.BILINEAR}[mode])
+    truth = by_pillow(rows, {"area": Image.Resampling.BOX, "bilinear": Image.Resampling.BILINEAR}[mode], *size)
     # Pillow rounds twice (columns, then rows), in fixed point.
     assert np.abs(out["next", "pixels"].numpy().astype(int) - truth).max() <= 1
 

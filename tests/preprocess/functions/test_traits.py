@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from function_tools import traits_of
 from rbdata.errors import UsageError
 from rbdata.preprocess.functions import BUILTIN, find_builtin, n_step, resize_frames, to_float
 from ted_tools import arrays, episode, ted_problems
 from tensordict import TensorDict
 
-CALLS = {
+CALLS: dict[str, dict[str, Any]] = {
     "clip_rewards": {},
     "filter_episodes": {"min_length": 1},
     "grayscale": {"keys": "observation/pixels"},
@@ -49,14 +52,14 @@ def test_input_is_not_modified_and_output_is_ted(name):
 @pytest.mark.parametrize("name", sorted(BUILTIN))
 def test_traits(name):
     function = find_builtin(name)
-    assert function.traits.name == name
+    assert traits_of(function).name == name
     args = {key: value for key, value in CALLS[name].items() if key != "statistics"}
-    function.traits.check(**args)
+    traits_of(function).check(**args)
     with pytest.raises(UsageError, match="takes no argument nonsense"):
-        function.traits.check(**args, nonsense=1)
+        traits_of(function).check(**args, nonsense=1)
     with pytest.raises(UsageError, match="takes no argument statistics"):
-        function.traits.check(**args, statistics={})
-    assert (function.traits.map_states is not None) == (name in MAPS_STATES)
+        traits_of(function).check(**args, statistics={})
+    assert (traits_of(function).map_states is not None) == (name in MAPS_STATES)
     assert function.__doc__
 
 
@@ -64,7 +67,7 @@ def test_unknown_names_and_missing_arguments():
     with pytest.raises(UsageError, match="no built-in function 'resize'"):
         find_builtin("resize")
     with pytest.raises(UsageError, match="resize_frames needs height, width"):
-        resize_frames.traits.check()
+        traits_of(resize_frames).check()
 
 
 @pytest.mark.parametrize("name", MAPS_STATES)
@@ -72,22 +75,27 @@ def test_states_are_mapped_as_leaves_are(name):
     function, args = find_builtin(name), CALLS[name]
     td = episode(7, pixels=(8, 10, 3))
     out = function(td, **args)
-    assert function.traits.applies_to_states(td, **{key: value for key, value in args.items() if key != "statistics"})
+    assert traits_of(function).applies_to_states(
+        td, **{key: value for key, value in args.items() if key != "statistics"}
+    )
     for leaf in ("observation/vector", "observation/pixels"):
         path = tuple(leaf.split("/"))
-        rows = torch.cat([td[path], td[("next", *path)][-1:]])
-        states = function.traits.map_states(leaf, rows, **args)
+        after = ("next", *path)
+        rows = torch.cat([td[path], td[after][-1:]])
+        map_states = traits_of(function).map_states
+        assert map_states is not None
+        states = map_states(leaf, rows, **args)
         assert torch.equal(states[:-1], out[path])
-        assert torch.equal(states[1:], out[("next", *path)])
+        assert torch.equal(states[1:], out[after])
 
 
 def test_keys_without_a_successor_do_not_apply_to_states():
     td = episode(4)
-    assert not to_float.traits.applies_to_states(td, keys=["observation", "action"])
-    assert to_float.traits.applies_to_states(td, keys=["observation"])
-    assert not n_step.traits.applies_to_states(td)
+    assert not traits_of(to_float).applies_to_states(td, keys=["observation", "action"])
+    assert traits_of(to_float).applies_to_states(td, keys=["observation"])
+    assert not traits_of(n_step).applies_to_states(td)
     with pytest.raises(UsageError, match="no key 'pixels'"):
-        to_float.traits.applies_to_states(td, keys="pixels")
+        traits_of(to_float).applies_to_states(td, keys="pixels")
 
 
 @pytest.mark.parametrize("name", ["to_float", "resize_frames", "grayscale", "normalize_observations"])
@@ -101,7 +109,7 @@ def test_keys_are_checked(name):
         ([1], "must hold"),
     ]:
         with pytest.raises(UsageError, match=why):
-            function.traits.check(**args, keys=keys)
+            traits_of(function).check(**args, keys=keys)
     if name != "normalize_observations":
         with pytest.raises(UsageError, match="no key 'pixels'"):
             function(episode(3), **args, keys="pixels")

@@ -285,7 +285,7 @@ class Record:
 
 def tensorclasses(lib):
     buffer = lib.ReplayBuffer(storage=lib.LazyTensorStorage(5), batch_size=3)
-    buffer.extend(Record(x=torch.arange(5.0), batch_size=[5]))
+    buffer.extend(Record(x=torch.arange(5.0), batch_size=[5]))  # type: ignore[call-arg]
     batch = buffer.sample()
     return type(batch).__name__, batch.x.shape
 

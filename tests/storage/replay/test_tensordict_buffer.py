@@ -11,7 +11,7 @@ from rbdata.storage.replay import (
     TensorDictMaxValueWriter,
     TensorDictPrioritizedReplayBuffer,
 )
-from replay_tools import rollout
+from replay_tools import priorities, rollout
 
 
 def test_priorities_in_the_data():
@@ -19,11 +19,11 @@ def test_priorities_in_the_data():
     data = rollout([6])
     data["td_error"] = torch.arange(1.0, 7).unsqueeze(1)
     buffer.extend(data)
-    assert buffer.sampler._priorities[:6].tolist() == [1, 2, 3, 4, 5, 6]
+    assert priorities(buffer)[:6].tolist() == [1, 2, 3, 4, 5, 6]
     batch = buffer.sample()
     batch["td_error"] = torch.full((4, 1), 0.5)
     buffer.update_tensordict_priority(batch)
-    assert set(buffer.sampler._priorities[batch["index"]].tolist()) == {0.5}
+    assert set(priorities(buffer)[batch["index"]].tolist()) == {0.5}
     several = TensorDictPrioritizedReplayBuffer(
         alpha=1, beta=1, eps=0, storage=LazyTensorStorage(8), batch_size=4, priority_key="error", reduction="mean"
     )
@@ -31,7 +31,7 @@ def test_priorities_in_the_data():
     batch = several.sample()
     batch["error"] = torch.tensor([[1.0, 3.0]] * 4)
     several.update_tensordict_priority(batch)
-    assert set(several.sampler._priorities[batch["index"]].tolist()) == {2.0}
+    assert set(priorities(several)[batch["index"]].tolist()) == {2.0}
     with pytest.raises(UsageError, match="no error"):
         several.update_tensordict_priority(several.sample())
 
@@ -45,7 +45,7 @@ def test_records_that_were_not_kept():
     data["td_error"] = torch.arange(1.0, 10)
     index = buffer.extend(data)
     assert (index == -1).sum() == 5
-    assert sorted(buffer.sampler._priorities.tolist()) == [6, 7, 8, 9]
+    assert sorted(priorities(buffer).tolist()) == [6, 7, 8, 9]
 
 
 def test_plain_prioritized_buffer():

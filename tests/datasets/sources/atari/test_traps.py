@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import namedtuple
 from pathlib import Path
+from typing import Any
 
 import atari_truth as truth
 import numpy as np
@@ -283,7 +284,7 @@ def test_trap_13_dtypes_and_shapes(options, tmp_path):
     write_run(tmp_path / "raw", 50, [5, 40])
     td = to_dataset(tmp_path / "raw", tmp_path, **options)[:]
     count = td.batch_size[0]
-    expected = {
+    expected: dict[Any, tuple[torch.dtype, tuple[int, ...]]] = {
         "observation": (torch.uint8, (count, *FRAME)),
         "action": (torch.int32, (count,)),
         **dict.fromkeys(("done", "terminated", "truncated"), (torch.bool, (count, 1))),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import gymnasium_envs
@@ -139,7 +141,7 @@ def test_every_kind_of_space(tmp_path, count, text):
     for number in range(count):
         env = gymnasium.make("tests/Everything-v0")
         env.reset()
-        truth = env.unwrapped
+        truth: Any = env.unwrapped
         for step in range(number * each, (number + 1) * each):
             values = truth._observe(0)
             for name, value in {
@@ -282,7 +284,7 @@ def test_a_recording_that_is_complete_is_not_made_again(tmp_path, monkeypatch, n
     with pytest.raises(KeyboardInterrupt):
         download(request, Listener(part_done=stop))
     again = record(tmp_path / "root", name, **extra)
-    import counting
+    counting: Any = import_module("counting")
 
     assert counting.calls == 90 and again["action"].tolist() == [1, 0] * 45
     sys.modules.pop("counting")

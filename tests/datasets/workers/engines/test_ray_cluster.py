@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -136,7 +137,7 @@ def test_a_ray_that_the_program_uses_stays(cluster, engine):
     ray.init(address=cluster.address, log_to_driver=False)
     try:
         guest = RayEngine()
-        running = guest.run(square, [Task(n) for n in range(50)], lambda progress: None)
+        running: Any = guest.run(square, [Task(n) for n in range(50)], lambda progress: None)
         next(running)
         running.close()
         guest.close()

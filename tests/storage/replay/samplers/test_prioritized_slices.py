@@ -70,7 +70,7 @@ def test_slices_over_a_dataset(tmp_path):
     with pytest.raises(UsageError, match="right span"):
         PrioritizedSliceSampler(10, 1, 1, slice_len=2, span=True)
     nothing = torch.zeros(18)
-    buffer.sampler.eps = 0
+    vars(buffer.sampler).update(eps=0)
     buffer.update_priority(torch.arange(18), nothing)
     with pytest.raises(SamplingError, match="priority above zero"):
         buffer.sample()

@@ -10,6 +10,7 @@ from rbdata.storage.replay import (
     LazyTensorStorage,
     RandomSampler,
     ReplayBuffer,
+    Sampler,
     SamplerWithoutReplacement,
     SliceSampler,
     SliceSamplerWithoutReplacement,
@@ -74,7 +75,7 @@ def test_a_sampler_of_ones_own():
         def sample(self, storage, batch_size):
             return torch.arange(len(storage) - batch_size, len(storage)), {}
 
-        draw = RandomSampler.__mro__[1].draw
+        draw = Sampler.draw
 
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), sampler=Newest(), batch_size=3)
     buffer.extend(rollout([8]))

@@ -74,7 +74,8 @@ class Step:
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
 def test_tensorclasses(storage):
     buffer = ReplayBuffer(storage=storage(6), batch_size=4)
-    buffer.extend(Step(observation=torch.arange(8.0).view(8, 1), reward=torch.arange(8), batch_size=[8]))
+    data = Step(observation=torch.arange(8.0).view(8, 1), reward=torch.arange(8), batch_size=[8])  # type: ignore[call-arg]
+    buffer.extend(data)
     batch = buffer.sample()
     assert isinstance(batch, Step)
     assert torch.equal(batch.observation.squeeze(1), batch.reward.float())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
 import rbdata
@@ -26,7 +27,7 @@ def folder(tmp_path_factory):
 def test_crops_reach_both_ends():
     """Every start comes, the last one too, and a sequence of exactly the length is itself (TorchRL's misses both)."""
     crop = RandomCropTensorDict(3, generator=torch.Generator().manual_seed(0))
-    batch = torch.stack([rollout([7])] * 200)
+    batch: Any = torch.stack([rollout([7])] * 200)
     starts = crop(batch)["action"][:, 0]
     assert sorted(starts.unique().tolist()) == [0, 1, 2, 3, 4]
     assert chi_square(torch.bincount(starts).float(), torch.full((5,), 40.0)) < 5
