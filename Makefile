@@ -34,6 +34,7 @@ lint: $(STAMP)
 
 types: $(STAMP)
 	cd $(LINKED) && ../bin/mypy --config-file rbdata/pyproject.toml -p rbdata
+	cd $(LINKED) && ../bin/mypy --config-file rbdata/pyproject.toml rbdata/benchmarks/*.py rbdata/examples/*.py
 
 unit: $(STAMP)
 	$(BIN)/pytest

@@ -139,7 +139,10 @@ def atari(rows: int, repeats: int) -> None:
 
     source = rbdata.download("SpaceInvaders/1", mirror=str(mirror), root=WORK).resolve()
     ready: dict[str, Any] = {"args": {"height": 42, "width": 42}}
-    ways = (("own function", f"{HERE}:resize", {}), ("rbdata:resize_frames", "rbdata:resize_frames", ready))
+    ways: tuple[tuple[str, str, dict[str, Any]], ...] = (
+        ("own function", f"{HERE}:resize", {}),
+        ("rbdata:resize_frames", "rbdata:resize_frames", ready),
+    )
     rivals = {}
     for name, fn, options in ways:
         for procs in (1, 2):

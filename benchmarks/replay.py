@@ -101,7 +101,8 @@ def ours_prioritized(folder: Path, seconds: float, part: str) -> float:
     size = len(buffer)
     buffer.sample()
     buffer.update_priority(torch.arange(size), torch.rand(size))
-    error, sampler, storage = torch.rand(BATCH), buffer.sampler, buffer.storage
+    error, storage = torch.rand(BATCH), buffer.storage
+    sampler: Any = buffer.sampler
     index = torch.randint(size, (BATCH,))
 
     def both() -> None:
@@ -202,7 +203,7 @@ def torchrl_elsewhere(python: str, folder: Path, seconds: float) -> float:
 
 
 def cpprb(folder: Path, seconds: float) -> float:
-    from cpprb import PrioritizedReplayBuffer
+    from cpprb import PrioritizedReplayBuffer  # type: ignore[import-not-found]  # only where it is compared
     from rbdata import open_dataset
 
     data = open_dataset(folder).to_tensordict()

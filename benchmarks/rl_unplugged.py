@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from atari_shards import Base
 from harness import compare, disk_use, interleave, machine, measure, median, size
@@ -57,7 +58,8 @@ def write_files(folder: Path, game: str, files: int, rows: int, base_steps: int,
 
     dealt = deal()
     for number in range(files):
-        records, held = [], 0
+        records: list[bytes] = []
+        held = 0
         while held < rows:
             start, stop = next(dealt)
             discount = np.ones(stop - start)
@@ -96,7 +98,7 @@ def decode(mirror: Path, game: str, folder: Path, procs: int) -> float:
     threads = max(1, len(os.sched_getaffinity(0)) // procs)
     for attempt in range(2):  # the first run warms workers and page cache
         shutil.rmtree(folder, ignore_errors=True)
-        job = AtariSource().open(f"{game}/1", open_location(str(mirror.absolute())), ConvertOptions())
+        job: Any = AtariSource().open(f"{game}/1", open_location(str(mirror.absolute())), ConvertOptions())
         tasks = job.spooling(folder, threads)
         began = time.perf_counter()
         if attempt == 0:
@@ -153,7 +155,7 @@ def main() -> None:
         print(compare(costs))
         one, two = (median(runs).wall for runs in costs.values())
         print(f"whole: {states / one:,.0f} and {states / two:,.0f} rows/s, two over one {one / two:.2f}x")
-        alone = {procs: [] for procs in (1, 2)}
+        alone: dict[int, list[float]] = {procs: [] for procs in (1, 2)}
         for _ in range(args.repeats):
             for procs, runs in alone.items():
                 runs.append(measure(decode, mirror, args.game, WORK / "spools", procs).result)

@@ -34,7 +34,7 @@ WAYS: list[tuple[str, int, dict[str, Any]]] = [
 ]
 
 
-def convert(mirror: Path, game: str, root: Path, codec: str) -> None:
+def convert(mirror: Path, game: str, root: Path, codec: Any) -> None:
     """``rbdata.download`` as a user calls it, one process."""
     shutil.rmtree(root, ignore_errors=True)
     import rbdata

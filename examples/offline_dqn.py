@@ -21,6 +21,7 @@ import gymnasium
 import numpy as np
 import rbdata
 import torch
+from tensordict import TensorDictBase
 from torch import nn
 from torch.nn import functional as F
 
@@ -65,7 +66,7 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 2))
 
 
-def loss_of(q: nn.Module, target: nn.Module, batch, conservative: float) -> torch.Tensor:
+def loss_of(q: nn.Module, target: nn.Module, batch: TensorDictBase, conservative: float) -> torch.Tensor:
     """Double DQN's error on n-step returns, and the conservative term."""
     values = q(batch["observation"])
     taken = values.gather(1, batch["action"].view(-1, 1))
