@@ -1,4 +1,4 @@
-"""Offline reinforcement learning datasets: fetch, convert to memory-mapped TED, sample at the speed of memory.
+"""Offline reinforcement learning datasets: download, convert to memory-mapped TED, sample at memory speed.
 
     import rbdata
 
@@ -7,7 +7,7 @@
     batch = buffer.sample()                      # a TED TensorDict, with "index"
     rbdata.preprocess("Pong/5", fn, dest="my/pong")
 
-Names are loaded when first used, so that ``import rbdata`` and the command line stay fast.
+Names are imported on first use, so that ``import rbdata`` and the command line start fast.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ if TYPE_CHECKING:
         split_trajectories,
     )
 
-#: Where the names are that are not part of the runtime, ``.storage.replay``.
-_HOMES = {
+#: Modules of the names that are not in the replay runtime, ``.storage.replay``.
+_MODULES = {
     "convert": ".api",
     "delete": ".api",
     "download": ".api",
@@ -112,7 +112,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES.get(name, ".storage.replay"), __name__), name)
+    value = getattr(import_module(_MODULES.get(name, ".storage.replay"), __name__), name)
     globals()[name] = value
     return value
 

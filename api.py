@@ -1,4 +1,4 @@
-"""The Python face of the commands: the same verbs, the same defaults."""
+"""The commands as Python functions, with the same names and defaults."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def download(
     listener: Listener | None = None,
     **extra: Any,
 ) -> Path:
-    """Get a dataset from its source (or a ``mirror``); returns its folder, which `load` and `open_dataset` take.
+    """Download a dataset from its source (or a ``mirror``); returns its folder, for `load` and `open_dataset`.
 
-    What is complete is left as it is; an interrupted download goes on where it stopped. ``shards`` is a selection such as
+    A complete dataset is not downloaded again; an interrupted download continues. ``shards`` is a selection such as
     ``"0-4,7"``; ``extra`` are the options that the source declares (``steps=20000`` for a recording,
     ``upstream="rl-unplugged"`` for Atari, ``episodes_by="timeouts"`` for D4RL, ...). For the rest see
     `datasets.ingest.request.Request` and `datasets.ingest.protocol.ConvertOptions`. Raises as `datasets.acquire.download`.
@@ -74,7 +74,7 @@ def convert(
     listener: Listener | None = None,
     **extra: Any,
 ) -> Path:
-    """Convert raw data of a source that are in a folder already into the dataset ``dataset_id``; returns its folder."""
+    """Convert the raw files of a source in the folder ``path`` to the dataset ``dataset_id``; returns its folder."""
     from .datasets.acquire import Request
     from .datasets.acquire import convert as run
     from .datasets.ingest.number_ranges import parse_numbers
@@ -86,7 +86,7 @@ def convert(
 
 
 def open_dataset(id_or_path: PathLike, *, root: PathLike | None = None) -> Dataset:
-    """Open a dataset read-only, by id (full or bare) or by path. Raises what `datasets.local.find` raises."""
+    """Open a dataset read-only, by id (full or bare) or by path. Raises as `datasets.local.find` does."""
     from .datasets.local import open_dataset as run
 
     return run(id_or_path, root)
@@ -98,7 +98,7 @@ def load(id_or_path: PathLike | Dataset, *, root: PathLike | None = None, **opti
     The ``options`` are those of `storage.replay.loading.load_buffer` and of `ReplayBuffer`: ``batch_size``, ``slice_len``,
     ``num_slices``, ``strict_length``, ``replacement``, ``frame_stack``, ``n_step``, ``gamma``, ``alpha``, ``beta``,
     ``transform``, ``prefetch``, ``pin_memory``, ``device``, ``seed``, ``rank``, ``world_size`` and more. Raises UsageError for
-    options that make no sense, and what `open_dataset` raises.
+    invalid options, and as `open_dataset` does.
     """
     from .storage.dataset import Dataset
     from .storage.replay.loading import load_buffer
@@ -130,7 +130,7 @@ def preprocess(
     force: bool = False,
     listener: Listener | None = None,
 ) -> Path:
-    """Make the dataset ``dest`` out of another one with a function; returns its folder.
+    """Make the dataset ``dest`` from another one with a function; returns its folder.
 
     ``fn`` takes a TED TensorDict and returns one: a callable, text such as ``"pkg.mod:fn"`` or ``"rbdata:to_float"``, or
     several of them, applied one after the other. ``args`` are their arguments (``{"scale": 2}``, or
@@ -163,14 +163,14 @@ def preprocess(
 
 
 def list_datasets(*, root: PathLike | None = None) -> list[LocalDataset]:
-    """What is on this machine: id, path, state, steps, episodes, bytes."""
+    """The datasets on this machine: id, path, state, steps, episodes, bytes."""
     from .datasets.local import list_local
 
     return list_local(root)
 
 
 def delete(dataset_id: str, *, root: PathLike | None = None) -> None:
-    """Remove a dataset, complete or not, and all that belongs to it."""
+    """Delete a dataset, complete or not, with all its files."""
     from .datasets.local import deletable
     from .datasets.local import delete as run
 

@@ -1,9 +1,8 @@
-"""Every error `rbdata` raises on purpose.
+"""The exceptions that `rbdata` raises.
 
-One base class, so that ``except rbdata.RbdataError`` catches them all; each kin is also the built-in a caller would have
-caught anyway (a missing dataset is a ``FileNotFoundError``, a wrong argument a ``ValueError``). An error carries a stable
-``code`` for programs (``--json`` prints it), a ``hint`` that says what to try next, and the exit code the command line
-ends with.
+All derive from ``RbdataError``, and most also from the built-in exception for the same kind of error (a missing dataset is
+a ``FileNotFoundError``, a wrong argument a ``ValueError``). Each has a stable ``code`` for programs (``--json`` prints it),
+a ``hint`` for the user, and the exit code of the command line.
 
 The message says what failed and for which id, file or URL; the hint says what to do about it.
 """
@@ -27,20 +26,20 @@ class RbdataError(Exception):
 
 
 class UsageError(RbdataError, ValueError):
-    """The arguments make no sense, alone or together."""
+    """An argument is invalid, or arguments contradict each other."""
 
     code = "usage"
     exit_code = 2
 
 
 class UnknownDatasetError(UsageError):
-    """No source knows this id (or more than one does)."""
+    """No source has this id, or a bare name is ambiguous."""
 
     code = "unknown_dataset"
 
 
 class UnknownKeyError(UsageError, KeyError):
-    """There is no leaf of this name."""
+    """The dataset or batch has no leaf of this name."""
 
     code = "unknown_key"
 
@@ -52,26 +51,26 @@ class MissingExtraError(RbdataError, ImportError):
 
 
 class PluginError(RbdataError, ImportError):
-    """A source that another package registers cannot be imported, or is no source."""
+    """A source of another package cannot be imported, or is not a `Source`."""
 
     code = "plugin"
 
 
 class PluginWarning(UserWarning):
-    """A source that another package registers is left out, for the reason in the message."""
+    """A source of another package is ignored, for the reason in the message."""
 
 
-# -- places and objects ------------------------------------------------------------------------------------------
+# -- locations and objects ------------------------------------------------------------------------------------------
 
 
 class FetchError(RbdataError, OSError):
-    """A source object could not be had."""
+    """An object could not be fetched."""
 
     code = "fetch"
 
 
 class ForbiddenError(FetchError, PermissionError):
-    """The server refuses (401, 403): trying again will not help."""
+    """Access denied (HTTP 401, 403); not retried."""
 
     code = "forbidden"
 
@@ -83,28 +82,28 @@ class ObjectNotFoundError(FetchError, FileNotFoundError):
 
 
 class TransientFetchError(FetchError, ConnectionError):
-    """The connection broke, timed out, or the server asked to come back later: trying again may help."""
+    """The connection failed or timed out, or the server is temporarily unavailable; a retry may succeed."""
 
     code = "connection"
 
-    #: Seconds the server asked to wait before the next try, where it did.
+    #: Seconds that the server asked to wait before a retry, None if it did not.
     retry_after: float | None = None
 
 
 class ObjectChangedError(FetchError):
-    """The object was replaced at the source while it was being read."""
+    """The object was replaced while it was being read."""
 
     code = "object_changed"
 
 
 class ChecksumError(FetchError, ValueError):
-    """The bytes received are not the bytes the source states."""
+    """Size or checksum of the received bytes differ from those stated."""
 
     code = "checksum"
 
 
 class CorruptSourceError(RbdataError, ValueError):
-    """A provider's file arrived as stored but does not hold what it must (wrong format, dtype, shape, length)."""
+    """The content of a provider's file is invalid (format, dtype, shape, length)."""
 
     code = "corrupt_source"
 
@@ -119,7 +118,7 @@ class DatasetNotFoundError(RbdataError, FileNotFoundError):
 
 
 class NotADatasetError(RbdataError, ValueError):
-    """The folder exists but holds no (complete) rbdata dataset."""
+    """The folder exists but holds no complete rbdata dataset."""
 
     code = "not_a_dataset"
 
@@ -137,7 +136,7 @@ class DamagedDatasetError(RbdataError, ValueError):
 
 
 class DatasetExistsError(RbdataError, FileExistsError):
-    """The dataset is already there, and is not what was asked for."""
+    """A different dataset of this id already exists."""
 
     code = "exists"
 
@@ -149,7 +148,7 @@ class DatasetBusyError(RbdataError, BlockingIOError):
 
 
 class DiskSpaceError(RbdataError, OSError):
-    """Not enough free disk for what is to be written."""
+    """Not enough free disk space."""
 
     code = "disk_space"
 
@@ -161,19 +160,19 @@ class RootNotWritableError(RbdataError, PermissionError):
 
 
 class SchemaError(RbdataError, ValueError):
-    """Keys, dtypes or shapes outside what the dataset format allows or the schema says."""
+    """Keys, dtypes or shapes that the dataset format does not allow, or that differ from the schema."""
 
     code = "schema"
 
 
 class InvariantError(RbdataError, ValueError):
-    """The data break one of TED's invariants."""
+    """The data violate an invariant of TED."""
 
     code = "invariant"
 
 
 class SamplingError(RbdataError, ValueError):
-    """The batch asked for cannot be drawn from this dataset."""
+    """The requested batch cannot be drawn from this dataset."""
 
     code = "sampling"
     exit_code = 2
@@ -183,13 +182,13 @@ class SamplingError(RbdataError, ValueError):
 
 
 class FunctionNotFoundError(UsageError, ImportError):
-    """A preprocessing function is not where it was said to be."""
+    """A preprocessing function cannot be found or imported."""
 
     code = "function_not_found"
 
 
 class FunctionError(RbdataError, RuntimeError):
-    """A user's function raised; ``detail`` is its own traceback, as text."""
+    """A user's function raised an exception; ``detail`` is its traceback, as text."""
 
     code = "function"
 
@@ -199,13 +198,13 @@ class FunctionError(RbdataError, RuntimeError):
 
 
 class ResultError(RbdataError, ValueError):
-    """A user's function returned something that cannot be stored, or other keys, dtypes or shapes than before."""
+    """A user's function returned data that cannot be stored, or with other keys, dtypes or shapes than before."""
 
     code = "result"
 
 
 class WorkerLostError(RbdataError, RuntimeError):
-    """A worker process was killed, perhaps by the system for want of memory."""
+    """A worker process was killed, perhaps by the system because of low memory."""
 
     code = "worker_lost"
 
@@ -214,7 +213,7 @@ class WorkerLostError(RbdataError, RuntimeError):
 
 
 class ReadOnlyError(RbdataError, RuntimeError):
-    """A write to something that is only read: a dataset, or a buffer over one."""
+    """A write to a dataset, or to a buffer over one: both are read-only."""
 
     code = "read_only"
     exit_code = 2

@@ -1,13 +1,13 @@
-"""Settings: command-line flags over environment variables over the configuration file over defaults.
+"""Settings: flags override environment variables, which override the configuration file, which overrides defaults.
 
-    RBDATA_ROOT              where datasets lie (default: the platform's user cache folder + rbdata)
+    RBDATA_ROOT              the folder of the datasets (default: rbdata in the platform's user cache folder)
     RBDATA_MIRROR            a mirror for every source
-    RBDATA_<SOURCE>_MIRROR   a mirror for one source (RBDATA_ATARI_MIRROR); wins over RBDATA_MIRROR
+    RBDATA_<SOURCE>_MIRROR   a mirror for one source (RBDATA_ATARI_MIRROR); overrides RBDATA_MIRROR
     RBDATA_PROCS             worker processes
-    RBDATA_<OPTION>          an option of a source, where its declaration allows that (RBDATA_UPSTREAM)
+    RBDATA_<OPTION>          an option of a source, if its declaration allows it (RBDATA_UPSTREAM)
     RBDATA_CONFIG            another configuration file
 
-The file is TOML, at ``~/.config/rbdata/config.toml`` (or where the platform keeps such files); all of it is optional:
+The file is TOML, at ``~/.config/rbdata/config.toml`` (or the platform's configuration folder); every entry is optional:
 
     root = "/data/rbdata"
     procs = 8
@@ -17,7 +17,7 @@ The file is TOML, at ``~/.config/rbdata/config.toml`` (or where the platform kee
     [mirrors]                        # for one source
     atari = "/mnt/dqn"
 
-A mirror for one source, wherever it is named, wins over one for every source.
+A mirror for one source, from variable or file, overrides one for every source.
 """
 
 from __future__ import annotations
@@ -39,32 +39,32 @@ DEFAULT = "default"
 
 @dataclass(frozen=True)
 class Setting:
-    """One effective value and where it came from: a variable's name, the file's path, or ``default``."""
+    """A value and its origin: the name of a variable, the path of the file, or ``default``."""
 
     name: str
     value: Any
     origin: str
 
 
-def root(given: str | os.PathLike[str] | None = None) -> Path:
-    """The folder that datasets lie in, absolute. Nothing is created."""
-    return Path(given).expanduser().absolute() if given else _root().value
+def root(flag: str | os.PathLike[str] | None = None) -> Path:
+    """The folder of the datasets, absolute; ``flag`` overrides the settings. Nothing is created."""
+    return Path(flag).expanduser().absolute() if flag else _root().value
 
 
 def mirror(source: str) -> str | None:
-    """The mirror that the settings name for a source, if any."""
+    """The mirror of a source in the settings, None if there is none."""
     return _mirror(source).value
 
 
-def procs(given: int | None = None) -> int | None:
-    """How many worker processes are wanted; None where nobody says."""
-    return given if given is not None else _procs().value
+def procs(flag: int | None = None) -> int | None:
+    """The number of worker processes; ``flag`` overrides the settings. None if neither states it."""
+    return flag if flag is not None else _procs().value
 
 
 def source_option(option: Any) -> Setting:
-    """The value of an option that a source declares with ``setting=True``, where the command does not give it.
+    """The setting of an option that a source declares with ``setting=True``, for commands without that option.
 
-    ``option`` is a `SourceOption`. Raises UsageError for a value that it does not allow, naming the value's origin.
+    ``option`` is a `SourceOption`. Raises UsageError for an invalid value, naming its origin.
     """
     found = _first((f"RBDATA_{option.name.upper()}", os.environ), (option.name, _file()))
     if not found:
@@ -73,19 +73,16 @@ def source_option(option: Any) -> Setting:
     return Setting(option.name, option.check(value, name), name)
 
 
-def effective(given: str | os.PathLike[str] | None = None) -> list[Setting]:
-    """Every setting with its value and origin; ``given`` is the root that a flag names.
-
-    Raises UsageError for a value that makes no sense, naming its origin.
-    """
-    where = Setting("root", root(given), "--root") if given else _root()
+def effective(root_flag: str | os.PathLike[str] | None = None) -> list[Setting]:
+    """Every setting with its value and origin. Raises UsageError for an invalid value, naming its origin."""
+    root_setting = Setting("root", root(root_flag), "--root") if root_flag else _root()
     options = [source_option(option) for option in plugins.options_from_settings()]
     mirrors = [_mirror(source) for source in plugins.registered()]
-    return [_file_setting(), where, _procs(), *options, *mirrors]
+    return [_file_setting(), root_setting, _procs(), *options, *mirrors]
 
 
 def path() -> Path | None:
-    """The configuration file, there or not; None where RBDATA_CONFIG is set to nothing."""
+    """The path of the configuration file, which need not exist; None if RBDATA_CONFIG is empty."""
     chosen = os.environ.get("RBDATA_CONFIG")
     if chosen is not None:
         return Path(chosen).expanduser().absolute() if chosen else None
@@ -94,21 +91,21 @@ def path() -> Path | None:
     return Path(platformdirs.user_config_dir("rbdata")) / FILENAME
 
 
-# -- one by one ------------------------------------------------------------------------------------------------------
+# -- single settings ------------------------------------------------------------------------------------------------------
 
 
 def _file_setting() -> Setting:
-    where = path()
-    there = where is not None and where.is_file()
+    file = path()
+    exists = file is not None and file.is_file()
     origin = "RBDATA_CONFIG" if "RBDATA_CONFIG" in os.environ else DEFAULT
-    return Setting("config", str(where) if there else None, origin)
+    return Setting("config", str(file) if exists else None, origin)
 
 
 def _root() -> Setting:
     found = _first(("RBDATA_ROOT", os.environ), ("root", _file()))
     if found:
         name, value = found
-        return Setting("root", Path(_text(value, "root", name)).expanduser().absolute(), name)
+        return Setting("root", Path(_check_string(value, "root", name)).expanduser().absolute(), name)
     import platformdirs
 
     return Setting("root", Path(platformdirs.user_cache_dir("rbdata")), DEFAULT)
@@ -125,7 +122,7 @@ def _mirror(source: str) -> Setting:
     if not found:
         return Setting(f"mirrors.{source}", None, DEFAULT)
     name, value = found
-    return Setting(f"mirrors.{source}", _text(value, "a mirror", name), name)
+    return Setting(f"mirrors.{source}", _check_string(value, "a mirror", name), name)
 
 
 def _procs() -> Setting:
@@ -135,12 +132,12 @@ def _procs() -> Setting:
     name, value = found
     number = int(value) if isinstance(value, str) and value.strip().isdecimal() else value
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-        raise UsageError(f"{name}: procs is {value!r}, not a number from 1 on", hint="for example: procs = 8")
+        raise UsageError(f"{name}: procs is {value!r}, must be an integer of at least 1", hint="for example: procs = 8")
     return Setting("procs", number, name)
 
 
 def _first(*places: tuple[str, Mapping[str, Any]]) -> tuple[str, Any] | None:
-    """The first of these names that is set, as (where it was found, value). An empty text sets nothing."""
+    """The origin and value of the first of these names that is set and not an empty string."""
     for name, values in places:
         value = values.get(name)
         if value not in (None, ""):
@@ -148,53 +145,53 @@ def _first(*places: tuple[str, Mapping[str, Any]]) -> tuple[str, Any] | None:
     return None
 
 
-def _text(value: Any, what: str, origin: str) -> str:
+def _check_string(value: Any, what: str, origin: str) -> str:
     if not isinstance(value, str):
-        raise UsageError(f"{origin}: {what} is {value!r}, not a text", hint='texts stand in quotes: root = "/data"')
+        raise UsageError(f"{origin}: {what} is {value!r}, must be a string", hint='quote it: root = "/data"')
     return value
 
 
 # -- the file --------------------------------------------------------------------------------------------------------
 
-#: Names at the top of the file, besides the options of sources.
+#: Names at the top level of the file, besides the options of sources.
 _OWN = {"root", "procs", "mirror", "mirrors"}
 
 
 def _file() -> Mapping[str, Any]:
-    """The file's content; empty where there is none. Raises UsageError for one that cannot be used."""
-    where = path()
+    """The content of the file; empty if there is no file. Raises UsageError if it is invalid or cannot be read."""
+    file = path()
     try:
-        stat = where.stat() if where else None
+        stat = file.stat() if file else None
     except (FileNotFoundError, NotADirectoryError):
         stat = None
     except OSError as error:
-        raise UsageError(f"{where} cannot be read: {error.strerror}", hint="it is rbdata's configuration") from error
-    return _load(where, stat.st_mtime_ns, stat.st_size) if where and stat else {}
+        raise UsageError(f"{file} cannot be read: {error.strerror}", hint="it is rbdata's configuration") from error
+    return _load(file, stat.st_mtime_ns, stat.st_size) if file and stat else {}
 
 
 @lru_cache(maxsize=8)
-def _load(where: Path, mtime_ns: int, size: int) -> Mapping[str, Any]:
-    hint = "it is rbdata's configuration; see docs/mirrors.md for what it may hold"
+def _load(file: Path, mtime_ns: int, size: int) -> Mapping[str, Any]:
+    hint = "it is rbdata's configuration file, described in docs/mirrors.md"
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib
     try:
-        content = tomllib.loads(where.read_text(encoding="utf-8"))
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"{where} cannot be read: {error.strerror}", hint=hint) from error
-    except ValueError as error:  # no TOML, or no text
-        raise UsageError(f"{where} is not TOML: {error}", hint=hint) from error
+        raise UsageError(f"{file} cannot be read: {error.strerror}", hint=hint) from error
+    except ValueError as error:  # not TOML, or not UTF-8
+        raise UsageError(f"{file} is not TOML: {error}", hint=hint) from error
     other = set(content) - _OWN
     names = _OWN | {option.name for option in plugins.options_from_settings()} if other else _OWN
     unknown = sorted(other - names)
     if unknown:
-        raise UsageError(f"{where}: there is no setting {unknown[0]!r}", hint=f"settings: {', '.join(sorted(names))}")
+        raise UsageError(f"{file}: unknown setting {unknown[0]!r}", hint=f"settings: {', '.join(sorted(names))}")
     mirrors = content.get("mirrors", {})
     if not isinstance(mirrors, dict):
-        raise UsageError(f"{where}: mirrors is not a table", hint='write [mirrors], and below it atari = "/mnt/dqn"')
+        raise UsageError(f"{file}: mirrors is not a table", hint='write [mirrors], and below it atari = "/mnt/dqn"')
     unknown = sorted(set(mirrors) - set(plugins.registered())) if mirrors else []
     if unknown:
-        message = f"{where}: [mirrors] names {unknown[0]!r}, which is no source"
+        message = f"{file}: unknown source {unknown[0]!r} in [mirrors]"
         raise UsageError(message, hint=f"sources: {', '.join(plugins.registered())}")
     return content
