@@ -94,7 +94,7 @@ def test_arguments_win(file: Path, tmp_path: Path) -> None:
         ("procs = 0", "procs is 0"),
         ("procs = true", "procs is True"),
         ('procs = "many"', "procs is 'many'"),
-        ('upstream = "bucket"', "upstream is 'bucket', not one of auto"),
+        ('upstream = "bucket"', "upstream is 'bucket', must be one of auto"),
         ('rooot = "/x"', "unknown setting 'rooot'"),
         ('mirrors = "/x"', "mirrors is not a table"),
         ('[mirrors]\natary = "/x"', "unknown source 'atary'"),

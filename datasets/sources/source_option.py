@@ -31,9 +31,9 @@ class SourceOption:
     by default ``--name`` with hyphens. ``help`` is a phrase without a period, to which the default is appended.
 
     ``type`` is str, int, float, bool (a flag without a value) or dict (names to values, on the command line ``KEY=VALUE``,
-    repeatable). ``choices`` are the texts allowed, ``least`` and ``most`` the bounds of numbers, both included. ``default`` is
-    used where nothing is given; None leaves it to the source. ``commands`` are those that take the option. With ``setting``
-    the value, a text, may also come from ``RBDATA_<NAME>`` or from ``name = ...`` in the configuration file.
+    repeatable). ``choices`` are the strings allowed, ``least`` and ``most`` the bounds of numbers, both included. Where
+    nothing is given, ``default`` is used; None leaves it to the source. ``commands`` are those that take the option. With
+    ``setting`` the value, a string, may also come from ``RBDATA_<NAME>`` or ``name = ...`` in the configuration file.
     """
 
     name: str
@@ -59,8 +59,8 @@ class SourceOption:
         """The value as the source gets it. Raises UsageError for one that is not allowed, naming its ``origin``."""
         problem = self._problem(value)
         if problem:
-            hint = f"it is one of {', '.join(self.choices)}" if self.choices else f"{self.name}: {self.help}"
-            raise UsageError(f"{origin}{': ' * bool(origin)}{self.name} is {value!r}, {problem}", hint=hint)
+            message = f"{origin}{': ' * bool(origin)}{self.name} is {value!r}, {problem}"
+            raise UsageError(message, hint=f"{self.name}: {self.help}")
         if self.type is dict:
             return dict(value)
         return int(value) if self.type is int else value  # numpy's numbers, too
@@ -69,19 +69,19 @@ class SourceOption:
         """Why a value is not allowed; empty for one that is."""
         if self.type is str:
             if not isinstance(value, str):
-                return "not a text"
-            return f"not one of {', '.join(self.choices)}" if self.choices and value not in self.choices else ""
+                return "must be a string"
+            return f"must be one of {', '.join(self.choices)}" if self.choices and value not in self.choices else ""
         if self.type is bool:
-            return "" if isinstance(value, bool) else "neither True nor False"
+            return "" if isinstance(value, bool) else "must be True or False"
         if self.type is dict:
             named = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
-            return "" if named else "not a mapping of names to values"
+            return "" if named else "must be a mapping of names to values"
         number = isinstance(value, Integral if self.type is int else (int, float)) and not isinstance(value, bool)
         if number and self.least <= value <= self.most:
             return ""
         bounds = f" of at least {self.least:g}" if self.least > -math.inf else ""
         bounds = f" from {self.least:g} to {self.most:g}" if bounds and self.most < math.inf else bounds
-        return f"not a {'whole ' * (self.type is int)}number{bounds}"
+        return f"must be {'an integer' if self.type is int else 'a number'}{bounds}"
 
 
 #: Options that several sources share.

@@ -1,11 +1,10 @@
 """Where a run comes from: the DQN Replay bucket, RL Unplugged, or a mirror in the layout of either.
 
-    dqn-replay     gs://atari-replay-datasets/dqn, the ring shards: 60 games; closed to the public since April 2025
+    dqn-replay     gs://atari-replay-datasets/dqn, the ring shards: 60 games; access denied since April 2025
     rl-unplugged   gs://rl_unplugged, the same experience as ordered episodes: 46 of the games
 
 ``auto`` takes the mirror if there is one, whichever layout it has, else the bucket, else RL Unplugged. Both give the same
-dataset, up to what each lacks: the shards have no padding left after conversion but show episodes across checkpoints whole;
-ordered episodes are cut there.
+dataset, except that episodes which cross two checkpoints are whole in the shards and cut in the ordered episodes.
 """
 
 from __future__ import annotations
@@ -38,29 +37,29 @@ HOME = "gs://atari-replay-datasets/dqn"
 def open_run(name: str, location: Location, options: ConvertOptions) -> AnyJob:
     """Find a run's raw objects; ``location`` is a mirror, or HOME where there is none.
 
-    Raises ObjectNotFoundError when no place has them, ForbiddenError when those that may have them are closed.
+    Raises ObjectNotFoundError when no place has them, ForbiddenError when access is denied where they may be.
     """
     wanted = options.extra["upstream"]
     if location.url != HOME:
         return _job(name, location, options, _find_at_mirror(name, location, wanted))
-    refusals: dict[str, FetchError] = {}
+    errors: dict[str, FetchError] = {}
     if wanted in (AUTO, DQN_REPLAY):
-        found = _try(_find_shards, name, location, refusals)
+        found = _try(_find_shards, name, location, errors)
         if found is not None:
             return _job(name, location, options, found)
     if wanted in (AUTO, RL_UNPLUGGED):
         location = open_location(RLU_HOME, options=location.options)
-        found = _try(_find_episodes, name, location, refusals)
+        found = _try(_find_episodes, name, location, errors)
         if found is not None:
             job = _job(name, location, options, found)
-            if refusals:
-                job.why = f"upstream rl-unplugged, because {HOME} {_said(refusals[HOME])}"
+            if errors:
+                job.why = f"upstream rl-unplugged, because {HOME}: {_describe(errors[HOME])}"
             return job
-    raise _closed(name, refusals) from next(iter(refusals.values()))
+    raise _not_available(name, errors) from next(iter(errors.values()))
 
 
 def _job(name: str, location: Location, options: ConvertOptions, found: Found) -> AnyJob:
-    """The job for what was found; also this may fail, but then for other reasons than a closed door."""
+    """The job for what was found."""
     if isinstance(found[0], EpisodeFile):
         from .rl_unplugged.job import RluJob
 
@@ -98,34 +97,30 @@ def _find_at_mirror(name: str, location: Location, wanted: str) -> Found:
 
 
 def _try(
-    find: Callable[[str, Location], Found], name: str, location: Location, refusals: dict[str, FetchError]
+    find: Callable[[str, Location], Found], name: str, location: Location, errors: dict[str, FetchError]
 ) -> Found | None:
-    """What is there; None, and a note of the refusal, where the door is closed. A broken network is no closed door."""
+    """What is there; None, with the error noted, where access is denied or nothing is found. Other errors pass."""
     try:
         return find(name, location)
     except (ForbiddenError, ObjectNotFoundError) as error:
-        refusals[location.url] = error
+        errors[location.url] = error
         return None
 
 
-# -- closed doors ----------------------------------------------------------------------------------------------------
-
-
-def _closed(name: str, refusals: dict[str, FetchError]) -> FetchError:
+def _not_available(name: str, errors: dict[str, FetchError]) -> FetchError:
     """The error when no public place gives a run: what each answered, and what can be done."""
-    answers = "; ".join(f"{place} {_said(error)}" for place, error in refusals.items())
+    answers = "; ".join(f"{place}: {_describe(error)}" for place, error in errors.items())
     game = name.partition("/")[0]
     hint = (
         f"give --mirror (or RBDATA_ATARI_MIRROR) a copy that holds dqn/{name}/replay_logs, {FOLDER}/{game}, or the "
         "converted dataset; if you were given access, run `gcloud auth application-default login`; see docs/mirrors.md"
     )
-    if any(isinstance(error, ForbiddenError) for error in refusals.values()):
-        return ForbiddenError(f"atari/{name} is behind closed doors: {answers}", hint=hint)
-    return ObjectNotFoundError(f"atari/{name} is not to be found: {answers}", hint=hint)
+    kind = (
+        ForbiddenError if any(isinstance(error, ForbiddenError) for error in errors.values()) else ObjectNotFoundError
+    )
+    return kind(f"atari/{name} is not available: {answers}", hint=hint)
 
 
-def _said(error: FetchError) -> str:
-    status = status_of(error)
-    if isinstance(error, ForbiddenError):
-        return f"refuses us ({status})" if status else "refuses anonymous readers"
-    return f"does not have it ({status})" if status else "does not have it"
+def _describe(error: FetchError) -> str:
+    status = f" (HTTP {code})" if (code := status_of(error)) else ""
+    return f"access denied{status}" if isinstance(error, ForbiddenError) else f"not found{status}"

@@ -59,16 +59,16 @@ def test_every_option_has_a_value():
 @pytest.mark.parametrize(
     "extra, words",
     [
-        ({"word": 1}, "word is 1, not a text"),
-        ({"choice": "c"}, "choice is 'c', not one of a, b"),
-        ({"count": 0}, "count is 0, not a whole number of at least 1"),
+        ({"word": 1}, "word is 1, must be a string"),
+        ({"choice": "c"}, "choice is 'c', must be one of a, b"),
+        ({"count": 0}, "count is 0, must be an integer of at least 1"),
         ({"count": True}, "count is True"),
         ({"count": 1.0}, "count is 1.0"),
         ({"count": "1"}, "count is '1'"),
-        ({"share": 1.5}, "share is 1.5, not a number from 0 to 1"),
+        ({"share": 1.5}, "share is 1.5, must be a number from 0 to 1"),
         ({"share": float("nan")}, "share is nan"),
-        ({"flag": 1}, "flag is 1, neither True nor False"),
-        ({"names": {1: 2}}, "names is {1: 2}, not a mapping"),
+        ({"flag": 1}, "flag is 1, must be True or False"),
+        ({"names": {1: 2}}, "names is {1: 2}, must be a mapping"),
         ({"colour": 1}, "everything has no option colour for download"),
         ({"only": "x"}, "everything has no option only for download"),
     ],
@@ -167,7 +167,7 @@ def test_a_registered_source(register, tmp_path, capsys):
     assert "--listed-steps STEPS" in help_text and "--listed-dry-run" in help_text
     assert "--text <bytes|omit|hex>" in help_text and "listed: another text" in help_text
     assert run(["download", "gymnasium/CartPole-v1", "--text", "hex", "--root", str(tmp_path)]) == 2
-    assert "text is 'hex', not one of bytes, omit" in capsys.readouterr().err
+    assert "text is 'hex', must be one of bytes, omit" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

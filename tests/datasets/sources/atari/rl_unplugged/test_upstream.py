@@ -63,7 +63,7 @@ def test_rl_unplugged_when_the_bucket_answers_403(doors: Doors, tmp_path: Path) 
     manifest = outcome.manifest
     assert manifest is not None and manifest.steps == 1163
     assert upstream_of(outcome) == "rl-unplugged"
-    why = f"upstream rl-unplugged, because gs://{BUCKET}/dqn refuses us (403)"
+    why = f"upstream rl-unplugged, because gs://{BUCKET}/dqn: access denied (HTTP 403)"
     assert manifest.provenance["why"] == seen[0].why == why
     assert manifest.provenance["location"] == seen[0].location == "gs://rl_unplugged"
     assert any("RL Unplugged" in note for note in manifest.notes)
@@ -131,22 +131,22 @@ def test_all_doors_closed(doors: Doors, tmp_path: Path, status: int) -> None:
 
 def test_a_game_that_rl_unplugged_leaves_out(doors: Doors, tmp_path: Path) -> None:
     doors.closed[BUCKET] = 403
-    with pytest.raises(ForbiddenError, match=r"refuses us \(403\); gs://rl_unplugged does not have it"):
+    with pytest.raises(ForbiddenError, match=r"access denied \(HTTP 403\); gs://rl_unplugged: not found"):
         get(tmp_path, "atari/Pitfall/1")
-    with pytest.raises(ObjectNotFoundError, match="gs://rl_unplugged does not have it"):
+    with pytest.raises(ObjectNotFoundError, match="gs://rl_unplugged: not found"):
         get(tmp_path, "atari/Pitfall/1", upstream="rl-unplugged")
 
 
 def test_no_second_choice_where_none_is_wanted(doors: Doors, tmp_path: Path) -> None:
     doors.closed[BUCKET] = 403
-    with pytest.raises(ForbiddenError, match="closed doors") as caught:
+    with pytest.raises(ForbiddenError, match="is not available") as caught:
         get(tmp_path, upstream="dqn-replay")
     assert "rl_unplugged" not in str(caught.value)
     with pytest.raises(ObjectNotFoundError, match="has no shard 77"):
         doors.closed.clear()
         options = ConvertOptions(parts=(77,))
         download(Request("atari/Breakout/1", root=tmp_path, options=options, fetch=IMPATIENT))
-    with pytest.raises(UsageError, match="upstream is 'bucket', not one of auto"):
+    with pytest.raises(UsageError, match="upstream is 'bucket', must be one of auto"):
         get(tmp_path, upstream="bucket")
     with pytest.raises(UsageError, match="no option upsteam"):
         download(Request("atari/Breakout/1", root=tmp_path, options=ConvertOptions(extra={"upsteam": "auto"})))
