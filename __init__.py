@@ -113,8 +113,8 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_MODULES.get(name, ".storage.replay"), __name__), name)
-    globals()[name] = value
-    return value
+    # Importing a submodule binds it here: ``preprocess`` stays the package, which can be called.
+    return globals().setdefault(name, value)
 
 
 def __dir__() -> list[str]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from .preprocess.interface import preprocess as preprocess
 
 if TYPE_CHECKING:
     from .datasets.acquire import Listener
@@ -105,61 +107,6 @@ def load(id_or_path: PathLike | Dataset, *, root: PathLike | None = None, **opti
 
     dataset = id_or_path if isinstance(id_or_path, Dataset) else open_dataset(id_or_path, root=root)
     return load_buffer(dataset, **options)
-
-
-def preprocess(
-    dataset_id: PathLike,
-    fn: str | Callable[..., Any] | Sequence[str | Callable[..., Any]],
-    *,
-    dest: str,
-    per: Literal["batch", "sample", "episode"] | None = None,
-    frame_stack: int | None = None,
-    n_step: int | None = None,
-    gamma: float = 0.99,
-    slice_len: int | None = None,
-    num_frames: int | None = None,
-    batch_size: int | None = None,
-    procs: int | None = None,
-    codec: Literal["auto", "raw", "zstd"] = "auto",
-    layout: Literal["auto", "ted"] = "auto",
-    seed: int = 0,
-    args: Mapping[str, Any] | None = None,
-    engine: Literal["local", "ray"] = "local",
-    address: str | None = None,
-    root: PathLike | None = None,
-    force: bool = False,
-    listener: Listener | None = None,
-) -> Path:
-    """Make the dataset ``dest`` from another one with a function; returns its folder.
-
-    ``fn`` takes a TED TensorDict and returns one: a callable, text such as ``"pkg.mod:fn"`` or ``"rbdata:to_float"``, or
-    several of them, applied one after the other. ``args`` are their arguments (``{"scale": 2}``, or
-    ``{"scale_rewards.scale": 2}`` for one of several). For the rest see `preprocess.request.Request`. An interrupted run
-    goes on where it stopped. Raises what `preprocess.run.preprocess` raises.
-    """
-    from .preprocess.driver import preprocess as run
-    from .preprocess.preprocess_request import Request
-    from .preprocess.run_config import Windows
-
-    request = Request(
-        os.fspath(dataset_id),
-        [fn] if isinstance(fn, str) or callable(fn) else list(fn),
-        dest,
-        per=per,
-        windows=Windows(frame_stack, n_step, gamma, slice_len),
-        num_frames=num_frames,
-        batch_size=batch_size,
-        procs=procs,
-        codec=codec,
-        layout=layout,
-        seed=seed,
-        args=args or {},
-        engine=engine,
-        address=address,
-        root=None if root is None else Path(root),
-        force=force,
-    )
-    return run(request, listener).path
 
 
 def list_datasets(*, root: PathLike | None = None) -> list[LocalDataset]:

@@ -180,9 +180,9 @@ def _origin(manifest: Manifest) -> list[Fact]:
 
 def _lineage(lineage: dict[str, Any]) -> list[Fact]:
     """The input, functions and versions of a preprocessed dataset."""
-    from ..preprocess.lineage import words
+    from ..preprocess.lineage import describe_lineage
 
-    return [Fact(name, value) for name, value in words(lineage)]
+    return [Fact(name, value) for name, value in describe_lineage(lineage)]
 
 
 def _outcomes(table: EpisodeTable) -> dict[str, int]:

@@ -11,7 +11,9 @@ from .console import Column, Fact, out
 from .options import Force, LocalId, Procs, Root
 
 if TYPE_CHECKING:
-    from ..preprocess.preprocess_request import Preprocessed, Trial
+    from ..datasets.acquire import Outlook
+    from ..preprocess.preprocess_request import DryRun, Preprocessed
+    from ..preprocess.records import ProbeResult
 
 EXAMPLES = """
   rbdata preprocess Pong/5 --fn my.module:fn --dest my/pong --procs 8
@@ -93,7 +95,7 @@ def run(
     from ..preprocess.arguments import parse_arguments
     from ..preprocess.driver import preprocess
     from ..preprocess.preprocess_request import Request
-    from ..preprocess.run_config import Windows
+    from ..preprocess.read_options import ReadOptions
     from .report import Result, finish, work
 
     request = Request(
@@ -101,7 +103,7 @@ def run(
         functions=fn,
         dest=dest,
         per=per,
-        windows=Windows(frame_stack, n_step, gamma, slice_len),
+        read_options=ReadOptions(frame_stack, n_step, gamma, slice_len),
         num_frames=num_frames,
         batch_size=batch_size,
         procs=procs,
@@ -116,65 +118,62 @@ def run(
         dry_run=dry_run,
     )
     outcome: Any = work(dest, lambda listener: preprocess(request, listener))
-    if outcome.trial is not None:
-        _show_trial(outcome)
+    if outcome.dry_run is not None:
+        _show_dry_run(outcome)
         return 0
     for warning in outcome.warnings:
         out.note(warning, "warning: ")
     return finish([Result(outcome.id, outcome)], root)
 
 
-def _show_trial(outcome: Preprocessed) -> None:
-    trial, outlook = outcome.trial, outcome.outlook
-    assert trial is not None and outlook is not None
+def _show_dry_run(outcome: Preprocessed) -> None:
+    found, estimate = outcome.dry_run, outcome.outlook
+    assert found is not None and estimate is not None
     if out.json:
-        out.document({"dry_run": _record(outcome)})
+        out.document({"dry_run": _record(outcome, found, estimate)})
         return
     if out.quiet:
         return
-    out.table(_TREE, _rows(trial))
+    probe = found.probe
+    out.table(_TREE, _rows(found))
     if out.on_terminal:
         out.line()
     facts = [
-        Fact("functions", ", ".join(trial.functions)),
-        Fact("per", trial.per),
-        Fact("tried", _tried(trial), trial.steps_in),
-        Fact("steps", f"about {text.count(outlook.steps)}", outlook.steps),
-        Fact("size", f"about {text.size(outlook.disk_bytes)}", outlook.disk_bytes),
-        Fact("time", f"about {text.duration(trial.estimated_seconds)}", round(trial.estimated_seconds, 3)),
+        Fact("functions", ", ".join(found.functions)),
+        Fact("per", found.per),
+        Fact("tried", _tried(probe), probe.steps_in),
+        Fact("steps", f"about {text.count(estimate.steps)}", estimate.steps),
+        Fact("size", f"about {text.size(estimate.disk_bytes)}", estimate.disk_bytes),
+        Fact("time", f"about {text.duration(found.estimated_seconds)}", round(found.estimated_seconds, 3)),
     ]
     out.facts(facts)
-    for name, number in trial.nans.items():
+    for name, number in probe.nans.items():
         out.note(f"{text.count(number)} new NaN values in {name}", "warning: ")
     out.hint("run the command without --dry-run")
 
 
-def _tried(trial: Trial) -> str:
-    words = f"{text.plural(trial.steps_in, 'step')} in {text.duration(trial.seconds)}"
-    if trial.steps_out != trial.steps_in:
-        words += f", {text.count(trial.steps_out)} returned"
-    return words + (f", {text.plural(trial.dropped, 'episode')} dropped" if trial.dropped else "")
+def _tried(probe: ProbeResult) -> str:
+    words = f"{text.plural(probe.steps_in, 'step')} in {text.duration(probe.seconds)}"
+    if probe.steps_out != probe.steps_in:
+        words += f", {text.count(probe.steps_out)} returned"
+    return words + (f", {text.plural(probe.dropped, 'episode')} dropped" if probe.dropped else "")
 
 
-def _rows(trial: Trial) -> list[tuple[Any, ...]]:
-    names = sorted(trial.before.keys() | trial.after.keys(), key=lambda name: (name.startswith("next/"), name))
+def _rows(found: DryRun) -> list[tuple[Any, ...]]:
+    probe = found.probe
+    names = sorted(probe.before.keys() | found.after.keys(), key=lambda name: (name.startswith("next/"), name))
     rows: list[tuple[Any, ...]] = []
     for name in names:
-        before, after = trial.before.get(name), trial.after.get(name)
+        before, after = probe.before.get(name), found.after.get(name)
         dtype, shape = after or before or ("", ())
         if before is None or after is None:
             change = "new" if before is None else "dropped"
         elif after != before:
             change = "was " + _type(before)
         else:
-            change = (
-                "changed"
-                if name in (trial.changed or ())
-                else "unchanged"
-                if trial.changed is not None
-                else "same type"
-            )
-        rows.append((name, dtype, f"[{', '.join(map(str, shape))}]", change, trial.stored.get(name)))
+            unchanged = "same type" if probe.changed is None else "unchanged"
+            change = "changed" if name in (probe.changed or ()) else unchanged
+        rows.append((name, dtype, f"[{', '.join(map(str, shape))}]", change, found.stored.get(name)))
     return rows
 
 
@@ -182,9 +181,8 @@ def _type(leaf: tuple[str, tuple[int, ...]]) -> str:
     return f"{leaf[0]} [{', '.join(map(str, leaf[1]))}]"
 
 
-def _record(outcome: Preprocessed) -> dict[str, Any]:
-    trial, outlook = outcome.trial, outcome.outlook
-    assert trial is not None and outlook is not None
+def _record(outcome: Preprocessed, found: DryRun, estimate: Outlook) -> dict[str, Any]:
+    probe = found.probe
 
     def tree(shapes: Any) -> list[dict[str, Any]]:
         return [{"name": name, "dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in shapes.items()]
@@ -192,20 +190,20 @@ def _record(outcome: Preprocessed) -> dict[str, Any]:
     return {
         "id": outcome.id,
         "path": str(outcome.path),
-        "functions": list(trial.functions),
-        "per": trial.per,
-        "input": tree(trial.before),
-        "output": tree(trial.after),
-        "stored": dict(trial.stored),
-        "steps_tried": trial.steps_in,
-        "steps_returned": trial.steps_out,
-        "episodes_dropped": trial.dropped,
-        "nans": dict(trial.nans),
-        "seconds": round(trial.seconds, 3),
+        "functions": list(found.functions),
+        "per": found.per,
+        "input": tree(probe.before),
+        "output": tree(found.after),
+        "stored": dict(found.stored),
+        "steps_tried": probe.steps_in,
+        "steps_returned": probe.steps_out,
+        "episodes_dropped": probe.dropped,
+        "nans": dict(probe.nans),
+        "seconds": round(probe.seconds, 3),
         "estimated": {
-            "steps": outlook.steps,
-            "bytes": outlook.disk_bytes,
-            "seconds": round(trial.estimated_seconds, 3),
+            "steps": estimate.steps,
+            "bytes": estimate.disk_bytes,
+            "seconds": round(found.estimated_seconds, 3),
         },
-        "free_bytes": outlook.free_bytes,
+        "free_bytes": estimate.free_bytes,
     }

@@ -1,11 +1,17 @@
-"""A dataset through a user's function into a new one.
+"""A dataset and a chain of Python functions make a new dataset.
 
-    input  --view-->  batches, episodes  --functions-->  results  --parts-->  new dataset
+A chunk passes through these modules:
 
-``run`` is the way through: `trial` looks at the first result, `first_pass` collects what functions must know beforehand,
-`work` is what an engine's workers do for each chunk, `finish` adds it up. ``rbdata.preprocess(...)`` is the function
-`api.preprocess`; the package of this name can be called as well, since Python puts it in the function's place as soon as it
-is imported.
+    preprocess_request   what the user asks for
+    function_chain       the functions, looked up and checked (`function`, `functions`)
+    run_context          the request bound to its input, cut into `chunks`; `run_config` is the part that workers need
+    first_pass           statistics that functions need of all data
+    probe                the functions are tried on the first steps, which decides the `layout` of the new dataset
+    worker               reads a chunk (`input_view`), calls the functions (`apply`), checks the `result`, writes a `part`
+    passthrough          rows that no function changed are copied as they are stored
+    finish               the parts become a dataset: episode table, manifest with `lineage`
+
+`driver` runs them in this order. ``rbdata.preprocess`` is this package, which can be called: see `interface.preprocess`.
 """
 
 from __future__ import annotations
@@ -15,11 +21,11 @@ from types import ModuleType
 from typing import Any
 
 
-class _Callable(ModuleType):
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        from ..api import preprocess
+class _CallablePackage(ModuleType):
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        from .interface import preprocess
 
-        return preprocess(*arguments, **options)
+        return preprocess(*args, **options)
 
 
-sys.modules[__name__].__class__ = _Callable
+sys.modules[__name__].__class__ = _CallablePackage

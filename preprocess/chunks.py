@@ -1,7 +1,7 @@
-"""The work in pieces: chunks that are done, kept and resumed as a whole, and within them the batches a function is given.
+"""The work in pieces: chunks, which are finished and resumed as a whole, and the batches within them.
 
-Both follow from the data alone, never from the number of processes: a chunk's random numbers, its bytes and the ranges
-of the checksums are the same whoever does it.
+Both follow from the data and the batch size alone, not from the number of processes: the random numbers of a chunk, its bytes
+and the ranges of checksums are the same for any engine.
 
     per batch, sample      chunks of a fixed number of steps, whole batches
     per episode            consecutive whole episodes, up to about as many steps; at least one
@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from .episode_view import Episodes
 
-#: A batch of this many bytes as the function sees it, or so many steps.
+#: The default size of a batch: the bytes that a function gets, and steps, at most.
 BATCH_BYTES, BATCH_STEPS = 8 << 20, 1 << 14
-#: A chunk at most: so many bytes, steps and batches.
+#: The size of a chunk: bytes, steps and batches, at most.
 CHUNK_BYTES, CHUNK_STEPS, CHUNK_BATCHES = 64 << 20, 1 << 16, 16
 
 
@@ -36,9 +37,18 @@ class Chunk:
     def rows(self) -> int:
         return self.stop - self.start
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """``steps 0..65,535``"""
         return step_range(self.start, self.stop)
+
+
+class Span(NamedTuple):
+    """Steps ``start..stop-1``, of the episodes ``first..last-1`` of the view."""
+
+    start: int
+    stop: int
+    first: int
+    last: int
 
 
 def step_range(start: int, stop: int) -> str:
@@ -46,14 +56,14 @@ def step_range(start: int, stop: int) -> str:
     return f"steps {start:,}..{stop - 1:,}" if stop - start > 1 else f"step {start:,}"
 
 
-def default_batch(row_bytes: int) -> int:
-    """How many steps a function is given at once."""
-    return max(1, min(BATCH_STEPS, BATCH_BYTES // row_bytes))
+def default_batch(step_bytes: int) -> int:
+    """The steps of a batch, for steps of ``step_bytes``."""
+    return max(1, min(BATCH_STEPS, BATCH_BYTES // step_bytes))
 
 
-def chunk_steps(batch: int, row_bytes: int) -> int:
-    """How many steps make a chunk: whole batches."""
-    steps = min(CHUNK_STEPS, CHUNK_BYTES // row_bytes)
+def chunk_steps(batch: int, step_bytes: int) -> int:
+    """The steps of a chunk: whole batches."""
+    steps = min(CHUNK_STEPS, CHUNK_BYTES // step_bytes)
     return batch * max(1, min(CHUNK_BATCHES, steps // batch))
 
 
@@ -71,17 +81,17 @@ def cut(episodes: Episodes, size: int, whole_episodes: bool) -> list[Chunk]:
     return [Chunk(n, *row) for n, row in enumerate(rows)]
 
 
-def batches(chunk: Chunk, episodes: Episodes, size: int, whole_episodes: bool) -> Iterator[tuple[int, int, int, int]]:
-    """``(start, stop, first, last)`` of each batch of a chunk: steps, and the view's episodes they belong to."""
+def batches(chunk: Chunk, episodes: Episodes, size: int, whole_episodes: bool) -> Iterator[Span]:
+    """The batches of a chunk."""
     starts = episodes.starts
     if whole_episodes:
         for low, high in _runs(starts, chunk.first, chunk.last, size):
-            yield int(starts[low]), int(starts[high]), low, high
+            yield Span(int(starts[low]), int(starts[high]), low, high)
         return
     for start in range(chunk.start, chunk.stop, size):
         stop = min(start + size, chunk.stop)
         first = int(np.searchsorted(starts, start, "right")) - 1
-        yield start, stop, first, int(np.searchsorted(starts, stop, "left"))
+        yield Span(start, stop, first, int(np.searchsorted(starts, stop, "left")))
 
 
 def _runs(starts: np.ndarray, first: int, last: int, size: int) -> list[tuple[int, int]]:

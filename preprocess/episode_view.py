@@ -1,6 +1,6 @@
-"""The episodes of the input as the functions are to see them: of the first N steps, or slices of them.
+"""The episodes of the input as functions get them: those of the first N steps, or slices of them.
 
-Slices cut an episode into pieces of L steps, the last one shorter; to the function, and in the result, each is an episode:
+Slices are pieces of L steps of an episode, the last one shorter. For functions and in the result each is an episode:
 
     episode of 8 steps, --slice-len 3      s0 s1 s2 | s3 s4 s5 | s6 s7        the last step of each truncated
 """
@@ -16,9 +16,10 @@ from ..storage.episodes import CUT, EpisodeTable
 
 @dataclass(frozen=True, eq=False)
 class Episodes:
-    """The episodes of a view: ``starts`` int64 ``[episodes + 1]``; ``cut`` (bool): whether the data end there, or a slice.
+    """The episodes of a view. All arrays but ``starts`` are bool ``[episodes]``.
 
-    ``midway`` (bool): whether the beginning is missing from the data; ``added`` (bool): whether the end is of our making.
+    ``starts``: int64 ``[episodes + 1]``, steps. ``cut``: the recording or a slice ends there, not the episode. ``midway``:
+    the beginning is missing. ``added``: the end is one of the view, not of the dataset.
     """
 
     starts: np.ndarray
@@ -35,7 +36,7 @@ class Episodes:
 
 
 def view_episodes(table: EpisodeTable, num_frames: int | None, slice_len: int | None) -> Episodes:
-    """The episodes among the first ``num_frames`` steps, the last one shortened, in slices where asked for."""
+    """The episodes of the first ``num_frames`` steps, the last one shortened, in slices of ``slice_len`` steps."""
     steps = table.steps if num_frames is None else min(num_frames, table.steps)
     count = int(np.searchsorted(table.start, steps, "left"))
     starts = np.asarray(table.start[:count], np.int64)

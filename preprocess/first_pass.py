@@ -1,71 +1,74 @@
-"""First passes: what a function must know of all of the data before it can begin.
+"""First passes: statistics that a function needs of all data before it can be called.
 
-Each chunk's part is a small file in the working folder, so that an interrupted pass goes on; parts are merged in the order
-of chunks, so that sums do not depend on who was first.
+Each chunk's partial statistics are a small file in the working folder, so that an interrupted pass can be continued. They are
+merged in the order of the chunks, so that sums do not depend on the order in which workers finish.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..datasets.workers.engines import Engine
 from ..errors import ResultError
-from ..storage.writer import DatasetWriter, fingerprint
+from ..storage.writer import DatasetWriter
+from .chunks import Chunk
 from .preprocess_request import Listener
+from .run_config import RunConfig
 
 if TYPE_CHECKING:
     import torch
 
-    from .driver import _Run
-
 
 def collect_statistics(
-    run: _Run, writer: DatasetWriter, engine: Engine, listener: Listener
-) -> tuple[dict[str, Any] | None, ...]:
-    """The statistics of every function that needs some; each pass sees what the functions before it returned."""
-    known = writer.remembered("statistics")
-    found: list[dict[str, Any] | None] = [None] * len(run.functions)
-    for number, fn in enumerate(run.functions):
-        if not run.program.needs_fit[number]:
+    config: RunConfig, chunks: Sequence[Chunk], engine: Engine, listener: Listener, writer: DatasetWriter | None = None
+) -> RunConfig:
+    """The configuration with the statistics of every function; each pass gets the results of the functions before it.
+
+    Statistics are read from and added to the journal of ``writer``.
+    """
+    known = writer.remembered("statistics") if writer is not None else {}
+    for number, needs_fit in enumerate(config.chain.needs_fit):
+        if not needs_fit:
             continue
+        statistics = list(config.statistics)
         if number in known:
-            found[number] = known[number]["statistics"]
-            continue
-        listener.stage(f"first pass for {fn.label}")
-        found[number] = collect_one(run, number, tuple(found), engine, listener)
-        writer.remember("statistics", {"statistics": found[number]}, number)
-    return tuple(found)
+            statistics[number] = known[number]["statistics"]
+        else:
+            statistics[number] = _collect_one(config, number, chunks, engine, listener)
+            if writer is not None:
+                writer.remember("statistics", {"statistics": statistics[number]}, number)
+        config = config.with_statistics(statistics)
+    return config
 
 
-def collect_one(
-    run: _Run, number: int, known: tuple[dict[str, Any] | None, ...], engine: Engine, listener: Listener
+def _collect_one(
+    config: RunConfig, number: int, chunks: Sequence[Chunk], engine: Engine, listener: Listener
 ) -> dict[str, Any]:
-    """The statistics of one function, from all chunks."""
+    """The statistics of one function."""
     import torch
 
     from .records import collected_path, load_arrays
-    from .tasks import Collect
+    from .tasks import CollectStatistics
 
-    fn = run.functions[number]
+    fn = config.chain.functions[number]
     fit = fn.fit
     assert fit is not None
-    key = fingerprint({"run": run.fingerprint, "number": number, "statistics": list(known)})
-    setting = replace(run.setting, statistics=known, key=key)
-    paths = {chunk.index: collected_path(setting.folder, number, chunk.index) for chunk in run.chunks}
-    left = [chunk for chunk in run.chunks if not paths[chunk.index].is_file()]
-    done = len(run.chunks) - len(left)
-    for _ in engine.run(Collect(setting, number), left, lambda progress: None):
+    listener.stage(f"first pass for {fn.label}")
+    paths = {chunk.index: collected_path(config.folder, number, chunk.index) for chunk in chunks}
+    left = [chunk for chunk in chunks if not paths[chunk.index].is_file()]
+    done = len(chunks) - len(left)
+    for _ in engine.run(CollectStatistics(config, number), left, lambda progress: None):
         done += 1
-        listener.stage(f"first pass for {fn.label}, {done} of {len(run.chunks)} chunks")
+        listener.stage(f"first pass for {fn.label}, {done} of {len(chunks)} chunks")
     merged: dict[str, torch.Tensor] | None = None
-    for chunk in run.chunks:
+    for chunk in chunks:
         arrays = load_arrays(paths[chunk.index])
         if arrays:
             partial = {name: torch.from_numpy(array) for name, array in arrays.items()}
             merged = partial if merged is None else fit.merge(merged, partial)
     if merged is None:
-        raise ResultError(f"{fn.name} has nothing to look at: every episode was dropped before it")
+        raise ResultError(f"there is nothing left for {fn.name}: the functions before it dropped every episode")
     finished = fit.finish(merged, **fn.args)
     for path in paths.values():
         path.unlink(missing_ok=True)

@@ -17,17 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from . import functions
-from .functions.recorded_identities import RECORDED
+from .functions.recorded_identities import recorded_identity
 from .functions.traits import traits_of
 
 
 def identify(fn: Callable[..., Any]) -> tuple[str, str, str | None]:
     """Qualified name, content hash and file hash; for a built-in function those that were recorded (see there)."""
     traits = traits_of(fn)
-    if traits is not None and traits.name in RECORDED and functions.find_builtin(traits.name) is fn:
-        module, source, file = RECORDED[traits.name]
-        return f"{functions.__name__}.{module}:{traits.name}", source, file
-    return qualified_name(fn), content_hash(fn), file_hash(fn)
+    is_builtin = traits is not None and functions.find_builtin(traits.name) is fn
+    recorded = recorded_identity(traits.name) if traits is not None and is_builtin else None
+    return recorded or (qualified_name(fn), content_hash(fn), file_hash(fn))
 
 
 def qualified_name(fn: Callable[..., Any]) -> str:

@@ -1,7 +1,7 @@
-"""The input as the functions are to see it: the steps of its `episodes`, with windows.
+"""The input as functions get it: the steps of `episode_view` with the options of `read_options`.
 
-Frame stacks and n-step returns are those a sampler gives (`storage.replay.batches`): read from the whole dataset, cut at
-the edges of its own episodes and not at those of slices.
+Frame stacks and n-step returns are those of a sampler (`storage.replay`): they are read from the whole dataset and end at the
+edges of its episodes, not at those of slices.
 """
 
 from __future__ import annotations
@@ -16,98 +16,87 @@ from tensordict import TensorDict
 from ..storage.dataset import Dataset
 from ..storage.ted import nest
 from .episode_view import view_episodes
-from .passthrough import Origin, Stored
-from .run_config import Windows
+from .passthrough import SourceRows, SourceStates
+from .read_options import ReadOptions
 
 
-class View:
-    """A dataset, limited and cut. ``read`` gives steps as TED; nothing that is done to them reaches the files."""
+class InputView:
+    """A dataset as functions get it. The tensors that it returns are copies, which functions may modify."""
 
-    def __init__(self, path: Path, num_frames: int | None, windows: Windows) -> None:
-        self.dataset, self.windows = Dataset(path), windows
-        self.episodes = view_episodes(self.dataset.episodes, num_frames, windows.slice_len)
-        self.starts = torch.from_numpy(self.episodes.starts)
-
-    def __len__(self) -> int:
-        return self.episodes.steps
+    def __init__(self, path: Path, num_frames: int | None, options: ReadOptions) -> None:
+        self.dataset, self.options = Dataset(path), options
+        self.episodes = view_episodes(self.dataset.episodes, num_frames, options.slice_len)
 
     @property
     def id(self) -> str:
         return self.dataset.id
 
     def read(self, start: int, stop: int) -> TensorDict:
-        """Steps ``start..stop-1`` as TED, batch ``[stop - start]``, all tensors fresh and apart from each other."""
-        if not self.windows.reading:
+        """Steps ``start..stop-1`` as TED, batch ``[stop - start]``; no two tensors share memory."""
+        if not self.options.reads_neighbours:
             td = self.dataset[start:stop]
         else:
-            td = self._windowed(torch.arange(start, stop))
-        self._mark(td, start, stop)
+            td = self._read_with_neighbours(torch.arange(start, stop))
+        self._truncate_added_ends(td, start, stop)
         return td
 
-    def read_steps(self, start: int, stop: int) -> TensorDict:
-        """The same without the state leaves; only without windows."""
+    def read_step_leaves(self, start: int, stop: int) -> TensorDict:
+        """The same without state leaves; not where steps are read with their neighbours."""
         leaves = {name: rows for name, rows in self.dataset.rows.items() if rows.leaf.kind == "step"}
         td = nest({name: rows.block(start, stop).clone() for name, rows in leaves.items()}, (stop - start,))
-        self._mark(td, start, stop)
+        self._truncate_added_ends(td, start, stop)
         return td
 
-    def states(self, start: int, stop: int, unread: Collection[str]) -> Origin:
-        """The states of the same steps, a row for each: a step's successor is the row behind the one that it begins with.
+    def read_states(self, start: int, stop: int, undecoded: Collection[str]) -> SourceStates:
+        """The states of the same steps, one row each: the successor of a step is the row after the one it begins with.
 
-        The rows of leaves in ``unread`` are not decoded.
+        The rows of leaves in ``undecoded`` are not read.
         """
         numbers = self.dataset.state_numbers(start, stop)
         first, end = int(numbers[0]), int(numbers[-1]) + 2
-        states = {name: rows for name, rows in self.dataset.rows.items() if rows.leaf.kind == "state"}
-        stored = {
-            name: Stored(leaf, first, None if name in unread else leaf.block(first, end))
-            for name, leaf in states.items()
+        leaves = {
+            name: SourceRows(rows, first, None if name in undecoded else rows.block(first, end))
+            for name, rows in self.dataset.rows.items()
+            if rows.leaf.kind == "state"
         }
-        return Origin(numbers - first, stored)
+        return SourceStates(numbers - first, leaves)
 
-    def scattered(self, steps: torch.Tensor) -> TensorDict:
-        """Some steps, in any order, as ``read`` gives them."""
-        if self.windows.reading:
-            td = self._windowed(steps)
-        else:
-            td = self.dataset[steps]
-        ends = self._added_ends()
-        self._truncate(td, torch.isin(steps, ends))
+    def read_scattered(self, steps: torch.Tensor) -> TensorDict:
+        """Steps in any order, as ``read`` returns them."""
+        td = self._read_with_neighbours(steps) if self.options.reads_neighbours else self.dataset[steps]
+        added_ends = torch.from_numpy((self.episodes.starts[1:] - 1)[self.episodes.added])
+        _truncate(td, torch.isin(steps, added_ends))
         return td
 
-    def _windowed(self, steps: torch.Tensor) -> TensorDict:
+    def release(self) -> None:
+        """Unmap the files: pages that were read count as memory of this process while they are mapped."""
+        self.dataset.__dict__.pop("rows", None)
+
+    def _read_with_neighbours(self, steps: torch.Tensor) -> TensorDict:
         from ..storage.replay.storages.dataset_storage import DatasetStorage
         from ..storage.replay.windows.batches import BatchReader
         from ..storage.replay.windows.draw import Draw
         from ..storage.replay.windows.n_step_return import NStep
 
-        windows = self.windows
-        n_step = None if windows.n_step is None else NStep(windows.n_step, windows.gamma)
+        options = self.options
+        n_step = None if options.n_step is None else NStep(options.n_step, options.gamma)
         storage = DatasetStorage(self.dataset)
-        reader = BatchReader(storage, frame_stack=windows.frame_stack, n_step=n_step, with_info=False)
+        reader = BatchReader(storage, frame_stack=options.frame_stack, n_step=n_step, with_info=False)
         (prepared,) = reader.prepare([Draw(steps)])
-        return reader.complete(prepared).clone()  # stacks are overlapping views: editing one would edit the others
+        return reader.complete(prepared).clone()  # stacks are overlapping views of the same memory
 
-    def _mark(self, td: TensorDict, start: int, stop: int) -> None:
-        """Set truncated where this view ends an episode that goes on in the dataset."""
+    def _truncate_added_ends(self, td: TensorDict, start: int, stop: int) -> None:
+        """Set truncated where an episode of the view ends and that of the dataset continues."""
         episodes = self.episodes
         low, high = np.searchsorted(episodes.starts[1:], [start, stop], "right")
         ends = (episodes.starts[1:][low:high] - 1)[episodes.added[low:high]]
         if len(ends):
             mask = torch.zeros(stop - start, dtype=torch.bool)
             mask[torch.from_numpy(ends - start)] = True
-            self._truncate(td, mask)
+            _truncate(td, mask)
 
-    def _added_ends(self) -> torch.Tensor:
-        return torch.from_numpy((self.episodes.starts[1:] - 1)[self.episodes.added])
 
-    @staticmethod
-    def _truncate(td: TensorDict, mask: torch.Tensor) -> None:
-        terminated = td.get(("next", "terminated"))
-        mask = mask.view(-1, 1) & ~terminated
-        for name in ("truncated", "done"):
-            td.set(("next", name), td.get(("next", name)) | mask)
-
-    def release(self) -> None:
-        """Let go of the mapped files: pages read count as this process's memory for as long as they are mapped."""
-        self.dataset.__dict__.pop("rows", None)
+def _truncate(td: TensorDict, mask: torch.Tensor) -> None:
+    mask = mask.view(-1, 1) & ~td.get(("next", "terminated"))
+    for name in ("truncated", "done"):
+        td.set(("next", name), td.get(("next", name)) | mask)

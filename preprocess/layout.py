@@ -1,8 +1,8 @@
-"""From the first result to the leaves of the new dataset.
+"""The leaves of the new dataset, chosen from the first result.
 
-A large observation (`storage.schema.LARGE_ROW`, or one that is stored once for each state in the input) is stored once for
-each state again, as long as its successor is the observation of the following step: that is looked at, not believed. Where
-it is not so (a random crop, an n-step successor), both are stored as they are, as plain TED.
+A large observation (`storage.schema.LARGE_ROW`, or one that is stored once per state in the input) is stored once per state
+where its successor is the observation of the following step, which is checked for every row. Where it is not (a random
+crop, an n-step successor), both are stored, as plain TED.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Shapes = dict[str, tuple[str, tuple[int, ...]]]
 REWARD = "next/reward"
 RESULT_FLAGS = tuple("next/" + flag for flag in FLAGS)
 
-#: Rows are compressed where that saves at least a third.
-WORTH = 1.5
-#: So many rows at most make the dictionary.
+#: The least ratio of sizes that makes ``auto`` compress rows.
+LEAST_RATIO = 1.5
+#: The rows that a dictionary is trained on, at most.
 SAMPLE_ROWS = 2048
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The leaves, and about how many bytes of disk a step takes."""
+    """The leaves, and the approximate disk space of a step in bytes."""
 
     schema: Schema
     step_bytes: float
@@ -43,8 +43,8 @@ class Layout:
         return cls(Schema(tuple(Leaf.from_json(leaf) for leaf in record["leaves"])), record["step_bytes"])
 
     @property
-    def bulk(self) -> tuple[str, ...]:
-        """The leaves that chunks fill: all that are not constant."""
+    def filled(self) -> tuple[str, ...]:
+        """The leaves that parts contain: all that are not constant."""
         return tuple(leaf.name for leaf in self.schema if leaf.constant is None)
 
     @property
@@ -54,7 +54,7 @@ class Layout:
 
     @property
     def shapes(self) -> Shapes:
-        """What every result must be like."""
+        """The dtype and row shape of every leaf of a result."""
         shapes: Shapes = {}
         for leaf in self.schema:
             if leaf.constant is None:
@@ -68,17 +68,17 @@ def is_observation_pair(name: str, names: set[str]) -> bool:
     return not name.startswith("next/") and "next/" + name in names and name not in FLAGS
 
 
-def pairs(names: Mapping[str, Any]) -> list[str]:
+def observation_pairs(names: Mapping[str, Any]) -> list[str]:
     """Root keys that have a successor under ``next``."""
     return sorted(name for name in names if is_observation_pair(name, set(names)))
 
 
-def decide(
-    shapes: Shapes, broken: Mapping[str, int], before: Schema, *, ted: bool, codecs: Mapping[str, str]
+def choose_schema(
+    shapes: Shapes, unchained: Mapping[str, int], before: Schema, *, ted: bool, codecs: Mapping[str, str]
 ) -> Schema:
-    """The schema for results of these shapes. ``codecs`` of state leaves; raw where they say nothing."""
+    """The schema for results of these shapes. ``codecs``: those of state leaves, raw by default."""
     leaves: list[Leaf] = []
-    states = {name for name in pairs(shapes) if not ted and _once(name, shapes, broken, before)}
+    states = {name for name in observation_pairs(shapes) if not ted and _is_state(name, shapes, unchained, before)}
     for name, (dtype, shape) in shapes.items():
         if name in states:
             leaves.append(Leaf(name, "state", dtype, shape, codec=codecs.get(name, "raw")))
@@ -87,9 +87,9 @@ def decide(
     return Schema((*leaves, *ted_flags()))
 
 
-def _once(name: str, shapes: Shapes, broken: Mapping[str, int], before: Schema) -> bool:
-    """Whether to store an observation once for each state."""
-    if name in broken or shapes[name] != shapes["next/" + name]:
+def _is_state(name: str, shapes: Shapes, unchained: Mapping[str, int], before: Schema) -> bool:
+    """Whether to store an observation once per state."""
+    if name in unchained or shapes[name] != shapes["next/" + name]:
         return False
     dtype, shape = shapes[name]
     old = before.get(name)
@@ -101,17 +101,17 @@ def _once(name: str, shapes: Shapes, broken: Mapping[str, int], before: Schema) 
 
 
 def choose_codec(samples: np.ndarray, wanted: str) -> tuple[str, bytes, float]:
-    """Codec, dictionary and bytes per row for rows like these (uint8 ``[n, row_bytes]``); ``auto`` tries and decides."""
+    """Codec, dictionary and bytes per row, from sampled rows (uint8 ``[n, row_bytes]``); ``auto`` compares the sizes."""
     row_bytes = samples.shape[1]
     if wanted == "raw" or not len(samples):
         return "raw", b"", float(row_bytes)
     dictionary = train_dictionary(samples)
-    # Judged on rows the dictionary has seen, it looks a little better than it is.
-    shown = samples[:: max(1, len(samples) // 256)]
+    # A little too small, because the dictionary was trained on these rows.
+    tested = samples[:: max(1, len(samples) // 256)]
     data, lengths = RowEncoder(dictionary).encode(
-        np.ascontiguousarray(shown).reshape(-1), np.arange(len(shown), dtype=np.int64) * row_bytes, row_bytes
+        np.ascontiguousarray(tested).reshape(-1), np.arange(len(tested), dtype=np.int64) * row_bytes, row_bytes
     )
     mean = len(data) / max(1, len(lengths)) + 8
-    if wanted == "auto" and mean * WORTH > row_bytes:
+    if wanted == "auto" and mean * LEAST_RATIO > row_bytes:
         return "raw", b"", float(row_bytes)
     return "zstd", dictionary, mean

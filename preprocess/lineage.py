@@ -1,16 +1,14 @@
-"""Where a preprocessed dataset comes from: what its manifest says about that.
+"""The lineage of a preprocessed dataset, a JSON object in its manifest:
 
-``lineage`` is a JSON object:
-
-    input          {id, content, steps, episodes, source, lineage}: the dataset it was made from; ``content`` is the sha256 of
-                   its leaves, counts and checksums; its own lineage goes with it, so that nothing is lost when it is deleted
-    functions      [{function, source_sha256, file_sha256, args}] in order
-    per, batch, windows, num_frames, seed, codec, layout
-    versions       {rbdata, torch, tensordict, python}
-    statistics     {function: ...}: what first passes found
-    leaves         {added, dropped, changed}: judged by the first batch
-    unchained      observations whose successor is not the observation of the following step
-    fingerprint    of all that decides the bytes
+input          {id, content, steps, episodes, source, lineage}: the dataset it was made from. ``content`` is the sha256
+               of its leaves, counts and checksums. Its own lineage is included, so that it outlives the input
+functions      [{function, source_sha256, file_sha256, args}] in order
+per, batch, windows, num_frames, seed
+versions       {rbdata, torch, tensordict, python}
+statistics     {function: ...}: the results of first passes
+leaves         {added, dropped, changed}, according to the first batch
+unchained      observations whose successor is not the observation of the following step
+fingerprint    sha256 of everything that decides the bytes of the result
 """
 
 from __future__ import annotations
@@ -24,18 +22,20 @@ from typing import Any
 
 from .._version import __version__
 from ..storage.manifest import Manifest
+from ..storage.schema import FLAGS
 from .function import Function
+from .records import ProbeResult
 
 
 def content_id(manifest: Manifest) -> str:
-    """sha256 of what a dataset holds, wherever and whenever it was made."""
+    """sha256 (hex) of the content of a dataset, independent of place and time."""
     record = manifest.to_json()
     held = {name: record[name] for name in ("leaves", "steps", "episodes", "files")}
     return hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest()
 
 
 def describe_input(manifest: Manifest) -> dict[str, Any]:
-    """The input as the lineage names it."""
+    """The record of the input in the lineage."""
     source = {name: manifest.source[name] for name in ("name", "options") if name in manifest.source}
     return {
         "id": manifest.id,
@@ -48,17 +48,17 @@ def describe_input(manifest: Manifest) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """What may change a result from one machine to another."""
+    """The versions of what may affect a result."""
     return {
         "rbdata": __version__,
-        "torch": version("torch"),  # without loading them
+        "torch": version("torch"),  # without importing it
         "tensordict": version("tensordict"),
         "python": platform.python_version(),
     }
 
 
 def named_statistics(functions: Sequence[Function], statistics: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
-    """Statistics by the name of the function that they belong to; the second of a name gets a number."""
+    """Statistics by the label of their function; ``#2`` is appended for the second function with a label."""
     named: dict[str, Any] = {}
     for fn, found in zip(functions, statistics):
         if found is not None:
@@ -67,39 +67,37 @@ def named_statistics(functions: Sequence[Function], statistics: Sequence[dict[st
     return named
 
 
-def spaces_left(manifest: Manifest, look: Mapping[str, Any]) -> dict[str, Any]:
-    """The input's spaces that still say something true: those of leaves that are as they were."""
-    before, after, changed = look["input"], look["shapes"], look["changed"]
-    kept: dict[str, Any] = {}
+def remaining_spaces(manifest: Manifest, probe: ProbeResult) -> dict[str, Any]:
+    """The spaces of the input that are valid for the result: those of unchanged leaves."""
+    before, after, changed = probe.before, probe.after, probe.changed
+    remaining: dict[str, Any] = {}
     for name, space in manifest.spaces.items():
         below = [path for path in before if path == name or path.startswith(name + "/")]
-        untouched = changed is not None and all(
-            path in after and list(after[path]) == list(before[path]) and path not in changed for path in below
+        unchanged = changed is not None and all(
+            path in after and after[path] == before[path] and path not in changed for path in below
         )
-        if below and untouched:
-            kept[name] = space
-    return kept
+        if below and unchanged:
+            remaining[name] = space
+    return remaining
 
 
-def leaf_changes(look: Mapping[str, Any]) -> dict[str, list[str]]:
+def leaf_changes(probe: ProbeResult) -> dict[str, list[str]]:
     """Leaves that were added, dropped and changed."""
-    before, after = look["input"], look["shapes"]
-    flags = {"done", "terminated", "truncated"}
-    changed = look["changed"]
+    before, after, changed = probe.before, probe.after, probe.changed
     if changed is None:
-        changed = [path for path in after if path in before and list(after[path]) != list(before[path])]
+        changed = [path for path in after if path in before and after[path] != before[path]]
     return {
         "added": sorted(set(after) - set(before)),
-        "dropped": sorted(set(before) - set(after) - flags),
+        "dropped": sorted(set(before) - set(after) - set(FLAGS)),
         "changed": sorted(changed),
     }
 
 
-def words(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """A lineage for people, as named lines."""
-    origin = record.get("input", {})
+def describe_lineage(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """A lineage as named lines for the user."""
+    source = record.get("input", {})
     lines = [
-        ("made from", f"{origin.get('id')}, {origin.get('steps', 0):,} steps, sha256 {_short(origin.get('content'))}")
+        ("made from", f"{source.get('id')}, {source.get('steps', 0):,} steps, sha256 {_short(source.get('content'))}")
     ]
     for fn in record.get("functions", []):
         args = ", ".join(f"{name}={json.dumps(value)}" for name, value in fn.get("args", {}).items())
@@ -115,9 +113,11 @@ def words(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     for name, found in (record.get("statistics") or {}).items():
         lines.append(("statistics", f"{name}: {', '.join(found) if isinstance(found, Mapping) else 'kept'}"))
     lines.append(("versions", ", ".join(f"{name} {value}" for name, value in (record.get("versions") or {}).items())))
-    before = origin.get("lineage")
+    before = source.get("lineage")
     if before:
-        lines += [(f"before: {name}" if name == "made from" else name, text) for name, text in words(before)[:-1]]
+        lines += [
+            (f"before: {name}" if name == "made from" else name, text) for name, text in describe_lineage(before)[:-1]
+        ]
     return lines
 
 

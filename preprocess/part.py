@@ -1,8 +1,8 @@
-"""One finished chunk on the disk: a file for each leaf, until it is its turn to be appended.
+"""The results of one chunk on disk: a file for each leaf, until it is appended to the new dataset.
 
-A state leaf gets its rows in the order of states: what a step begins with, and behind the last step of an episode what that
-led to. The successors of all other steps are the rows that follow them, which is checked here. Rows that are those of the
-input are copied as they are (`stored`).
+The rows of a state leaf are in the order of states: the observation of each step, and after the last step of an episode its
+successor. The successors of all other steps are the rows after them, which is checked here. Unchanged rows of the input are
+copied as they are stored (`passthrough`).
 """
 
 from __future__ import annotations
@@ -18,53 +18,54 @@ from ..storage.codecs.zstd import RowEncoder
 from ..storage.rows import ZstdRows
 from ..storage.schema import Leaf, Schema
 from ..storage.sinks import GrowingSink, sync_part
-from .layout import Shapes, pairs
-from .passthrough import Origin, Run, Stored, untouched
-from .records import not_chained
+from .layout import Shapes, observation_pairs
+from .passthrough import SourceRows, SourceStates, StepRun, find_passthrough
+from .records import unchained_error
 from .result import Columns
-from .successors import as_bytes, differing, unchained
+from .successors import as_bytes, differing, find_unchained
 
 if TYPE_CHECKING:
     from ..storage.dataset import Dataset
 
 
 class PartWriter:
-    """Writes what became of one chunk, leaf by leaf, and looks whether successors are what follows.
+    """Writes the results of chunk ``number`` into ``folder``, leaf by leaf, and checks successors.
 
-    ``name`` is the function's, for errors; ``shapes`` are those of all results.
+    ``name`` is that of the function, for messages; ``shapes`` are those of all results; ``source`` is the input.
     """
 
-    def __init__(self, name: str, folder: Path, schema: Schema, shapes: Shapes, number: int, before: Dataset) -> None:
+    def __init__(self, name: str, folder: Path, schema: Schema, shapes: Shapes, number: int, source: Dataset) -> None:
         self._name, self._folder = name, folder
         self._leaves = [leaf for leaf in schema if leaf.constant is None]
         self._sinks = {leaf.name: GrowingSink(folder, number, leaf, _encoder(folder, leaf)) for leaf in self._leaves}
         self._states = {leaf.name for leaf in schema.states}
-        #: Leaves that are compressed as those of the input are: rows that nobody changed are copied.
-        self._alike = frozenset(leaf.name for leaf in schema.states if _is_alike(folder, leaf, before))
-        self._pairs = pairs(shapes)
+        #: Leaves with the codec and dictionary of the input, whose unchanged rows are copied.
+        self._copyable = frozenset(leaf.name for leaf in schema.states if _is_copyable(folder, leaf, source))
+        self._pairs = observation_pairs(shapes)
         self._unchained: set[str] = set()
         self._steps = 0
-        #: Of the first row and of the row before the next one: observations, and whether an episode ended.
+        #: The first observations, the last successors, and whether the last step is done.
         self._first: dict[str, torch.Tensor] = {}
         self._last: dict[str, torch.Tensor] = {}
         self._done = True
 
-    def add(self, columns: Columns, where: str, origin: Origin | None) -> None:
-        """Append rows; ``where`` they come from, for people and (None where there is nothing to be copied) for us.
+    def add(self, columns: Columns, where: str, source: SourceStates | None) -> None:
+        """Append rows. ``where`` describes them in messages; ``source``: the states of the input that they may be.
 
-        Leaves that were not read have no columns, and are copied.
+        Leaves that were not decoded have no columns, and are copied. Raises ResultError for successors of a state leaf that
+        are not the observation of the following step.
         """
         done = columns["next/done"].view(-1)
-        copied: dict[str, Stored] = {}
-        parts: list[Run] = []
-        if origin is not None and self._alike:
-            names, parts = untouched(origin, columns, self._alike)
-            copied = {name: origin.stored[name] for name in names}
+        copied: dict[str, SourceRows] = {}
+        runs: list[StepRun] = []
+        if source is not None and self._copyable:
+            names, runs = find_passthrough(source, columns, self._copyable)
+            copied = {name: source.leaves[name] for name in names}
         self._check_chain(columns, done, where, copied)
         ends = done.nonzero().squeeze(1)
         for leaf in self._leaves:
             if leaf.name in copied:
-                self._copy(leaf, copied[leaf.name], parts, done)
+                self._copy(leaf, copied[leaf.name], runs, done)
                 continue
             rows = columns[leaf.name]
             if leaf.kind == "state":
@@ -72,34 +73,36 @@ class PartWriter:
             self._sinks[leaf.name].write(as_bytes(rows))
         self._steps += len(done)
 
-    def _copy(self, leaf: Leaf, stored: Stored, parts: list[Run], done: torch.Tensor) -> None:
-        """The states of each run, and the final one of those that end here."""
-        for run in parts:
-            first = stored.first + run.first
+    def _copy(self, leaf: Leaf, source: SourceRows, runs: list[StepRun], done: torch.Tensor) -> None:
+        """Copy the states of each run, with the final state where an episode ends."""
+        for run in runs:
+            first = source.first + run.first
             last = first + run.stop - run.start + int(done[run.stop - 1])
-            assert isinstance(stored.leaf, ZstdRows)  # it is alike
-            self._sinks[leaf.name].copy(*stored.leaf.compressed(first, last))
+            assert isinstance(source.leaf, ZstdRows)  # it is copyable
+            self._sinks[leaf.name].copy(*source.leaf.compressed(first, last))
 
-    def _check_chain(self, columns: Columns, done: torch.Tensor, where: str, copied: Mapping[str, Stored]) -> None:
-        known = {path for name in copied for path in (name, "next/" + name)}  # they are what they were
-        broken = unchained({path: rows for path, rows in columns.items() if path not in known}, done)
+    def _check_chain(self, columns: Columns, done: torch.Tensor, where: str, copied: Mapping[str, SourceRows]) -> None:
+        unchanged = {path for name in copied for path in (name, "next/" + name)}
+        unchained = find_unchained({path: rows for path, rows in columns.items() if path not in unchanged}, done)
         for name in self._pairs:
             if name not in columns:
-                continue  # nobody looked at it, or had to
+                continue  # it was not decoded
             if not self._done and bool(differing(self._last[name][None], columns[name][:1])):
-                broken.setdefault(name, -1)
+                unchained.setdefault(name, -1)
             self._first.setdefault(name, columns[name][0].clone())
             self._last[name] = columns["next/" + name][-1].clone()
         self._done = bool(done[-1])
-        for name, row in broken.items():
+        for name, row in unchained.items():
             if name in self._states:
-                raise not_chained(self._name, name, f"at row {row + 1} of {where}")
-        self._unchained.update(broken)
+                raise unchained_error(self._name, name, f"at row {row + 1} of {where}")
+        self._unchained.update(unchained)
 
     def finish(self) -> dict[str, Any]:
+        """Close the files. Returns ``leaves`` (the records of the sinks), ``steps``, ``unchained``, ``edges`` (hashes of the
+        first observations and the last successors) and ``open`` (whether the last step is not done)."""
         leaves = {name: sink.finish() for name, sink in self._sinks.items()}
         sync_part(self._folder)
-        edges = {name: [_mark(self._first[name]), _mark(self._last[name])] for name in self._first}
+        edges = {name: [_hash_row(self._first[name]), _hash_row(self._last[name])] for name in self._first}
         return {
             "leaves": leaves,
             "steps": self._steps,
@@ -116,7 +119,7 @@ class PartWriter:
 def _in_state_order(
     rows: torch.Tensor, successors: torch.Tensor, done: torch.Tensor, ends: torch.Tensor
 ) -> torch.Tensor:
-    """Root rows, and behind the last one of an episode its final state."""
+    """Root rows, and after the last row of each episode its successor."""
     if not len(ends):
         return rows
     place = torch.arange(len(rows)) + done.cumsum(0) - done.long()
@@ -126,14 +129,13 @@ def _in_state_order(
     return out
 
 
-def _mark(row: torch.Tensor) -> str:
-    """Stands for one row when two chunks are compared."""
+def _hash_row(row: torch.Tensor) -> str:
     return hashlib.blake2b(row.contiguous().numpy().tobytes(), digest_size=12).hexdigest()
 
 
-def _is_alike(folder: Path, leaf: Leaf, before: Dataset) -> bool:
-    """Whether a leaf of the input is compressed as this one is to be."""
-    rows = before.rows.get(leaf.name)
+def _is_copyable(folder: Path, leaf: Leaf, source: Dataset) -> bool:
+    """Whether the leaf of the input has the codec and dictionary of this one."""
+    rows = source.rows.get(leaf.name)
     if (
         leaf.codec != "zstd"
         or not isinstance(rows, ZstdRows)
@@ -147,7 +149,7 @@ _encoders: dict[tuple[str, int], RowEncoder] = {}
 
 
 def _encoder(folder: Path, leaf: Leaf) -> RowEncoder | None:
-    """What compresses the rows of a leaf, with the dictionary of the working folder; digested once in each process."""
+    """The encoder of a leaf, with the dictionary in the working folder; made once in each process."""
     if leaf.codec != "zstd":
         return None
     path = folder.joinpath(*leaf.key) / "dictionary"

@@ -1,8 +1,8 @@
-"""Compressed rows that no function changed, taken over as they are stored: compressing them anew is most of the work.
+"""Compressed rows that no function changed are copied as they are stored, because most of the time goes into compression.
 
-Whether a function left an observation alone is not believed but looked at: every batch is compared with what was decoded.
-It is enough that the rows of the result are whole rows of the input in their order, so episodes may have been dropped. What
-is taken over must have been compressed with the dictionary of the new dataset (`layout` sees to that where it can).
+Every batch is compared with the decoded rows to find out whether a function changed an observation. The rows of the result must
+be whole rows of the input in the same order, so episodes may have been dropped. Copied rows must have been compressed with
+the dictionary of the new dataset, which `probe` takes from the input where it can.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from .successors import identical
 
 
 @dataclass(frozen=True)
-class Stored:
-    """Some rows of a state leaf: ``rows`` ``[n, ...]``, row 0 is number ``first`` of ``leaf``; None where nobody reads them."""
+class SourceRows:
+    """Rows of a state leaf of the input: ``rows`` ``[n, ...]``, the first is number ``first`` of ``leaf``.
+
+    ``rows`` is None where they were not decoded.
+    """
 
     leaf: Rows
     first: int
@@ -27,65 +30,66 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class Origin:
-    """Where the steps of a batch come from: ``place`` (int64 ``[steps]``), the row of ``stored`` that each begins with."""
+class SourceStates:
+    """The states that the steps of a batch come from: ``place`` (int64 ``[steps]``) is the row of ``leaves`` that each step
+    begins with."""
 
     place: torch.Tensor
-    stored: Mapping[str, Stored]
+    leaves: Mapping[str, SourceRows]
 
 
 @dataclass(frozen=True)
-class Run:
-    """Steps ``start..stop-1`` of a batch, whose states are rows of the input in a row, the first of them ``first``."""
+class StepRun:
+    """Steps ``start..stop-1`` of a batch whose states are consecutive rows of the input, beginning with row ``first``."""
 
     start: int
     stop: int
     first: int
 
 
-def runs(place: torch.Tensor, done: torch.Tensor) -> list[Run] | None:
-    """The steps of a batch in runs; None where the input's rows are no rows of what is made of these steps.
+def split_runs(place: torch.Tensor, done: torch.Tensor) -> list[StepRun] | None:
+    """The steps of a batch in runs; None where the states of the result are not consecutive rows of the input.
 
-    ``done`` (bool ``[steps]``) says after which steps an episode of the result ends. One that ends where the input goes on,
-    or goes on where the input ends, has other states.
+    ``done`` (bool ``[steps]``): after which steps an episode of the result ends. An episode that ends where that of the input
+    continues, or continues where that of the input ends, has other states.
     """
     gaps = place[1:] - place[:-1]
-    whole = torch.where(done[:-1], gaps >= 2, gaps == 1)  # a final state lies between two episodes
-    if not bool(whole.all()):
+    consecutive = torch.where(done[:-1], gaps >= 2, gaps == 1)  # between two episodes there is a final state
+    if not bool(consecutive.all()):
         return None
     edges = [0, *((done[:-1]).nonzero().squeeze(1) + 1).tolist(), len(place)]
-    return [Run(start, stop, int(place[start])) for start, stop in pairwise(edges)]
+    return [StepRun(start, stop, int(place[start])) for start, stop in pairwise(edges)]
 
 
-def untouched(
-    origin: Origin, columns: Mapping[str, torch.Tensor], names: Collection[str]
-) -> tuple[list[str], list[Run]]:
-    """Those of the leaves ``names`` whose rows in a result, and the successors of these, are bit by bit what was read.
+def find_passthrough(
+    source: SourceStates, columns: Mapping[str, torch.Tensor], names: Collection[str]
+) -> tuple[list[str], list[StepRun]]:
+    """Those of the leaves ``names`` whose rows in a result, and whose successors, are bit by bit those of the input.
 
-    And the runs that the result consists of; no leaves where there are no such runs.
+    Also the runs that the result consists of; no leaves where it does not consist of runs.
     """
-    parts = runs(origin.place, columns["next/done"].view(-1)) or []
+    runs = split_runs(source.place, columns["next/done"].view(-1)) or []
     found = [
         name
-        for name, stored in origin.stored.items()
-        if parts and name in names and _is_untouched(stored.rows, columns.get(name), columns.get("next/" + name), parts)
+        for name, leaf in source.leaves.items()
+        if runs and name in names and _is_unchanged(leaf.rows, columns.get(name), columns.get("next/" + name), runs)
     ]
-    return found, parts
+    return found, runs
 
 
-def _is_untouched(
-    rows: torch.Tensor | None, root: torch.Tensor | None, after: torch.Tensor | None, parts: list[Run]
+def _is_unchanged(
+    rows: torch.Tensor | None, root: torch.Tensor | None, successors: torch.Tensor | None, runs: list[StepRun]
 ) -> bool:
     if rows is None:
         return True
-    if root is None or after is None:
+    if root is None or successors is None:
         return False
     if root.dtype != rows.dtype or root.shape[1:] != rows.shape[1:]:
         return False
-    if after.dtype != rows.dtype or after.shape != root.shape:
+    if successors.dtype != rows.dtype or successors.shape != root.shape:
         return False
     return all(
         identical(tensor[run.start : run.stop], rows[first : first + run.stop - run.start])
-        for run in parts
-        for tensor, first in ((root, run.first), (after, run.first + 1))
+        for run in runs
+        for tensor, first in ((root, run.first), (successors, run.first + 1))
     )

@@ -1,4 +1,4 @@
-"""What workers write down for the one who started them: small things that go into the journal, and small files of arrays."""
+"""What workers return or write for the process that distributes the work: records for the journal, small files of arrays."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import io
 import os
 import uuid
 import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,47 +17,92 @@ import numpy as np
 from ..errors import ResultError
 from ..storage.folder import PARTS
 from ..storage.manifest import write_atomically
+from .layout import Shapes
 
 
-def not_chained(function: str, name: str, where: str) -> ResultError:
-    """A state leaf whose successor turned out not to be what follows."""
+@dataclass(frozen=True)
+class ProbeResult:
+    """What the functions made of the first steps.
+
+    - ``before``, ``after``: dtypes and shapes of the leaves.
+    - ``unchained``: observations whose successor is not that of the following step, with the first such row.
+    - ``changed``: leaves whose values or types differ from the input; None where rows cannot be compared.
+    - ``passthrough``: compressed leaves that no function changed.
+    - ``dropped``: episodes; ``nans``: NaN values by leaf that the input does not have; ``seconds``: of the whole probe.
+    """
+
+    before: Shapes
+    after: Shapes
+    unchained: dict[str, int]
+    changed: list[str] | None
+    passthrough: list[str]
+    steps_in: int
+    steps_out: int
+    dropped: int
+    nans: dict[str, int]
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The record for the journal. Its keys must stay, because a later version may continue the run."""
+        return dict(zip(_PROBE_KEYS, vars(self).values()))
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> ProbeResult:
+        before, after, *values = (record[key] for key in _PROBE_KEYS)
+        return cls(_shapes_from_json(before), _shapes_from_json(after), *values)
+
+
+def _shapes_from_json(record: Mapping[str, Any]) -> Shapes:
+    return {path: (dtype, tuple(shape)) for path, (dtype, shape) in record.items()}
+
+
+#: The keys of `ProbeResult` in the journal, in the order of its fields.
+_PROBE_KEYS = ("input", "shapes", "broken", "changed", "untouched", "steps_in", "steps", "dropped", "nans", "seconds")
+
+
+def unchained_error(function: str, name: str, where: str) -> ResultError:
+    """For a state leaf whose successor is not the observation of the following step."""
     message = (
         f"{function} made 'next/{name}' other than {name!r} of the step that follows, {where}; "
-        "in the first result they were the same, so each is stored once"
+        "in the first result they were equal, so that each is stored once"
     )
-    return ResultError(message, hint="if that is meant, store both: --layout ted --force")
+    return ResultError(message, hint="if that is intended, store both: --layout ted --force")
 
 
-def packed(counts: np.ndarray) -> str:
-    """Small whole numbers as short text: most of them are 1."""
+def pack_counts(counts: np.ndarray) -> str:
+    """Whole numbers below 2^31 as compressed text."""
     return base64.b64encode(zlib.compress(counts.astype("<i4").tobytes(), 9)).decode()
 
 
-def unpacked(text: str) -> np.ndarray:
-    """What ``packed`` packed, int64."""
+def unpack_counts(text: str) -> np.ndarray:
+    """The inverse of `pack_counts`, int64."""
     return np.frombuffer(zlib.decompress(base64.b64decode(text)), "<i4").astype(np.int64)
 
 
+#: Rows of results that each sampled chunk gives.
+ROWS_PER_SAMPLE = 128
+
+
 def sample_path(folder: Path, name: str, chunk: int) -> Path:
-    """Where a chunk's sampled rows of a leaf lie until they made a dictionary."""
+    """The file of sampled rows of a leaf, from one chunk."""
     return folder / PARTS / f"sample.{name.replace('/', '.')}.{chunk}.npz"
 
 
 def collected_path(folder: Path, number: int, chunk: int) -> Path:
-    """Where lies what a first pass for function ``number`` collected of a chunk."""
+    """The file of partial statistics for function ``number``, from one chunk."""
     return folder / PARTS / f"fit.{number}.{chunk}.npz"
 
 
-def collected(folder: Path) -> bool:
-    """Whether a first pass has collected anything yet."""
+def has_collected(folder: Path) -> bool:
+    """Whether there are partial statistics of a first pass."""
     return any((folder / PARTS).glob("fit.*.npz"))
 
 
 def save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Write arrays so that the file is whole or not there."""
+    """Write arrays to a file, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
-    # Names of leaves hold slashes, which a zip archive would make folders of, and may be those of savez's own arguments.
+    # Names of leaves may contain slashes, which a zip archive takes for folders, or equal arguments of savez.
     content: dict[str, Any] = {f"_{number}": array for number, array in enumerate(arrays.values())}
     np.savez(buffer, names=np.array(list(arrays), dtype=str), **content)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.{uuid.uuid4().hex}")
@@ -64,6 +111,6 @@ def save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def load_arrays(path: Path) -> dict[str, np.ndarray]:
-    """What ``save_arrays`` saved."""
+    """The arrays that `save_arrays` wrote."""
     with np.load(path, allow_pickle=False) as archive:
         return {str(name): archive[f"_{number}"] for number, name in enumerate(archive["names"])}

@@ -1,10 +1,10 @@
-"""What a function returned: is it something that can be stored, and as what?
+"""Checks of what a function returned.
 
-It must be a TensorDict on the CPU with a legal key for every tensor and one row for every step. Bookkeeping that it dropped
-(reward, flags) is taken over from the input where there are as many steps as before. What comes out of here are *columns*:
-tensors by path, ``[steps, ...]``, with reward and flags as TED has them.
+It must be a TensorDict on the CPU with a valid key for every tensor and one row per step. Reward and flags that it dropped are
+copied from the input where the number of steps is the same. The checked result is called *columns*: tensors by path,
+``[steps, ...]``, with reward and flags in the form of TED.
 
-What the input was like is known from ``Kept``, taken before the function was called: it may change its input in place.
+`InputSummary` is taken before the function is called, because the function may modify its input in place.
 """
 
 from __future__ import annotations
@@ -25,32 +25,28 @@ _BOOKKEEPING = (REWARD, *RESULT_FLAGS)
 
 
 @dataclass
-class Kept:
-    """What is remembered of the input: reward and flags, and how many NaN each leaf held."""
+class InputSummary:
+    """What checks need of the input: the number of steps, reward and flags, and the NaN values of each leaf."""
 
     steps: int
     columns: Columns
     nans: dict[str, int]
 
     @classmethod
-    def of(cls, td: TensorDict) -> Kept:
+    def of(cls, td: TensorDict) -> InputSummary:
         leaves = leaves_of(td)
         columns = {name: leaves[name].clone() for name in _BOOKKEEPING}
         return cls(len(td), columns, count_nans(leaves))
 
 
 @dataclass
-class Found:
-    """What was met in results, for the counts of the manifest."""
+class ResultCounts:
+    """Counts over the results of a chunk, for the manifest."""
 
+    #: NaN values by leaf that the input does not have.
     nans: dict[str, int] = field(default_factory=dict)
-    #: Episodes whose last step was not done any more, and was truncated.
+    #: Episodes whose last step was no longer done, and was truncated.
     ended: int = 0
-
-    def add(self, other: Found) -> None:
-        self.ended += other.ended
-        for name, number in other.nans.items():
-            self.nans[name] = self.nans.get(name, 0) + number
 
 
 def leaves_of(td: TensorDictBase) -> Columns:
@@ -60,7 +56,7 @@ def leaves_of(td: TensorDictBase) -> Columns:
 
 
 def count_nans(leaves: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """How many NaN there are, by path; only where there are any."""
+    """The number of NaN values by path, of leaves that have any."""
     counts = {}
     for name, tensor in leaves.items():
         if tensor.is_floating_point() and bool(tensor.isnan().any()):
@@ -69,16 +65,16 @@ def count_nans(leaves: Mapping[str, torch.Tensor]) -> dict[str, int]:
 
 
 def check_batch(returned: Any, name: str, where: str, steps: int | None) -> TensorDictBase:
-    """That a function returned a TensorDict of a batch of ``steps`` (None: any number, at least one).
+    """Check that a function returned a TensorDict with a batch of ``steps`` (None: any number, at least one).
 
-    Raises ResultError saying what it returned instead.
+    Raises ResultError.
     """
     if returned is None:
         message = f"{name} returned None for {where}"
-        raise ResultError(message, hint="did it forget to return? only --per episode may drop what it is given")
+        raise ResultError(message, hint="it must return the TensorDict; only with --per episode None drops the episode")
     if not isinstance(returned, TensorDictBase):
         message = f"{name} returned a {type(returned).__name__}, not a TensorDict, for {where}"
-        raise ResultError(message, hint="change the TensorDict it is given, and return that")
+        raise ResultError(message, hint="change the TensorDict that it gets, and return it")
     size = tuple(returned.batch_size)
     if steps is None and len(size) >= 1 and size[0] >= 1:
         return returned
@@ -91,7 +87,7 @@ def check_batch(returned: Any, name: str, where: str, steps: int | None) -> Tens
 
 
 def columns_of(returned: TensorDictBase, name: str, where: str) -> Columns:
-    """The tensors of a result by path, checked one by one: ``[steps, ...]``, plain, on the CPU.
+    """The tensors of a result by path, checked one by one: ``[steps, ...]``, dense, on the CPU.
 
     Raises ResultError naming the key.
     """
@@ -108,9 +104,9 @@ def columns_of(returned: TensorDictBase, name: str, where: str) -> Columns:
 
 
 def _problem(parts: tuple[str, ...], value: Any, steps: int) -> tuple[str, str | None] | None:
-    """What keeps a value from being stored as a leaf, and what to do about it."""
+    """Why a value cannot be stored as a leaf, and a hint."""
     if not isinstance(value, torch.Tensor):
-        return f"as a {type(value).__name__}, not a tensor", "leave it out with .exclude(...)"
+        return f"as a {type(value).__name__}, not a tensor", "remove it with .exclude(...)"
     try:
         check_key("/".join(part.replace("/", " ") for part in parts))
     except SchemaError as error:
@@ -118,14 +114,14 @@ def _problem(parts: tuple[str, ...], value: Any, steps: int) -> tuple[str, str |
     if value.device.type != "cpu":
         return f"on the device {value.device}", "return .cpu()"
     if value.layout != torch.strided or value.is_nested:
-        return "as a sparse or nested tensor", "make it dense"
+        return "as a sparse or nested tensor", "convert it to a dense tensor"
     dtype = dtype_name(value.dtype)
     if dtype not in DTYPES:
-        return f"with dtype {dtype}", f"what can be stored is {', '.join(DTYPES)}"
+        return f"with dtype {dtype}", f"dtypes that can be stored: {', '.join(DTYPES)}"
     if value.shape[:1] != (steps,):
         return f"with {len(value) if value.ndim else 'no'} rows instead of {steps}", None
     if 0 in value.shape[1:]:
-        return f"with an empty row of shape {list(value.shape[1:])}", "leave it out with .exclude(...)"
+        return f"with an empty row of shape {list(value.shape[1:])}", "remove it with .exclude(...)"
     return None
 
 
@@ -133,18 +129,20 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def complete(columns: Columns, kept: Kept, name: str, where: str, ends: torch.Tensor, found: Found) -> Columns:
-    """Reward and flags as TED has them, taken over from the input where the function dropped them.
+def complete(
+    columns: Columns, before: InputSummary, name: str, where: str, ends: torch.Tensor, counts: ResultCounts
+) -> Columns:
+    """The columns with reward and flags in the form of TED, copied from the input where the function dropped them.
 
-    ``ends`` (int64) are the rows that must be done, because an episode of the input ends there. Raises ResultError.
+    ``ends`` (int64): the rows where an episode of the input ends, which must be done. Raises ResultError.
     """
-    steps = len(next(iter(columns.values()))) if columns else kept.steps
+    steps = len(next(iter(columns.values()))) if columns else before.steps
     for path in _BOOKKEEPING:
         if path not in columns:
-            if steps != kept.steps:
-                message = f"{name} returned {steps} of {kept.steps} steps without {path!r}, for {where}"
-                raise ResultError(message, hint="keep reward and flags, cut down like all the rest")
-            columns[path] = kept.columns[path]
+            if steps != before.steps:
+                message = f"{name} returned {steps} of {before.steps} steps without {path!r}, for {where}"
+                raise ResultError(message, hint="return reward and flags for the same steps")
+            columns[path] = before.columns[path]
     _check_types(columns, name, where)
     reward = columns[REWARD]
     if not bool(torch.isfinite(reward).all()):
@@ -157,11 +155,11 @@ def complete(columns: Columns, kept: Kept, name: str, where: str, ends: torch.Te
             row = int(root.reshape(len(root), -1).any(1).nonzero()[0])
             message = f"{name} set {flag!r} at the root, at row {row} of {where}"
             raise ResultError(message, hint=f"an episode ends with ('next', {flag!r}); at the root it is always false")
-    _finish_flags(columns, kept, name, where, ends, found)
+    _complete_flags(columns, before, name, where, ends, counts)
     for path, number in count_nans(columns).items():
-        more = number - kept.nans.get(path, 0)
+        more = number - before.nans.get(path, 0)
         if more > 0:
-            found.nans[path] = found.nans.get(path, 0) + more
+            counts.nans[path] = counts.nans.get(path, 0) + more
     return columns
 
 
@@ -172,32 +170,33 @@ def _check_types(columns: Columns, name: str, where: str) -> None:
         if dtype_name(tensor.dtype) != dtype or tensor.shape[1:] != (1,):
             what = f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"
             message = f"{name} returned {path!r} as {what} instead of {dtype} [n, 1], for {where}"
-            raise ResultError(message, hint="rewards and flags keep their types: other readers rely on them")
+            raise ResultError(message, hint="rewards and flags must keep their types")
     if "reward" in columns:
         message = f"{name} returned a reward at the root, for {where}"
         raise ResultError(message, hint="rewards belong under next: ('next', 'reward')")
 
 
-def _finish_flags(columns: Columns, kept: Kept, name: str, where: str, ends: torch.Tensor, found: Found) -> None:
+def _complete_flags(
+    columns: Columns, before: InputSummary, name: str, where: str, ends: torch.Tensor, counts: ResultCounts
+) -> None:
     """``done = terminated | truncated``, and done where an episode ends."""
     done, terminated, truncated = (columns[path] for path in RESULT_FLAGS)
     either = terminated | truncated
-    if not torch.equal(done, either):
-        before = kept.columns["next/done"]
-        if not torch.equal(done, before):  # else only the other two were changed, and it follows
-            row = int((done != either).nonzero()[0, 0])
-            message = f"{name} returned 'next/done' that is not terminated | truncated, at row {row} of {where}"
-            raise ResultError(message, hint="set ('next', 'terminated') or ('next', 'truncated') as well")
+    # Where only the other two changed, done follows.
+    if not torch.equal(done, either) and not torch.equal(done, before.columns["next/done"]):
+        row = int((done != either).nonzero()[0, 0])
+        message = f"{name} returned 'next/done' that is not terminated | truncated, at row {row} of {where}"
+        raise ResultError(message, hint="set ('next', 'terminated') or ('next', 'truncated') as well")
     open_ = ends[~either.view(-1)[ends]]
     if len(open_):
-        found.ended += len(open_)
+        counts.ended += len(open_)
         truncated, either = truncated.clone(), either.clone()
         truncated[open_] = True
         either[open_] = True
     columns["next/done"], columns["next/truncated"] = either, truncated
 
 
-# -- one result like another --------------------------------------------------------------------------------------------
+# -- equal types of all results -----------------------------------------------------------------------------------------
 
 
 def shapes_of(columns: Columns) -> Shapes:
@@ -205,8 +204,8 @@ def shapes_of(columns: Columns) -> Shapes:
 
 
 def check_same(columns: Columns, expected: Mapping[str, Any], name: str, where: str) -> None:
-    """That a result has the keys, dtypes and shapes of the first one. Raises ResultError naming the key and the rows."""
-    hint = "every result must be like the first one"
+    """Check that a result has the keys, dtypes and shapes of the first one. Raises ResultError naming the key."""
+    hint = "every result must have the keys, dtypes and shapes of the first one"
     missing = [path for path in expected if path not in columns]
     extra = [path for path in columns if path not in expected]
     if missing or extra:
@@ -220,8 +219,8 @@ def check_same(columns: Columns, expected: Mapping[str, Any], name: str, where: 
             raise ResultError(message, hint=hint)
 
 
-def joined(pieces: list[Columns], name: str, wheres: list[str]) -> Columns:
-    """Results of several episodes one after the other. Raises ResultError where they differ."""
+def concatenate(pieces: list[Columns], name: str, wheres: list[str]) -> Columns:
+    """The results of several episodes, concatenated. Raises ResultError where keys, dtypes or shapes differ."""
     if len(pieces) == 1:
         return pieces[0]
     expected = shapes_of(pieces[0])

@@ -1,4 +1,4 @@
-"""Rows that follow each other: is the successor of a step what follows it? And rows as they are stored."""
+"""Whether the successor of each step is the observation of the following step; comparisons of rows."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ import numpy as np
 import torch
 
 from ..storage.rows import widest_word
-from .layout import pairs
+from .layout import observation_pairs
 from .result import Columns
 
-#: Up to so many episodes in a batch it is faster to compare them one by one.
-FEW = 64
+#: Up to this many episodes in a batch it is faster to compare them one by one.
+_FEW_EPISODES = 64
 
 
-def unchained(columns: Columns, done: torch.Tensor) -> dict[str, int]:
-    """Observations whose successor is not the observation of the following step: the first such row, by name.
+def find_unchained(columns: Columns, done: torch.Tensor) -> dict[str, int]:
+    """Observations whose successor is not the observation of the following step, with the first such row.
 
-    ``columns`` are consecutive rows, ``done`` bool ``[n]`` says after which of them an episode ends.
+    ``columns`` are consecutive rows; ``done`` bool ``[n]``: after which of them an episode ends.
     """
     broken: dict[str, int] = {}
     inner = (~done[:-1]).nonzero().squeeze(1)
     if not len(inner):
         return broken
     ends = [0, *(done[:-1].nonzero().squeeze(1) + 1).tolist(), len(done)]
-    for name in pairs(columns):
+    for name in observation_pairs(columns):
         here, after = columns["next/" + name], columns[name]
         if here.shape != after.shape or here.dtype != after.dtype:
             broken[name] = 0
             continue
-        if len(ends) < FEW and all(identical(here[a : b - 1], after[a + 1 : b]) for a, b in pairwise(ends)):
+        if len(ends) < _FEW_EPISODES and all(identical(here[a : b - 1], after[a + 1 : b]) for a, b in pairwise(ends)):
             continue
         differ = differing(here[:-1], after[1:])
         rows = differ.nonzero().squeeze(1)
@@ -42,7 +42,7 @@ def unchained(columns: Columns, done: torch.Tensor) -> dict[str, int]:
 
 
 def identical(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether tensors of one shape and dtype hold the same bits; four times faster than ``torch.equal`` for small numbers."""
+    """Whether tensors of one shape and dtype hold the same bits; four times faster than ``torch.equal`` for uint8."""
     if not a.nbytes:
         return True
     a, b = a.contiguous(), b.contiguous()
@@ -52,7 +52,7 @@ def identical(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def differing(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Which rows differ, bool ``[n]``; NaN is like NaN."""
+    """Which rows differ, bool ``[n]``; NaN equals NaN."""
     if identical(a, b):
         return torch.zeros(len(a), dtype=torch.bool)
     unequal = a != b
@@ -62,6 +62,6 @@ def differing(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def as_bytes(rows: torch.Tensor) -> np.ndarray:
-    """Rows as they lie on the disk, uint8 ``[n, row_bytes]``."""
+    """The bytes of rows as they are stored, uint8 ``[n, row_bytes]``."""
     array = np.ascontiguousarray(rows.numpy())
     return array.astype(array.dtype.newbyteorder("<"), copy=False).view(np.uint8).reshape(len(array), -1)

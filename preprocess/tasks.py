@@ -1,94 +1,97 @@
-"""What is sent to workers: the ``work`` of an engine, picklable, called with a chunk as its task.
+"""The tasks of workers: picklable objects that an engine calls with a chunk.
 
-Nothing here loads torch: whoever only hands work out has no need of it, and workers load it while the rest gets ready.
+Nothing here imports torch, so that the process that distributes the work does not load it; workers do (`worker`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..datasets.workers.task import OnBlock
 from ..storage.schema import Schema
 from .chunks import Chunk
 from .function_chain import Per
 from .layout import Shapes
-from .run_config import Setting
-
-OnRows = Callable[[int, int, int], None]
+from .run_config import RunConfig
 
 #: The module that does the work. It imports torch, so that workers are forked after it has been imported.
 WORKER = f"{__package__}.worker"
 
 
 @dataclass(frozen=True)
-class Examine:
-    """Find the functions that texts name, see `program`; the chunk does not matter."""
+class ExamineFunctions:
+    """Look up functions, see `function_chain.examine_functions`; the chunk is not used. Returns ``{chain}``."""
 
     given: tuple[str, ...]
     args: Mapping[str, Any]
     folder: Path
     per: Per | None
 
-    def __call__(self, chunk: Chunk, on_rows: OnRows) -> dict[str, Any]:
+    def __call__(self, chunk: Chunk, on_block: OnBlock) -> dict[str, Any]:
         from .function_chain import examine_functions
 
         return {"chain": examine_functions(self.given, self.args, self.folder, self.per)}
 
 
 @dataclass(frozen=True)
-class Fill:
-    """Apply the functions to a chunk and write the results as a part. ``shapes`` are those every result must have.
+class WritePart:
+    """Apply the functions to a chunk and write the results as a part. Returns the record of the part.
 
-    Leaves in ``unread`` are copied as they are stored, and no function gets them.
+    ``shapes`` are those that every result must have. The leaves ``undecoded`` are copied as they are stored, and functions
+    do not get them.
     """
 
-    setting: Setting
+    config: RunConfig
     schema: Schema
     shapes: Shapes
-    unread: frozenset[str]
+    undecoded: frozenset[str]
 
-    def __call__(self, chunk: Chunk, on_rows: OnRows) -> dict[str, Any]:
-        from .worker import fill
+    def __call__(self, chunk: Chunk, on_block: OnBlock) -> dict[str, Any]:
+        from .worker import write_part
 
-        return fill(self, chunk, on_rows)
-
-
-@dataclass(frozen=True)
-class Look:
-    """Apply the functions to the first ``batches`` batches of a chunk (None: all) and say what came out; write nothing."""
-
-    setting: Setting
-    batches: int | None = 2
-
-    def __call__(self, chunk: Chunk, on_rows: OnRows) -> dict[str, Any]:
-        from .worker import look
-
-        return look(self, chunk, on_rows)
+        return write_part(self.config, self.schema, self.shapes, self.undecoded, chunk, on_block)
 
 
 @dataclass(frozen=True)
-class Sample:
-    """Results from all over a chunk, a few rows of some leaves, for codecs and dictionaries; into files."""
+class ProbeChunk:
+    """Apply the functions to the first ``batches`` batches of a chunk (None: all) and write nothing.
 
-    setting: Setting
+    Returns ``{probe}``, the JSON of a `records.ProbeResult`, or None where every episode was dropped.
+    """
+
+    config: RunConfig
+    batches: int | None
+
+    def __call__(self, chunk: Chunk, on_block: OnBlock) -> dict[str, Any]:
+        from .worker import probe_chunk
+
+        return probe_chunk(self.config, self.batches, chunk, on_block)
+
+
+@dataclass(frozen=True)
+class SampleResults:
+    """Write a few rows of the leaves ``names`` of the results of a chunk to files, for codecs and dictionaries."""
+
+    config: RunConfig
     names: tuple[str, ...]
 
-    def __call__(self, chunk: Chunk, on_rows: OnRows) -> dict[str, Any]:
-        from .worker import sample
+    def __call__(self, chunk: Chunk, on_block: OnBlock) -> dict[str, Any]:
+        from .worker import sample_results
 
-        return sample(self, chunk, on_rows)
+        return sample_results(self.config, self.names, chunk, on_block)
 
 
 @dataclass(frozen=True)
-class Collect:
-    """The first pass that function ``number`` needs: what it collects of a chunk, into a file."""
+class CollectStatistics:
+    """Write the partial statistics of a chunk for function ``number`` to a file."""
 
-    setting: Setting
+    config: RunConfig
     number: int
 
-    def __call__(self, chunk: Chunk, on_rows: OnRows) -> dict[str, Any]:
-        from .worker import collect
+    def __call__(self, chunk: Chunk, on_block: OnBlock) -> dict[str, Any]:
+        from .worker import collect_statistics
 
-        return collect(self, chunk, on_rows)
+        return collect_statistics(self.config, self.number, chunk, on_block)

@@ -1,186 +1,173 @@
-"""What workers do, each of it for one chunk, from files to files: fill, and before that look, sample and collect.
-
-See `tasks` for what each of them is asked for.
-"""
+"""The work of one chunk, in a worker: write a part; before that probe, sample and collect statistics. See `tasks`."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
-from .apply import Applier, Batch, at_work
+from ..datasets.workers.task import OnBlock
+from ..storage.schema import Schema
+from .apply import Applier, ResultBatch, isolated
 from .chunks import Chunk
 from .layout import Shapes
 from .part import PartWriter
-from .passthrough import untouched
-from .records import collected_path, packed, sample_path, save_arrays
-from .result import Columns, Found, check_same, leaves_of, shapes_of
-from .run_config import Setting
-from .successors import as_bytes, differing, unchained
-from .tasks import Collect, Fill, Look, Sample
+from .passthrough import find_passthrough
+from .records import ROWS_PER_SAMPLE, ProbeResult, collected_path, pack_counts, sample_path, save_arrays
+from .result import Columns, ResultCounts, check_same, leaves_of, shapes_of
+from .run_config import RunConfig
+from .successors import as_bytes, differing, find_unchained
 
-OnRows = Callable[[int, int, int], None]
-
-#: Rows that each chunk looked into gives to the dictionary, and episodes that are tried for them.
-SAMPLED_ROWS, SAMPLED_EPISODES = 128, 4
+#: Episodes that are tried for the rows of a sampled chunk.
+_EPISODES_PER_SAMPLE = 4
 
 _opened: dict[str, Applier] = {}
 
 
-def open_applier(setting: Setting) -> Applier:
-    """The applier of a run, opened once in each process."""
-    found = _opened.get(setting.key)
-    if found is None:
+def open_applier(config: RunConfig) -> Applier:
+    """The applier of a configuration; each process keeps the last one."""
+    if config.key not in _opened:
         _opened.clear()
-        found = _opened[setting.key] = Applier(setting)
-    found.seconds = 0.0
-    return found
+        _opened[config.key] = Applier(config)
+    return _opened[config.key]
 
 
-def forget() -> None:
-    """Let go of what is open in this process."""
+def close_appliers() -> None:
+    """Close what is open in this process."""
     _opened.clear()
 
 
-def fill(task: Fill, chunk: Chunk, on_rows: OnRows) -> dict[str, Any]:
-    """Write a part; returns its record for the journal (see `finish`)."""
-    setting = task.setting
-    applier = open_applier(setting)
-    name = setting.functions[-1].name
-    part = PartWriter(name, setting.folder, task.schema, task.shapes, chunk.index, applier.view.dataset)
+def write_part(
+    config: RunConfig, schema: Schema, shapes: Shapes, undecoded: frozenset[str], chunk: Chunk, on_block: OnBlock
+) -> dict[str, Any]:
+    """Write the results of a chunk as a part. The record is that of `PartWriter.finish` with
+
+    - ``dones``: how many episodes each episode of the chunk became (`records.pack_counts`);
+    - ``ended`` and ``nans``: see `ResultCounts`.
+    """
+    applier = open_applier(config)
+    name = config.chain.last_name
+    part = PartWriter(name, config.folder, schema, shapes, chunk.index, applier.view.dataset)
     dones = np.zeros(chunk.last - chunk.first, np.int64)
-    found, done = Found(), 0
+    counts, steps = ResultCounts(), 0
+    expected = {path: shape for path, shape in shapes.items() if path.removeprefix("next/") not in undecoded}
     try:
-        with at_work(applier, chunk.index):
-            shapes = task.shapes.items()
-            expected = {path: shape for path, shape in shapes if path.removeprefix("next/") not in task.unread}
-            for batch in applier.batches(chunk, found, unread=task.unread):
+        with isolated(applier, chunk.index):
+            for batch in applier.apply(chunk, counts, undecoded=undecoded):
                 if batch.columns:
                     check_same(batch.columns, expected, name, batch.where)
-                    part.add(batch.columns, batch.where, batch.origin)
+                    part.add(batch.columns, batch.where, batch.source)
                 low = batch.first - chunk.first
                 dones[low : low + len(batch.dones)] += batch.dones
-                done += batch.rows_in
-                on_rows(done, 0, 0)
-        return {**part.finish(), "dones": packed(dones), "ended": found.ended, "nans": found.nans}
+                steps += batch.steps_in
+                on_block(steps, 0, 0)
+        return {**part.finish(), "dones": pack_counts(dones), "ended": counts.ended, "nans": counts.nans}
     except BaseException:
         part.abandon()
         raise
 
 
-def look(task: Look, chunk: Chunk, on_rows: OnRows) -> dict[str, Any]:
-    """Say what comes out of a chunk: shapes before and after, what is unchained and changed, how long it took."""
-    setting = task.setting
-    applier = open_applier(setting)
-    began, found = time.perf_counter(), Found()
+def probe_chunk(config: RunConfig, batches: int | None, chunk: Chunk, on_block: OnBlock) -> dict[str, Any]:
+    """``{probe}``: a `ProbeResult` as JSON, None where every episode was dropped."""
+    applier = open_applier(config)
+    began, counts = time.perf_counter(), ResultCounts()
     shapes: Shapes | None = None
-    broken: dict[str, int] = {}
+    unchained: dict[str, int] = {}
     changed: list[str] | None = None
-    same: list[str] = []
-    rows_in = rows_out = episodes = dropped = 0
-    with at_work(applier, chunk.index):
-        for number, batch in enumerate(applier.batches(chunk, found, plain=True)):
-            rows_in += batch.rows_in
-            if setting.whole_episodes:
-                episodes += len(batch.dones)
+    passthrough: list[str] = []
+    steps_in = steps_out = dropped = 0
+    with isolated(applier, chunk.index):
+        for number, batch in enumerate(applier.apply(chunk, counts, map_states=False)):
+            steps_in += batch.steps_in
+            if config.whole_episodes:
                 dropped += int((batch.dones == 0).sum())
             if batch.columns:
                 if shapes is None:
                     shapes = shapes_of(batch.columns)
-                    same = _untouched(applier, batch)
-                    if not setting.whole_episodes:
-                        changed = _changed(applier, chunk, batch.columns)
-                check_same(batch.columns, shapes, setting.functions[-1].name, batch.where)
+                    passthrough = _compressed_passthrough(applier, batch)
+                    if not config.whole_episodes:
+                        changed = _changed_leaves(applier, chunk, batch.columns)
+                check_same(batch.columns, shapes, config.chain.last_name, batch.where)
                 done = batch.columns["next/done"].view(-1)
-                broken = {**unchained(batch.columns, done), **broken}
-                rows_out += len(done)
-            on_rows(rows_in, 0, 0)
-            if shapes is not None and task.batches is not None and number + 1 >= task.batches:
+                unchained = {**find_unchained(batch.columns, done), **unchained}
+                steps_out += len(done)
+            on_block(steps_in, 0, 0)
+            if shapes is not None and batches is not None and number + 1 >= batches:
                 break
         seconds = time.perf_counter() - began
         before = shapes_of(leaves_of(applier.view.read(chunk.start, chunk.start + 1)))
-    return {
-        "input": before,
-        "shapes": shapes,
-        "broken": broken,
-        "changed": changed,
-        "untouched": same,
-        "steps_in": rows_in,
-        "steps": rows_out,
-        "episodes": episodes,
-        "dropped": dropped,
-        "ended": found.ended,
-        "nans": found.nans,
-        "seconds": seconds,
-        "function_seconds": applier.seconds,
-    }
+    if shapes is None:
+        return {"probe": None}
+    result = ProbeResult(
+        before, shapes, unchained, changed, passthrough, steps_in, steps_out, dropped, counts.nans, seconds
+    )
+    return {"probe": result.to_json()}
 
 
-def _untouched(applier: Applier, batch: Batch) -> list[str]:
-    """Compressed leaves of a batch whose rows are those that were read."""
-    if batch.origin is None:
+def _compressed_passthrough(applier: Applier, batch: ResultBatch) -> list[str]:
+    """The compressed leaves of a batch that no function changed."""
+    if batch.source is None:
         return []
     compressed = [leaf.name for leaf in applier.view.dataset.schema.states if leaf.codec == "zstd"]
-    return untouched(batch.origin, batch.columns, compressed)[0]
+    return find_passthrough(batch.source, batch.columns, compressed)[0]
 
 
-def _changed(applier: Applier, chunk: Chunk, columns: Columns) -> list[str]:
-    """Leaves that are there before and after, and differ in the first batch."""
+def _changed_leaves(applier: Applier, chunk: Chunk, columns: Columns) -> list[str]:
+    """The leaves of input and result that differ in the first batch."""
     before = leaves_of(applier.view.read(chunk.start, chunk.start + len(columns["next/done"])))
-    same, now = shapes_of(before), shapes_of(columns)
+    old, new = shapes_of(before), shapes_of(columns)
     return sorted(
         path
-        for path in now
-        if path in before and (now[path] != same[path] or bool(differing(before[path], columns[path]).any()))
+        for path in new
+        if path in before and (new[path] != old[path] or bool(differing(before[path], columns[path]).any()))
     )
 
 
-def sample(task: Sample, chunk: Chunk, on_rows: OnRows) -> dict[str, Any]:
-    """Store a few rows of results."""
-    applier = open_applier(task.setting)
-    with at_work(applier, chunk.index):
-        if task.setting.whole_episodes:
-            columns = _sampled_episodes(applier, chunk)
+def sample_results(config: RunConfig, names: tuple[str, ...], chunk: Chunk, on_block: OnBlock) -> dict[str, Any]:
+    """Write a few rows of the results of a chunk, one file per leaf."""
+    applier = open_applier(config)
+    with isolated(applier, chunk.index):
+        if config.whole_episodes:
+            columns = _sample_episodes(applier, chunk)
         else:
-            count = min(SAMPLED_ROWS, chunk.rows)
-            columns = applier.scattered(torch.linspace(chunk.start, chunk.stop - 1, count, dtype=torch.float64).long())
-    for name in task.names:
+            count = min(ROWS_PER_SAMPLE, chunk.rows)
+            steps = torch.linspace(chunk.start, chunk.stop - 1, count, dtype=torch.float64).long()
+            columns = applier.apply_to_steps(steps)
+    for name in names:
         rows = columns.get(name)
         data = as_bytes(rows) if rows is not None else np.zeros((0, 1), np.uint8)
-        save_arrays(sample_path(task.setting.folder, name, chunk.index), {"rows": data})
-    on_rows(chunk.rows, 0, 0)
+        save_arrays(sample_path(config.folder, name, chunk.index), {"rows": data})
+    on_block(chunk.rows, 0, 0)
     return {}
 
 
-def _sampled_episodes(applier: Applier, chunk: Chunk) -> Columns:
-    """Rows of the first few episodes of a chunk that are not dropped; none where there is none."""
-    last = min(chunk.first + SAMPLED_EPISODES, chunk.last)
+def _sample_episodes(applier: Applier, chunk: Chunk) -> Columns:
+    """Rows of the first few episodes of a chunk; none where all of them are dropped."""
+    last = min(chunk.first + _EPISODES_PER_SAMPLE, chunk.last)
     few = Chunk(chunk.index, chunk.start, int(applier.view.episodes.starts[last]), chunk.first, last)
-    for batch in applier.batches(few, Found()):
+    for batch in applier.apply(few, ResultCounts()):
         if batch.columns:
             rows = len(batch.columns["next/done"])
-            chosen = torch.linspace(0, rows - 1, min(SAMPLED_ROWS, rows), dtype=torch.float64).long()
+            chosen = torch.linspace(0, rows - 1, min(ROWS_PER_SAMPLE, rows), dtype=torch.float64).long()
             return {name: tensor[chosen] for name, tensor in batch.columns.items()}
     return {}
 
 
-def collect(task: Collect, chunk: Chunk, on_rows: OnRows) -> dict[str, Any]:
-    """Store what a first pass collects of a chunk, batch by batch or episode by episode, merged in their order."""
-    applier = open_applier(task.setting)
-    fn = task.setting.functions[task.number]
+def collect_statistics(config: RunConfig, number: int, chunk: Chunk, on_block: OnBlock) -> dict[str, Any]:
+    """Write the partial statistics of a chunk, merged in the order of its batches or episodes."""
+    applier = open_applier(config)
+    fn = config.chain.functions[number]
     fit = fn.fit
     assert fit is not None
     merged: dict[str, torch.Tensor] | None = None
-    with at_work(applier, chunk.index):
-        for td, where in applier.through(chunk, task.number):
+    with isolated(applier, chunk.index):
+        for td, where in applier.apply_first(number, chunk):
             with applier.guard(fn.name, where):
                 partial = fit.collect(td, **fn.args)
                 merged = partial if merged is None else fit.merge(merged, partial)
     arrays = {} if merged is None else {name: tensor.numpy() for name, tensor in merged.items()}
-    save_arrays(collected_path(task.setting.folder, task.number, chunk.index), arrays)
-    on_rows(chunk.rows, 0, 0)
+    save_arrays(collected_path(config.folder, number, chunk.index), arrays)
+    on_block(chunk.rows, 0, 0)
     return {}

@@ -86,10 +86,6 @@ TESTED_BY = {
 
 #: Import circles that exist still; each goes with the import that it names.
 TEMPORARY_CIRCLES = [
-    ("rbdata.preprocess.worker", "rbdata.preprocess.tasks"),
-    ("rbdata.preprocess.finish", "rbdata.preprocess.driver"),
-    ("rbdata.preprocess.first_pass", "rbdata.preprocess.driver"),
-    ("rbdata.preprocess.probe", "rbdata.preprocess.driver"),
     ("rbdata.storage.ted", "rbdata.storage.dataset"),
 ]
 TEMPORARY_NAMES = {"fill.py", "spool.py"}

@@ -268,10 +268,10 @@ class TestPlaces:
 
     def test_dest_is_the_input(self, shared, tmp_path):
         for source in ("my/input", shared / "my" / "input"):
-            with pytest.raises(UsageError, match="is the dataset that is read"):
+            with pytest.raises(UsageError, match="is the input"):
                 run(shared, double_rewards, dest="my/input", source=source, force=True)
         (tmp_path / "link").symlink_to(shared / "my" / "input")
-        with pytest.raises(UsageError, match="is the dataset that is read"):
+        with pytest.raises(UsageError, match="is the input"):
             run(shared, double_rewards, dest="my/input", source=tmp_path / "link")
 
     def test_dest_is_inside_the_input(self, shared):
@@ -289,7 +289,7 @@ class TestPlaces:
         run(shared, double_rewards, dest="my/there")  # the same again: nothing to do
         assert contents(first.path) == made
         for other in ({"seed": 1}, {"num_frames": 9}, {"batch_size": 9}, {"codec": "raw"}):
-            with pytest.raises(DatasetExistsError, match="was made otherwise") as caught:
+            with pytest.raises(DatasetExistsError, match="made with another request") as caught:
                 run(shared, double_rewards, dest="my/there", **other)
             assert "--force" in caught.value.hint
         with pytest.raises(DatasetExistsError):

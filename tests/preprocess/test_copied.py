@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from preprocess_tools import make_input, plain, run
 from rbdata.errors import DamagedDatasetError
 from rbdata.preprocess.functions import find_builtin
-from rbdata.preprocess.passthrough import Run, runs
-from rbdata.preprocess.run_config import Windows
+from rbdata.preprocess.passthrough import StepRun, split_runs
+from rbdata.preprocess.read_options import ReadOptions
 from rbdata.preprocess.successors import identical
 from rbdata.storage.codecs import zstd as codecs
 from rbdata.storage.dataset import Dataset
@@ -132,7 +132,7 @@ class TestUnread:
         assert frames(chain.path) == frames(source)
         cut = run(tmp_path, "rbdata:clip_rewards", "my/cut", source=source, num_frames=100)
         assert torch.equal(cut.to_tensordict()["observation"], Dataset(source).to_tensordict()["observation"][:100])
-        slices = run(tmp_path, "rbdata:clip_rewards", "my/slices", source=source, windows=Windows(slice_len=3))
+        slices = run(tmp_path, "rbdata:clip_rewards", "my/slices", source=source, read_options=ReadOptions(slice_len=3))
         assert int(slices.episodes.length.max()) == 3
         assert torch.equal(slices.to_tensordict()["observation"], Dataset(source).to_tensordict()["observation"])
         for made in (cut, slices, chain):
@@ -161,7 +161,7 @@ def test_episodes_that_stay_are_copied(source, tmp_path):
 def test_cut(options, source, tmp_path):
     """Where the end of an episode is of our making its last successor is a row of the input all the same."""
     if options.get("windows"):
-        options = {"windows": Windows(slice_len=5)}
+        options = {"read_options": ReadOptions(slice_len=5)}
     made = run(tmp_path, rewards, source=source, batch_size=7, **options)
     steps = len(made)
     old = Dataset(source).to_tensordict()[:steps]
@@ -243,7 +243,7 @@ def test_runs(episodes, cut):
         states = states[: states.index(place[-1]) + 1]
     if not place or (cut > 0 and len(place) == len(states)):
         return
-    found = runs(torch.tensor(place), torch.tensor(done))
+    found = split_runs(torch.tensor(place), torch.tensor(done))
     assert found is not None
     got = [row for run in found for row in range(run.first, run.first + run.stop - run.start + int(done[run.stop - 1]))]
     assert got == states or got == states[: len(got)]
@@ -252,10 +252,10 @@ def test_runs(episodes, cut):
 
 def test_no_runs():
     goes_on = torch.tensor([0, 1, 2])
-    assert runs(goes_on, torch.tensor([False, True, False])) is None  # an end where the input has none
-    assert runs(torch.tensor([0, 1, 3]), torch.tensor([False, False, True])) is None  # none where it has one
-    assert runs(torch.tensor([1, 0]), torch.tensor([False, True])) is None
-    assert runs(torch.tensor([5]), torch.tensor([True])) == [Run(0, 1, 5)]
+    assert split_runs(goes_on, torch.tensor([False, True, False])) is None  # an end where the input has none
+    assert split_runs(torch.tensor([0, 1, 3]), torch.tensor([False, False, True])) is None  # none where it has one
+    assert split_runs(torch.tensor([1, 0]), torch.tensor([False, True])) is None
+    assert split_runs(torch.tensor([5]), torch.tensor([True])) == [StepRun(0, 1, 5)]
 
 
 @given(st.data())

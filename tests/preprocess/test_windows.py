@@ -45,14 +45,14 @@ class TestWindows:
     )
     @pytest.mark.parametrize("per", ["batch", "episode"])
     def test_as_a_sampler_gives_them(self, shared, layout, windows, per):
-        from rbdata.preprocess.run_config import Windows
+        from rbdata.preprocess.read_options import ReadOptions
 
         dataset = run(
             shared,
             lambda td: td,
             source=f"my/{layout}",
             dest="my/windowed",
-            windows=Windows(**windows),
+            read_options=ReadOptions(**windows),
             per=per,
             batch_size=13,
             force=True,
@@ -72,7 +72,7 @@ class TestWindows:
     @pytest.mark.parametrize("layout", ["flat", "zstd"])
     @pytest.mark.parametrize("length", [1, 4, 100])
     def test_slices(self, shared, layout, length):
-        from rbdata.preprocess.run_config import Windows
+        from rbdata.preprocess.read_options import ReadOptions
 
         seen = []
 
@@ -86,7 +86,7 @@ class TestWindows:
             fn,
             source=f"my/{layout}",
             dest="my/sliced",
-            windows=Windows(slice_len=length),
+            read_options=ReadOptions(slice_len=length),
             per="episode",
             procs=1,
             force=True,

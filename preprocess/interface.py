@@ -1,0 +1,66 @@
+"""The Python function ``rbdata.preprocess``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from .preprocess_request import Listener
+
+
+def preprocess(
+    dataset_id: str | os.PathLike[str],
+    fn: str | Callable[..., Any] | Sequence[str | Callable[..., Any]],
+    *,
+    dest: str,
+    per: Literal["batch", "sample", "episode"] | None = None,
+    frame_stack: int | None = None,
+    n_step: int | None = None,
+    gamma: float = 0.99,
+    slice_len: int | None = None,
+    num_frames: int | None = None,
+    batch_size: int | None = None,
+    procs: int | None = None,
+    codec: Literal["auto", "raw", "zstd"] = "auto",
+    layout: Literal["auto", "ted"] = "auto",
+    seed: int = 0,
+    args: Mapping[str, Any] | None = None,
+    engine: Literal["local", "ray"] = "local",
+    address: str | None = None,
+    root: str | os.PathLike[str] | None = None,
+    force: bool = False,
+    listener: Listener | None = None,
+) -> Path:
+    """Make the dataset ``dest`` from another one with a function; returns its folder.
+
+    ``fn`` takes a TED TensorDict and returns one: a callable, text such as ``"pkg.mod:fn"`` or ``"rbdata:to_float"``, or a
+    sequence of them, applied one after the other. ``args`` are their arguments (``{"scale": 2}``, or
+    ``{"scale_rewards.scale": 2}`` for one of several). For the rest see `preprocess_request.Request`. An interrupted run is
+    continued by the same call. Raises what `driver.preprocess` raises.
+    """
+    from . import driver
+    from .preprocess_request import Request
+    from .read_options import ReadOptions
+
+    request = Request(
+        os.fspath(dataset_id),
+        [fn] if isinstance(fn, str) or callable(fn) else list(fn),
+        dest,
+        per=per,
+        read_options=ReadOptions(frame_stack, n_step, gamma, slice_len),
+        num_frames=num_frames,
+        batch_size=batch_size,
+        procs=procs,
+        codec=codec,
+        layout=layout,
+        seed=seed,
+        args=args or {},
+        engine=engine,
+        address=address,
+        root=None if root is None else Path(root),
+        force=force,
+    )
+    return driver.preprocess(request, listener).path
