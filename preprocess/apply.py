@@ -26,16 +26,7 @@ from .function import BoundFunction
 from .input_view import InputView
 from .layout import is_observation_pair
 from .passthrough import SourceStates
-from .result import (
-    Columns,
-    InputSummary,
-    ResultCounts,
-    check_batch,
-    columns_of,
-    complete,
-    concatenate,
-    leaves_of,
-)
+from .result import Columns, InputSummary, ResultCounts, check_batch, columns_of, complete, concatenate, leaves_of
 from .run_config import RunConfig
 
 _HERE = str(Path(__file__).parent)

@@ -1,13 +1,8 @@
-"""Runs a request: a dataset and functions become a new dataset.
+"""Runs a request through the modules of this package, in the order that the package lists.
 
-1. The functions are looked up and checked (`function_chain`), and the request is bound to its input (`run_context`).
-2. First passes compute the statistics that functions need (`first_pass`).
-3. The functions are tried on the first steps, which decides leaves, codecs and dictionaries (`probe`).
-4. The workers of an engine write a part for each chunk, in any order (`worker`); parts are appended in order.
-5. The episode table and the manifest are written (`finish`), and the working folder becomes the dataset.
-
-Everything that was computed is in the journal of the working folder (`storage.writer`): after an interruption at any moment the
-same request continues, and ends with the same bytes.
+Workers write parts in any order; they are appended in the order of the chunks. Everything that was computed is in the journal
+of the working folder (`storage.writer`): after an interruption at any moment the same request continues with it, and ends
+with the same bytes.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ResultError
 from ..storage.column_writer import leaf_path
 from ..storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeTable
 from ..storage.manifest import Manifest
@@ -16,7 +15,7 @@ from ..storage.schema import Leaf
 from ..storage.writer import DatasetWriter
 from .layout import Layout
 from .lineage import describe_input, leaf_changes, named_statistics, remaining_spaces
-from .records import ProbeResult, unchained_error, unpack_counts
+from .records import ProbeResult, nothing_left_error, unchained_error, unpack_counts
 from .run_context import RunContext
 
 #: Steps whose flags and rewards are read at a time.
@@ -36,10 +35,8 @@ class EdgeCheck:
     def add(self, number: int, record: Record, others: Mapping[int, Record]) -> None:
         """Compare the part of chunk ``number`` with those of its neighbours. Raises ResultError for a state leaf."""
         self.unchained.update(record["unchained"])
-        for left, right, at in (
-            (others.get(number - 1), record, number),
-            (record, others.get(number + 1), number + 1),
-        ):
+        before, after = others.get(number - 1), others.get(number + 1)
+        for left, right, at in ((before, record, number), (record, after, number + 1)):
             if left is None or right is None or not left["open"]:
                 continue
             for name in left["edges"]:
@@ -63,8 +60,7 @@ def make_manifest(
     parts = [records[chunk.index] for chunk in context.chunks]
     steps = sum(part["steps"] for part in parts)
     if not steps:
-        message = f"{context.config.chain.last_name} dropped every episode of {context.input.id}: nothing is left"
-        raise ResultError(message, hint="a dataset has at least one step")
+        raise nothing_left_error(context.config.chain.last_name, context.input.id)
     columns = writer.columns()
     try:
         columns.rows = steps
@@ -90,17 +86,13 @@ def make_manifest(
     }
     notes, warnings = _make_notes(len(dones), counts, unchained)
     states = [part["steps"] + int(unpack_counts(part["dones"]).sum()) for part in parts]
-    request, source = context.request, context.input
+    source, options = context.input, {"codec": context.request.codec, "layout": context.request.layout}
     manifest = Manifest(
         id=context.place.id,
         schema=layout.schema,
         steps=steps,
         episodes=len(episodes),
-        source={
-            "name": "preprocess",
-            "options": {"codec": request.codec, "layout": request.layout},
-            "objects": [],
-        },
+        source={"name": "preprocess", "options": options, "objects": []},
         parts=[
             {"name": chunk.describe(), "states": state, "rows": part["steps"]}
             for chunk, part, state in zip(context.chunks, parts, states)

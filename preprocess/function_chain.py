@@ -23,10 +23,8 @@ Per = Literal["batch", "sample", "episode"]
 class FunctionChain:
     """Functions with their arguments, applied one after the other; small and picklable.
 
-    - ``per``: what they get at a time.
-    - ``identities``: the record of each function in the lineage.
-    - ``needs_fit``: whether each function needs a first pass over the data.
-    - ``ignores_observations``: how many functions at the beginning of the chain do not read observations.
+    ``per``: what they get at a time. ``identities``: their records in the lineage. ``needs_fit``: whether each needs a first
+    pass. ``ignores_observations``: how many functions at the beginning of the chain do not read observations.
     """
 
     functions: tuple[Function, ...]

@@ -24,9 +24,9 @@ from .functions.traits import traits_of
 def identify(fn: Callable[..., Any]) -> tuple[str, str, str | None]:
     """Qualified name, content hash and file hash; for a built-in function those that were recorded (see there)."""
     traits = traits_of(fn)
-    is_builtin = traits is not None and functions.find_builtin(traits.name) is fn
-    recorded = recorded_identity(traits.name) if traits is not None and is_builtin else None
-    return recorded or (qualified_name(fn), content_hash(fn), file_hash(fn))
+    if traits is not None and functions.find_builtin(traits.name) is not fn:
+        traits = None  # a wrapper, which has its attributes
+    return (recorded_identity(traits.name) if traits else None) or (qualified_name(fn), content_hash(fn), file_hash(fn))
 
 
 def qualified_name(fn: Callable[..., Any]) -> str:

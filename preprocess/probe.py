@@ -8,12 +8,11 @@ from itertools import pairwise
 import numpy as np
 
 from ..datasets.workers.engines import Engine
-from ..errors import ResultError
 from ..storage.writer import DatasetWriter
 from .chunks import Chunk
 from .layout import SAMPLE_ROWS, Layout, choose_codec, choose_schema
 from .preprocess_request import Listener
-from .records import ROWS_PER_SAMPLE, ProbeResult, load_arrays, sample_path
+from .records import ROWS_PER_SAMPLE, ProbeResult, load_arrays, nothing_left_error, sample_path
 from .run_config import RunConfig
 from .run_context import RunContext
 from .tasks import ProbeChunk, SampleResults
@@ -54,10 +53,7 @@ def probe_functions(context: RunContext, engine: Engine, batches: int | None = 2
         for _, record in engine.run(ProbeChunk(context.config, batches), [chunk], lambda progress: None):
             if record["probe"] is not None:
                 return ProbeResult.from_json(record["probe"])
-    raise ResultError(
-        f"{context.config.chain.last_name} dropped every episode of {context.input.id}: nothing is left",
-        hint="a dataset has at least one step",
-    )
+    raise nothing_left_error(context.config.chain.last_name, context.input.id)
 
 
 def choose_layout(

@@ -69,6 +69,11 @@ def unchained_error(function: str, name: str, where: str) -> ResultError:
     return ResultError(message, hint="if that is intended, store both: --layout ted --force")
 
 
+def nothing_left_error(function: str, dataset_id: str) -> ResultError:
+    message = f"{function} dropped every episode of {dataset_id}: nothing is left"
+    return ResultError(message, hint="a dataset has at least one step")
+
+
 def pack_counts(counts: np.ndarray) -> str:
     """Whole numbers below 2^31 as compressed text."""
     return base64.b64encode(zlib.compress(counts.astype("<i4").tobytes(), 9)).decode()

@@ -42,10 +42,10 @@ def close_appliers() -> None:
 def write_part(
     config: RunConfig, schema: Schema, shapes: Shapes, undecoded: frozenset[str], chunk: Chunk, on_block: OnBlock
 ) -> dict[str, Any]:
-    """Write the results of a chunk as a part. The record is that of `PartWriter.finish` with
+    """Write the results of a chunk as a part.
 
-    - ``dones``: how many episodes each episode of the chunk became (`records.pack_counts`);
-    - ``ended`` and ``nans``: see `ResultCounts`.
+    The record is that of `PartWriter.finish`, the fields of `ResultCounts`, and ``dones``: how many episodes each episode of
+    the chunk became (`records.pack_counts`).
     """
     applier = open_applier(config)
     name = config.chain.last_name
