@@ -102,7 +102,7 @@ def tables(args: argparse.Namespace) -> None:
     print(f"{len(sizes)} games x {RUNS} runs = {rows / 1e9:.1f} G frames; real gzip / played gzip = {fit:.2f}\n")
 
     table(
-        ["", "all", "a run, mean"],
+        ["", "all", "mean per run"],
         [
             ["raw frames", f"{rows * ROW / 1e12:.1f} TB", f"{STEPS_PER_RUN * ROW / 1e9:.0f} GB"],
             ["gzip, to fetch", f"{gz / 1e12:.1f} TB", f"{gz / len(sizes) / RUNS / 1e9:.1f} GB"],
@@ -112,7 +112,7 @@ def tables(args: argparse.Namespace) -> None:
     )
     ordered = sorted(sizes, key=lambda game: sizes[game]["zstd"])
     table(
-        ["game", "gzip a run", "zstd a run", "of raw"],
+        ["game", "gzip per run", "zstd per run", "of raw"],
         [
             [
                 game,
@@ -129,10 +129,10 @@ def tables(args: argparse.Namespace) -> None:
     works = [
         Work("download and convert", convert, gz, zstd + small),
         Work("resize to 42x42, zstd to zstd", rows / args.resize_rate, zstd + small, made + small),
-        Work("new rewards, frames copied as they are stored", rows / args.copy_rate, zstd + small, zstd + small),
+        Work("new rewards, frames copied in compressed form", rows / args.copy_rate, zstd + small, zstd + small),
     ]
     table(
-        ["work", "core-hours", "read", "written", "a core reads", "a core writes", "cost of the cores"],
+        ["work", "core-hours", "read", "written", "read per core", "written per core", "cost of the cores"],
         [
             [
                 work.name,
@@ -165,10 +165,10 @@ def tables(args: argparse.Namespace) -> None:
             bound = max(times, key=lambda name: times[name])
             cost = times[bound] / 3600 * workers * args.price
             rows_out.append([f"{workers}", work.name, hours(times[bound]), bound, f"${cost:,.0f}"])
-    table(["workers", "work", "time", "bound by", "cost"], rows_out)
+    table(["workers", "work", "time", "limited by", "cost"], rows_out)
     month = (zstd + small) / 1e9
     table(
-        ["keeping it", "a month"],
+        ["storage", "per month"],
         [
             [f"object storage, ${args.object_price}/GB", f"${month * args.object_price:,.0f}"],
             [f"shared filesystem, ${args.file_price}/GB", f"${month * args.file_price:,.0f}"],

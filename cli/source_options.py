@@ -15,7 +15,7 @@ _META = "rbdata.source_options"
 
 
 def selected_options(ctx: typer.Context) -> dict[str, Any]:
-    """The options on the command line, by name; the source refuses those that it does not have."""
+    """The options on the command line, by name; the source rejects those that it does not declare."""
     return dict(ctx.meta.get(_META, {}))
 
 
