@@ -227,7 +227,7 @@ def gate() -> Iterator[tuple[str, Any]]:
     handler: Any = type("Gate", (_Gate,), {"opened": threading.Event(), "seen": 0})
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=MIRROR))
     server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}", handler
     finally:
