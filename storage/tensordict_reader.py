@@ -1,0 +1,187 @@
+"""Read folders written by ``TensorDict.memmap`` without running any code that they name.
+
+``TensorDict.load_memmap`` takes the class to load from a string in ``meta.json``, and some of those classes unpickle files
+that the same JSON names: a folder from elsewhere can run code. This reader never imports a class, never unpickles and never
+follows a link. It reads the format that tensordict 0.13 and 0.14 write:
+
+    meta.json            {"shape": batch size, "device", "_type": class of the folder, key: entry, ...}
+        a tensor         {"device", "shape", "dtype": "torch.float32", "is_nested": false}, its elements in <key>.memmap
+        a sub-folder     {"type": name of its class}, with a meta.json of its own
+    of class TensorDict  the same again
+    of NonTensorData     {"_type", "data": a JSON value, ...}
+
+Keys with characters that file systems refuse are percent-encoded in file names. Everything else (tensor classes, stacks of
+values, pickled objects, nested jagged tensors) is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import DamagedDatasetError, UsageError
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+_TENSORDICT = "<class 'tensordict._td.TensorDict'>"
+_VALUE = "<class 'tensordict.tensorclass.NonTensorData'>"
+_DTYPES = frozenset(
+    ("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "bfloat16")
+    + ("float32", "float64", "complex64", "complex128")
+)
+_ENCODED = frozenset('/<>:"|?*\\ \0%') | {chr(code) for code in (*range(32), 127)}
+_OWN_ENTRIES = frozenset({"shape", "device", "_type"})
+#: Bounds of what is read before anything is known about the data: bytes of one meta.json, and levels of folders.
+_META_BYTES, _DEPTH = 16 << 20, 32
+
+
+def read_memmap(folder: Path) -> TensorDict:
+    """Map a folder of tensors: writes to the tensors reach the files, as with ``TensorDict.load_memmap``.
+
+    Raises DamagedDatasetError for files that are missing, too short or malformed, and UsageError for contents that are not
+    plain tensors or JSON values. ``folder`` itself may be a link; nothing inside it may be one.
+    """
+    found = _read_folder(Path(folder), 0)
+    found.lock_()
+    return found
+
+
+def read_json(path: Path, limit: int = _META_BYTES) -> dict[str, Any]:
+    """A JSON object out of a regular file of at most ``limit`` bytes. Raises DamagedDatasetError."""
+    size = regular_size(path)
+    if size > limit:
+        raise DamagedDatasetError(f"{path} has {size} bytes, more than the {limit} that such a file may have")
+    try:
+        record = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise DamagedDatasetError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(record, dict):
+        raise DamagedDatasetError(f"{path} holds no JSON object")
+    return record
+
+
+def regular_size(path: Path) -> int:
+    """Size of a regular file in bytes. Raises DamagedDatasetError for a link, a device, a pipe, or nothing at all."""
+    try:
+        found = os.lstat(path)
+    except (OSError, ValueError) as error:
+        raise DamagedDatasetError(f"{path} is missing or cannot be read: {error}") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise DamagedDatasetError(f"{path} is not a regular file")
+    return found.st_size
+
+
+def _read_folder(folder: Path, depth: int) -> TensorDict:
+    from tensordict import TensorDict
+
+    if depth > _DEPTH:
+        raise DamagedDatasetError(f"{folder} is nested deeper than {_DEPTH} levels")
+    record = read_json(folder / "meta.json")
+    _check_class(folder, record, _TENSORDICT)
+    batch = _shape(record.get("shape"), folder / "meta.json")
+    leaves: dict[str, Any] = {}
+    for key, entry in record.items():
+        if key in _OWN_ENTRIES:
+            continue
+        if not isinstance(entry, dict):
+            raise DamagedDatasetError(f"{folder / 'meta.json'}: the entry {key!r} is malformed")
+        leaves[key] = _read_entry(folder, key, entry, depth)
+    result = TensorDict(batch_size=batch, device="cpu" if record.get("device") == "cpu" else None)
+    for key, value in leaves.items():
+        try:
+            if isinstance(value, _Value):
+                result.set_non_tensor(key, value.data)
+            else:
+                result.set(key, value)
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+            raise DamagedDatasetError(f"{folder}: {key!r} does not fit batch {list(batch)}: {error}") from error
+    return result
+
+
+class _Value:
+    """A value that is no tensor."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+
+def _read_entry(folder: Path, key: str, entry: dict[str, Any], depth: int) -> Any:
+    if "type" not in entry:
+        return _map_tensor(folder, key, entry)
+    below = _existing(folder, key, "")
+    try:
+        if not stat.S_ISDIR(os.lstat(below).st_mode):
+            raise DamagedDatasetError(f"{below} is not a folder")
+    except (OSError, ValueError) as error:
+        raise DamagedDatasetError(f"{below} is missing or cannot be read: {error}") from error
+    record = read_json(below / "meta.json")
+    if record.get("_type") != _VALUE:
+        return _read_folder(below, depth + 1)
+    _check_class(below, record, _VALUE)
+    if "data" not in record or not _is_plain(record["data"]):
+        raise UsageError(f"{below} holds a value that is no number, text or list of these: it is not read")
+    return _Value(record["data"])
+
+
+def _map_tensor(folder: Path, key: str, entry: dict[str, Any]) -> Any:
+    import torch
+    from tensordict import MemoryMappedTensor
+
+    where = folder / "meta.json"
+    name = str(entry.get("dtype")).removeprefix("torch.")
+    if name not in _DTYPES:
+        raise DamagedDatasetError(f"{where}: {key!r} has no known dtype ({name!r})")
+    if entry.get("is_nested"):
+        raise UsageError(f"{where}: {key!r} is a nested tensor, which is not read")
+    dtype, shape = getattr(torch, name), _shape(entry.get("shape"), where)
+    count = math.prod(shape)
+    if not count:
+        return torch.empty(shape, dtype=dtype)
+    path = _existing(folder, key, ".memmap")
+    size = regular_size(path)
+    if size < count * dtype.itemsize:
+        raise DamagedDatasetError(f"{path} has {size} bytes, {list(shape)} {name} need {count * dtype.itemsize}")
+    try:
+        return MemoryMappedTensor.from_filename(path, dtype, torch.Size(shape))
+    except (OSError, RuntimeError, ValueError) as error:
+        raise DamagedDatasetError(f"{path} cannot be mapped: {error}") from error
+
+
+def _existing(folder: Path, key: str, suffix: str) -> Path:
+    """The file or folder of a key: under its encoded name or, from older versions of tensordict, under the key itself."""
+    encoded = "".join(f"%{ord(char):02X}" if char in _ENCODED else char for char in key) or "%"
+    if encoded in (".", ".."):
+        encoded = "%2E" * len(encoded)
+    path = folder / f"{encoded}{suffix}"
+    if encoded != key and not {"/", "\\", "\0"}.intersection(key) and key not in ("", ".", ".."):
+        older = folder / f"{key}{suffix}"
+        if not os.path.lexists(path) and os.path.lexists(older):
+            return older
+    return path
+
+
+def _check_class(folder: Path, record: dict[str, Any], expected: str) -> None:
+    """Refuse classes other than the expected one, and any pickle beside the file."""
+    if record.get("_type") != expected:
+        raise UsageError(f"{folder} holds a {record.get('_type')!r}, which is not read: only plain TensorDicts are")
+    if any(path.suffix in (".pickle", ".pkl") for path in folder.iterdir()):
+        raise UsageError(f"{folder} holds pickled objects, which are not read")
+
+
+def _shape(value: Any, where: Path) -> tuple[int, ...]:
+    if not isinstance(value, list) or len(value) > 64 or not all(type(size) is int and size >= 0 for size in value):
+        raise DamagedDatasetError(f"{where}: a shape is {value!r}, not a list of sizes")
+    if math.prod(size or 1 for size in value) >= 1 << 60:
+        raise DamagedDatasetError(f"{where}: the shape {value} is larger than any file")
+    return tuple(value)
+
+
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    if isinstance(value, list):
+        return depth < 4 and all(_is_plain(item, depth + 1) for item in value)
+    return value is None or isinstance(value, (bool, int, float, str))
