@@ -30,10 +30,8 @@ if TYPE_CHECKING:
 
 _TENSORDICT = "<class 'tensordict._td.TensorDict'>"
 _VALUE = "<class 'tensordict.tensorclass.NonTensorData'>"
-_DTYPES = frozenset(
-    ("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "bfloat16")
-    + ("float32", "float64", "complex64", "complex128")
-)
+_NUMBERS = "uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 bfloat16 float32 float64 complex64 complex128"
+_DTYPES = frozenset(["bool", *_NUMBERS.split()])
 _ENCODED = frozenset('/<>:"|?*\\ \0%') | {chr(code) for code in (*range(32), 127)}
 _OWN_ENTRIES = frozenset({"shape", "device", "_type"})
 #: Bounds of what is read before anything is known about the data: bytes of one meta.json, and levels of folders.
