@@ -25,10 +25,11 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from torch.utils import _pytree as pytree
 
-from ....errors import DamagedDatasetError, UsageError
+from ....errors import DamagedDatasetError, RbdataError, UsageError
+from ...tensordict_reader import read_memmap
 from ..batch_order import OrderState
 from ..storages.list_storage import ListStorage
-from ..storages.memmap_storage import LazyMemmapStorage, open_memmap
+from ..storages.memmap_storage import LazyMemmapStorage
 from ..storages.storage import Storage
 from ..storages.tensor_storage import TensorStorage
 from ..writers.round_robin import RoundRobinWriter
@@ -161,19 +162,37 @@ def load_from(buffer: Any, checkpoint: Checkpoint) -> None:
             message = f"the checkpoint's {part} is a {about[part]}, the buffer's a {have}"
             raise UsageError(message, hint="make the buffer of the same parts as the one that was saved")
     own = "sampler" in about
-    states = {name: read_state(checkpoint.path / name) for name in ("sampler", "position", "transforms") if own}
-    states["writer"] = writer = _writer_state(buffer.writer, checkpoint.path / "writer")
-    load_storage = partial(_load_storage, buffer, checkpoint, writer)
-    buffer._pipeline.drop()
+    states = {name: read_state(checkpoint.inside(name)) for name in ("sampler", "position", "transforms") if own}
+    states["writer"] = writer = _writer_state(buffer, checkpoint)
+    batch_size = _batch_size(checkpoint)
+    order = None
     if own:
-        buffer._restore(states, load_storage)
-        buffer._pipeline.go_to(OrderState(states["position"]["generator"], states["position"]["sampler"]))
-    else:  # TorchRL's: its samplers are not ours
-        load_storage()
-        buffer.writer.load_state_dict(writer)
+        try:
+            order = OrderState(states["position"]["generator"], states["position"]["sampler"])
+        except KeyError as error:
+            raise DamagedDatasetError(f"{checkpoint.path / 'position'} lacks {error}") from error
+    before = buffer._pipeline.state()
+    buffer._pipeline.drop()
+    try:
+        if order is not None:
+            buffer._pipeline.go_to(order)
+        buffer._restore(states, partial(_load_storage, buffer, checkpoint, writer))  # of TorchRL's: writer and storage
+    except BaseException as error:
+        buffer._pipeline.go_to(before)
+        if isinstance(error, Exception) and not isinstance(error, RbdataError):
+            raise DamagedDatasetError(f"{checkpoint.path} is damaged: {type(error).__name__}: {error}") from error
+        raise
+    if order is None:
         buffer.sampler.empty()
         buffer._pipeline.rewind()
-    buffer.batch_size = checkpoint.json("buffer_metadata.json").get("batch_size")
+    buffer.batch_size = batch_size
+
+
+def _batch_size(checkpoint: Checkpoint) -> int | None:
+    size = checkpoint.json("buffer_metadata.json").get("batch_size")
+    if size is not None and (type(size) is not int or not 1 <= size < 1 << 40):
+        raise DamagedDatasetError(f"{checkpoint.path / 'buffer_metadata.json'}: batch_size is {size!r}")
+    return size
 
 
 def _alike(there: str, have: str) -> bool:
@@ -182,31 +201,29 @@ def _alike(there: str, have: str) -> bool:
     return there in kin and have in kin
 
 
-def _writer_state(writer: Any, folder: Path) -> dict[str, Any]:
-    if isinstance(writer, RoundRobinWriter):
-        try:
-            state = json.loads((folder / "metadata.json").read_text())
-            return {"cursor": int(state["cursor"]), "write_count": int(state.get("write_count") or 0)}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DamagedDatasetError(f"{folder / 'metadata.json'} is damaged: {error}") from error
-    return read_state(folder)
+def _writer_state(buffer: Any, checkpoint: Checkpoint) -> dict[str, Any]:
+    if not isinstance(buffer.writer, RoundRobinWriter):
+        return read_state(checkpoint.inside("writer"))
+    record = checkpoint.json("writer/metadata.json")
+    state = {"cursor": record.get("cursor"), "write_count": record.get("write_count") or 0}
+    limits = {"cursor": buffer.storage.max_size, "write_count": 1 << 62}
+    if any(type(value) is not int or not 0 <= value <= limits[name] for name, value in state.items()):
+        raise DamagedDatasetError(f"{checkpoint.path / 'writer/metadata.json'} is damaged: {record!r:.100}")
+    return state
 
 
 def _load_storage(buffer: Any, checkpoint: Checkpoint, writer: dict[str, Any]) -> None:
     storage: Storage = buffer.storage
-    folder = checkpoint.path / "storage"
+    folder = checkpoint.inside("storage")
     if not (folder / "storage_metadata.json").exists():
         _take_flat_state(storage, read_state(folder))
         return
     if not isinstance(storage, TensorStorage):
         raise UsageError(f"the checkpoint holds TensorDicts, which a {type(storage).__name__} does not")
-    try:
-        rows = int(json.loads((folder / "storage_metadata.json").read_text())["len"])
-        data: Any = open_memmap(folder)
-    except UsageError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise DamagedDatasetError(f"the storage in {folder} is damaged: {error}") from error
+    rows = checkpoint.json("storage/storage_metadata.json").get("len")
+    if type(rows) is not int or rows < 0:
+        raise DamagedDatasetError(f"{folder / 'storage_metadata.json'}: len is {rows!r}")
+    data: Any = read_memmap(folder)
     for hook in buffer._load_hooks:
         data = hook(data, out=None)
     if tuple(data.batch_size) == () or len(data.batch_size) < storage.ndim:
@@ -217,6 +234,15 @@ def _load_storage(buffer: Any, checkpoint: Checkpoint, writer: dict[str, Any]) -
     newest = checkpoint.about.get("newest")
     if newest is None:
         newest = (writer["cursor"] - 1) % data.batch_size[0] if filled else -1
+    capacity = data.batch_size[0]
+    if (
+        filled > capacity
+        or type(newest) is not int
+        or not -1 <= newest < capacity
+        or writer.get("cursor", 0) > capacity
+    ):
+        message = f"{folder}: {filled} rows, the last one written {newest}, do not fit into {capacity} rows"
+        raise DamagedDatasetError(message)
     if isinstance(storage, LazyMemmapStorage) and storage.scratch_dir == folder and storage.initialized:
         storage.set_counters(filled, newest)
     else:

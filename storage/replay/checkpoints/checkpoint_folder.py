@@ -16,6 +16,7 @@ from ....errors import DamagedDatasetError, DatasetExistsError, NotADatasetError
 from ...checksums import Crc32c, crc32c
 from ...folder import remove_tree
 from ...manifest import sync_folder, write_atomically
+from ...tensordict_reader import read_json, regular_size
 from .state_files import read_state, write_state
 
 FORMAT, FORMAT_VERSION = "rbdata-replay", 1
@@ -127,9 +128,13 @@ class Checkpoint:
 
     def _record(self) -> dict[str, Any]:
         try:
-            record = json.loads((self.path / FILENAME).read_text())
+            record = read_json(self.path / FILENAME)
             checksum = record.pop("checksum")
-            if record["format"] != FORMAT or not isinstance(record["files"], dict):
+            if (
+                record["format"] != FORMAT
+                or not isinstance(record["files"], dict)
+                or not isinstance(record["about"], dict)
+            ):
                 raise ValueError("it is something else")
             if record["format_version"] > FORMAT_VERSION:
                 raise UsageError(f"{self.path} was written by a newer rbdata")
@@ -142,24 +147,32 @@ class Checkpoint:
             raise DamagedDatasetError(f"{self.path / FILENAME} is damaged: {error}") from error
 
     def _check(self, files: dict[str, Any]) -> None:
-        for name, (size, checksum) in files.items():
-            path = self.path / name
-            if not path.is_file() or path.stat().st_size != size or (checksum and _sum(path) != checksum):
-                what = "is not the file that was saved" if path.exists() else "is missing"
-                raise DamagedDatasetError(f"the checkpoint is damaged: {path} {what}")
+        for name, stated in files.items():
+            path = self.inside(name)
+            if not (isinstance(stated, list) and len(stated) == 2):
+                raise DamagedDatasetError(f"{self.path / FILENAME} is damaged at {name!r}")
+            size, checksum = stated
+            if regular_size(path) != size or (checksum and _sum(path) != checksum):
+                raise DamagedDatasetError(f"the checkpoint is damaged: {path} is not the file that was saved")
+
+    def inside(self, name: str) -> Path:
+        """A path in the checkpoint. Raises DamagedDatasetError for one that leads out of it, by its name or by a link."""
+        parts = name.split("/")
+        path = self.path.joinpath(*parts)
+        folders = [self.path.joinpath(*parts[: level + 1]) for level in range(len(parts))]
+        if {"", ".", ".."}.intersection(parts) or "\\" in name or any(folder.is_symlink() for folder in folders):
+            raise DamagedDatasetError(f"{path} leads out of the checkpoint", hint="do not use this checkpoint")
+        return path
 
     def part(self, name: str, kind: str) -> Checkpoint:
         """A checkpoint inside this one."""
-        return Checkpoint(self.path / name, kind)
+        return Checkpoint(self.inside(name), kind)
 
     def json(self, name: str) -> dict[str, Any]:
-        try:
-            return json.loads((self.path / name).read_text())
-        except (OSError, ValueError) as error:
-            raise DamagedDatasetError(f"{self.path / name} is damaged: {error}") from error
+        return read_json(self.inside(name))
 
     def tensors(self, name: str) -> dict[str, Any]:
-        return read_state(self.path / name)
+        return read_state(self.inside(name))
 
 
 def _is_checkpoint(path: Path) -> bool:

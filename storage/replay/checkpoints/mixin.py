@@ -110,7 +110,8 @@ class CheckpointMixin:
 
         After an error the buffer is as it was.
         """
-        parts: dict[str, Any] = {"sampler": self._sampler, "transforms": self._transforms, "writer": self._writer}
+        every: dict[str, Any] = {"sampler": self._sampler, "transforms": self._transforms, "writer": self._writer}
+        parts = {name: part for name, part in every.items() if name in states}
         before = {name: part.state_dict() for name, part in parts.items()}
         try:
             for name, part in parts.items():

@@ -7,6 +7,7 @@ state.json        {"format_version": 1, "values": {name: value}, "tensors": {nam
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,11 @@ from typing import Any
 import torch
 
 from ....errors import DamagedDatasetError, UsageError
+from ...tensordict_reader import read_json, regular_size
 
 FORMAT_VERSION = 1
+#: A list storage's state holds an entry for each record.
+STATE_BYTES = 1 << 30
 
 
 def write_state(folder: Path, state: dict[str, Any]) -> None:
@@ -42,11 +46,11 @@ def write_state(folder: Path, state: dict[str, Any]) -> None:
 def read_state(folder: Path) -> dict[str, Any]:
     """Read what `write_state` wrote. Raises DamagedDatasetError when it is not all there."""
     try:
-        record = json.loads((folder / "state.json").read_text())
+        record = read_json(folder / "state.json", STATE_BYTES)
         if record["format_version"] != FORMAT_VERSION:
             raise ValueError(f"format version {record['format_version']}")
         tensors = {
-            name: _tensor((folder / Path(entry["file"]).name).read_bytes(), entry["dtype"], entry["shape"])
+            name: _tensor(folder / Path(entry["file"]).name, entry["dtype"], entry["shape"])
             for name, entry in record["tensors"].items()
         }
         return {**record["values"], **tensors}
@@ -61,10 +65,14 @@ def _bytes(tensor: torch.Tensor) -> bytes:
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
-def _tensor(data: bytes, dtype: str, shape: list[int]) -> torch.Tensor:
+def _tensor(path: Path, dtype: str, shape: list[int]) -> torch.Tensor:
     kind = getattr(torch, dtype)
     if not isinstance(kind, torch.dtype):
         raise ValueError(f"{dtype!r} is no dtype")
+    size = regular_size(path)
+    if size != math.prod(shape) * kind.itemsize:
+        raise ValueError(f"{path} has {size} bytes, {shape} {dtype} need {math.prod(shape) * kind.itemsize}")
+    data = path.read_bytes()
     if not data:
         return torch.empty(shape, dtype=kind)
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(kind).reshape(shape)

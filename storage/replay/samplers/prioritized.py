@@ -192,11 +192,17 @@ class PrioritizedSampler(Sampler):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if "priorities" not in state:
             raise UsageError(f"the state is not that of a {type(self).__name__}")
-        if len(state["priorities"]) != self.max_capacity:
-            raise UsageError(f"the state has {len(state['priorities'])} priorities, the sampler {self.max_capacity}")
-        self._alpha, self.beta, self.eps = state["alpha"], state["beta"], state["eps"]
-        self._largest, self._checked_rows = state["largest"], 0
-        self._priorities = state["priorities"].clone()
+        priorities, numbers = state["priorities"], [state.get(name) for name in ("alpha", "beta", "eps", "largest")]
+        if priorities.shape != self._priorities.shape or priorities.dtype != self._priorities.dtype:
+            raise UsageError(f"the state has {tuple(priorities.shape)} priorities, the sampler {self.max_capacity}")
+        sound = all(isinstance(value, (int, float)) and 0 <= value < float("inf") for value in numbers)
+        if not sound or bool((priorities < 0).any()) or bool(priorities.isinf().any()):
+            raise UsageError(
+                f"the state's alpha, beta, eps and largest priority are {numbers}: not all are numbers from 0 on"
+            )
+        self._alpha, self.beta, self.eps, self._largest = numbers
+        self._checked_rows = 0
+        self._priorities = priorities.clone()
         self._refill()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -152,7 +152,14 @@ class Passes:
         return (-1 if self._seed is None else self._seed, self._pass, self._next, self._size, self.ran_out)
 
     def set_position(self, position: Any) -> None:
-        seed, self._pass, self._next, self._size, ran_out = (int(value) for value in position)
+        """Continue from what ``position`` gave. Raises UsageError for anything else."""
+        given = list(position) if isinstance(position, (list, tuple)) else []
+        if len(given) != 5 or not all(type(value) in (int, bool) and -1 <= value < 1 << 63 for value in given):
+            raise UsageError(f"{position!r} is not the position of a sampler without replacement")
+        seed, number, after, size, ran_out = (int(value) for value in given)
+        if min(number, after) < 0 or not 0 <= after <= size:
+            raise UsageError(f"{position!r} is not the position of a sampler without replacement")
+        self._pass, self._next, self._size = number, after, size
         self._seed, self.ran_out, self._order = None if seed < 0 else seed, bool(ran_out), None
 
 

@@ -21,9 +21,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict, is_tensor_collection
+from tensordict import is_tensor_collection
 
 from ....errors import DamagedDatasetError, DatasetExistsError, SchemaError, UsageError
+from ...tensordict_reader import read_json, read_memmap, regular_size
 from .tensor_storage import LazyTensorStorage
 
 FORMAT_VERSION = 1
@@ -85,13 +86,13 @@ class LazyMemmapStorage(LazyTensorStorage):
     def _reopen(self) -> None:
         assert self.scratch_dir is not None
         try:
-            description = json.loads((self.scratch_dir / DESCRIPTION).read_text())
+            description = read_json(self.scratch_dir / DESCRIPTION)
             if description["format_version"] != FORMAT_VERSION:
                 raise ValueError(f"format version {description['format_version']}")
             if description["ndim"] != self.ndim:
                 raise UsageError(f"{self.scratch_dir} was made with ndim={description['ndim']}, not {self.ndim}")
             self._map_counters()
-            self._set_data(open_memmap(self.scratch_dir))
+            self._set_data(read_memmap(self.scratch_dir))
             if not 0 <= self.filled <= self.capacity or not -1 <= self.newest < self.capacity:
                 raise ValueError(f"it counts {self.filled} rows of {self.capacity}")
         except UsageError:
@@ -102,7 +103,7 @@ class LazyMemmapStorage(LazyTensorStorage):
 
     def _map_counters(self) -> None:
         assert self.scratch_dir is not None
-        if (self.scratch_dir / COUNTERS).stat().st_size != 24:
+        if regular_size(self.scratch_dir / COUNTERS) != 24:
             raise ValueError(f"{COUNTERS} is not three numbers")
         # Shared on purpose: these counters tell other readers what has been written.
         self._count = np.memmap(self.scratch_dir / COUNTERS, np.int64, "r+", shape=(3,))
@@ -129,22 +130,3 @@ class LazyMemmapStorage(LazyTensorStorage):
 def _remove(folder: Path, process: int) -> None:
     if os.getpid() == process:  # not when a fork of the process ends
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def open_memmap(folder: Path) -> Any:
-    """``TensorDict.load_memmap``, after a look at the files: it makes those that are missing, and unpickles.
-
-    Raises ValueError for files that are missing or too short, UsageError for pickled objects.
-    """
-    if any(folder.rglob("*.pickle")):
-        raise UsageError(f"{folder} holds pickled objects, which are not read")
-    for meta in folder.rglob("meta.json"):
-        for name, entry in json.loads(meta.read_text()).items():
-            if not isinstance(entry, dict) or "dtype" not in entry or "shape" not in entry:
-                continue
-            dtype = getattr(torch, str(entry["dtype"]).removeprefix("torch."))
-            size = torch.Size(entry["shape"]).numel() * dtype.itemsize
-            path = meta.with_name(f"{name}.memmap")
-            if size and (not path.is_file() or path.stat().st_size < size):
-                raise ValueError(f"{path} is missing or shorter than {size} bytes")
-    return TensorDict.load_memmap(folder)
