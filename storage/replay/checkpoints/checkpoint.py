@@ -206,9 +206,11 @@ def _writer_state(buffer: Any, checkpoint: Checkpoint) -> dict[str, Any]:
         return read_state(checkpoint.inside("writer"))
     record = checkpoint.json("writer/metadata.json")
     state = {"cursor": record.get("cursor"), "write_count": record.get("write_count") or 0}
-    limits = {"cursor": buffer.storage.max_size, "write_count": 1 << 62}
-    if any(type(value) is not int or not 0 <= value <= limits[name] for name, value in state.items()):
+    if any(type(value) is not int or not 0 <= value < 1 << 62 for value in state.values()):
         raise DamagedDatasetError(f"{checkpoint.path / 'writer/metadata.json'} is damaged: {record!r:.100}")
+    if state["cursor"] > buffer.storage.max_size:
+        message = f"the checkpoint's next row is {state['cursor']}, the buffer has {buffer.storage.max_size}"
+        raise UsageError(message, hint="make the buffer as large as the one that was saved")
     return state
 
 

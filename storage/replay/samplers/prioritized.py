@@ -192,9 +192,10 @@ class PrioritizedSampler(Sampler):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if "priorities" not in state:
             raise UsageError(f"the state is not that of a {type(self).__name__}")
-        priorities, numbers = state["priorities"], [state.get(name) for name in ("alpha", "beta", "eps", "largest")]
+        priorities = state["priorities"]
+        numbers: list[Any] = [state.get(name) for name in ("alpha", "beta", "eps", "largest")]
         if priorities.shape != self._priorities.shape or priorities.dtype != self._priorities.dtype:
-            raise UsageError(f"the state has {tuple(priorities.shape)} priorities, the sampler {self.max_capacity}")
+            raise UsageError(f"the state has {len(priorities)} priorities, the sampler {self.max_capacity}")
         sound = all(isinstance(value, (int, float)) and 0 <= value < float("inf") for value in numbers)
         if not sound or bool((priorities < 0).any()) or bool(priorities.isinf().any()):
             raise UsageError(

@@ -104,10 +104,12 @@ def checkpointed() -> TensorDictReplayBuffer:
 def test_a_kill_while_a_checkpoint_is_written(tmp_path):
     """SIGKILL at any moment: the last checkpoint that was finished is there and whole, or the next one is."""
     path, caught = tmp_path / "checkpoint", 0
-    for attempt in range(4):
+    for attempt in range(40):
+        if caught and attempt >= 4:
+            break
         writer = python(f"from test_processes import dump_for_ever; dump_for_ever({str(path)!r})")
         done = [int(writer.stdout.readline()) for _ in range(1 + attempt % 2)][-1]
-        time.sleep(0.013 * (attempt + 1))
+        time.sleep(0.013 * (attempt % 4 + 1))
         writer.send_signal(signal.SIGKILL)
         rest = writer.communicate()[0].split()
         done = max([done, *map(int, rest)])
