@@ -11,7 +11,7 @@ from .console import Column, Fact, out
 from .options import Force, LocalId, Procs, Root
 
 if TYPE_CHECKING:
-    from ..datasets.acquire import Outlook
+    from ..datasets.acquire import Estimate
     from ..preprocess.preprocess_request import DryRun, Preprocessed
     from ..preprocess.records import ProbeResult
 
@@ -127,7 +127,7 @@ def run(
 
 
 def _show_dry_run(outcome: Preprocessed) -> None:
-    found, estimate = outcome.dry_run, outcome.outlook
+    found, estimate = outcome.dry_run, outcome.estimate
     assert found is not None and estimate is not None
     if out.json:
         out.document({"dry_run": _record(outcome, found, estimate)})
@@ -181,7 +181,7 @@ def _type(leaf: tuple[str, tuple[int, ...]]) -> str:
     return f"{leaf[0]} [{', '.join(map(str, leaf[1]))}]"
 
 
-def _record(outcome: Preprocessed, found: DryRun, estimate: Outlook) -> dict[str, Any]:
+def _record(outcome: Preprocessed, found: DryRun, estimate: Estimate) -> dict[str, Any]:
     probe = found.probe
 
     def tree(shapes: Any) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from . import text
 from .console import out
 
 if TYPE_CHECKING:
-    from ..datasets.acquire import Listener, Outlook
+    from ..datasets.acquire import Estimate, Listener
     from ..datasets.workers.task import TaskProgress
 
 #: Seconds between two lines of a log, and before the first.
@@ -30,14 +30,14 @@ RATE_WINDOW = 20.0
 class Tally:
     """Work done and work left: in bytes where the sizes are known, else in parts."""
 
-    def __init__(self, outlook: Outlook, clock: Callable[[], float] = time.monotonic) -> None:
-        self.parts, self.done_parts = outlook.parts, outlook.done_parts
-        self.bytes = outlook.fetch_bytes
-        self.names = outlook.part_names
+    def __init__(self, estimate: Estimate, clock: Callable[[], float] = time.monotonic) -> None:
+        self.parts, self.done_parts = estimate.parts, estimate.done_parts
+        self.bytes = estimate.fetch_bytes
+        self.names = estimate.part_names
         self.tasks: dict[int, TaskProgress] = {}
         self.finished: set[int] = set()
         self._clock = clock
-        self._left = max(1, outlook.parts - outlook.done_parts)
+        self._left = max(1, estimate.parts - estimate.done_parts)
         self._marks: deque[tuple[float, float, int, int]] = deque([(clock(), 0.0, 0, 0)])
 
     def update(self, tasks: list[TaskProgress]) -> None:
@@ -109,17 +109,17 @@ class Tally:
 
 
 @contextmanager
-def show_progress(dataset_id: str, on_outlook: Callable[[Outlook], None]) -> Iterator[Listener]:
-    """Yield a listener that shows a run's progress inside the block. ``on_outlook`` is called with the plan first."""
+def show_progress(dataset_id: str, on_estimate: Callable[[Estimate], None]) -> Iterator[Listener]:
+    """Yield a listener that shows a run's progress inside the block. ``on_estimate`` is called with the plan first."""
     from ..datasets.acquire import Listener
 
     if out.quiet:
-        yield Listener(outlook=on_outlook)
+        yield Listener(on_estimate=on_estimate)
     elif out.live:
-        with _Bars(on_outlook) as bars:
+        with _Bars(on_estimate) as bars:
             yield bars.listener()
     else:
-        yield _Lines(dataset_id, on_outlook).listener()
+        yield _Lines(dataset_id, on_estimate).listener()
 
 
 @contextmanager
@@ -129,7 +129,7 @@ def byte_progress(title: str) -> Iterator[Callable[[int, int], None] | None]:
         yield None
         return
     began = time.monotonic()
-    with _Bars(lambda outlook: None) as bars:
+    with _Bars(lambda estimate: None) as bars:
 
         def on_progress(done: int, total: int) -> None:
             if time.monotonic() - began > BAR_DELAY:
@@ -144,7 +144,7 @@ def count_progress(title: str) -> Iterator[Callable[[int, int], None]]:
     if not out.live:
         yield lambda done, total: None
         return
-    with _Bars(lambda outlook: None) as bars:
+    with _Bars(lambda estimate: None) as bars:
         bars.show("count", title, None)
         yield lambda done, total: bars.show("count", title, None, text.count(done))
 
@@ -152,8 +152,8 @@ def count_progress(title: str) -> Iterator[Callable[[int, int], None]]:
 class _Lines:
     """Progress in a log: one line every LINE_INTERVAL seconds."""
 
-    def __init__(self, dataset_id: str, on_outlook: Callable[[Outlook], None]) -> None:
-        self._id, self._on_outlook = dataset_id, on_outlook
+    def __init__(self, dataset_id: str, on_estimate: Callable[[Estimate], None]) -> None:
+        self._id, self._on_estimate = dataset_id, on_estimate
         self._tally: Tally | None = None
         self._last = time.monotonic()
 
@@ -161,16 +161,16 @@ class _Lines:
         from ..datasets.acquire import Listener
 
         return Listener(
-            planned=lambda done, total: self._note(f"planning, {done} of {total} raw files read"),
-            outlook=self._outlook,
-            progress=self._progress,
-            part_done=self._part_done,
-            fetched=lambda name, done, total: self._note(f"raw files, {_of(done, total)}"),
+            on_planned=lambda done, total: self._note(f"planning, {done} of {total} raw files read"),
+            on_estimate=self._estimate,
+            on_progress=self._progress,
+            on_part_done=self._part_done,
+            on_fetched=lambda name, done, total: self._note(f"raw files, {_of(done, total)}"),
         )
 
-    def _outlook(self, outlook: Outlook) -> None:
-        self._on_outlook(outlook)
-        self._tally = None if outlook.unread else Tally(outlook)
+    def _estimate(self, estimate: Estimate) -> None:
+        self._on_estimate(estimate)
+        self._tally = None if estimate.unread else Tally(estimate)
 
     def _progress(self, tasks: list[TaskProgress]) -> None:
         if self._tally:
@@ -196,7 +196,7 @@ class _Lines:
 class _Bars:
     """Progress on a terminal: a bar for the total and one per running part, removed when the work is done."""
 
-    def __init__(self, on_outlook: Callable[[Outlook], None]) -> None:
+    def __init__(self, on_estimate: Callable[[Estimate], None]) -> None:
         from rich.console import Console as Screen
         from rich.progress import BarColumn, Progress, TextColumn
         from rich.text import Text
@@ -206,7 +206,7 @@ class _Bars:
                 # A task without a known total is shown as text only.
                 return Text() if task.total is None else super().render(task)
 
-        self._on_outlook = on_outlook
+        self._on_estimate = on_estimate
         self._tally: Tally | None = None
         screen = Screen(file=sys.stderr, highlight=False)
         bar = max(8, min(30, screen.width // 4))
@@ -233,12 +233,12 @@ class _Bars:
         from ..datasets.acquire import Listener
 
         return Listener(
-            stage=self._stage,
-            planned=self._planned,
-            outlook=self._outlook,
-            progress=self._progressed,
-            part_done=self._part_done,
-            fetched=lambda name, done, total: self.show("raw", "raw files", done / max(1, total), _of(done, total)),
+            on_stage=self._stage,
+            on_planned=self._planned,
+            on_estimate=self._estimate,
+            on_progress=self._progressed,
+            on_part_done=self._part_done,
+            on_fetched=lambda name, done, total: self.show("raw", "raw files", done / max(1, total), _of(done, total)),
         )
 
     def _stage(self, what: str) -> None:
@@ -251,12 +251,12 @@ class _Bars:
         self._drop("stage")
         self.show("plan", "planning", done / max(1, total), f"{done} of {total}")
 
-    def _outlook(self, outlook: Outlook) -> None:
+    def _estimate(self, estimate: Estimate) -> None:
         for key in list(self._rows):
             self._drop(key)
         self._progress.stop()
-        self._on_outlook(outlook)
-        self._tally = None if outlook.unread else Tally(outlook)
+        self._on_estimate(estimate)
+        self._tally = None if estimate.unread else Tally(estimate)
 
     def _progressed(self, tasks: list[TaskProgress]) -> None:
         if self._tally is None:

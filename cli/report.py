@@ -14,7 +14,7 @@ from .options import suggest_command
 from .progress import show_progress
 
 if TYPE_CHECKING:
-    from ..datasets.acquire import Listener, Outcome, Outlook
+    from ..datasets.acquire import Estimate, Listener, Outcome
 
 
 @dataclass(frozen=True)
@@ -28,45 +28,45 @@ class Result:
 
 def work(dataset_id: str, action: Callable[[Listener], Outcome]) -> Outcome:
     """Run ``action`` and show its progress. Ctrl-C becomes an error that says what is kept and how to continue."""
-    seen: list[Outlook] = []
+    seen: list[Estimate] = []
     parts_done: list[int] = []
 
-    def on_outlook(outlook: Outlook) -> None:
-        seen.append(outlook)
-        for line in announcement(outlook):
+    def on_estimate(estimate: Estimate) -> None:
+        seen.append(estimate)
+        for line in announcement(estimate):
             out.note(line, "  ")
 
     out.note(dataset_id)
     try:
-        with show_progress(dataset_id, on_outlook) as listener:
-            show_part_done = listener.part_done
+        with show_progress(dataset_id, on_estimate) as listener:
+            show_part_done = listener.on_part_done
 
             def part_done(index: int) -> None:
                 parts_done.append(index)
                 show_part_done(index)
 
-            listener.part_done = part_done
+            listener.on_part_done = part_done
             return action(listener)
     except KeyboardInterrupt as error:
         raise _interrupted(dataset_id, seen[-1] if seen else None, len(parts_done)) from error
 
 
-def _interrupted(dataset_id: str, outlook: Outlook | None, finished: int) -> Interrupted:
+def _interrupted(dataset_id: str, estimate: Estimate | None, finished: int) -> Interrupted:
     from ..storage.manifest import FILENAME
 
     words = out.arguments
-    if outlook is None:
+    if estimate is None:
         message = f"interrupted while planning {dataset_id}; parts finished earlier are kept"
-    elif outlook.unread:
+    elif estimate.unread:
         message = f"interrupted while fetching the raw files of {dataset_id}; the fetched bytes are kept"
-    elif not outlook.parts:
+    elif not estimate.parts:
         message = f"interrupted while writing {dataset_id}; its raw files are kept"
     else:
-        kept = max(outlook.done_parts + finished, _count_parts(outlook.path))
-        message = f"interrupted: {kept} of {outlook.parts} parts of {dataset_id} are kept"
-        if not kept and outlook.parts == 1:
+        kept = max(estimate.done_parts + finished, _count_parts(estimate.path))
+        message = f"interrupted: {kept} of {estimate.parts} parts of {dataset_id} are kept"
+        if not kept and estimate.parts == 1:
             message = f"interrupted before {dataset_id} was complete: nothing is kept"
-        if not (outlook.path / FILENAME).is_file():
+        if not (estimate.path / FILENAME).is_file():
             # There is no dataset to replace, so --force would only discard the finished parts.
             words = [word for word in words if word != "--force"]
     return Interrupted(message, hint=f"continue with: {text.command('rbdata', *words)}")
@@ -80,23 +80,23 @@ def _count_parts(path: Path) -> int:
     return len(Journal(path.with_name(f".{path.name}.writing") / JOURNAL).find("part"))
 
 
-def announcement(outlook: Outlook) -> list[str]:
+def announcement(estimate: Estimate) -> list[str]:
     """The plan, in a few lines."""
-    from_where = [f"from {outlook.location}" + (f" ({outlook.why})" if outlook.why else "")]
-    target = f"{outlook.path} ({text.size(outlook.free_bytes)} free)"
-    if outlook.unread:
-        files = f"{text.plural(outlook.shards, 'file')}, then read {'it' if outlook.shards == 1 else 'them'}"
-        return [*from_where, f"fetch {text.size(outlook.fetch_bytes)} in {files}"]
-    if outlook.done_parts:
-        from_where.append(f"continuing: {outlook.done_parts} of {outlook.parts} parts are done")
-    left = outlook.parts - outlook.done_parts
-    if outlook.fetched:
+    from_where = [f"from {estimate.location}" + (f" ({estimate.why})" if estimate.why else "")]
+    target = f"{estimate.path} ({text.size(estimate.free_bytes)} free)"
+    if estimate.unread:
+        files = f"{text.plural(estimate.shards, 'file')}, then read {'it' if estimate.shards == 1 else 'them'}"
+        return [*from_where, f"fetch {text.size(estimate.fetch_bytes)} in {files}"]
+    if estimate.done_parts:
+        from_where.append(f"continuing: {estimate.done_parts} of {estimate.parts} parts are done")
+    left = estimate.parts - estimate.done_parts
+    if estimate.fetched:
         from_where = []  # printed before its files were fetched
-    elif outlook.fetch_bytes:
-        from_where.append(f"fetch {text.size(outlook.fetch_bytes)} in {text.plural(left, 'part')}")
-    about = "about " if outlook.estimated else ""
-    episodes = f", {text.plural(outlook.episodes, 'episode')}" if outlook.episodes or not outlook.estimated else ""
-    what = f"{about}{text.plural(outlook.steps, 'step')}{episodes}, about {text.size(outlook.disk_bytes)}"
+    elif estimate.fetch_bytes:
+        from_where.append(f"fetch {text.size(estimate.fetch_bytes)} in {text.plural(left, 'part')}")
+    about = "about " if estimate.estimated else ""
+    episodes = f", {text.plural(estimate.episodes, 'episode')}" if estimate.episodes or not estimate.estimated else ""
+    what = f"{about}{text.plural(estimate.steps, 'step')}{episodes}, about {text.size(estimate.disk_bytes)}"
     return [*from_where, f"write {what} to {target}"]
 
 
@@ -163,17 +163,19 @@ def _facts(outcome: Outcome) -> list[Fact]:
     if steps is not None and episodes is not None:
         facts.append(Fact("steps", f"{text.count(steps)} in {text.plural(episodes, 'episode')}"))
     facts.append(Fact("size", text.size(size) if steps is not None else f"{text.size(size)} to fetch"))
-    notes = outcome.manifest.notes if outcome.manifest else outcome.outlook.notes if outcome.outlook else ()
+    notes = outcome.manifest.notes if outcome.manifest else outcome.estimate.notes if outcome.estimate else ()
     return [*facts, *(Fact("note", note) for note in notes)]
 
 
 def _counts(outcome: Outcome) -> tuple[int | None, int | None, int]:
     if outcome.manifest is not None:
         return outcome.manifest.steps, outcome.manifest.episodes, outcome.manifest.bytes
-    assert outcome.outlook is not None  # one of the two is there
-    outlook = outcome.outlook
+    assert outcome.estimate is not None  # one of the two is there
+    estimate = outcome.estimate
     return (
-        (None, None, outlook.fetch_bytes) if outlook.unread else (outlook.steps, outlook.episodes, outlook.disk_bytes)
+        (None, None, estimate.fetch_bytes)
+        if estimate.unread
+        else (estimate.steps, estimate.episodes, estimate.disk_bytes)
     )
 
 
@@ -191,15 +193,15 @@ def _record(result: Result) -> dict[str, Any]:
         "bytes": size,
         "seconds": round(outcome.seconds, 3),
     }
-    if outcome.action == "planned" and outcome.outlook is not None:
-        outlook = outcome.outlook
+    if outcome.action == "planned" and outcome.estimate is not None:
+        estimate = outcome.estimate
         record["plan"] = {
-            "location": outlook.location,
-            "parts": outlook.parts,
-            "done_parts": outlook.done_parts,
-            "fetch_bytes": outlook.fetch_bytes,
-            "disk_bytes": outlook.disk_bytes,
-            "free_bytes": outlook.free_bytes,
-            "notes": list(outlook.notes),
+            "location": estimate.location,
+            "parts": estimate.parts,
+            "done_parts": estimate.done_parts,
+            "fetch_bytes": estimate.fetch_bytes,
+            "disk_bytes": estimate.disk_bytes,
+            "free_bytes": estimate.free_bytes,
+            "notes": list(estimate.notes),
         }
     return record

@@ -17,7 +17,7 @@ from typing import Any
 
 from .. import settings
 from .._version import __version__
-from ..datasets.ingest.request import Outlook
+from ..datasets.ingest.request import Estimate
 from ..datasets.local import find
 from ..datasets.workers.engines import Engine, open_engine
 from ..datasets.workers.pool import usable_cpus
@@ -139,7 +139,7 @@ def _make_dataset(context: RunContext, engine: Engine, listener: Listener) -> Pr
             context = replace(context, config=config)
             layout, probe = prepare_layout(context, writer, engine, listener)
             estimate, records, unchained = _write_parts(context, layout, probe, writer, engine, listener)
-            listener.stage("writing the manifest")
+            listener.on_stage("writing the manifest")
             writer.merge()
             manifest, warnings = make_manifest(context, layout, probe, unchained, writer, records)
             manifest.provenance = {
@@ -155,7 +155,7 @@ def _make_dataset(context: RunContext, engine: Engine, listener: Listener) -> Pr
             if not (writer.remembered("part") or writer.remembered("statistics") or has_collected(writer.folder)):
                 remove_tree(writer.folder)  # there is nothing that the next run could use
             raise
-    return Preprocessed(place.id, place.path, "written", manifest, outlook=estimate, warnings=tuple(warnings))
+    return Preprocessed(place.id, place.path, "written", manifest, estimate=estimate, warnings=tuple(warnings))
 
 
 def _open_writer(context: RunContext) -> DatasetWriter:
@@ -179,14 +179,14 @@ def _open_writer(context: RunContext) -> DatasetWriter:
 
 def _write_parts(
     context: RunContext, layout: Layout, probe: ProbeResult, writer: DatasetWriter, engine: Engine, listener: Listener
-) -> tuple[Outlook, Mapping[int, Mapping[str, Any]], set[str]]:
+) -> tuple[Estimate, Mapping[int, Mapping[str, Any]], set[str]]:
     """Write and append the parts of all chunks. Returns the estimate, the records of the parts by chunk, and the
     observations whose successor is not that of the following step."""
     config, chunks = context.config, context.chunks
     writer.lay_out(layout.schema, layout.filled, len(chunks))
     records = writer.parts_done()
     estimate = _estimate(context, layout, probe, records, engine)
-    listener.outlook(estimate)
+    listener.on_estimate(estimate)
     check_space(context.place.path, estimate.disk_bytes, context.place.id)
     undecoded = frozenset[str]()
     if config.all_ignore_observations:
@@ -198,7 +198,7 @@ def _write_parts(
     writer.merge()
     work, next_merge = WritePart(config, layout.schema, layout.shapes, undecoded), time.monotonic() + MERGE_EVERY
     left = [chunk for chunk in chunks if chunk.index not in records]
-    for index, record in engine.run(work, left, listener.progress):
+    for index, record in engine.run(work, left, listener.on_progress):
         edges.add(index, record, records)
         writer.part_done(index, record)
         records[index] = record
@@ -206,13 +206,13 @@ def _write_parts(
         if now > next_merge:
             writer.merge()
             next_merge = time.monotonic() + max(MERGE_EVERY, MERGE_SHARE * (time.monotonic() - now))
-        listener.part_done(index)
+        listener.on_part_done(index)
     return estimate, records, edges.unchained
 
 
 def _estimate(
     context: RunContext, layout: Layout, probe: ProbeResult, records: Mapping[int, Any], engine: Engine
-) -> Outlook:
+) -> Estimate:
     """What remains to be done after the parts in ``records``."""
     total = context.episodes.steps
     share = sum(context.chunks[number].rows for number in records) / total

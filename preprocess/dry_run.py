@@ -16,7 +16,7 @@ from .run_context import RunContext
 
 def dry_run(context: RunContext, engine: Engine, listener: Listener) -> Preprocessed:
     """Try the functions on one chunk; the leaves before and after, and time and disk space for all chunks."""
-    listener.stage("trying the functions on one chunk")
+    listener.on_stage("trying the functions on one chunk")
     with tempfile.TemporaryDirectory(prefix="rbdata-dry-run-") as scratch:
         config = replace(context.config, folder=Path(scratch))
         # The statistics of the first chunk are good enough for an estimate.
@@ -27,7 +27,7 @@ def dry_run(context: RunContext, engine: Engine, listener: Listener) -> Preproce
     share = probe.steps_in / context.episodes.steps
     steps = round(probe.steps_out / share)
     estimate = context.estimate(steps, int(layout.step_bytes * steps), 0)
-    listener.outlook(estimate)
+    listener.on_estimate(estimate)
     stored = {leaf.name: f"{leaf.kind} {leaf.codec}" for leaf in layout.schema}
     stored.update({"next/" + leaf.name: f"rows of {leaf.name}" for leaf in layout.schema.states})
     passes = 1 + sum(config.chain.needs_fit)

@@ -54,13 +54,13 @@ def _collect_one(
     fn = config.chain.functions[number]
     fit = fn.fit
     assert fit is not None
-    listener.stage(f"first pass for {fn.label}")
+    listener.on_stage(f"first pass for {fn.label}")
     paths = {chunk.index: collected_path(config.folder, number, chunk.index) for chunk in chunks}
     left = [chunk for chunk in chunks if not paths[chunk.index].is_file()]
     done = len(chunks) - len(left)
     for _ in engine.run(CollectStatistics(config, number), left, lambda progress: None):
         done += 1
-        listener.stage(f"first pass for {fn.label}, {done} of {len(chunks)} chunks")
+        listener.on_stage(f"first pass for {fn.label}, {done} of {len(chunks)} chunks")
     merged: dict[str, torch.Tensor] | None = None
     for chunk in chunks:
         arrays = load_arrays(paths[chunk.index])

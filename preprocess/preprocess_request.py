@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from ..datasets.ingest.request import Estimate, Outcome
 from ..datasets.ingest.request import Listener as Listener
-from ..datasets.ingest.request import Outcome, Outlook
 from ..errors import UsageError
 from .function_chain import Per
 from .layout import Shapes
@@ -95,4 +95,4 @@ class Preprocessed(Outcome):
     warnings: Sequence[str] = ()
 
 
-__all__ = ["DryRun", "Listener", "Outcome", "Outlook", "Preprocessed", "Request"]
+__all__ = ["DryRun", "Estimate", "Listener", "Outcome", "Preprocessed", "Request"]

@@ -34,7 +34,7 @@ def prepare_layout(
             for leaf in compressed:
                 writer.dictionary(leaf, stored[leaf.name] or b"")
             return layout, ProbeResult.from_json(known["look"])
-    listener.stage("trying the functions on the first steps")
+    listener.on_stage("trying the functions on the first steps")
     probe = probe_functions(context, engine)
     layout, dictionaries = choose_layout(context, probe, engine, listener)
     for name, data in dictionaries.items():
@@ -74,7 +74,7 @@ def choose_layout(
     names = tuple(name for name in names if name not in codecs)
     samples: dict[str, np.ndarray] = {}
     if names and request.codec != "raw":
-        listener.stage("sampling results")
+        listener.on_stage("sampling results")
         samples = _sample_results(context.config, context.chunks, names, engine)
     for name in names:
         rows = samples[name] if samples else np.zeros((0, schema[name].row_bytes), np.uint8)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..datasets.ingest.request import Outlook
+from ..datasets.ingest.request import Estimate
 from ..errors import DatasetExistsError, NotADatasetError, UsageError
 from ..storage.episodes import open_episodes
 from ..storage.folder import DatasetPlace, free_bytes
@@ -50,9 +50,9 @@ class RunContext:
         message = f"{self.place.id} exists already and was made with another request"
         raise DatasetExistsError(message, hint="choose another --dest, or replace it with --force")
 
-    def estimate(self, steps: int, disk_bytes: int, done: int) -> Outlook:
+    def estimate(self, steps: int, disk_bytes: int, done: int) -> Estimate:
         """What remains to be done: ``steps`` of the result, ``disk_bytes`` to be written; ``done`` chunks are finished."""
-        return Outlook(
+        return Estimate(
             id=self.place.id,
             path=self.place.path,
             location=str(self.config.path),

@@ -148,7 +148,6 @@ TESTED_BY = {
 TEMPORARY_CIRCLES = [
     ("rbdata.storage.ted", "rbdata.storage.dataset"),
 ]
-TEMPORARY_NAMES = {"fill.py", "spool.py"}
 
 
 def test_no_import_circles():
@@ -176,7 +175,7 @@ def test_the_package_does_not_grow():
 
 def test_base_names_are_unique():
     times = Counter(path.name for path in MODULES if path.name not in NAMES_OF_MANY)
-    assert {name for name, count in times.items() if count > 1} <= TEMPORARY_NAMES
+    assert {name for name, count in times.items() if count > 1} == set()
 
 
 def test_packages_are_installed():

@@ -1,103 +1,121 @@
-"""What a run is about to do, worked out from what is known so far. Nothing is fetched or written here.
+"""Estimates of what a run is about to do, from what is known so far. Nothing is fetched or written here.
 
-A job whose counts are known before its bulk is read has a plan (`planned`). One that must have its raw files first knows
-only their sizes (`unread`), one that must have decoded them has a guess (`expected`).
+A job whose counts are known before its large rows are read has a plan (`estimate_plan`). Of one whose raw files must be
+fetched first only their sizes are known (`estimate_fetch`); one that is staged has a guess (`expect`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import Any
 
+import numpy as np
+
+from ...storage.codecs.zstd import RowEncoder
 from ...storage.folder import DatasetPlace, free_bytes
 from ...storage.schema import Leaf
-from .protocol import Job, Plan, SpoolingJob
-from .request import Outlook
+from .protocol import Job, Plan
+from .request import Estimate
+from .row_source import SampleRows
 
-#: Bytes of an episode in the episode table (`storage.episodes`).
-_EPISODE = 26
+#: Bytes of an episode in the episode table (`storage.episodes`), and of a compressed row's offset.
+_EPISODE, _OFFSET = 26, 8
+
+#: Gives sample rows of the large leaves when they are needed (`Job.sample_rows`).
+Samples = Callable[[], SampleRows]
 
 
-def compressed(job: Job) -> list[Leaf]:
+def compressed_leaves(job: Job) -> list[Leaf]:
     """The leaves that need a dictionary."""
     return [leaf for leaf in job.schema.states if leaf.codec == "zstd"]
 
 
-def planned(
-    job: Job, plan: Plan, place: DatasetPlace, dictionary: bytes, done: Collection[int] = (), *, fetched: bool = False
-) -> Outlook:
-    """What is left of a plan, without the parts that are ``done``; ``fetched``: its raw files were told of before."""
-    left = [index for index in range(job.parts()) if index not in done]
-    return Outlook(
-        id=place.id,
-        path=place.path,
-        location=job.location.url,
+def estimate_plan(
+    job: Job,
+    plan: Plan,
+    place: DatasetPlace,
+    dictionary: bytes,
+    samples: Samples,
+    done: Collection[int] = (),
+    *,
+    fetched: bool = False,
+) -> Estimate:
+    """What is left of a plan, without the parts that are ``done``; ``fetched``: raw files were in an estimate before."""
+    left = [part for index, part in enumerate(plan.parts) if index not in done]
+    states = sum(part.states for part in left)
+    large = int(states * bytes_of_state(job, dictionary, samples)) if states else 0
+    if compressed_leaves(job) and left:
+        large += large // len(left)  # a finished part lies beside the blob until it is appended
+    return _estimate(
+        job,
+        place,
         shards=job.parts(),
-        fetch_bytes=sum(plan.fetch_bytes[index] for index in left),
+        fetch_bytes=sum(part.fetch_bytes for part in left),
         steps=plan.steps,
         episodes=len(plan.episodes),
-        disk_bytes=bulk_bytes(job, plan, dictionary, left) + column_bytes(job, plan),
-        free_bytes=free_bytes(place.path),
+        disk_bytes=large + bytes_of_columns(job, plan),
         done_parts=len(done),
         parts=job.parts(),
-        part_names=[str(part["name"]) for part in plan.parts],
+        part_names=[part.name for part in plan.parts],
         notes=plan.notes,
-        why=job.why,
         fetched=fetched,
     )
 
 
-def bulk_bytes(job: Job, plan: Plan, dictionary: bytes, left: Collection[int]) -> int:
-    """What the parts that are left take on the disk while they are filled."""
-    states = sum(plan.parts[index]["states"] for index in left)
-    size = int(states * job.row_estimate(dictionary)) if states else 0
-    if compressed(job) and left:
-        size += size // len(left)  # a finished part lies beside the blob until it is appended
-    return size
+def bytes_of_state(job: Job, dictionary: bytes, samples: Samples) -> float:
+    """Bytes on disk of the large rows of one state."""
+    leaves = [job.schema[name] for name in job.bulk]
+    raw = sum(leaf.row_bytes for leaf in leaves)
+    if not compressed_leaves(job):
+        return raw
+    rows = samples()
+    return raw * compressed_bytes(rows, dictionary) / max(1, sum(map(len, rows))) + _OFFSET * len(leaves)
 
 
-def column_bytes(job: Job, plan: Plan) -> int:
+def compressed_bytes(rows: SampleRows, dictionary: bytes) -> int:
+    """Bytes of rows, uint8 ``[row_bytes]`` each, compressed one by one."""
+    encoder = RowEncoder(dictionary)
+    start = np.zeros(1, np.int64)
+    return sum(int(encoder.encode(np.ascontiguousarray(row).data, start, len(row))[1][0]) for row in rows)
+
+
+def bytes_of_columns(job: Job, plan: Plan) -> int:
     """What the plan itself writes: step leaves (zeros everywhere are holes) and the episode table."""
     row = sum(leaf.row_bytes for leaf in job.schema.steps if leaf.name not in job.bulk and leaf.constant != 0)
     return plan.steps * row + len(plan.episodes) * _EPISODE
 
 
-def unread(job: Job, place: DatasetPlace, fetch_bytes: int) -> Outlook:
+def estimate_fetch(job: Job, place: DatasetPlace, fetch_bytes: int) -> Estimate:
     """Before raw files of so many bytes are fetched: only their sizes are known."""
-    files = job.files()
-    return Outlook(
-        id=place.id,
-        path=place.path,
-        location=job.location.url,
-        shards=len(files),
-        fetch_bytes=fetch_bytes,
-        steps=0,
-        episodes=0,
-        disk_bytes=fetch_bytes,
-        free_bytes=free_bytes(place.path),
-        done_parts=0,
-        parts=0,
-        why=job.why,
-        unread=True,
-    )
+    return _estimate(job, place, shards=len(job.files()), fetch_bytes=fetch_bytes, disk_bytes=fetch_bytes, unread=True)
 
 
-def expected(job: SpoolingJob, place: DatasetPlace, done: int = 0) -> Outlook:
-    """What is likely to be fetched and written, where that is known when all is decoded. Reads the heads of a few files."""
+def expect(job: Job, place: DatasetPlace, done: int = 0) -> Estimate:
+    """What a staged job is likely to fetch and write, ``done`` parts being staged. Reads the heads of a few files."""
     expectation = job.expect()
     left = 1 - done / max(1, job.parts())
-    return Outlook(
-        id=place.id,
-        path=place.path,
-        location=job.location.url,
+    return _estimate(
+        job,
+        place,
         shards=job.parts(),
         fetch_bytes=int(expectation.fetch_bytes * left),
         steps=expectation.steps,
         episodes=expectation.episodes,
         disk_bytes=int(expectation.disk_bytes * left),
-        free_bytes=free_bytes(place.path),
         done_parts=done,
         parts=job.parts(),
         part_names=expectation.part_names,
-        why=job.why,
         estimated=True,
+    )
+
+
+def _estimate(job: Job, place: DatasetPlace, **facts: Any) -> Estimate:
+    known = {"steps": 0, "episodes": 0, "done_parts": 0, "parts": 0, **facts}
+    return Estimate(
+        id=place.id,
+        path=place.path,
+        location=job.location.url,
+        free_bytes=free_bytes(place.path),
+        why=job.why,
+        **known,
     )

@@ -1,19 +1,24 @@
-"""What a job is: one conversion of a provider's raw objects into a dataset.
+"""The interface of a job: one conversion of a provider's raw objects into a dataset.
 
-A source finds the raw objects and returns a ``Job`` (`datasets.sources.source.Source.open`). A job says what identifies its
-result, plans the rows, and makes the tasks that fill them. Downloading and converting are the same job with raw data from
-different places.
+A source finds the raw objects and returns a `Job` (`datasets.sources.source.Source.open`). The job states what identifies
+its result, plans the rows, and gives the row sources that fill its large leaves; `run` does all the rest. Downloading and
+converting are the same job with raw objects from different places.
 
-The protocols give what most jobs answer; a job that derives from them defines only what is different about it.
+    inspect_files   leaves become known         jobs with whole files (HDF5, tables)
+    stage           everything is decoded       jobs whose row counts are unknown before (`staging`)
+    plan            all small leaves, all counts
+    sample_rows     rows to train a dictionary on
+    row_sources     the rows of the large leaves, part by part (`fill`)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal
 
+from ...errors import UsageError
 from ...storage.schema import Schema
 from ..fetch import Location, RemoteObject
 from ..workers.task import Task
@@ -21,6 +26,7 @@ from ..workers.task import Task
 if TYPE_CHECKING:
     from ...storage.column_writer import ColumnWriter
     from ...storage.episodes import EpisodeTable
+    from .row_source import RowSource, SampleRows
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,8 @@ class ConvertOptions:
     """How to convert; part of what identifies a dataset's bytes.
 
     ``codec`` is that of large leaves (``auto``: zstd). ``layout`` ``ted`` writes large leaves twice, as plain TED.
-    ``unknown_next``: see `datasets.atari.ring`. ``parts`` selects raw objects by number (None: all there are).
+    ``unknown_next``: what becomes of a step whose successor is not in the data (`sources.atari.ring`). ``parts`` selects
+    raw objects by number (None: all there are).
     """
 
     codec: Literal["auto", "raw", "zstd"] = "auto"
@@ -38,6 +45,12 @@ class ConvertOptions:
     parts: tuple[int, ...] | None = None
     #: Options of one source only, by name; `Source.check` checks them against its declarations.
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for options that exclude each other."""
+        if self.layout == "ted" and self.codec == "zstd":
+            message = "layout ted is for readers that know no codec: its frames are raw"
+            raise UsageError(message, hint="leave out --codec zstd, or --layout ted")
 
 
 @dataclass(frozen=True)
@@ -49,18 +62,44 @@ class RawObject:
     location: Location
 
 
+@dataclass(frozen=True)
+class PartSpec:
+    """One part of the large leaves: consecutive state rows, filled by one task.
+
+    ``object`` describes the remote object it comes from: name, size, crc32c. ``layout`` identifies which rows of the object
+    become which state rows: a part of equal layout and object has equal rows. ``number`` and ``first_state`` are None
+    for the only part of a D4RL dataset, whose manifests have never had them.
+    """
+
+    name: str
+    states: int
+    layout: str
+    object: dict[str, Any]
+    number: int | None = None
+    first_state: int | None = None
+    #: Bytes to be fetched to fill it.
+    fetch_bytes: int = 0
+
+    def with_checksum(self, crc32c: str | None) -> PartSpec:
+        """The part with the checksum that was computed while its object was read, if any."""
+        return replace(self, object={**self.object, "crc32c": crc32c or self.object["crc32c"]})
+
+    def to_json(self) -> dict[str, Any]:
+        """The record in the manifest."""
+        names = ("name", "number", "first_state", "states", "layout", "object")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
 @dataclass
 class Plan:
-    """What a job will write: row counts, and where the bytes come from."""
+    """What a job will write: the episodes, and the parts of the large leaves."""
 
     episodes: EpisodeTable
     counts: dict[str, Any]
     notes: list[str]
-    parts: list[dict[str, Any]]
-    #: Bytes still to be fetched from the source, by part.
-    fetch_bytes: list[int]
+    parts: list[PartSpec] = field(default_factory=list)
     spaces: dict[str, Any] = field(default_factory=dict)
-    #: Stands for all that the plan was made from: an interrupted run continues only what was planned from the same data.
+    #: Identifies the data the plan was made from: an interrupted run continues only with the same data.
     digest: str = ""
 
     @property
@@ -74,7 +113,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Expectation:
-    """What a job expects that cannot plan before everything is read; bytes still to be fetched and written."""
+    """A guess, for jobs that are staged, of the bytes still to be fetched and written."""
 
     fetch_bytes: int
     steps: int
@@ -83,82 +122,88 @@ class Expectation:
     part_names: Sequence[str]
 
 
-class Job(Protocol):
-    """One conversion, bound to a place."""
+class Job:
+    """One conversion, bound to a place. A job overrides what differs from these defaults."""
 
-    schema: Schema
+    schema: Schema = Schema(())
     #: Names of the leaves that are filled in parts, after the plan.
-    bulk: tuple[str, ...]
+    bulk: tuple[str, ...] = ()
     location: Location
-    #: Why it is taken from there, where that needs saying.
+    #: Why the data come from this location, where that is not obvious.
     why: str = ""
     #: Options that the job decided by itself, to be given when the same raw objects are opened at another place.
     decided: Mapping[str, Any] = {}
+    #: For a job whose counts are known only when all bytes have been read: a phrase for what happens before anything can
+    #: be estimated. Such a job is *staged*: everything is decoded into files of the working folder, then planned.
+    staging: str = ""
 
     def identity(self) -> dict[str, Any]:
         """Everything the resulting bytes depend on, as JSON."""
+        raise NotImplementedError
+
+    # -- whole files -----------------------------------------------------------------------------------------------
 
     def files(self) -> Sequence[RemoteObject]:
-        """Raw objects that must lie whole on a disk to be read (HDF5 and the like); none where all is streamed."""
+        """Raw objects that must lie whole on a disk to be read (HDF5 and the like)."""
+        return []
 
-    def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
-        """Read what is cheap to read, append all step rows, and know all counts.
+    def set_previous_objects(self, objects: Sequence[Mapping[str, Any]]) -> None:
+        """Called before anything is fetched, with the records of the objects that the dataset to be replaced was made
+        from: for places that do not state what their files must hold."""
 
-        ``files`` are where the objects that ``files()`` asked for lie, by url. Call ``columns.reserve`` before rows are
-        appended, as soon as their number is known.
+    def inspect_files(self, files: Mapping[str, Path]) -> None:
+        """Read the heads of the ``files()``, given by url, and set ``schema`` and ``bulk`` where they depend on them.
+
+        Raises CorruptSourceError, ChecksumError, UsageError.
         """
 
+    # -- staging ---------------------------------------------------------------------------------------------------
+
+    def expect(self) -> Expectation:
+        """An estimate before the work begins; fetches little."""
+        raise NotImplementedError
+
+    def staging_tasks(self, folder: Path, threads: int) -> Sequence[Task]:
+        """The tasks that decode into ``folder`` what is not there yet; `plan` and `row_sources` read it."""
+        raise NotImplementedError
+
+    def staged_dictionary(self) -> bytes:
+        """The dictionary that staged rows are compressed with."""
+        raise NotImplementedError
+
+    # -- plan and fill ---------------------------------------------------------------------------------------------
+
+    def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
+        """Append all small rows to ``columns``, and count everything.
+
+        ``files`` are the paths of ``files()`` by url. Call ``columns.reserve`` before rows are appended, as soon as their
+        number is known.
+        """
+        raise NotImplementedError
+
     def parts(self) -> int:
-        """Into how many parts the bulk leaves are divided."""
+        """Into how many parts the large leaves are divided; known when the leaves are."""
+        return 0
 
-    def dictionary(self) -> bytes:
-        """The dictionary for compressed bulk leaves; call after ``plan``."""
+    def sample_rows(self) -> SampleRows:
+        """Rows of the large leaves from all over the data, uint8 ``[row_bytes]`` each: a dictionary is trained on them,
+        and the size of the dataset estimated. Deterministic. Called after ``plan``."""
+        raise NotImplementedError
 
-    def row_estimate(self, dictionary: bytes) -> float:
-        """Bytes on disk of one state row; call after ``plan``."""
+    def row_sources(self) -> Sequence[RowSource]:
+        """Where the rows of each part come from. Called after ``plan``."""
+        return []
 
-    def tasks(self, folder: Path, threads: int) -> Sequence[Task]:
-        """The work that fills the parts of a working folder; call after ``plan``."""
+    # -- what the manifest records ---------------------------------------------------------------------------------
 
     def objects(self) -> Iterable[dict[str, Any]]:
-        """The raw objects as the manifest records them."""
+        """Records of the raw objects that are not in the parts."""
+        return []
 
     def raw_objects(self) -> list[RawObject]:
         """All raw objects, for a mirror to be complete."""
+        return []
 
     def about(self) -> dict[str, Any]:
         """``source`` of the manifest, and ``licence``, ``citation``."""
-
-
-class SettlingJob(Job, Protocol):
-    """One whose leaves are decided by what its whole files hold (HDF5, tables): its schema is empty until then."""
-
-    def settle(self, files: Mapping[str, Path]) -> None:
-        """Look into the files that ``files()`` asked for, and set ``schema`` and ``bulk``; called before ``plan``."""
-
-    def replaces(self, objects: Sequence[Mapping[str, Any]]) -> None:
-        """Told, before anything is fetched, which objects the dataset about to be replaced was made from."""
-        return  # where the place itself states what its files must hold
-
-
-class SpoolingJob(Job, Protocol):
-    """One whose counts are known only when all of its bytes have been read: these are decoded first, and planned then."""
-
-    #: What it does before anything can be said about what it will do.
-    first_stage: str = "sampling frames"
-
-    def expect(self) -> Expectation:
-        """An estimate, for what is said before the work begins; reads little."""
-
-    def spooling(self, folder: Path, threads: int) -> Sequence[Task]:
-        """The work that decodes into ``folder`` what is not there yet; `plan` and `tasks` find it there."""
-
-
-def settling(job: Job) -> SettlingJob | None:
-    """The job as one that settles its leaves late, if it is one."""
-    return cast("SettlingJob", job) if hasattr(job, "settle") else None
-
-
-def spooling(job: Job) -> SpoolingJob | None:
-    """The job as one that spools, if it is one."""
-    return cast("SpoolingJob", job) if hasattr(job, "spooling") else None
+        raise NotImplementedError

@@ -1,4 +1,4 @@
-"""What is wanted, what is about to happen, what happened: the records that go in and out of a download."""
+"""The records that go into a download and come out of it: `Request`, `Estimate`, `Outcome`, and the `Listener`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from .protocol import ConvertOptions
 
 @dataclass(frozen=True)
 class Request:
-    """What is wanted.
+    """Which dataset to get, from where, and how.
 
     ``mirror`` replaces the provider's own place. ``procs`` worker processes fill parts (None: one for each processor, up
-    to 8). ``keep_raw`` also stores the raw objects, below ``<root>/.raw/``, laid out as a mirror. ``force`` begins anew
-    and replaces what is there (an interrupted run with ``force`` is continued by the next one). ``dry_run`` plans and stops.
+    to 8). ``keep_raw`` also stores the raw objects, below ``<root>/.raw/``, laid out as a mirror. ``force`` starts over
+    and replaces the dataset that exists (an interrupted run with ``force`` is continued by the next one). ``dry_run``
+    plans and stops.
     """
 
     id: str
@@ -34,11 +35,11 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Outlook:
-    """What a run is about to do; a dry run ends with it. Bytes are those still to be fetched and written.
+class Estimate:
+    """What a run is about to do; the result of a dry run. Bytes are those still to be fetched and written.
 
-    ``unread``: steps and episodes (0 here) are known only when the raw files have been fetched. ``estimated``: they are
-    guesses. ``fetched``: raw files were fetched whole already, as an earlier outlook said.
+    ``unread``: steps and episodes (0 here) are known only when the raw files have been fetched. ``estimated``: steps,
+    episodes and bytes are guesses. ``fetched``: whole raw files were fetched already, as an earlier estimate stated.
     """
 
     id: str
@@ -54,7 +55,7 @@ class Outlook:
     parts: int
     part_names: Sequence[str] = ()
     notes: Sequence[str] = ()
-    #: Why it comes from there, where that needs saying.
+    #: Why the data come from this location, where that is not obvious.
     why: str = ""
     unread: bool = False
     estimated: bool = False
@@ -63,26 +64,26 @@ class Outlook:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run did: found the dataset ``complete``, has ``written`` it, or has ``planned`` it only."""
+    """The result of a run: the dataset was ``complete`` already, was ``written``, or was only ``planned`` (dry run)."""
 
     id: str
     path: Path
     action: Literal["complete", "written", "planned"]
     manifest: Manifest | None
     seconds: float = 0.0
-    outlook: Outlook | None = None
+    estimate: Estimate | None = None
 
 
 @dataclass
 class Listener:
-    """How a run reports; every member may be replaced. The library itself never prints."""
+    """Callbacks of a run; each may be replaced. The library itself never prints."""
 
-    #: A sentence about what begins now.
-    stage: Callable[[str], None] = lambda text: None
+    #: A phrase that describes what begins: "fetching the raw files".
+    on_stage: Callable[[str], None] = lambda text: None
     #: Shards planned so far, and in all.
-    planned: Callable[[int, int], None] = lambda done, total: None
-    outlook: Callable[[Outlook], None] = lambda outlook: None
-    progress: Callable[[list[TaskProgress]], None] = lambda tasks: None
-    part_done: Callable[[int], None] = lambda index: None
-    #: With ``keep_raw``: an object, the bytes stored so far of all objects, and the bytes of all.
-    fetched: Callable[[str, int, int], None] = lambda name, done, total: None
+    on_planned: Callable[[int, int], None] = lambda done, total: None
+    on_estimate: Callable[[Estimate], None] = lambda estimate: None
+    on_progress: Callable[[list[TaskProgress]], None] = lambda tasks: None
+    on_part_done: Callable[[int], None] = lambda index: None
+    #: While whole raw files are fetched: an object, the bytes stored so far of all objects, and the bytes of all.
+    on_fetched: Callable[[str, int, int], None] = lambda name, done, total: None

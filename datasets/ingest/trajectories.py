@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ...errors import CorruptSourceError, UsageError
+from ...errors import CorruptSourceError
 from ...storage.column_writer import ColumnWriter
 from ...storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeTable
 from ...storage.schema import LARGE_ROW, Leaf, Schema, ted_flags
@@ -52,11 +52,8 @@ class Column:
 def lay_out(columns: Sequence[Column], options: ConvertOptions) -> tuple[Schema, tuple[str, ...]]:
     """The schema of a dataset with these columns, and the names of its bulk leaves.
 
-    Raises UsageError for options that exclude each other, SchemaError for keys that do.
+    Raises SchemaError for keys that exclude each other.
     """
-    if options.layout == "ted" and options.codec == "zstd":
-        message = "layout ted is for readers that know no codec: its frames are raw"
-        raise UsageError(message, hint="leave out --codec zstd, or --layout ted")
     codec = "raw" if options.codec == "raw" else "zstd"
     leaves: list[Leaf] = []
     bulk: list[str] = []

@@ -1,7 +1,7 @@
-"""Datasets that are one raw file: fetched whole, checked, read in place.
+"""Jobs whose data are one raw file: fetched whole, checked, read in place.
 
-Where the provider states no checksum, the one found is recorded in the manifest; replacing the dataset then asks for the
-same bytes again. A fetched file that turns out to be useless is not kept for the next run.
+Where the provider states no checksum, the one computed is recorded in the manifest; replacing the dataset then requires the
+same bytes. A fetched file that turns out to be useless is not kept for the next run.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from typing import Any
 
 from ...errors import ChecksumError, CorruptSourceError
 from ..fetch import RemoteObject
-from .protocol import SettlingJob
+from .protocol import Job
 
 ACCEPT = "if it was replaced on purpose, take it with --accept-changed"
 
 
-class WholeFileJob(SettlingJob):
-    """What such jobs have in common. ``item`` is the object, ``path`` where it lies once `settle` was told."""
+class WholeFileJob(Job):
+    """A job with one raw file. ``item`` is the object, ``path`` the file, set by `inspect_files`."""
 
     item: RemoteObject
     path: Path
-    #: Take the file also when it is not the one recorded.
+    #: Accept a file that is not the one recorded.
     accept_changed: bool
     _recorded: str | None = None
 
     def files(self) -> list[RemoteObject]:
         return [self.item]
 
-    def replaces(self, objects: Sequence[Mapping[str, Any]]) -> None:
+    def set_previous_objects(self, objects: Sequence[Mapping[str, Any]]) -> None:
         same = [entry.get("sha256") for entry in objects if entry.get("name") == self.item.name]
         self._recorded = next((str(sha256) for sha256 in same if sha256), None)
 
     def bytes_identity(self) -> list[Any]:
-        """What stands for the file's bytes before they are read."""
+        """Identifies the file's bytes before they are read."""
         return [self.item.name, self.item.size, dict(self.item.checksums) or self.item.version]
 
     def check_recorded(self, sha256: str) -> None:
@@ -49,8 +49,8 @@ class WholeFileJob(SettlingJob):
         raise ChecksumError(message, hint=ACCEPT)
 
     @contextmanager
-    def forgotten_if_useless(self) -> Iterator[None]:
-        """Inside of it, what shows that the fetched file is no good removes it."""
+    def discard_if_useless(self) -> Iterator[None]:
+        """Removes the fetched file when CorruptSourceError or ChecksumError is raised inside the block."""
         try:
             yield
         except (CorruptSourceError, ChecksumError):

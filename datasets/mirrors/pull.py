@@ -34,7 +34,7 @@ from ..fetch.upload import find_object
 from ..ingest.protocol import ConvertOptions, Job, RawObject
 from ..ingest.raw_files import FOLDER as RAW_FOLDER
 from ..ingest.raw_files import fetch_all
-from ..ingest.request import Listener, Outlook
+from ..ingest.request import Estimate, Listener
 from ..sources.source import Source
 from ..workers.task import TaskProgress
 
@@ -84,16 +84,16 @@ def find_converted(url: str, dataset_id: str, fetch: FetchOptions) -> tuple[Loca
 
 def fetch_converted(
     location: Location, manifest: Manifest, place: DatasetPlace, listener: Listener, *, force: bool, dry_run: bool
-) -> tuple[Outlook, Manifest]:
+) -> tuple[Estimate, Manifest]:
     """Copy a converted dataset; the caller holds the lock of ``place``, except for a ``dry_run``.
 
     Continues an interrupted copy. Raises ChecksumError if a file does not match the manifest, and as `DatasetWriter` does.
     """
     names = [_check_name(name, location) for name in sorted(manifest.files)]
-    outlook = _outlook(location, manifest, place)
-    listener.outlook(outlook)
+    estimate = _estimate(location, manifest, place)
+    listener.on_estimate(estimate)
     if dry_run:
-        return outlook, manifest
+        return estimate, manifest
     mark = {"copy": manifest.to_json()["checksum"], "id": manifest.id}
     writer = DatasetWriter(place, manifest.schema, fingerprint(mark), restart=force)
     base = f"{location.url}/{manifest.id}/"
@@ -102,7 +102,7 @@ def fetch_converted(
     objects = [RawObject(name, _check_size(item, manifest, name), location) for name, item in zip(names, stated)]
 
     def on_progress(name: str, done: int, total: int) -> None:
-        listener.progress([TaskProgress(0, manifest.bytes - total + done, manifest.bytes, done, 0)])
+        listener.on_progress([TaskProgress(0, manifest.bytes - total + done, manifest.bytes, done, 0)])
 
     fetch_all(writer.folder, objects, on_progress)
     for name in names:
@@ -110,19 +110,19 @@ def fetch_converted(
         if problem:
             (writer.folder / name).unlink()
             raise ChecksumError(f"{base}{name}: {problem}", hint=_DAMAGED_MIRROR)
-    listener.part_done(0)
-    listener.stage("writing the manifest")
+    listener.on_part_done(0)
+    listener.on_stage("writing the manifest")
     copied = {"mirror": location.url, "copied": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     manifest = replace(manifest, provenance={**manifest.provenance, **copied})
     write_manifest(writer.folder, manifest)
     remove_tree(writer.folder / RAW)
     (writer.folder / JOURNAL).unlink()
     place.install()
-    return outlook, manifest
+    return estimate, manifest
 
 
-def _outlook(location: Location, manifest: Manifest, place: DatasetPlace) -> Outlook:
-    return Outlook(
+def _estimate(location: Location, manifest: Manifest, place: DatasetPlace) -> Estimate:
+    return Estimate(
         id=place.id,
         path=place.path,
         location=location.url,

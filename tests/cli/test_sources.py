@@ -60,7 +60,7 @@ def test_a_whole_file_is_announced_before_it_is_fetched_and_counted_when_it_is_r
 
 @pytest.mark.parametrize("source", ["d4rl", "openml", "minari"])
 def test_what_will_be_written_is_said_within_a_few_percent(source, tmp_path, call):
-    """Trap 64, where there are no frames: the outlook is about what is written then."""
+    """Trap 64, where there are no frames: the estimate is about what is written then."""
     with openml_server() as server:
         places = {"d4rl": ("d4rl/hopper-full-replay-v2", D4RL), "openml": ("openml/3", server.url)}
         name, mirror = places.get(source, ("minari/mujoco/hopper-v0", FIXTURES))

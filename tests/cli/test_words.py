@@ -11,7 +11,7 @@ from rbdata.cli.console import Column, Console
 from rbdata.cli.failures import explain
 from rbdata.cli.list import _combine_numbers
 from rbdata.cli.progress import Tally
-from rbdata.datasets.ingest.request import Outlook
+from rbdata.datasets.ingest.request import Estimate
 from rbdata.datasets.workers.task import TaskProgress
 from rbdata.errors import DiskSpaceError, UnknownDatasetError
 
@@ -124,13 +124,13 @@ def test_a_narrow_terminal_loses_the_optional_columns_from_the_right(monkeypatch
 
 
 class TestTally:
-    def outlook(self, **changes) -> Outlook:
+    def estimate(self, **changes) -> Estimate:
         values = {"fetch_bytes": 1000, "steps": 10, "episodes": 1, "disk_bytes": 1, "free_bytes": 1, "done_parts": 1}
-        return Outlook("a/b", Path(), "there", 5, parts=5, **{**values, **changes})
+        return Estimate("a/b", Path(), "there", 5, parts=5, **{**values, **changes})
 
     def test_time_left_comes_from_the_last_seconds(self):
         now = [0.0]
-        tally = Tally(self.outlook(), clock=lambda: now[0])
+        tally = Tally(self.estimate(), clock=lambda: now[0])
         assert tally.seconds_left is None
         for second in range(1, 5):
             now[0] = float(second)
@@ -141,7 +141,7 @@ class TestTally:
         assert tally.describe() == ["100 bytes of 1.00 kB", "25 bytes/s", "36 s left"]
 
     def test_finished_parts_count_whole(self):
-        tally = Tally(self.outlook())
+        tally = Tally(self.estimate())
         tally.update([TaskProgress(1, 10, 100, 250, 2), TaskProgress(3, 50, 100, 10, 0)])
         tally.finish(1)
         assert [task.index for task in tally.running] == [3]
@@ -149,4 +149,4 @@ class TestTally:
         assert tally.describe()[-1] == "2 retries"
 
     def test_parts_are_counted_where_sizes_are_unknown(self):
-        assert Tally(self.outlook(fetch_bytes=0)).describe() == ["part 2 of 5"]
+        assert Tally(self.estimate(fetch_bytes=0)).describe() == ["part 2 of 5"]

@@ -439,15 +439,15 @@ def test_connection_that_never_comes_back(original, tmp_path):
     top, writer = original
     with http_server(top) as server:
         request = Request("Qbert/2", root=tmp_path, mirror=server.url, procs=1, fetch=IMPATIENT)
-        first = Listener(part_done=lambda index: server.faults.answer(503, times=100))
+        first = Listener(on_part_done=lambda index: server.faults.answer(503, times=100))
         with pytest.raises(TransientFetchError, match=r"observation_ckpt\.1\.gz.*gave up after 2 attempts") as caught:
             download(request, first)
         assert caught.value.hint
         assert not (tmp_path / "atari" / "Qbert" / "2").exists()
         server.faults._answers.clear()
-        outlooks = []
-        outcome = download(request, Listener(outlook=outlooks.append))
-    assert outlooks[0].done_parts == 1
+        estimates = []
+        outcome = download(request, Listener(on_estimate=estimates.append))
+    assert estimates[0].done_parts == 1
     assert_holds(Dataset(outcome.path), fed_truth(writer))
 
 
@@ -462,7 +462,7 @@ def test_file_replaced_while_it_is_read(original, mirror, tmp_path):
 
     request = Request("Qbert/2", root=tmp_path / "root", mirror=str(mirror), procs=1)
     with pytest.raises(RbdataError, match=re.escape(FRAMES_1) + " was changed") as caught:
-        download(request, Listener(part_done=touch))
+        download(request, Listener(on_part_done=touch))
     assert caught.value.hint
 
 
@@ -507,7 +507,7 @@ def test_worker_is_killed(original, tmp_path):
         striker.start()
         try:
             with pytest.raises(RbdataError, match="worker process was killed") as caught:
-                download(request, Listener(outlook=arm))
+                download(request, Listener(on_estimate=arm))
         finally:
             done.set()
             planned.set()

@@ -66,8 +66,9 @@ mirror, root, procs, options, force = json.loads(sys.argv[1])
 def say(*words):
     print(*words, flush=True)
 
-listener = Listener(stage=lambda text: say("stage"), planned=lambda *_: say("planned"), outlook=lambda _: say("outlook"),
-                    progress=lambda tasks: say("progress"), part_done=lambda index: say("part"))
+listener = Listener(on_stage=lambda text: say("stage"), on_planned=lambda *_: say("planned"),
+                    on_estimate=lambda _: say("estimate"),
+                    on_progress=lambda tasks: say("progress"), on_part_done=lambda index: say("part"))
 request = Request("Qbert/2", root=Path(root), mirror=mirror, procs=procs, options=ConvertOptions(**options), force=force)
 if __name__ == "__main__":
     say("done", download(request, listener).action)
@@ -228,7 +229,7 @@ def test_replacement_is_killed(small_mirror, tmp_path):
             assert content(place.path) in (before, after)
         with contextlib.suppress(DatasetExistsError):  # the old one is there: refused without --force
             fetched = []
-            outcome = download(request(top, root), Listener(part_done=fetched.append))
+            outcome = download(request(top, root), Listener(on_part_done=fetched.append))
             assert content(outcome.path) in (before, after)
             if not place.working.exists():
                 assert not fetched or content(outcome.path) == after
@@ -247,7 +248,7 @@ def interrupt(wanted: Request, after_parts: int) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        download(wanted, Listener(part_done=stop))
+        download(wanted, Listener(on_part_done=stop))
 
 
 def test_what_is_finished_is_not_fetched_again(mirror, tmp_path):
@@ -257,12 +258,12 @@ def test_what_is_finished_is_not_fetched_again(mirror, tmp_path):
         wanted = request(server.url, tmp_path, options={"codec": "raw"})
         interrupt(wanted, after_parts=5)
         server.faults.requests.clear()
-        outlooks = []
-        download(wanted, Listener(outlook=outlooks.append))
+        estimates = []
+        download(wanted, Listener(on_estimate=estimates.append))
         frames = [Path(path).name for path, _ in server.faults.gets() if "observation" in path]
-    assert outlooks[0].done_parts == 5
+    assert estimates[0].done_parts == 5
     # (After a lost lap the plan looks into a file, to tell padding from data.)
-    assert set(frames) == {f"$store$_observation_ckpt.{number}.gz" for number in range(5, outlooks[0].parts)}
+    assert set(frames) == {f"$store$_observation_ckpt.{number}.gz" for number in range(5, estimates[0].parts)}
 
 
 def test_the_number_of_processes_does_not_show(mirror, tmp_path):
@@ -366,10 +367,10 @@ def test_unfinished_work_with_other_options(other, small_mirror, tmp_path):
 def test_force_starts_over(small_mirror, tmp_path):
     top, _ = small_mirror
     interrupt(request(top, tmp_path, options={"codec": "raw"}), after_parts=1)
-    outlooks = []
+    estimates = []
     wanted = request(top, tmp_path, options={"codec": "zstd"}, force=True)
-    assert download(wanted, Listener(outlook=outlooks.append)).action == "written"
-    assert outlooks[0].done_parts == 0
+    assert download(wanted, Listener(on_estimate=estimates.append)).action == "written"
+    assert estimates[0].done_parts == 0
     assert_clean(tmp_path)
 
 
@@ -392,7 +393,7 @@ def test_nothing_kept_when_nothing_was_finished(small_mirror, tmp_path):
     def stop(_: object) -> None:
         raise KeyboardInterrupt
 
-    for stage in ("planned", "outlook"):
+    for stage in ("on_planned", "on_estimate"):
         with pytest.raises(KeyboardInterrupt):
             download(request(top, tmp_path), Listener(**{stage: lambda *_: stop(None)}))
     assert download(request(top, tmp_path, options={"codec": "raw"})).action == "written"
@@ -446,7 +447,7 @@ def test_nothing_half_written_is_seen(mirror, tmp_path):
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
-    listener = Listener(part_done=lambda index: seen.append(place.path.exists()))
+    listener = Listener(on_part_done=lambda index: seen.append(place.path.exists()))
     try:
         download(request(top, tmp_path / "root"), listener)
         stop.wait(0.2)
@@ -468,9 +469,9 @@ def test_interrupted_conversion_of_a_folder(small_mirror, tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        convert(folder, "atari", wanted, Listener(part_done=stop))
-    outlooks = []
-    outcome = convert(folder, "atari", wanted, Listener(outlook=outlooks.append))
-    assert outlooks[0].done_parts == 1
+        convert(folder, "atari", wanted, Listener(on_part_done=stop))
+    estimates = []
+    outcome = convert(folder, "atari", wanted, Listener(on_estimate=estimates.append))
+    assert estimates[0].done_parts == 1
     assert_holds(Dataset(outcome.path), fed_truth(writer))
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before

@@ -70,7 +70,7 @@ class TestStopped:
         stops = 0
         while True:
             try:
-                outcome = preprocess(request, Listener(part_done=stop))
+                outcome = preprocess(request, Listener(on_part_done=stop))
                 break
             except Stop:
                 stops += 1
@@ -96,7 +96,7 @@ class TestStopped:
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            preprocess(Request("my/input", [slow], "my/lost", root=tmp_path, **options), Listener(part_done=stop))
+            preprocess(Request("my/input", [slow], "my/lost", root=tmp_path, **options), Listener(on_part_done=stop))
         working = tmp_path / "my" / ".lost.writing"
         if what == "part":
             next((working / ".parts").glob("*.blob")).unlink()
@@ -177,9 +177,9 @@ def test_first_passes_are_kept(tmp_path):
 
     request = Request("my/input", ["rbdata:normalize_observations"], "my/stopped", root=tmp_path, **options)
     with pytest.raises(KeyboardInterrupt):
-        preprocess(request, Listener(stage=stop))
+        preprocess(request, Listener(on_stage=stop))
     told.clear()
-    preprocess(request, Listener(stage=told.append))
+    preprocess(request, Listener(on_stage=told.append))
     assert not [stage for stage in told if "1 of" in stage or "2 of" in stage]  # those two are done
     assert dest_files(tmp_path, "stopped") == dest_files(tmp_path, "calm")
     found = Dataset(tmp_path / "my" / "stopped").statistics["normalize_observations"]["observation"]

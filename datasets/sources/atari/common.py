@@ -22,9 +22,6 @@ def schema(options: ConvertOptions) -> Schema:
     """Frames as a state leaf (or, with layout ``ted``, twice as step leaves), the rest as TED has it."""
     small = (Leaf("action", "step", "int32", ()), *ted_flags())
     if options.layout == "ted":
-        if options.codec == "zstd":
-            message = "layout ted is for readers that know no codec: its frames are raw"
-            raise UsageError(message, hint="leave out --codec zstd, or --layout ted")
         big: tuple[Leaf, ...] = (
             Leaf("observation", "step", "uint8", FRAME),
             Leaf("next/observation", "step", "uint8", FRAME),

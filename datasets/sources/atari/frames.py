@@ -8,23 +8,19 @@ is a few blocks, whatever the size of the shard.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ....errors import CorruptSourceError
 from ....storage.checksums import Crc32c
-from ....storage.codecs.zstd import RowEncoder
-from ....storage.schema import Schema
-from ....storage.writer import open_sink
+from ....storage.schema import Leaf
 from ...fetch import Location, RemoteObject, readahead, stream
 from ...formats.gunzip import gunzip
 from ...formats.npy import NpyStream
-from ...workers.task import OnBlock
+from ...ingest.row_source import Block, RowSource
 from .ring import PartPlan
 from .shards import ARRAYS, FRAME
 
@@ -36,55 +32,35 @@ SAMPLE_READ, SAMPLE_ROWS, SAMPLE_SHARDS = 65_536, 3_000, 16
 
 
 @dataclass(frozen=True)
-class FillTask:
-    """Everything a worker needs to fill one part; picklable."""
+class FrameSource(RowSource):
+    """The frames of one shard; progress counts the rows of its file."""
 
-    index: int
     part: PartPlan
     obj: RemoteObject
     location: Location
-    folder: Path
-    schema: Schema
-    states: int
-    threads: int
 
     @property
     def rows(self) -> int:
-        """Rows to read: what progress counts."""
         return self.part.capacity
 
-    def __call__(self, on_block: OnBlock) -> dict[str, Any]:
-        return fill(self, on_block)
-
-
-def fill(task: FillTask, on_block: OnBlock) -> dict[str, Any]:
-    """Fetch, convert and store one part.
-
-    Returns its record for the journal: what the sink says of each leaf, and the object's checksum as found.
-    """
-    leaf = task.schema["observation"]
-    dictionary = task.folder / "observation" / "dictionary"
-    encoder = RowEncoder(dictionary.read_bytes(), task.threads) if leaf.codec == "zstd" else None
-    part = task.part
-    sink = open_sink(task.folder, task.schema, "observation", task.index, part.first, part.states, task.states, encoder)
-    if not part.states:
-        return {"leaves": {"observation": sink.finish()}, "crc32c": None}  # a final dump with nothing new in it
-    segments = part.segments[np.argsort(part.segments[:, 0], kind="stable")]
-    with closing(_Frames(task.location, task.obj)) as frames:
-        if frames.rows != part.capacity:
-            message = f"{task.obj.url} has {frames.rows} frames; the other arrays have {part.capacity} rows"
-            raise CorruptSourceError(message, hint="the shard's objects are of different files; check the mirror")
-        for first, count, block in frames.blocks(BLOCK_ROWS):
-            _check_padding(part, segments, first, count, block)
-            for position, starts in place(segments, first, count):
-                sink.write(position, block, starts)
-            on_block(first + count, frames.fetched, frames.retries)
-        found = frames.crc32c
-    return {"leaves": {"observation": sink.finish()}, "crc32c": found}
+    def blocks(self, leaves: Sequence[Leaf], threads: int) -> Generator[Block, None, None]:
+        part = self.part
+        if not part.states:
+            return  # a final dump with nothing new in it
+        segments = part.segments[np.argsort(part.segments[:, 0], kind="stable")]
+        with closing(_Frames(self.location, self.obj)) as frames:
+            if frames.rows != part.capacity:
+                message = f"{self.obj.url} has {frames.rows} frames; the other arrays have {part.capacity} rows"
+                raise CorruptSourceError(message, hint="the shard's objects are of different files; check the mirror")
+            for first, count, block in frames.blocks(BLOCK_ROWS):
+                _check_padding(part, segments, first, count, block)
+                runs = list(place(segments, first, count))
+                yield Block("observation", block, runs, first + count, frames.fetched, frames.retries)
+            yield Block("", b"", (), part.capacity, frames.fetched, frames.retries, crc32c=frames.crc32c)
 
 
 def place(segments: np.ndarray, first: int, count: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Which rows of a block go where: pairs of (position, byte offsets of the rows from there on).
+    """Where the rows of a block go: pairs of (position, byte offsets of the rows from there on).
 
     The block holds file rows ``first..first+count-1`` and after them one row of zeros. ``segments`` is a part's, in file
     order. Consecutive positions come as one pair.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,12 @@ import numpy as np
 
 from ....errors import ChecksumError, CorruptSourceError
 from ....storage.checksums import crc32c
-from ....storage.codecs.zstd import RowEncoder
 from ....storage.column_writer import ColumnWriter
 from ...fetch import Location, RemoteObject, read_all, resolve
 from ...formats.gunzip import gunzip
 from ...formats.npy import NpyStream
 from ...ingest.number_ranges import format_numbers
-from ...ingest.protocol import ConvertOptions, Job, Plan, RawObject
+from ...ingest.protocol import ConvertOptions, Job, PartSpec, Plan, RawObject
 from . import frames
 from .common import CLIPPED, about, schema, spaces, time_limit
 from .laps import RingArrays
@@ -56,7 +55,6 @@ class AtariJob(Job):
         self.bulk = tuple(name for name in ("observation", "next/observation") if name in self.schema)
         self._parts: list[Any] = []
         self._found: dict[str, str] = {}
-        self._samples: np.ndarray | None = None
 
     def identity(self) -> dict[str, Any]:
         return {
@@ -74,9 +72,6 @@ class AtariJob(Job):
         return len(self.shards)
 
     # -- plan ------------------------------------------------------------------------------------------------------
-
-    def files(self) -> list[RemoteObject]:
-        return []  # all is streamed
 
     def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
         """Fetches the small arrays of every shard (about 1 MB each) and lays out all rows."""
@@ -104,26 +99,26 @@ class AtariJob(Job):
         planner.finish()
         self._parts = planner.parts
         parts = [
-            {
-                "name": f"shard {part.number}",
-                "number": part.number,
-                "first_state": part.first,
-                "states": part.states,
-                "layout": _layout(part),
-                "object": _describe(shard.observation),
-            }
+            PartSpec(
+                name=f"shard {part.number}",
+                number=part.number,
+                first_state=part.first,
+                states=part.states,
+                layout=_layout(part),
+                object=_describe(shard.observation),
+                fetch_bytes=shard.observation.size or 0,
+            )
             for part, shard in zip(planner.parts, self.shards)
         ]
         small = sorted(
             (shard.number, key, self._found[shard.objects[key].url]) for shard in self.shards for key in SMALL
         )
         return Plan(
-            digest=crc32c(json.dumps([small, [part["layout"] for part in parts]]).encode()),
+            digest=crc32c(json.dumps([small, [part.layout for part in parts]]).encode()),
             episodes=planner.episodes.table(),
             counts=dataclasses.asdict(planner.counts),
             notes=_notes(planner, self),
             parts=parts,
-            fetch_bytes=[shard.observation.size or 0 for shard in self.shards],
             spaces=spaces(),
         )
 
@@ -162,33 +157,16 @@ class AtariJob(Job):
 
     # -- frames ----------------------------------------------------------------------------------------------------
 
-    def dictionary(self) -> bytes:
-        from ....storage.codecs.zstd import train_dictionary
+    def sample_rows(self) -> np.ndarray:
+        pairs = [(part, shard.observation) for part, shard in zip(self._parts, self.shards)]
+        samples = frames.sample_rows(self.location, pairs)
+        if not len(samples):
+            raise CorruptSourceError(f"no frames could be sampled from {self.location.url}")
+        return samples
 
-        return train_dictionary(self._sample_rows())
-
-    def row_estimate(self, dictionary: bytes) -> float:
-        leaf = self.schema["observation"]
-        if leaf.codec == "raw":
-            return leaf.row_bytes * (1 if leaf.kind == "state" else 2)
-        rows = self._sample_rows()
-        starts = np.arange(len(rows), dtype=np.int64) * leaf.row_bytes
-        _, lengths = RowEncoder(dictionary).encode(np.ascontiguousarray(rows).data, starts, leaf.row_bytes)
-        return float(lengths.mean()) + 8
-
-    def _sample_rows(self) -> np.ndarray:
-        if self._samples is None:
-            pairs = [(part, shard.observation) for part, shard in zip(self._parts, self.shards)]
-            self._samples = frames.sample_rows(self.location, pairs)
-            if not len(self._samples):
-                raise CorruptSourceError(f"no frames could be sampled from {self.location.url}")
-        return self._samples
-
-    def tasks(self, folder: Path, threads: int) -> Sequence[frames.FillTask]:
-        states = self._parts[-1].first + self._parts[-1].states
+    def row_sources(self) -> list[frames.FrameSource]:
         return [
-            frames.FillTask(index, part, shard.observation, self.location, folder, self.schema, states, threads)
-            for index, (part, shard) in enumerate(zip(self._parts, self.shards))
+            frames.FrameSource(part, shard.observation, self.location) for part, shard in zip(self._parts, self.shards)
         ]
 
     # -- what the manifest says ------------------------------------------------------------------------------------

@@ -7,17 +7,19 @@ It is fetched whole, resumably, and read in place. What is in it decides the lea
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from ....errors import ChecksumError, CorruptSourceError, SchemaError
 from ....storage.column_writer import ColumnWriter
-from ....storage.schema import LARGE_ROW, Leaf, Schema, clean_keys, ted_flags
+from ....storage.schema import clean_keys
 from ...fetch import Location, RemoteObject, resolve
-from ...ingest.protocol import ConvertOptions, Plan, RawObject
+from ...ingest import trajectories
+from ...ingest.protocol import ConvertOptions, PartSpec, Plan, RawObject
+from ...ingest.trajectories import Column
 from ...ingest.whole_file import ACCEPT, WholeFileJob
 from ...workers.pool import usable_cpus
 from . import contents as hdf5
@@ -52,8 +54,6 @@ class D4rlJob(WholeFileJob):
         self.entry, self.location, self.options = entry, location, options
         self.item = resolve(location, [item])[0]
         self.family = family_of(entry)
-        self.schema = Schema(())  # until the file is there
-        self.bulk: tuple[str, ...] = ()
         self._at_home = at_home
         self._asked = options.extra["episodes_by"]
         self.horizon = options.extra["horizon"] or (entry.horizon if entry else None)
@@ -63,7 +63,6 @@ class D4rlJob(WholeFileJob):
         self._layout: Layout | None = None
         self._keys: dict[str, str] = {}
         self._sha256 = ""
-        self._samples: np.ndarray | None = None
 
     def identity(self) -> dict[str, Any]:
         return {
@@ -73,10 +72,10 @@ class D4rlJob(WholeFileJob):
             # Options are in the plan's digest: with others, what was fetched is still good.
         }
 
-    def settle(self, files: Mapping[str, Path]) -> None:
+    def inspect_files(self, files: Mapping[str, Path]) -> None:
         """Look into the file: what it holds decides the leaves. Raises CorruptSourceError, UsageError."""
         self.path = files[self.item.url]
-        with self.forgotten_if_useless():
+        with self.discard_if_useless():
             self._look()
 
     def _look(self) -> None:
@@ -99,7 +98,9 @@ class D4rlJob(WholeFileJob):
         if not self._layout.steps:
             raise CorruptSourceError(f"{name} holds no step whose successor is known")
         self._contents, self._keys = contents, _info_keys(contents, name)
-        self.schema = self._schema()
+        self.schema, bulk = trajectories.lay_out(self._columns(), self.options)
+        # Plain TED needs no second pass: the plan writes observations of any size as two columns.
+        self.bulk = () if self.options.layout == "ted" else bulk
 
     def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
         from concurrent.futures import ThreadPoolExecutor
@@ -109,7 +110,7 @@ class D4rlJob(WholeFileJob):
         columns.reserve(layout.steps)
         name = self.item.url
         pool = ThreadPoolExecutor(min(_THREADS, usable_cpus()) + 1, "rbdata-d4rl")
-        with self.forgotten_if_useless():
+        with self.discard_if_useless():
             try:
                 digest = pool.submit(hdf5.sha256, self.path)
                 with hdf5.opened(self.path, name) as file:
@@ -132,17 +133,12 @@ class D4rlJob(WholeFileJob):
             "longest_trajectory": longest(layout.end),
         }
         states = layout.steps + len(episodes)
-        parts = (
-            [{"name": self.item.name, "states": states, "layout": "whole", "object": self._object()}]
-            if self.bulk
-            else []
-        )
+        part = PartSpec(self.item.name, states, "whole", self._object())
         return Plan(
             episodes,
             counts,
             notes(self.entry, contents, layout.by, self.horizon, counts, self._sha256),
-            parts=parts,
-            fetch_bytes=[0] * len(parts),
+            parts=[part] if self.bulk else [],
             spaces=self._spaces(),
             digest=f"{self._sha256} {json.dumps(self._options(), sort_keys=True)}",
         )
@@ -150,41 +146,17 @@ class D4rlJob(WholeFileJob):
     # -- large observations ----------------------------------------------------------------------------------------
 
     def parts(self) -> int:
-        return len(self.bulk)
+        return 1 if self.bulk else 0
 
-    def dictionary(self) -> bytes:
-        from ....storage.codecs.zstd import train_dictionary
-
-        return train_dictionary(self._sample())
-
-    def row_estimate(self, dictionary: bytes) -> float:
-        from ....storage.codecs.zstd import RowEncoder
-
-        leaf = self.schema["observation"]
-        if leaf.codec == "raw":
-            return leaf.row_bytes
-        rows = self._sample()
-        starts = np.arange(len(rows), dtype=np.int64) * leaf.row_bytes
-        _, lengths = RowEncoder(dictionary).encode(np.ascontiguousarray(rows).data, starts, leaf.row_bytes)
-        return float(lengths.mean()) + 8
-
-    def _sample(self) -> np.ndarray:
+    def sample_rows(self) -> np.ndarray:
         assert self._contents is not None
-        if self._samples is None:
-            self._samples = pixels.sample(self.path, self.item.url, self._contents.rows)
-        return self._samples
+        return pixels.sample(self.path, self.item.url, self._contents.rows)
 
-    def tasks(self, folder: Path, threads: int) -> Sequence[pixels.FillTask]:
+    def row_sources(self) -> list[pixels.PixelSource]:
         contents, layout = self._contents, self._layout
         assert contents is not None and layout is not None
-        if not self.bulk:
-            return []
         has_next = "next_observations" in contents.arrays
-        states = layout.steps + int(np.count_nonzero(layout.last & layout.keep))
-        task = pixels.FillTask(
-            0, contents.rows, self.path, self.item.url, layout, has_next, folder, self.schema, states, threads
-        )
-        return [task]
+        return [pixels.PixelSource(self.path, self.item.url, contents.rows, layout, has_next)] if self.bulk else []
 
     # -- what the manifest says ------------------------------------------------------------------------------------
 
@@ -231,24 +203,18 @@ class D4rlJob(WholeFileJob):
 
     # -- behind it -------------------------------------------------------------------------------------------------
 
-    def _schema(self) -> Schema:
+    def _columns(self) -> list[Column]:
         assert self._contents is not None and self._layout is not None
         arrays = self._contents.arrays
-        here, action = arrays["observations"], arrays["actions"]
-        leaves = [
-            Leaf("observation", "step", here.dtype.name, here.shape),
-            Leaf("next/observation", "step", here.dtype.name, here.shape),
-            Leaf("action", "step", action.dtype.name, action.shape),
-        ]
-        if here.row_bytes >= LARGE_ROW and self.options.layout != "ted":
-            codec = "raw" if self.options.codec == "raw" else "zstd"
-            leaves[:2] = [Leaf("observation", "state", here.dtype.name, here.shape, codec=codec)]
-            self.bulk = ("observation",)
         infos = {array.path: array for array in self._contents.infos}
-        leaves += [Leaf(key, "step", infos[path].dtype.name, infos[path].shape) for path, key in self._keys.items()]
+        columns = [
+            _column("observation", arrays["observations"], "state"),
+            _column("action", arrays["actions"], "step"),
+            *(_column(key, infos[path], "step") for path, key in self._keys.items()),
+        ]
         if (self._layout.inner & self._layout.keep).any():
-            leaves.append(Leaf(INNER, "step", "bool", (1,)))
-        return Schema((*leaves, *ted_flags()))
+            columns.append(Column(INNER, "bool", (1,), "step"))
+        return columns
 
     def _spaces(self) -> dict[str, Any]:
         """Shapes and dtypes; D4RL's files state no bounds."""
@@ -265,6 +231,10 @@ class D4rlJob(WholeFileJob):
             return
         message = f"{self.item.url} is not the file that is known: its sha256 is {self._sha256}, not {known}"
         raise ChecksumError(message, hint=ACCEPT)
+
+
+def _column(key: str, array: hdf5.Array, per: Literal["state", "step"]) -> Column:
+    return Column(key, array.dtype.name, array.shape, per)
 
 
 def _info_keys(contents: hdf5.Contents, name: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Large observations (CARLA's flattened images): state rows, each stored once, compressed.
+"""Large observations (CARLA's flattened images): a file's rows as state rows.
 
 An episode's state rows are the observations of its steps and, last, its final state: the stated successor, the observation
 of a row that was given up, or zeros after a terminal.
@@ -6,19 +6,16 @@ of a row that was given up, or zeros after a terminal.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from ....storage.codecs.zstd import RowEncoder
-from ....storage.schema import Schema
-from ....storage.writer import open_sink
+from ....storage.schema import Leaf
 from ...formats.hdf5_chunks import Rows
-from ...workers.task import OnBlock
+from ...ingest.row_source import Block, RowSource
 from .contents import opened
 from .episode_ends import Layout
 
@@ -28,53 +25,42 @@ _SAMPLE_ROWS, _SAMPLE_RUNS = 3000, 16
 
 
 @dataclass(frozen=True)
-class FillTask:
-    """Everything a worker needs; picklable."""
+class PixelSource(RowSource):
+    """The observations of a file; progress counts its rows. ``has_next``: the file states the successor of every row."""
 
-    index: int
-    rows: int
     path: Path
     name: str
+    file_rows: int
     layout: Layout
     has_next: bool
-    folder: Path
-    schema: Schema
-    states: int
-    threads: int
 
-    def __call__(self, on_block: OnBlock) -> dict[str, Any]:
-        return fill(self, on_block)
+    @property
+    def rows(self) -> int:
+        return self.file_rows
 
-
-def fill(task: FillTask, on_block: OnBlock) -> dict[str, Any]:
-    """Store the state rows of a whole file."""
-    leaf = task.schema["observation"]
-    dictionary = task.folder / "observation" / "dictionary"
-    encoder = RowEncoder(dictionary.read_bytes(), task.threads) if leaf.codec == "zstd" else None
-    sink = open_sink(task.folder, task.schema, "observation", task.index, 0, task.states, task.states, encoder)
-    size = max(1, min(1 << 14, _BLOCK_BYTES // leaf.row_bytes))
-    position = 0
-    pool = ThreadPoolExecutor(max(1, task.threads), "rbdata-d4rl")
-    try:
-        with opened(task.path, task.name) as file:
-            here = Rows(file["observations"], pool, size, task.name)
-            after = Rows(file["next_observations"], pool, size, task.name) if task.has_next else None
-            for low in range(0, task.rows, size):
-                high = min(low + size, task.rows)
-                blocks = [here.read(low, min(high + 1, task.rows))]
-                if after is not None:
-                    blocks.append(after.read(low, high))
-                buffer = np.concatenate(
-                    [np.ascontiguousarray(block, leaf.np_dtype).view(np.uint8).reshape(-1) for block in blocks]
-                    + [np.zeros(leaf.row_bytes, np.uint8)]
-                )
-                rows = state_rows(task.layout, low, high, len(blocks[0]), task.has_next)
-                sink.write(position, buffer, rows * leaf.row_bytes)
-                position += len(rows)
-                on_block(high, 0, 0)
-    finally:
-        pool.shutdown(cancel_futures=True)
-    return {"leaves": {"observation": sink.finish()}, "crc32c": None}
+    def blocks(self, leaves: Sequence[Leaf], threads: int) -> Generator[Block, None, None]:
+        (leaf,) = leaves
+        size = max(1, min(1 << 14, _BLOCK_BYTES // leaf.row_bytes))
+        position = 0
+        pool = ThreadPoolExecutor(max(1, threads), "rbdata-d4rl")
+        try:
+            with opened(self.path, self.name) as file:
+                here = Rows(file["observations"], pool, size, self.name)
+                after = Rows(file["next_observations"], pool, size, self.name) if self.has_next else None
+                for low in range(0, self.rows, size):
+                    high = min(low + size, self.rows)
+                    blocks = [here.read(low, min(high + 1, self.rows))]
+                    if after is not None:
+                        blocks.append(after.read(low, high))
+                    buffer = np.concatenate(
+                        [np.ascontiguousarray(block, leaf.np_dtype).view(np.uint8).reshape(-1) for block in blocks]
+                        + [np.zeros(leaf.row_bytes, np.uint8)]
+                    )
+                    rows = state_rows(self.layout, low, high, len(blocks[0]), self.has_next)
+                    yield Block(leaf.name, buffer, [(position, rows * leaf.row_bytes)], high)
+                    position += len(rows)
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def state_rows(layout: Layout, low: int, high: int, observations: int, has_next: bool) -> np.ndarray:

@@ -1,8 +1,8 @@
-"""One recording, from an environment to a dataset: recorded into a `spool` first, then planned and filled."""
+"""One recording, from an environment to a dataset: recorded into files first (`recording`), then planned and filled."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,22 +14,22 @@ from ....storage.column_writer import ColumnWriter
 from ....storage.episodes import CUT, TERMINATED, TRUNCATED
 from ...fetch import FetchOptions, Location, RemoteObject
 from ...fetch.location import Names, Objects
-from ...ingest.protocol import ConvertOptions, Expectation, Plan, RawObject, SpoolingJob
+from ...ingest.protocol import ConvertOptions, Expectation, Job, PartSpec, Plan
 from ...ingest.spaces import renamed, space_json, space_leaves
+from ...ingest.staging import StagedPart
 from ...ingest.trajectories import TrajectoryWriter, block_steps, cuts, lay_out
-from . import spool as kinds
+from . import recording as kinds
 from .environments import Made, heard, importable, specification
-from .fill import FillTask
 from .policy import RANDOM, load_function
 from .recorder import RecordTask, columns_of
-from .spool import Spool
+from .recording import Recording
 
 CITATION = (
     "Mark Towers et al. Gymnasium: A Standard Interface for Reinforcement Learning Environments. 2024. arXiv:2407.17032"
 )
 _MOST_ENVS = 1024
-_SPOOL = "recording"
-#: What frames are guessed to shrink to, for the outlook; it ranges from 1/200 (Pong) to 1/2 (noise).
+_RECORDING = "recording"
+#: What frames are guessed to shrink to, for the estimate; it ranges from 1/200 (Pong) to 1/2 (noise).
 _GUESSED_RATIO = 0.1
 
 
@@ -56,10 +56,10 @@ class Here:
         raise ObjectNotFoundError(f"a recording has no object {obj.url}")
 
 
-class RecordingJob(SpoolingJob):
+class RecordingJob(Job):
     """One recording, from an environment to a dataset."""
 
-    first_stage = "recording"
+    staging = "recording"
 
     def __init__(self, name: str, options: ConvertOptions) -> None:
         self.name, self.options = name, options
@@ -85,7 +85,6 @@ class RecordingJob(SpoolingJob):
         self.columns = columns_of(self.observation, self.action)
         self.schema, self.bulk = lay_out(self.columns, options)
         self._compress = any(leaf.codec == "zstd" for leaf in self.schema)
-        self._spool: Spool | None = None
 
     def identity(self) -> dict[str, Any]:
         return {
@@ -99,9 +98,6 @@ class RecordingJob(SpoolingJob):
     def parts(self) -> int:
         return 1
 
-    def files(self) -> list[RemoteObject]:
-        return []
-
     # -- recording -----------------------------------------------------------------------------------------------------
 
     def expect(self) -> Expectation:
@@ -113,16 +109,15 @@ class RecordingJob(SpoolingJob):
         bulk = set(self.bulk)
         lasting = sum(leaf.row_bytes for leaf in self.schema.steps if leaf.name not in bulk)
         lasting += large * (2 if self.options.layout == "ted" else 1)
-        # The spool lies beside the dataset until that is complete.
+        # The recording lies beside the dataset until that is complete.
         return Expectation(0, steps, 0, steps * (small + large + 5 + lasting), ["recording"])
 
-    def spooling(self, folder: Path, threads: int) -> list[RecordTask]:
+    def staging_tasks(self, folder: Path, threads: int) -> list[RecordTask]:
         folder.mkdir(parents=True, exist_ok=True)
-        target = folder / _SPOOL
-        if target.is_dir():
-            self._spool = Spool(target, self.columns)
-            return []
         self._folder = folder
+        target = folder / _RECORDING
+        if target.is_dir():
+            return []
         return [
             RecordTask(
                 index=0,
@@ -142,16 +137,16 @@ class RecordingJob(SpoolingJob):
     # -- plan and fill -------------------------------------------------------------------------------------------------
 
     def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
-        """Reads the spool: call after the task of `spooling` is done."""
-        spool = self._recorded()
+        """Reads the recording: call after the task of `staging_tasks` is done."""
+        recording = self._recorded()
         columns.reserve(self.given["steps"])
         writer = TrajectoryWriter(columns, self.columns)
         size = block_steps(self.columns)
         small = [(number, column) for number, column in enumerate(self.columns) if not column.large]
         for env in range(self.made.count):
-            end, reward = spool.end(env), spool.reward(env)
+            end, reward = recording.end(env), recording.reward(env)
             ends = np.flatnonzero(end)
-            rows = {column.key: (column, spool.rows(env, number)) for number, column in small}
+            rows = {column.key: (column, recording.rows(env, number)) for number, column in small}
             for cut in cuts(np.diff(np.concatenate([[-1], ends])), size):
                 here = slice(*cut.steps)
                 block = {
@@ -163,51 +158,30 @@ class RecordingJob(SpoolingJob):
                 writer.append(block, cut.lengths, np.array(reward[here]), terminated, truncated, _OUTCOMES[flag])
             on_progress(env + 1, self.made.count)
         episodes = writer.episodes()
-        counts = {**writer.counts, **spool.counts, "environments": self.made.count}
-        states = episodes.steps + len(episodes)
-        part = {
-            "name": "recording",
-            "number": 0,
-            "first_state": 0,
-            "states": states,
-            "layout": "recording",
-            "object": {"name": self.name, "size": None, "crc32c": None},
-        }
-        notes = self._all_notes(counts, spool)
-        return Plan(episodes, counts, notes, parts=[part], fetch_bytes=[0], spaces=self.spaces)
+        counts = {**writer.counts, **recording.counts, "environments": self.made.count}
+        part = PartSpec(
+            name="recording",
+            number=0,
+            first_state=0,
+            states=episodes.steps + len(episodes),
+            layout="recording",
+            object={"name": self.name, "size": None, "crc32c": None},
+        )
+        notes = self._all_notes(counts, recording)
+        return Plan(episodes, counts, notes, parts=[part], spaces=self.spaces)
 
-    def dictionary(self) -> bytes:
+    def staged_dictionary(self) -> bytes:
         return (self._recorded().folder / kinds.DICTIONARY).read_bytes()
 
-    def row_estimate(self, dictionary: bytes) -> float:
-        spool = self._recorded()
-        size = sum(
-            spool.path(env, number).stat().st_size for number, _ in self._large for env in range(self.made.count)
-        )
-        twice = 2 if self.options.layout == "ted" else 1
-        return twice * size / max(1, sum(spool.states))
+    def row_sources(self) -> list[StagedPart]:
+        recording = self._recorded()
+        large = {column.key: recording.staged(number) for number, column in enumerate(self.columns) if column.large}
+        return [StagedPart(self.name, large)]
 
-    def tasks(self, folder: Path, threads: int) -> Sequence[FillTask]:
-        spool = self._recorded()
-        columns, large = tuple(self.columns), tuple(self._large)
-        return [FillTask(0, folder, spool.folder, self.schema, columns, large, sum(spool.states))]
-
-    @property
-    def _large(self) -> list[tuple[int, Any]]:
-        return [(number, column) for number, column in enumerate(self.columns) if column.large]
-
-    def _recorded(self) -> Spool:
-        if self._spool is None:
-            self._spool = Spool(self._folder / _SPOOL, self.columns)
-        return self._spool
+    def _recorded(self) -> Recording:
+        return Recording(self._folder / _RECORDING, self.columns)
 
     # -- what the manifest says ----------------------------------------------------------------------------------------
-
-    def objects(self) -> list[dict[str, Any]]:
-        return []
-
-    def raw_objects(self) -> list[RawObject]:
-        return []
 
     def about(self) -> dict[str, Any]:
         import gymnasium
@@ -228,8 +202,8 @@ class RecordingJob(SpoolingJob):
             "citation": CITATION,
         }
 
-    def _all_notes(self, counts: Mapping[str, Any], spool: Spool) -> list[str]:
-        notes = list(dict.fromkeys([*self._notes, *spool.notes]))
+    def _all_notes(self, counts: Mapping[str, Any], recording: Recording) -> list[str]:
+        notes = list(dict.fromkeys([*self._notes, *recording.notes]))
         if counts["cut_episodes"]:
             is_cut = "episode was" if counts["cut_episodes"] == 1 else "episodes were"
             notes.append(
@@ -244,7 +218,7 @@ class RecordingJob(SpoolingJob):
         return notes
 
 
-#: From what a spool says of the end of a step to the outcome of its episode.
+#: From the end of a step in a recording to the outcome of its episode.
 _OUTCOMES = np.array([0, TERMINATED, TRUNCATED, TERMINATED, CUT], np.uint8)
 
 

@@ -1,4 +1,4 @@
-"""Stepping environments, and keeping what they say.
+"""Stepping environments, and recording what they return.
 
     reset -> s0 | act a0, step -> s1 (r0) | act a1, step -> s2 (r1), terminated | reset -> s3 | ...
 
@@ -24,11 +24,11 @@ from ...ingest.trajectories import Column
 from ...workers.task import OnBlock
 from .environments import Made, heard, importable
 from .policy import Actor, seeded
-from .spool import CUT, SpoolWriter
+from .recording import CUT, RecordingWriter
 
 #: Bytes of rows kept in memory for all environments together, and the most rows for one.
 _BUFFER_BYTES, _BUFFER_ROWS = 32 << 20, 8192
-_TELL_EVERY = 256
+_REPORT_EVERY = 256
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class RecordTask:
 
 
 def record(task: RecordTask, on_block: OnBlock) -> dict[str, Any]:
-    """Make a recording: ``target`` becomes a spool. Returns an empty record.
+    """Make a recording in the folder ``target``. Returns an empty record.
 
     Raises UsageError for a policy that cannot be used, RbdataError when policy or environment fail. A recording that did not
     end leaves nothing behind: the same seed gives the same one again.
@@ -98,7 +98,7 @@ class _Recording:
         self._task, self._env, self._actor, self._notes = task, env, actor, notes
         count = task.made.count
         columns = columns_of(task.observation, task.action)
-        self._spool = SpoolWriter(folder, columns, compress=task.compress, threads=task.threads)
+        self._writer = RecordingWriter(folder, columns, compress=task.compress, threads=task.threads)
         row = sum(column.row_bytes for column in columns) + 5
         self._room = max(4, min(_BUFFER_ROWS, _BUFFER_BYTES // (row * count)))
         self._leaves = (*task.observation, *task.action)
@@ -131,7 +131,7 @@ class _Recording:
             "counts": {"actions_out_of_bounds": self._outside},
             "notes": self._notes,
         }
-        self._spool.finish(about)
+        self._writer.finish(about)
 
     # -- one environment -----------------------------------------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class _Recording:
                 self._flush()
                 state = step = 0
                 on_block(number, 0, 0)
-            elif not number % _TELL_EVERY:
+            elif not number % _REPORT_EVERY:
                 on_block(number, 0, 0)
 
     def _single(self, leaves: Sequence[SpaceLeaf], first: int) -> Callable[[int, Any], None]:
@@ -253,7 +253,7 @@ class _Recording:
             if int(self._states.max()) > self._room - 2 or number == last:
                 self._flush()
                 on_block(min(number * count, steps), 0, 0)
-            elif not number % _TELL_EVERY:
+            elif not number % _REPORT_EVERY:
                 on_block(min(number * count, steps), 0, 0)
 
     def _put_states(self, envs: np.ndarray, observation: Any) -> None:
@@ -289,11 +289,11 @@ class _Recording:
             for number, leaf in enumerate(self._leaves):
                 rows = states if number < len(self._task.observation) else steps
                 if rows:
-                    self._spool.column(env, number, self._buffers[number][env, :rows])
+                    self._writer.column(env, number, self._buffers[number][env, :rows])
                 if number >= len(self._task.observation):
                     self._outside += _outside(leaf, self._buffers[number][env, :rows])
             if steps:
-                self._spool.steps(env, self._reward[env, :steps], self._end[env, :steps])
+                self._writer.steps(env, self._reward[env, :steps], self._end[env, :steps])
             self._all_states[env] += states
         self._states[:] = self._steps[:] = 0
 

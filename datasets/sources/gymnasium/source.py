@@ -4,7 +4,7 @@ Towers et al., "Gymnasium: A Standard Interface for Reinforcement Learning Envir
 (https://arxiv.org/abs/2407.17032).
 
 Nothing is fetched. What decides the bytes is the environment, the policy and a seed; a recording is made first (into a
-`spool`), because only then it is known how many episodes there are.
+`recording`), because only then it is known how many episodes there are.
 """
 
 from __future__ import annotations

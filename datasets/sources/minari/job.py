@@ -11,15 +11,13 @@ import numpy as np
 
 from ....errors import CorruptSourceError
 from ....storage.checksums import Crc32c, crc32c
-from ....storage.codecs.zstd import RowEncoder, train_dictionary
 from ....storage.column_writer import ColumnWriter
-from ....storage.schema import Schema
 from ...fetch import Location, RemoteObject, resolve
-from ...ingest.protocol import ConvertOptions, Plan, RawObject, SettlingJob
+from ...ingest.protocol import ConvertOptions, Job, PartSpec, Plan, RawObject
 from ...ingest.trajectories import lay_out
 from .episode_rows import Planner
-from .fill import FillTask, part_bounds, sample
 from .hdf5 import Hdf5Reader
+from .large_rows import LargeRows, part_bounds, sample
 from .metadata import Metadata
 from .open_reader import open_reader
 from .reader import Data
@@ -28,8 +26,8 @@ from .survey import Source, Survey, survey
 CITATION = "Omar G. Younis et al. Minari. 2024. doi:10.5281/zenodo.13767625"
 
 
-class MinariJob(SettlingJob):
-    """What is in the files decides the leaves, so they are known only then (``settle``).
+class MinariJob(Job):
+    """What is in the files decides the leaves, so they are known only then (``inspect_files``).
 
     ``objects`` are pairs of the path below ``data/`` and the object; ``metadata`` None where they are in the HDF5 file.
     """
@@ -50,16 +48,11 @@ class MinariJob(SettlingJob):
         self._objects = [(path, item) for (path, _), item in zip(objects, stated)]
         self._described = described
         self.metadata = metadata
-        self.schema = Schema(())  # until the files are there
-        self.bulk: tuple[str, ...] = ()
         self._bounds: list[tuple[int, int]] = []
         self._data: Data | None = None
         self._found: Survey | None = None
         self._runs = np.zeros((0, 3), np.int64)
-        self._samples: list[np.ndarray] | None = None
         self._checksums: dict[str, str] = {}
-        # The spaces decide much: what they ask for is refused before anything is fetched.
-        lay_out([], options)
 
     def identity(self) -> dict[str, Any]:
         return {
@@ -81,7 +74,7 @@ class MinariJob(SettlingJob):
 
     # -- plan ----------------------------------------------------------------------------------------------------------
 
-    def settle(self, files: Mapping[str, Path]) -> None:
+    def inspect_files(self, files: Mapping[str, Path]) -> None:
         """Look through the files. Raises CorruptSourceError, UsageError."""
         data_format = self.metadata.format if self.metadata else "hdf5"
         self._data = Data(data_format, self._title, {path: files[item.url] for path, item in self._objects})
@@ -98,7 +91,7 @@ class MinariJob(SettlingJob):
     def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
         from concurrent.futures import ThreadPoolExecutor
 
-        found, data, _ = self._settled
+        found, data, _ = self._inspected
         columns.reserve(int(found.steps.sum()))
         with ThreadPoolExecutor(1, "rbdata-crc32c") as pool:
             sums = pool.submit(lambda: {path: _checksum(file) for path, file in data.files.items()})
@@ -113,26 +106,21 @@ class MinariJob(SettlingJob):
         notes = [*found.notes, *_notes(planner.counts, self.options.unknown_next)]
         spaces = dict(found.spaces)
         digest = crc32c(repr(sorted(self._checksums.items())).encode())
-        parts = self._describe_parts()
-        return Plan(episodes, planner.counts, notes, parts, [0] * len(parts), spaces, digest)
+        parts = [self._describe_part(number) for number in range(len(self._bounds))]
+        return Plan(episodes, planner.counts, notes, parts, spaces, digest)
 
-    def _describe_parts(self) -> list[dict[str, Any]]:
-        found, _, _ = self._settled
-        described = []
-        for number, (low, high) in enumerate(self._bounds):
-            runs, first, states = self._part(number)
-            name = f"episodes {found.episodes[low]}..{found.episodes[high - 1]}"
-            described.append(
-                {
-                    "name": name,
-                    "number": number,
-                    "first_state": first,
-                    "states": states,
-                    "layout": f"minari-{crc32c(runs.tobytes())}",
-                    "object": {"name": name, "size": None, "crc32c": None},
-                }
-            )
-        return described
+    def _describe_part(self, number: int) -> PartSpec:
+        found, _, _ = self._inspected
+        (low, high), (runs, first, states) = self._bounds[number], self._part(number)
+        name = f"episodes {found.episodes[low]}..{found.episodes[high - 1]}"
+        return PartSpec(
+            name=name,
+            number=number,
+            first_state=first,
+            states=states,
+            layout=f"minari-{crc32c(runs.tobytes())}",
+            object={"name": name, "size": None, "crc32c": None},
+        )
 
     def _part(self, number: int) -> tuple[np.ndarray, int, int]:
         """A part's runs, its first state row and their number."""
@@ -148,37 +136,14 @@ class MinariJob(SettlingJob):
         assert self._found is not None
         return [source for source in self._found.sources if source.column.large]
 
-    def dictionary(self) -> bytes:
-        return train_dictionary(self._sampled())
+    def sample_rows(self) -> list[np.ndarray]:
+        found, data, _ = self._inspected
+        return sample(data, found, self._large, self._runs)
 
-    def row_estimate(self, dictionary: bytes) -> float:
-        if not self._large:
-            return 0.0
-        raw = sum(source.column.row_bytes for source in self._large)
-        if not any(leaf.codec == "zstd" for leaf in self.schema):
-            return float(raw * (2 if self.options.layout == "ted" else 1))
-        encoder = RowEncoder(dictionary)
-        rows = self._sampled()
-        packed = sum(int(encoder.encode(row.data, np.zeros(1, np.int64), len(row))[1][0]) for row in rows)
-        return raw * packed / max(1, sum(map(len, rows))) + 8 * len(self._large)
-
-    def _sampled(self) -> list[np.ndarray]:
-        if self._samples is None:
-            found, data, _ = self._settled
-            self._samples = sample(data, found, self._large, self._runs)
-        return self._samples
-
-    def tasks(self, folder: Path, threads: int) -> Sequence[FillTask]:
-        found, data, _ = self._settled
-        all_states = int(self._runs[:, 2].sum())
+    def row_sources(self) -> list[LargeRows]:
+        found, data, _ = self._inspected
         large = tuple(self._large)
-        tasks = []
-        for number in range(len(self._bounds)):
-            runs, first, states = self._part(number)
-            tasks.append(
-                FillTask(number, data, found, large, runs, first, states, folder, self.schema, all_states, threads)
-            )
-        return tasks
+        return [LargeRows(data, found, large, self._part(number)[0]) for number in range(len(self._bounds))]
 
     # -- what the manifest says ----------------------------------------------------------------------------------------
 
@@ -198,7 +163,7 @@ class MinariJob(SettlingJob):
         return [RawObject(f"{top}/{path}", item, self.location) for path, item in [*described, *self._objects]]
 
     def about(self) -> dict[str, Any]:
-        found, _, metadata = self._settled
+        found, _, metadata = self._inspected
         codecs = {leaf.codec for leaf in self.schema if leaf.name in self.bulk}
         return {
             "source": {
@@ -225,7 +190,7 @@ class MinariJob(SettlingJob):
         return f"{self.location.url}/{self.name}" if self.name else self.location.url
 
     @property
-    def _settled(self) -> tuple[Survey, Data, Metadata]:
+    def _inspected(self) -> tuple[Survey, Data, Metadata]:
         assert self._found is not None and self._data is not None and self.metadata is not None
         return self._found, self._data, self.metadata
 

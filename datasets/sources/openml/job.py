@@ -57,8 +57,6 @@ class OpenmlJob(WholeFileJob):
         self._md5 = None if is_parquet or table.accept_changed else about.md5
         self.item = replace(item, checksums={**item.checksums, "md5": self._md5}) if self._md5 else item
         self.is_parquet = is_parquet
-        self.schema = Schema(())  # until the file is there
-        self.bulk: tuple[str, ...] = ()
         self._notes, self._mirrored = list(notes), list(mirrored)
         self.path = Path()
         self.accept_changed = table.accept_changed
@@ -79,10 +77,10 @@ class OpenmlJob(WholeFileJob):
 
     # -- plan ------------------------------------------------------------------------------------------------------
 
-    def settle(self, files: Mapping[str, Path]) -> None:
+    def inspect_files(self, files: Mapping[str, Path]) -> None:
         """Read the header and decide what every column is. Raises CorruptSourceError, ChecksumError, UsageError."""
         self.path = files[self.item.url]
-        with self.forgotten_if_useless():
+        with self.discard_if_useless():
             self._rows_at_most = self._look_through()
             with self._reader() as reader:
                 self._attributes = reader.attributes
@@ -122,8 +120,6 @@ class OpenmlJob(WholeFileJob):
             table,
             dict(self.counts),
             self._sentences(),
-            parts=[],
-            fetch_bytes=[],
             spaces=self._spaces(),
             digest=f"{self._digests['sha256']} {json.dumps(self.table.to_json(), sort_keys=True)}",
         )
@@ -213,20 +209,6 @@ class OpenmlJob(WholeFileJob):
             message = f"{self.item.url}: its md5 is {self._digests['md5']}, OpenML states {self._md5}"
             raise ChecksumError(message, hint=f"fetch it again, or use another mirror; {ACCEPT}")
         self.check_recorded(self._digests["sha256"])
-
-    # -- no bulk leaves --------------------------------------------------------------------------------------------
-
-    def parts(self) -> int:
-        return 0
-
-    def dictionary(self) -> bytes:
-        return b""
-
-    def row_estimate(self, dictionary: bytes) -> float:
-        return 0.0
-
-    def tasks(self, folder: Path, threads: int) -> Sequence[Any]:
-        return []
 
     # -- what the manifest says ------------------------------------------------------------------------------------
 

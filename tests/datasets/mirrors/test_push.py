@@ -15,7 +15,7 @@ from rbdata.datasets.acquire import download
 from rbdata.datasets.fetch import FetchOptions, open_location
 from rbdata.datasets.fetch.upload import LocalFile, open_uploader, upload
 from rbdata.datasets.ingest.protocol import ConvertOptions
-from rbdata.datasets.ingest.request import Listener, Outcome, Outlook, Request
+from rbdata.datasets.ingest.request import Estimate, Listener, Outcome, Request
 from rbdata.datasets.mirrors import push as mirror
 from rbdata.errors import (
     ChecksumError,
@@ -109,10 +109,10 @@ def test_a_labs_round_trip(root: Path, place: str, tmp_path: Path) -> None:
     assert (entry.kind, entry.name, entry.steps, entry.episodes) == ("dataset", ID, manifest.steps, manifest.episodes)
     assert entry.bytes == manifest.bytes
 
-    outlooks: list[Outlook] = []
+    estimates: list[Estimate] = []
     request = Request(ID, root=tmp_path / "empty", mirror=place, fetch=QUICK)
-    outcome = download(request, Listener(outlook=outlooks.append))
-    assert outcome.action == "written" and outlooks[0].fetch_bytes == manifest.bytes
+    outcome = download(request, Listener(on_estimate=estimates.append))
+    assert outcome.action == "written" and estimates[0].fetch_bytes == manifest.bytes
     assert verify(outcome.path).ok
     assert hashes(outcome.path) == hashes(root / ID)
     assert without_provenance(outcome.path) == without_provenance(root / ID)
@@ -218,10 +218,10 @@ def test_a_copy_goes_on(root: Path, place: str, tmp_path: Path) -> None:
 
     request = Request(ID, root=tmp_path, mirror=place, fetch=QUICK)
     with pytest.raises(Stop):
-        download(request, Listener(progress=stop))
+        download(request, Listener(on_progress=stop))
     assert not (tmp_path / ID).exists()
     counts: list[int] = []
-    outcome = download(request, Listener(progress=lambda tasks: counts.append(tasks[0].rows)))
+    outcome = download(request, Listener(on_progress=lambda tasks: counts.append(tasks[0].rows)))
     assert verify(outcome.path).ok
     assert counts[0] > 0 and counts == sorted(counts)  # it began with what was there already
 
@@ -325,8 +325,8 @@ def test_a_hostile_manifest_writes_nowhere_else(root: Path, tmp_path: Path, name
 
 def test_a_dry_run(root: Path, tmp_path: Path) -> None:
     outcome = get(tmp_path, str(root), dry_run=True)
-    assert outcome.action == "planned" and outcome.outlook is not None
-    assert outcome.outlook.fetch_bytes == read_manifest(root / ID).bytes
+    assert outcome.action == "planned" and outcome.estimate is not None
+    assert outcome.estimate.fetch_bytes == read_manifest(root / ID).bytes
     assert list(tmp_path.iterdir()) == []
 
 

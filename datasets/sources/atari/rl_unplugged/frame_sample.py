@@ -11,8 +11,8 @@ import numpy as np
 from .....errors import CorruptSourceError
 from ....fetch import Location
 from ....formats.png import SIDE, PngError, decode_frames
+from .decode import ROW_BYTES, EpisodeStream, bad_frame
 from .files import EpisodeFile
-from .spool import ROW_BYTES, EpisodeStream, bad_frame
 
 #: Frames to train on, out of how many files at most, and how many frames to read for each.
 SAMPLE_ROWS, SAMPLE_FILES, READ_FOR_EACH = 3_000, 16, 4

@@ -7,32 +7,31 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from .....errors import ObjectNotFoundError
 from .....storage.checksums import crc32c
-from .....storage.codecs.zstd import RowEncoder
 from .....storage.column_writer import ColumnWriter
 from .....storage.episodes import TERMINATED
 from .....storage.folder import remove_tree
-from ....fetch import Location, RemoteObject, resolve
+from ....fetch import Location, resolve
+from ....ingest.estimate import compressed_bytes
 from ....ingest.number_ranges import format_numbers
-from ....ingest.protocol import ConvertOptions, Expectation, Plan, RawObject, SpoolingJob
+from ....ingest.protocol import ConvertOptions, Expectation, Job, PartSpec, Plan, RawObject
+from ....ingest.staging import StagedPart, StagedRows
 from ..common import CITATION, CLIPPED, about, schema, spaces, time_limit
+from .decode import ROWS, STEPS, DecodeTask, is_of
 from .files import FOLDER, UPSTREAM, EpisodeFile
-from .fill import FillTask
 from .frame_sample import Sample, take_sample
-from .order import Order, Part, Spool
-from .spool import STEPS, SpoolTask, is_of
+from .order import DecodedFile, Order, Part
 
 DICTIONARY = "dictionary"
 _CITATION = f"{CITATION} Distributed in: Caglar Gulcehre et al. RL Unplugged. NeurIPS 2020. arXiv:2006.13888"
 
 
-class RluJob(SpoolingJob):
-    """What is fetched is decoded at once, into spools (`spool`); the plan is made when all are there."""
+class RluJob(Job):
+    """Files are fetched and decoded first (`decode`), and planned when all of them are."""
 
     decided: Mapping[str, Any] = {"upstream": UPSTREAM}
+    staging = "sampling frames"
 
     def __init__(self, name: str | None, location: Location, files: list[EpisodeFile], options: ConvertOptions) -> None:
         self.name, self.location, self.options = name, location, options
@@ -45,7 +44,7 @@ class RluJob(SpoolingJob):
         self.bulk = tuple(name for name in ("observation", "next/observation") if name in self.schema)
         self._sample: Sample | None = None
         self._order: Order | None = None
-        self._spools: Path | None = None
+        self._folder: Path | None = None
 
     def identity(self) -> dict[str, Any]:
         return {
@@ -53,16 +52,13 @@ class RluJob(SpoolingJob):
             "leaves": [leaf.to_json() for leaf in self.schema],
             "unknown_next": self.options.unknown_next,
             "time_limit": self.time_limit,
-            # Spools are compared with their objects, and the plan's digest is of the contents: an interrupted run may go on
-            # with another mirror.
+            # Decoded files are compared with their objects, and the plan's digest is of the contents: an interrupted
+            # run may be continued with another mirror.
             "files": [file.number for file in self.chosen],
         }
 
     def parts(self) -> int:
         return len(self.chosen)
-
-    def files(self) -> list[RemoteObject]:
-        return []  # all is streamed
 
     # -- before the plan -------------------------------------------------------------------------------------------
 
@@ -71,24 +67,24 @@ class RluJob(SpoolingJob):
         fetch = sum(file.obj.size or 0 for file in self.chosen)
         rows = int(fetch / max(1.0, sample.packed_bytes))
         episodes = int(rows / max(1.0, sample.rows_per_episode))
-        packed = self._packed_row_bytes()
-        disk = rows * self.row_estimate(b"") + (0 if self.schema["observation"].codec == "zstd" else rows * packed)
+        raw = sum(self.schema[name].row_bytes for name in self.bulk)
+        disk = rows * (self._packed_row_bytes() + (0 if self.schema["observation"].codec == "zstd" else raw))
         names = [f"file {file.number}" for file in self.chosen]
         return Expectation(fetch, rows, episodes, int(disk), names)
 
-    def spooling(self, folder: Path, threads: int) -> list[SpoolTask]:
+    def staging_tasks(self, folder: Path, threads: int) -> list[DecodeTask]:
         folder.mkdir(parents=True, exist_ok=True)
-        self._spools = folder
+        self._folder = folder
         for file in self.chosen:
             if (folder / file.obj.name).is_dir() and not is_of(folder / file.obj.name, file.obj):
                 remove_tree(folder / file.obj.name)
-        dictionary = folder / DICTIONARY
+        dictionary = self._dictionary
         if not dictionary.is_file():
             partial = dictionary.with_name(DICTIONARY + ".part")
-            partial.write_bytes(self._trained())
+            partial.write_bytes(self._train())
             partial.replace(dictionary)
         return [
-            SpoolTask(
+            DecodeTask(
                 index,
                 file.obj,
                 self.location,
@@ -105,12 +101,12 @@ class RluJob(SpoolingJob):
     # -- plan and fill ---------------------------------------------------------------------------------------------
 
     def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
-        """Reads the spools: call after the tasks of `spooling` are done."""
-        assert self._spools is not None
-        spools = [Spool.open(self._spools / file.obj.name) for file in self.chosen]
-        if not any(spool.episodes[:, STEPS].any() for spool in spools):
-            remove_tree(self._spools)  # nothing in them is worth keeping for another run
-        self._order = order = Order(spools)
+        """Reads what was decoded: call after the tasks of `staging_tasks` are done."""
+        assert self._folder is not None
+        decoded = [DecodedFile.open(self._folder / file.obj.name) for file in self.chosen]
+        if not any(file.episodes[:, STEPS].any() for file in decoded):
+            remove_tree(self._folder)  # nothing in it is worth keeping for another run
+        self._order = order = Order(decoded)
         columns.reserve(int(order.table[:, 3].sum()))
         for action, reward, outcome in order.steps():
             done = outcome != 0
@@ -128,53 +124,47 @@ class RluJob(SpoolingJob):
         episodes = order.episode_table()
         counts = order.summary()
         parts = [self._describe_part(part) for part in order.parts]
-        found = [[file.number, spool.about["crc32c"]] for file, spool in zip(self.chosen, order.spools)]
+        found = [[file.number, done.about["crc32c"]] for file, done in zip(self.chosen, order.files)]
         return Plan(
-            digest=crc32c(json.dumps([found, [part["layout"] for part in parts]]).encode()),
+            digest=crc32c(json.dumps([found, [part.layout for part in parts]]).encode()),
             episodes=episodes,
             counts=counts,
             notes=self._notes(counts),
             parts=parts,
-            fetch_bytes=[self.chosen[part.file].obj.size or 0 for part in order.parts],
             spaces=spaces(),
         )
 
-    def dictionary(self) -> bytes:
-        assert self._spools is not None
-        return (self._spools / DICTIONARY).read_bytes()
+    def staged_dictionary(self) -> bytes:
+        return self._dictionary.read_bytes()
 
-    def row_estimate(self, dictionary: bytes) -> float:
-        leaf = self.schema["observation"]
-        if leaf.codec == "zstd":
-            return self._packed_row_bytes()
-        return leaf.row_bytes * (1 if leaf.kind == "state" else 2)
-
-    def tasks(self, folder: Path, threads: int) -> Sequence[FillTask]:
-        assert self._spools is not None and self._order is not None
-        order, spools = self._order, self._spools
-        last = order.parts[-1]
+    def row_sources(self) -> list[StagedPart]:
+        assert self._order is not None
+        files = self._order.files
         return [
-            FillTask(
-                index=index,
+            StagedPart(
                 name=self.chosen[part.file].obj.name,
-                first_state=part.first_state,
-                states=part.states,
-                runs=tuple((order.spools[run.file].path, run.first_state, run.states) for run in part.runs),
-                folder=folder,
-                schema=self.schema,
-                all_states=last.first_state + last.states,
-                dictionary=spools / DICTIONARY,
-                crc32c=order.spools[part.file].about["crc32c"],
+                leaves={
+                    "observation": [
+                        StagedRows(files[run.file].path / ROWS, run.first_state, run.states, self._dictionary)
+                        for run in part.runs
+                    ]
+                },
+                crc32c=files[part.file].about["crc32c"],
             )
-            for index, part in enumerate(order.parts)
+            for part in self._order.parts
         ]
+
+    @property
+    def _dictionary(self) -> Path:
+        assert self._folder is not None
+        return self._folder / DICTIONARY
 
     def _sampled(self) -> Sample:
         if self._sample is None:
             self._sample = take_sample(self.location, self.chosen)
         return self._sample
 
-    def _trained(self) -> bytes:
+    def _train(self) -> bytes:
         from .....storage.codecs.zstd import train_dictionary
 
         return train_dictionary(self._sampled().rows)
@@ -182,15 +172,11 @@ class RluJob(SpoolingJob):
     def _packed_row_bytes(self) -> float:
         """Bytes of a compressed row with its offset, measured on a few sample rows."""
         rows = self._sampled().rows
-        rows = np.ascontiguousarray(rows[:: max(1, len(rows) // 500)])
-        dictionary = self.dictionary() if self._spools and (self._spools / DICTIONARY).is_file() else self._trained()
-        starts = np.arange(len(rows), dtype=np.int64) * rows.shape[1]
-        return float(RowEncoder(dictionary).encode(rows.data, starts, rows.shape[1])[1].mean()) + 8
+        rows = rows[:: max(1, len(rows) // 500)]
+        dictionary = self._dictionary.read_bytes() if self._folder and self._dictionary.is_file() else self._train()
+        return compressed_bytes(rows, dictionary) / len(rows) + 8
 
     # -- what the manifest says ------------------------------------------------------------------------------------
-
-    def objects(self) -> list[dict[str, Any]]:
-        return []  # all are in the parts
 
     def raw_objects(self) -> list[RawObject]:
         game = (self.name or "").partition("/")[0]
@@ -200,16 +186,17 @@ class RluJob(SpoolingJob):
         numbers = [file.number for file in self.chosen]
         return {**about(UPSTREAM, self.name, self.options, numbers), "citation": _CITATION}
 
-    def _describe_part(self, part: Part) -> dict[str, Any]:
+    def _describe_part(self, part: Part) -> PartSpec:
         file = self.chosen[part.file]
-        return {
-            "name": f"file {file.number}",
-            "number": file.number,
-            "first_state": part.first_state,
-            "states": part.states,
-            "layout": f"rlu-{crc32c(repr([(run.file, run.first_state, run.states) for run in part.runs]).encode())}",
-            "object": {"name": file.obj.name, "size": file.obj.size, "crc32c": file.obj.checksums.get("crc32c")},
-        }
+        return PartSpec(
+            name=f"file {file.number}",
+            number=file.number,
+            first_state=part.first_state,
+            states=part.states,
+            layout=f"rlu-{crc32c(repr([(run.file, run.first_state, run.states) for run in part.runs]).encode())}",
+            object={"name": file.obj.name, "size": file.obj.size, "crc32c": file.obj.checksums.get("crc32c")},
+            fetch_bytes=file.obj.size or 0,
+        )
 
     def _notes(self, counts: Mapping[str, Any]) -> list[str]:
         """What a user should know about the values, in sentences."""

@@ -21,24 +21,24 @@ import numpy as np
 
 from .....errors import CorruptSourceError
 from .....storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeTable
-from .spool import ABOUT, BLANK, CHECKPOINT, FILE_ROWS, INDEX, OUTCOME, STEPS
+from .decode import ABOUT, CHECKPOINT, FILE_ROWS, INDEX, OUTCOME, STEPS
 
 
 @dataclass(frozen=True)
-class Spool:
-    """A file's spool, opened: the episodes, and memory-mapped columns."""
+class DecodedFile:
+    """A file that is decoded: its episodes, and memory-mapped columns."""
 
     path: Path
     episodes: np.ndarray
     about: dict[str, Any]
 
     @classmethod
-    def open(cls, path: Path) -> Spool:
+    def open(cls, path: Path) -> DecodedFile:
         about = json.loads((path / ABOUT).read_text())
         return cls(path, np.load(path / "episodes.npy", allow_pickle=False), about)
 
     def column(self, name: str) -> np.ndarray:
-        """``action``, ``reward`` or ``lengths``, mapped."""
+        """``action`` or ``reward``, mapped."""
         return np.load(self.path / f"{name}.npy", mmap_mode="r", allow_pickle=False)
 
 
@@ -83,16 +83,16 @@ class Counts:
 
 
 class Order:
-    """All episodes of some spools in training order; the work is done on construction.
+    """All episodes of some files in training order; the work is done on construction.
 
-    ``table`` is int64 ``[episodes kept, 8]``: the columns of a spool's ``episodes.npy``, then file and place in the file
+    ``table`` is int64 ``[episodes kept, 8]``: the columns of ``episodes.npy``, then file and place in the file
     (counting kept ones). Raises CorruptSourceError when an episode is there twice.
     """
 
-    def __init__(self, spools: Sequence[Spool]) -> None:
-        self.spools = spools
-        self.counts = Counts(silent_ends=sum(int(spool.about["silent_ends"]) for spool in spools))
-        everything = np.concatenate([_with_place(number, spool.episodes) for number, spool in enumerate(spools)])
+    def __init__(self, files: Sequence[DecodedFile]) -> None:
+        self.files = files
+        self.counts = Counts(silent_ends=sum(int(file.about["silent_ends"]) for file in files))
+        everything = np.concatenate([_with_place(number, file.episodes) for number, file in enumerate(files)])
         everything = everything[np.lexsort((everything[:, INDEX], everything[:, CHECKPOINT]))]
         self._refuse_twins(everything)
         midway = self._find_midway(everything)
@@ -108,8 +108,8 @@ class Order:
     def steps(self, block: int = 1 << 20) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """``(action, reward, outcome)`` of all steps in order, in blocks; outcome is 0 but in an episode's last step."""
         for run in self.runs:
-            spool = self.spools[run.file]
-            action, reward = spool.column("action"), spool.column("reward")
+            file = self.files[run.file]
+            action, reward = file.column("action"), file.column("reward")
             table = self.table[run.episodes]
             outcome = np.zeros(run.steps, np.uint8)
             outcome[np.cumsum(table[:, STEPS]) - 1] = table[:, OUTCOME]
@@ -123,7 +123,7 @@ class Order:
         length = self.table[:, STEPS].copy()
         returns = np.empty(len(length))
         for run in self.runs:
-            reward = self.spools[run.file].column("reward")[run.first_step : run.first_step + run.steps]
+            reward = self.files[run.file].column("reward")[run.first_step : run.first_step + run.steps]
             self.counts.unclipped_rewards += int((np.abs(reward) > 1).sum())
             begins = np.cumsum(length[run.episodes]) - length[run.episodes]
             returns[run.episodes] = np.add.reduceat(reward.astype(np.float64), begins)
@@ -138,7 +138,7 @@ class Order:
         same = (np.diff(table[:, CHECKPOINT]) == 0) & (np.diff(table[:, INDEX]) == 0)
         if same.any():
             at = int(np.argmax(same))
-            one, other = (self.spools[int(table[row, -2])].path.name for row in (at, at + 1))
+            one, other = (self.files[int(table[row, -2])].path.name for row in (at, at + 1))
             checkpoint, index = table[at, [CHECKPOINT, INDEX]].tolist()
             message = f"episode {index} of checkpoint {checkpoint} is there twice, in {one} and in {other}"
             raise CorruptSourceError(message, hint="files of different versions or runs are mixed; check the mirror")
@@ -175,7 +175,7 @@ class Order:
         breaks = (np.diff(table[:, -2]) != 0) | (np.diff(table[:, -1]) != 1)
         starts = np.unique([0, *(np.flatnonzero(breaks) + 1).tolist(), *self._part_starts()])
         runs = []
-        before = [np.concatenate([[0], np.cumsum(s.episodes[s.episodes[:, STEPS] > 0][:, STEPS])]) for s in self.spools]
+        before = [np.concatenate([[0], np.cumsum(s.episodes[s.episodes[:, STEPS] > 0][:, STEPS])]) for s in self.files]
         for low, high in zip(starts.tolist(), [*starts[1:].tolist(), len(table)]):
             file, place = int(table[low, -2]), int(table[low, -1])
             step, steps = int(before[file][place]), int(table[low:high, STEPS].sum())
@@ -185,8 +185,8 @@ class Order:
     def _part_starts(self) -> list[int]:
         """First episodes of parts: each has as many as the file whose turn it is."""
         self._turns = list(dict.fromkeys(self.table[:, -2].tolist()))
-        self._turns += [number for number in range(len(self.spools)) if number not in self._turns]
-        sizes = np.bincount(self.table[:, -2], minlength=len(self.spools))[self._turns]
+        self._turns += [number for number in range(len(self.files)) if number not in self._turns]
+        sizes = np.bincount(self.table[:, -2], minlength=len(self.files))[self._turns]
         self._bounds = np.concatenate([[0], np.cumsum(sizes)])
         return [bound for bound in self._bounds[:-1].tolist() if bound < len(self.table)]
 
@@ -203,6 +203,3 @@ def _with_place(number: int, episodes: np.ndarray) -> np.ndarray:
     """A file's episodes with two more columns: its number, and their place among those of it that have steps."""
     place = np.cumsum(episodes[:, STEPS] > 0) - 1
     return np.column_stack([episodes, np.full(len(episodes), number), place])
-
-
-__all__ = ["BLANK", "Order", "Part", "Run", "Spool"]

@@ -484,11 +484,11 @@ def test_trap_63_interrupted(tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        convert(tmp_path / "raw", "atari", request, Listener(part_done=interrupt))
+        convert(tmp_path / "raw", "atari", request, Listener(on_part_done=interrupt))
     assert not (tmp_path / "my" / "run").exists()
-    outlooks = []
-    outcome = convert(tmp_path / "raw", "atari", request, Listener(outlook=outlooks.append))
-    assert outlooks[0].done_parts == 1
+    estimates = []
+    outcome = convert(tmp_path / "raw", "atari", request, Listener(on_estimate=estimates.append))
+    assert estimates[0].done_parts == 1
     assert_holds(Dataset(outcome.path), fed_truth(writer))
     assert verify(outcome.path).ok
 
@@ -498,17 +498,17 @@ def test_trap_64_disk_estimate(options, tmp_path):
     """What will be written is known within a few per cent before it is."""
     chosen = ConvertOptions(**options)
     request = Request("Pong/5", root=tmp_path, mirror=str(REAL), procs=1, options=chosen, dry_run=True)
-    outlook = download(request).outlook
+    estimate = download(request).estimate
     assert not (tmp_path / "atari").exists()
     manifest = download(Request("Pong/5", root=tmp_path, mirror=str(REAL), procs=1, options=chosen)).manifest
     sizes = sum(sum(length for length, _ in ranges) for ranges in manifest.files.values())
-    assert (outlook.steps, outlook.episodes) == (manifest.steps, manifest.episodes)
+    assert (estimate.steps, estimate.episodes) == (manifest.steps, manifest.episodes)
     beside = (
-        1 / outlook.parts if options.get("codec") == "zstd" else 0
+        1 / estimate.parts if options.get("codec") == "zstd" else 0
     )  # a finished part lies beside the blob for a while
-    assert outlook.disk_bytes == pytest.approx(sizes * (1 + beside), rel=0.15 if beside else 0.03)
+    assert estimate.disk_bytes == pytest.approx(sizes * (1 + beside), rel=0.15 if beside else 0.03)
     objects = (REAL / "dqn" / "Pong" / "5" / "replay_logs").glob("*observation*")
-    assert outlook.fetch_bytes == sum(path.stat().st_size for path in objects)
+    assert estimate.fetch_bytes == sum(path.stat().st_size for path in objects)
 
 
 def test_trap_64_refusal_when_the_disk_is_short(tmp_path, monkeypatch):

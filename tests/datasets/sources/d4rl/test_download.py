@@ -196,11 +196,11 @@ def test_pinned_files_at_home(mirror, tmp_path, monkeypatch):
 
 def test_dry_run_writes_nothing(mirror, tmp_path):
     outcome = download(Request(f"d4rl/{NAME}", root=tmp_path / "root", mirror=str(mirror), dry_run=True))
-    assert outcome.outlook is not None and outcome.outlook.steps == 11_000 and not (tmp_path / "root").exists()
+    assert outcome.estimate is not None and outcome.estimate.steps == 11_000 and not (tmp_path / "root").exists()
     with http_server(mirror) as server:
         outcome = download(Request(f"d4rl/{NAME}", root=tmp_path / "root", mirror=server.url, dry_run=True))
-    assert outcome.outlook is not None
-    assert outcome.outlook.fetch_bytes == (mirror / "gym_mujoco_v2" / FILE).stat().st_size
+    assert outcome.estimate is not None
+    assert outcome.estimate.fetch_bytes == (mirror / "gym_mujoco_v2" / FILE).stat().st_size
 
 
 def test_the_folder_in_tensordict_and_torchrl(mirror, tmp_path):

@@ -311,12 +311,12 @@ def test_a_dry_run_writes_nothing(tmp_path):
     request = Request(
         "gymnasium/CartPole-v1", root=tmp_path, options=ConvertOptions(extra={"steps": 1000}), dry_run=True
     )
-    outlook = download(request).outlook
-    assert outlook is not None and outlook.steps == 1000 and outlook.fetch_bytes == 0
+    estimate = download(request).estimate
+    assert estimate is not None and estimate.steps == 1000 and estimate.fetch_bytes == 0
     assert not any(tmp_path.iterdir())
     written = record(tmp_path, steps=1000)
     on_disk = written.manifest.bytes
-    assert on_disk < outlook.disk_bytes < 3 * on_disk  # the recording lies beside it for a while
+    assert on_disk < estimate.disk_bytes < 3 * on_disk  # the recording lies beside it for a while
 
 
 def test_a_mirror_in_the_environment_is_no_matter(tmp_path, monkeypatch):

@@ -282,7 +282,7 @@ def test_a_recording_that_is_complete_is_not_made_again(tmp_path, monkeypatch, n
 
     request = Request(f"gymnasium/{name}", root=tmp_path / "root", options=ConvertOptions(extra=extra))
     with pytest.raises(KeyboardInterrupt):
-        download(request, Listener(part_done=stop))
+        download(request, Listener(on_part_done=stop))
     again = record(tmp_path / "root", name, **extra)
     counting: Any = import_module("counting")
 

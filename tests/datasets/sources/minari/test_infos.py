@@ -484,9 +484,9 @@ def test_a_dry_run_of_what_is_here(tmp_path):
     from rbdata.datasets.acquire import download
 
     plain()
-    outlook = download(Request("minari/tests/plain-v0", root=tmp_path / "root", dry_run=True)).outlook
-    assert outlook is not None and (outlook.steps, outlook.episodes) == (12, 3)
-    assert "Minari's own root" in outlook.why
+    estimate = download(Request("minari/tests/plain-v0", root=tmp_path / "root", dry_run=True)).estimate
+    assert estimate is not None and (estimate.steps, estimate.episodes) == (12, 3)
+    assert "Minari's own root" in estimate.why
     assert not (tmp_path / "root").exists()
 
 

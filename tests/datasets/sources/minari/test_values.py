@@ -18,7 +18,7 @@ from rbdata.datasets.acquire import download
 from rbdata.datasets.ingest.protocol import ConvertOptions
 from rbdata.datasets.ingest.request import Listener, Request
 from rbdata.datasets.sources.minari.episode_rows import settle
-from rbdata.datasets.sources.minari.fill import part_bounds
+from rbdata.datasets.sources.minari.large_rows import part_bounds
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED
 from rbdata.storage.integrity import verify
@@ -195,10 +195,10 @@ def test_interrupted_while_frames_are_stored(tmp_path, monkeypatch, options):
         return Request("minari/tests/stop-v0", root=root, options=ConvertOptions(**options), procs=1)
 
     with pytest.raises(KeyboardInterrupt):
-        download(request(tmp_path / "root"), Listener(part_done=stop))
+        download(request(tmp_path / "root"), Listener(on_part_done=stop))
     assert not (tmp_path / "root" / "minari" / "tests" / "stop-v0").exists()
     done = []
-    download(request(tmp_path / "root"), Listener(part_done=done.append))
+    download(request(tmp_path / "root"), Listener(on_part_done=done.append))
     assert done and 0 not in done  # what was finished is not done again
     fresh = convert(tmp_path / "fresh", "tests/stop-v0", **options)
     again = Dataset(tmp_path / "root" / "minari" / "tests" / "stop-v0")

@@ -381,13 +381,13 @@ def test_goes_on_where_it_stopped(tmp_path: Path, options: dict[str, str]) -> No
 
         request = Request("atari/Qbert/1", root=root, mirror=str(tmp_path), procs=1, options=ConvertOptions(**options))
         try:
-            download(request, Listener(stage=told, outlook=told, planned=told, part_done=told))
+            download(request, Listener(on_stage=told, on_estimate=told, on_planned=told, on_part_done=told))
         except Stop:
             spools = root / "atari" / "Qbert" / ".1.writing" / ".raw"
             done = [path.name for path in spools.glob("run_*") if not path.name.endswith(".part")]
             kept = {name: (spools / name / "about.json").stat().st_mtime_ns for name in done}
             seen: list[int] = []
-            dataset = Dataset(download(request, Listener(part_done=seen.append)).path)
+            dataset = Dataset(download(request, Listener(on_part_done=seen.append)).path)
             assert len(seen) == 3 - len(kept)
             assert content(dataset.path) == whole
         else:
@@ -407,7 +407,7 @@ def die(index):
     os.kill(os.getpid(), signal.SIGKILL)
 
 mirror, root = map(Path, sys.argv[1:])
-download(Request("atari/Qbert/1", root=root, mirror=str(mirror), procs=1), Listener(part_done=die))
+download(Request("atari/Qbert/1", root=root, mirror=str(mirror), procs=1), Listener(on_part_done=die))
 """
 
 
@@ -437,7 +437,7 @@ def test_lost_rows_are_fetched_again(tmp_path: Path) -> None:
 
     request = Request("atari/Qbert/1", root=root, mirror=str(tmp_path), procs=1)
     with pytest.raises(KeyboardInterrupt):
-        download(request, Listener(stage=stop))
+        download(request, Listener(on_stage=stop))
     (rows,) = (root / "atari" / "Qbert" / ".1.writing" / ".raw").glob("run_*/rows")
     rows.unlink()
     with pytest.raises(RbdataError, match="are gone"):
@@ -449,14 +449,14 @@ def test_a_dry_run_writes_nothing_and_says_about_how_much(tmp_path: Path) -> Non
     episodes = make_episodes([[40] * 10] * 4)
     write_run(tmp_path, [[e for e in episodes if e.checkpoint == number] for number in range(4)])
     request = Request("atari/Qbert/1", root=tmp_path / "root", mirror=str(tmp_path), dry_run=True)
-    outlook = download(request).outlook
-    assert outlook is not None and not (tmp_path / "root").exists()
-    assert outlook.steps == pytest.approx(1600, rel=0.1)
-    assert outlook.episodes == pytest.approx(40, rel=0.1)
-    assert outlook.parts == 4
+    estimate = download(request).estimate
+    assert estimate is not None and not (tmp_path / "root").exists()
+    assert estimate.steps == pytest.approx(1600, rel=0.1)
+    assert estimate.episodes == pytest.approx(40, rel=0.1)
+    assert estimate.parts == 4
     dataset = get(tmp_path, tmp_path / "root")
     rows = [path for path in (dataset.path / "observation").iterdir() if path.name != "dictionary"]
-    assert outlook.disk_bytes == pytest.approx(sum(path.stat().st_size for path in rows), rel=0.4)
+    assert estimate.disk_bytes == pytest.approx(sum(path.stat().st_size for path in rows), rel=0.4)
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from paths import DATA
 from rbdata.datasets.acquire import download
 from rbdata.datasets.fetch import FetchOptions
 from rbdata.datasets.ingest.protocol import ConvertOptions
-from rbdata.datasets.ingest.request import Listener, Outcome, Outlook, Request
+from rbdata.datasets.ingest.request import Estimate, Listener, Outcome, Request
 from rbdata.errors import DatasetExistsError, ForbiddenError, ObjectNotFoundError, UsageError
 from rbdata.storage.integrity import verify
 
@@ -56,9 +56,9 @@ def test_the_bucket_while_it_is_open(doors: Doors, tmp_path: Path) -> None:
 
 def test_rl_unplugged_when_the_bucket_answers_403(doors: Doors, tmp_path: Path) -> None:
     doors.closed[BUCKET] = 403
-    seen: list[Outlook] = []
+    seen: list[Estimate] = []
     request = Request("atari/Breakout/1", root=tmp_path, procs=2, fetch=IMPATIENT)
-    outcome = download(request, Listener(outlook=seen.append))
+    outcome = download(request, Listener(on_estimate=seen.append))
     assert verify(outcome.path).ok
     manifest = outcome.manifest
     assert manifest is not None and manifest.steps == 1163

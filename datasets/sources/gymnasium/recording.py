@@ -1,8 +1,8 @@
 """Recorded rows on disk, until it is known how many there are.
 
 Episodes of several environments are recorded side by side, but lie one after the other in a dataset. So each environment has
-its own files, appended block by block; memory stays a few blocks, however long the recording. A spool is a folder, there only
-when it is complete:
+its own files, appended block by block; memory stays a few blocks, however long the recording. A recording is a folder
+that exists only when it is complete:
 
     <e>.reward           float32 [steps] of environment e
     <e>.end              uint8 [steps]    0 inside an episode; 1 terminated, 2 truncated, 3 both, 4 cut by the end of recording
@@ -24,6 +24,7 @@ import numpy as np
 
 from ....errors import DiskSpaceError
 from ....storage.codecs.zstd import RowEncoder, train_dictionary
+from ...ingest.staging import StagedRows, lengths_path
 from ...ingest.trajectories import Column
 
 REWARD, END, DICTIONARY, ABOUT = "reward", "end", "dictionary", "about.json"
@@ -32,7 +33,7 @@ TERMINATED, TRUNCATED, BOTH, CUT = 1, 2, 3, 4
 SAMPLE_BYTES, SAMPLE_ROWS = 24 << 20, 1500
 
 
-class SpoolWriter:
+class RecordingWriter:
     """Appends blocks of rows; ``compress`` says whether large columns become zstd rows."""
 
     def __init__(self, folder: Path, columns: Sequence[Column], *, compress: bool, threads: int) -> None:
@@ -88,7 +89,7 @@ class SpoolWriter:
         starts = np.arange(len(rows), dtype=np.int64) * column.row_bytes
         data, lengths = self._encoder.encode(np.ascontiguousarray(rows).data.cast("B"), starts, column.row_bytes)
         self._append(f"{env}.{number}", data)
-        self._append(f"{env}.{number}.lengths", lengths)
+        self._append(lengths_path(Path(f"{env}.{number}")).name, lengths)
 
     def _append(self, name: str, data: np.ndarray | bytes) -> None:
         try:
@@ -103,8 +104,8 @@ class SpoolWriter:
             raise DiskSpaceError(message, hint="make room, record fewer --steps, or choose another --root") from error
 
 
-class Spool:
-    """A complete spool, for reading."""
+class Recording:
+    """A complete recording, for reading."""
 
     def __init__(self, folder: Path, columns: Sequence[Column]) -> None:
         self.folder, self._columns = folder, columns
@@ -130,9 +131,11 @@ class Spool:
         """The file of a column."""
         return self.folder / f"{env}.{number}"
 
-    def lengths(self, env: int, number: int) -> np.ndarray:
-        """Compressed lengths, int64 ``[states]``."""
-        return np.fromfile(self.folder / f"{env}.{number}.lengths", np.int64)
+    def staged(self, number: int) -> list[StagedRows]:
+        """The rows of a large column, environment by environment."""
+        dictionary = self.folder / DICTIONARY
+        given = dictionary if dictionary.is_file() else None
+        return [StagedRows(self.path(env, number), 0, states, given) for env, states in enumerate(self.states)]
 
     def _mapped(self, name: str, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
         path = self.folder / name

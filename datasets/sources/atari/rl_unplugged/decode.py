@@ -3,12 +3,12 @@
 network -> gunzip -> records -> episodes -> frames in blocks -> compressed rows
 
 How many rows there are, and which come first, is known only when all files have been read: lengths, actions and rewards lie
-in the same records as the pictures. So each file becomes a *spool* in the working folder, and is put in its place when
-all are there (`fill`). Rows are compressed as the dataset has them, so that for the usual codec putting them in place is a
-rename. A spool is a folder, there only when it is complete:
+in the same records as the pictures. So each file is decoded into a folder of the working folder, and its rows are put in
+their places when all files are decoded (`ingest.staging`). Rows are compressed as the dataset has them, so that for the usual
+codec a file of rows is only renamed. The folder exists only when it is complete:
 
     rows           state rows in the order of the file, each compressed on its own
-    lengths.npy    int64 [rows]          their compressed lengths
+    rows.lengths   int64 [rows]          their compressed lengths
     episodes.npy   int64 [episodes, 6]   checkpoint, index in it, rows in the file, steps kept, outcome, blank
     action.npy     int32 [steps]         of the steps kept
     reward.npy     float32 [steps]
@@ -42,6 +42,7 @@ from ....formats.gunzip import gunzip
 from ....formats.png import SIDE, PngError, decode_frames
 from ....formats.tf_example import WireError, parse_example
 from ....formats.tfrecord import Record, read_records
+from ....ingest.staging import lengths_path
 from ....workers.task import OnBlock
 from .episode import Episode, to_episode
 
@@ -74,8 +75,8 @@ def settle(rows: int, terminal: bool, unknown_next: str, time_limit: int) -> End
 
 
 @dataclass(frozen=True)
-class SpoolTask:
-    """Everything a worker needs to spool one file; picklable."""
+class DecodeTask:
+    """Fetches and decodes one file; picklable."""
 
     index: int
     obj: RemoteObject
@@ -92,11 +93,11 @@ class SpoolTask:
         return self.obj.size or 1
 
     def __call__(self, on_block: OnBlock) -> dict[str, Any]:
-        return spool(self, on_block)
+        return decode(self, on_block)
 
 
-def spool(task: SpoolTask, on_block: OnBlock) -> dict[str, Any]:
-    """Fetch and decode one file. Returns an empty record: what there is to know is in the spool."""
+def decode(task: DecodeTask, on_block: OnBlock) -> dict[str, Any]:
+    """Fetch and decode one file. Returns an empty record: everything is in the folder."""
     partial = task.target.with_name(task.target.name + ".part")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -137,7 +138,7 @@ def spool(task: SpoolTask, on_block: OnBlock) -> dict[str, Any]:
 
 @dataclass
 class Columns:
-    """What a spool holds beside its rows, while it is made."""
+    """What is written beside the rows, collected while a file is decoded."""
 
     episodes: list[tuple[int, ...]] = field(default_factory=list)
     action: list[np.ndarray] = field(default_factory=list)
@@ -159,7 +160,6 @@ class Columns:
         for name, pieces, dtype in (
             ("action", self.action, np.int32),
             ("reward", self.reward, np.float32),
-            ("lengths", self.lengths, np.int64),
         ):
             arrays[name] = np.concatenate([np.empty(0, dtype), *pieces]).astype(dtype)
         for name, array in arrays.items():
@@ -167,6 +167,7 @@ class Columns:
                 np.lib.format.write_array(file, array, allow_pickle=False)
                 file.flush()
                 os.fsync(file.fileno())
+        _write(lengths_path(folder / ROWS), np.concatenate([np.empty(0, np.int64), *self.lengths]).tobytes())
 
 
 class _Blocks:
@@ -275,7 +276,7 @@ def bad_frame(where: str, row: int, error: PngError) -> CorruptSourceError:
 
 
 def is_of(target: Path, obj: RemoteObject) -> bool:
-    """Whether a spool was made from this very object, as far as its place states what it is."""
+    """Whether a folder was decoded from this object, as far as its place states what the object is."""
     try:
         about = json.loads((target / ABOUT).read_text())
     except (OSError, ValueError):

@@ -1,0 +1,65 @@
+"""What is at a dataset's place already, and whether it is what a request asks for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import DatasetExistsError, FormatVersionError, NotADatasetError, RbdataError
+from ...storage.folder import DatasetPlace
+from ...storage.manifest import Manifest, read_manifest
+from .protocol import ConvertOptions
+from .request import Request
+
+
+def find_existing(place: DatasetPlace, request: Request) -> Manifest | None:
+    """The dataset at a place if it already is what the request asks for; None if there is work to do.
+
+    Raises DatasetExistsError when something else is there.
+    """
+    if request.force or not place.path.exists():
+        return None
+    try:
+        manifest = read_manifest(place.path)
+    except FormatVersionError:
+        raise
+    except NotADatasetError as error:
+        if not place.path.is_dir() or any(place.path.iterdir()):
+            message = f"{place.path} is in the way: it is not a dataset"
+            raise DatasetExistsError(message, hint="move it away, or choose another --root") from error
+        return None
+    if manifest.id != place.id and manifest.id.lower() == place.id.lower():
+        message = f"{place.path} holds {manifest.id}: on this disk, names that differ in case alone are one"
+        raise DatasetExistsError(message, hint="write it as it is there, or choose another --root")
+    differs = _differences(manifest, request.options)
+    if differs:
+        message = f"{place.id} is there already, converted with another {' and '.join(differs)}"
+        raise DatasetExistsError(message, hint="replace it with --force, or delete it first")
+    return None if list_missing(manifest, request.options) else manifest
+
+
+def list_missing(manifest: Manifest, options: ConvertOptions) -> list[str]:
+    """The options and the choice of shards in which a dataset is not what is asked for; more shards are sufficient."""
+    wanted, have = options.parts, manifest.source
+    enough = have.get("all_shards", True) if wanted is None else set(wanted) <= set(have.get("shards", []))
+    return _differences(manifest, options) + ([] if enough else ["choice of shards"])
+
+
+def read_objects(place: DatasetPlace) -> list[dict[str, Any]]:
+    """The records of the objects that the dataset at a place was made from; empty where it cannot be read."""
+    try:
+        return list(read_manifest(place.path).source.get("objects", []))
+    except RbdataError:
+        return []
+
+
+def _differences(manifest: Manifest, options: ConvertOptions) -> list[str]:
+    """The options in which an existing dataset differs from what is asked for; an option not given asks for nothing."""
+    recorded = manifest.source.get("options", {})
+    asked = {
+        "codec": None if options.codec == "auto" else options.codec,
+        "layout": None if options.layout == "auto" else options.layout,
+        "unknown_next": options.unknown_next,
+        "time_limit": options.time_limit,
+        **{name: value for name, value in options.extra.items() if value != "auto"},
+    }
+    return [name for name, value in asked.items() if value is not None and recorded.get(name, value) != value]

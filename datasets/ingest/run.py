@@ -1,0 +1,255 @@
+"""One run of a job: plan, fill, commit; or plan alone (`dry_run`).
+
+    fetch whole files -> inspect them   |   stage everything      depending on the job
+    plan        step leaves and the episode table are written; all counts are known
+    dictionary  trained on sample rows, for compressed leaves
+    fill        worker processes fill the large leaves, part by part (`fill`)
+    commit      the manifest is written and the folder renamed
+
+An interrupted run is continued from the journal of the working folder (`storage.writer`). Parts that a smaller dataset of
+the same id holds already are copied from it.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ... import settings
+from ..._version import __version__
+from ...errors import DatasetExistsError
+from ...storage.checksums import crc32c
+from ...storage.column_writer import ColumnWriter
+from ...storage.folder import RAW, DatasetPlace, check_space, make_writable, remove_tree
+from ...storage.manifest import Manifest
+from ...storage.reuse import OldDataset
+from ...storage.schema import Schema
+from ...storage.writer import DatasetWriter, fingerprint
+from ..fetch import RemoteObject
+from ..workers.pool import run_tasks, usable_cpus
+from .estimate import Samples, bytes_of_columns, compressed_leaves, estimate_fetch, estimate_plan, expect
+from .existing import find_existing, read_objects
+from .fill import fill_tasks
+from .protocol import Job, Plan, RawObject
+from .raw_files import fetch_all
+from .request import Estimate, Listener, Outcome, Request
+from .staging import stage_all
+
+MAX_PROCS = 8
+
+
+def run(job: Job, place: DatasetPlace, request: Request, listener: Listener, url: str) -> Outcome:
+    """Make the dataset of a job at a place; ``url`` is recorded as where it comes from.
+
+    Raises the fetch errors of `errors`, CorruptSourceError, DiskSpaceError, RootNotWritableError, DatasetBusyError,
+    DatasetExistsError. What is finished before an error or KeyboardInterrupt is kept for the next run.
+    """
+    began = time.monotonic()
+    if request.dry_run:
+        estimate = dry_run(job, place, listener)
+        listener.on_estimate(estimate)
+        return Outcome(place.id, place.path, "planned", None, time.monotonic() - began, estimate)
+    make_writable(place.root)
+    with place.lock() as lock:
+        place.recover()
+        existing = find_existing(place, request)  # another process may have finished it meanwhile
+        if existing is not None:
+            return Outcome(place.id, place.path, "complete", existing)
+        if request.force and place.exists():
+            job.set_previous_objects(read_objects(place))
+        # The plan of a staged job needs all of its data, so that parts of an old dataset are of no use.
+        old = None if request.force or job.staging else OldDataset.open(place.path, job.schema)
+        identity = {"id": place.id, "extends": old.identity if old else None, **job.identity()}
+        writer = DatasetWriter(
+            place, job.schema, fingerprint(identity), bulk=job.bulk, parts=job.parts(), restart=request.force
+        )
+        try:
+            estimate, manifest = _Run(job, place, request, listener, writer, old).write(url)
+            lock.check()
+            writer.commit(manifest)
+        except BaseException:
+            if not writer.parts_done() and not (writer.folder / RAW).exists():
+                remove_tree(writer.folder)  # nothing worth keeping for the next run
+            raise
+    return Outcome(place.id, place.path, "written", manifest, time.monotonic() - began, estimate)
+
+
+def dry_run(job: Job, place: DatasetPlace, listener: Listener) -> Estimate:
+    """What a run would do; writes nothing, and leaves the job as it is.
+
+    Where raw files must be fetched whole before they can be read, only their sizes are known.
+    """
+    job = copy.copy(job)
+    if job.staging:
+        return expect(job, place)
+    remote = _remote_files(job)
+    if remote:
+        return estimate_fetch(job, place, sum(item.size or 0 for item in remote))
+    paths = {item.url: Path(item.url) for item in job.files()}
+    job.inspect_files(paths)
+    small = Schema(tuple(leaf for leaf in job.schema.steps if leaf.name not in job.bulk))
+    plan = job.plan(ColumnWriter(None, small), paths, listener.on_planned)
+    samples = cache(job.sample_rows)
+    return estimate_plan(job, plan, place, _train(samples) if compressed_leaves(job) else b"", samples)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One run with the place's lock held; ``old`` is the dataset to be extended."""
+
+    job: Job
+    place: DatasetPlace
+    request: Request
+    listener: Listener
+    writer: DatasetWriter
+    old: OldDataset | None
+
+    def write(self, url: str) -> tuple[Estimate, Manifest]:
+        """Plan and fill; what is left is to commit."""
+        job, writer = self.job, self.writer
+        remote = _remote_files(job)
+        paths = self._fetch(remote)
+        expected = self._stage() if job.staging else None
+        job.inspect_files(paths)
+        writer.lay_out(job.schema, job.bulk, job.parts())
+        plan = self._plan(paths)
+        samples = cache(job.sample_rows)
+        dictionary = self._make_dictionary(samples)
+        self._check_same_objects(plan)
+        if self.old:
+            self._take_over(plan, self.old)
+        writer.merge()
+        if expected is None:
+            done = writer.parts_done().keys()
+            expected = estimate_plan(job, plan, self.place, dictionary, samples, done, fetched=bool(remote))
+            self.listener.on_estimate(expected)
+            check_space(self.place.path, expected.disk_bytes - bytes_of_columns(job, plan), self.place.id)
+        self._fill(plan)
+        self.listener.on_stage("writing the manifest")
+        for index, record in writer.parts_done().items():
+            plan.parts[index] = plan.parts[index].with_checksum(record["crc32c"])
+        return expected, _manifest(job, plan, self.place.id, url)
+
+    def _procs(self, tasks: int) -> int:
+        return min(settings.procs(self.request.procs) or min(MAX_PROCS, usable_cpus()), max(1, tasks))
+
+    def _fetch(self, remote: Sequence[RemoteObject]) -> dict[str, Path]:
+        """The paths of the job's whole files by url: in place where the source is a directory, else fetched."""
+        job, folder = self.job, self.writer.folder / RAW
+        if remote:
+            self.listener.on_estimate(estimate_fetch(job, self.place, sum(item.size or 0 for item in remote)))
+            self.listener.on_stage("fetching the raw files")
+            raw = [RawObject(_file_name(item), item, job.location) for item in remote]
+            fetch_all(folder, raw, self.listener.on_fetched)
+        return {item.url: Path(item.url) if is_local(item) else folder / _file_name(item) for item in job.files()}
+
+    def _stage(self) -> Estimate:
+        folder = self.writer.folder / RAW
+        return stage_all(self.job, folder, self.place, self._procs, usable_cpus(), self.listener)
+
+    def _plan(self, paths: dict[str, Path]) -> Plan:
+        columns = self.writer.columns()
+        try:
+            plan = self.job.plan(columns, paths, self.listener.on_planned)
+            files = columns.close()
+        finally:
+            columns.abandon()
+        self.writer.planned(files, plan.episodes, plan.digest)
+        return plan
+
+    def _make_dictionary(self, samples: Samples) -> bytes:
+        """Store the dictionary of the compressed leaves: that of the old dataset, of an interrupted run, or a new one."""
+        dictionary = b""
+        for leaf in compressed_leaves(self.job):
+            if not self.job.staging:
+                self.listener.on_stage("sampling frames")
+            if self.old:
+                dictionary = self.old.dictionary(leaf)
+            elif self.job.staging:
+                dictionary = self.job.staged_dictionary()
+            else:
+                dictionary = self.writer.stored_dictionary(leaf) or _train(samples)
+            self.writer.dictionary(leaf, dictionary)
+        return dictionary
+
+    def _check_same_objects(self, plan: Plan) -> None:
+        """What an earlier run converted must be what the source states now; it may have come from another mirror."""
+        for index, record in self.writer.parts_done().items():
+            part = plan.parts[index]
+            stated, found = part.object["crc32c"], record.get("crc32c")
+            if stated and found and stated != found:
+                message = f"{part.name} of the unfinished {self.place.id} came from another object than the one here"
+                raise DatasetExistsError(message, hint=f"start over with --force ({self.writer.folder})")
+
+    def _take_over(self, plan: Plan, old: OldDataset) -> None:
+        """Copy what a smaller dataset already holds."""
+        self.listener.on_stage("taking over what is there")
+        for index, part in enumerate(plan.parts):
+            done = index in self.writer.parts_done()
+            record = None if done else old.take_over(self.writer, index, part.to_json())
+            if record is not None:
+                self.writer.part_done(index, record)
+
+    def _fill(self, plan: Plan) -> None:
+        job, writer = self.job, self.writer
+        # The parts of a staged job were reported as they were staged.
+        listener = Listener() if job.staging else self.listener
+        left = [index for index in range(job.parts()) if index not in writer.parts_done()]
+        # Staged rows that are compressed are only renamed: not worth starting processes for.
+        count = 1 if job.staging and compressed_leaves(job) else self._procs(len(left))
+        tasks = fill_tasks(job, plan, writer.folder, max(1, usable_cpus() // count))
+        for index, record in run_tasks([tasks[index] for index in left], count, listener.on_progress):
+            writer.part_done(index, record)
+            writer.merge()
+            listener.on_part_done(index)
+
+
+def _train(samples: Samples) -> bytes:
+    from ...storage.codecs.zstd import train_dictionary
+
+    return train_dictionary(samples())
+
+
+def _remote_files(job: Job) -> list[RemoteObject]:
+    return [item for item in job.files() if not is_local(item)]
+
+
+def is_local(item: RemoteObject) -> bool:
+    """Whether an object is a file that can be opened where it is."""
+    return item.url.startswith("/")
+
+
+def _file_name(item: RemoteObject) -> str:
+    """A name for a fetched file: different objects may have the same last name."""
+    return f"{crc32c(item.url.encode())}-{item.name}"
+
+
+def _manifest(job: Job, plan: Plan, dataset_id: str, url: str) -> Manifest:
+    about = job.about()
+    returns, lengths = plan.episodes.summary()
+    provenance: dict[str, Any] = {
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "rbdata_version": __version__,
+        "location": url,
+    }
+    return Manifest(
+        id=dataset_id,
+        schema=job.schema,
+        steps=plan.steps,
+        episodes=len(plan.episodes),
+        source={**about["source"], "objects": [*job.objects(), *(part.object for part in plan.parts)]},
+        parts=[part.to_json() for part in plan.parts],
+        spaces=plan.spaces,
+        counts=plan.counts,
+        notes=plan.notes,
+        returns=returns,
+        lengths=lengths,
+        licence=about.get("licence"),
+        citation=about.get("citation"),
+        provenance={**provenance, "why": job.why} if job.why else provenance,
+    )
