@@ -65,7 +65,6 @@ TESTED_BY = {
     "preprocess/functions/checks": "preprocess/functions/test_traits",
     "preprocess/functions/frame_layout": "preprocess/functions/test_grayscale",
     "preprocess/functions/leaves": "preprocess/functions/test_traits",
-    "preprocess/functions/lookup": "preprocess/test_bad_input",
     "storage/replay/argument_checks": "storage/replay/test_bad_input",
     "storage/replay/checkpoints/state_files": "storage/replay/checkpoints/test_checkpoint",
     "storage/replay/loading": "storage/replay/test_buffer",

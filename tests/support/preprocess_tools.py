@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import zstandard
 from rbdata.preprocess.driver import preprocess
@@ -37,6 +39,19 @@ def run(root: Path, functions: Any, dest: str = "my/output", source: Any = "my/i
     given = functions if isinstance(functions, list) else [functions]
     outcome = preprocess(Request(str(source), given, dest, root=root, **options), engine=engine)
     return Dataset(outcome.path)
+
+
+def fails(
+    root: Path, fn: Any, error: type[Exception], match: str | None = None, *, kept: bool = False, **options: Any
+) -> Any:
+    """The error, which leaves nothing behind, unless chunks were finished before it (``kept``)."""
+    with pytest.raises(error, match=match) as caught:
+        run(root, fn, dest="my/bad", **options)
+    left = [path for path in (root / "my").iterdir() if "bad" in path.name]
+    assert [path.name for path in left] == ([".bad.writing"] if kept else [])
+    for path in left:
+        shutil.rmtree(path)
+    return caught.value
 
 
 def plain(dataset: Dataset, fn: Callable[[TensorDict], Any], per: str, batch: int) -> tuple[TensorDict, list[int]]:

@@ -1,16 +1,20 @@
-"""What comes out: the bytes of a plain loop, whatever the number of processes, the codec and what a function is given."""
+"""Whole runs: the bytes of a plain loop, whatever the number of processes, the codec and what a function gets."""
 
 from __future__ import annotations
 
+import numpy as np
 import preprocess_tools as tools
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from preprocess_tools import check_files, lasting, make_input, plain, run
 from rbdata.datasets.workers.engines.processes import LocalEngine
 from rbdata.storage.dataset import Dataset
+from rbdata.storage.episodes import CUT, TERMINATED
 from rbdata.storage.integrity import verify
 from rbdata.storage.ted import check_invariants
-from storage_tools import contents
+from storage_tools import contents, make_episodes, write_dataset
 
 BATCH = 7
 
@@ -86,3 +90,38 @@ class TestSameBytes:
         assert made[0]["noise.memmap"] != made[2]["noise.memmap"]
         noise = torch.frombuffer(bytearray(made[0]["noise.memmap"]), dtype=torch.float32)
         assert len(noise.unique()) == len(noise)  # no chunk repeats another one's
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=12),
+    layout=st.sampled_from(["flat", "raw", "zstd", "ted"]),
+    per=st.sampled_from(["batch", "episode"]),
+    batch=st.integers(1, 30),
+    drop=st.integers(1, 8),
+)
+def test_any_dataset_any_function(tmp_path_factory, lengths, layout, per, batch, drop):
+    """Against the plain loop, for lengths, layouts and functions that nobody thought of."""
+    root = tmp_path_factory.mktemp("any")
+    frames = {"shape": (20, 20, 3), "dtype": "uint8"} if layout != "flat" else {}
+    source = Dataset(write_dataset(root, make_episodes(lengths, **frames), layout, id="my/input"))
+
+    def fn(td):
+        if per == "episode":
+            if len(td) == drop:
+                return None
+            td = td[: drop + 1].clone()
+            td["next", "truncated"][-1] = ~td["next", "terminated"][-1]
+            td["next", "done"][-1] = True
+        td["observation"] = td["observation"] + 1
+        td["next", "observation"] = td["next", "observation"] + 1
+        return td.exclude("action")
+
+    if per == "episode" and all(length == drop for length in lengths):
+        return
+    dataset = run(root, fn, per=per, batch_size=batch, procs=1)
+    whole, found = plain(source, fn, per, batch)
+    check_files(dataset.path, whole, found)
+    assert dataset.episodes.length.tolist() == found
+    assert check_invariants(dataset) == []
+    assert set(np.unique(dataset.episodes.outcome)) <= {TERMINATED, 2, CUT}

@@ -20,7 +20,6 @@ from rbdata.errors import DamagedDatasetError
 from rbdata.preprocess.functions import find_builtin
 from rbdata.preprocess.passthrough import StepRun, split_runs
 from rbdata.preprocess.read_options import ReadOptions
-from rbdata.preprocess.successors import identical
 from rbdata.storage.codecs import zstd as codecs
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import verify
@@ -256,17 +255,3 @@ def test_no_runs():
     assert split_runs(torch.tensor([0, 1, 3]), torch.tensor([False, False, True])) is None  # none where it has one
     assert split_runs(torch.tensor([1, 0]), torch.tensor([False, True])) is None
     assert split_runs(torch.tensor([5]), torch.tensor([True])) == [StepRun(0, 1, 5)]
-
-
-@given(st.data())
-@settings(max_examples=200, deadline=None)
-def test_identical(data):
-    dtype = data.draw(st.sampled_from([torch.uint8, torch.bool, torch.int16, torch.float32, torch.float64]))
-    rows, width, offset = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 20)), data.draw(st.integers(0, 3))
-    whole = torch.randint(0, 2, (rows + offset, width)).to(dtype)
-    a = whole[offset:]
-    b = a.clone()
-    assert identical(a, b)
-    assert identical(a.T, b.T)
-    b[data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, width - 1))] = 5
-    assert not identical(a, b) or dtype == torch.bool

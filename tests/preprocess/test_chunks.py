@@ -1,0 +1,34 @@
+"""Chunks and batches cover all steps once."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rbdata.preprocess.chunks import batches, cut
+from rbdata.preprocess.episode_view import view_episodes
+from storage_tools import make_episodes, table
+
+
+class TestChunks:
+    @settings(max_examples=200, deadline=None)
+    @given(st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(1, 40), st.integers(1, 8), st.booleans())
+    def test_cover_everything_once(self, lengths, batch, times, whole):
+        episodes = view_episodes(table(make_episodes(lengths)), None, None)
+        chunks = cut(episodes, batch * times, whole)
+        assert chunks[0].start == 0 and chunks[-1].stop == sum(lengths)
+        assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
+        assert all(a.stop == b.start for a, b in pairwise(chunks))
+        for chunk in chunks:
+            parts = list(batches(chunk, episodes, batch, whole))
+            assert [parts[0][0], parts[-1][1]] == [chunk.start, chunk.stop]
+            assert all(a[1] == b[0] for a, b in pairwise(parts))
+            for start, stop, first, last in parts:
+                assert episodes.starts[first] <= start < episodes.starts[first + 1]
+                assert episodes.starts[last - 1] < stop <= episodes.starts[last]
+                if whole:
+                    assert (start, stop) == (episodes.starts[first], episodes.starts[last])
+                    assert stop - start <= batch or last - first == 1
+                else:
+                    assert stop - start <= batch

@@ -1,0 +1,130 @@
+"""Steps as functions get them: windows as a sampler's, slices, first steps, ends."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import rbdata
+import torch
+from preprocess_tools import check_files, double_rewards, make_input, plain, run
+from rbdata.storage.dataset import Dataset
+from rbdata.storage.episodes import CUT
+from rbdata.storage.integrity import verify
+from rbdata.storage.ted import check_invariants
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    root = tmp_path_factory.mktemp("windows")
+    for layout in ("flat", "zstd"):
+        make_input(root, layout, id=f"my/{layout}")
+    return root
+
+
+def sampled(root, source, **options):
+    """What a sampler gives for every step, in order."""
+    size = len(Dataset(root / source))
+    buffer = rbdata.load(source, root=root, replacement=False, shuffle=False, batch_size=size, **options)
+    return next(iter(buffer))
+
+
+class TestWindows:
+    @pytest.mark.parametrize("layout", ["flat", "zstd"])
+    @pytest.mark.parametrize(
+        "windows", [{"frame_stack": 3}, {"n_step": 4, "gamma": 0.9}, {"frame_stack": 2, "n_step": 3, "gamma": 0.5}]
+    )
+    @pytest.mark.parametrize("per", ["batch", "episode"])
+    def test_as_a_sampler_gives_them(self, shared, layout, windows, per):
+        from rbdata.preprocess.read_options import ReadOptions
+
+        dataset = run(
+            shared,
+            lambda td: td,
+            source=f"my/{layout}",
+            dest="my/windowed",
+            read_options=ReadOptions(**windows),
+            per=per,
+            batch_size=13,
+            force=True,
+        )
+        expected = sampled(shared, f"my/{layout}", **windows).exclude("index", "done", "terminated", "truncated")
+        found = dataset.to_tensordict()
+        for key, value in expected.items(True, True):
+            if key[-1] not in ("done", "truncated"):  # ended where the episode does, as TED wants it
+                assert torch.equal(found[key], value), key
+        assert bool((found["next", "done"] | ~expected["next", "done"]).all())
+        assert verify(dataset.path).ok
+        if "n_step" in windows:
+            assert dataset.manifest.lineage["unchained"] == ["observation"]
+        elif layout == "zstd":
+            assert dataset.schema["observation"].kind == "state"
+
+    @pytest.mark.parametrize("layout", ["flat", "zstd"])
+    @pytest.mark.parametrize("length", [1, 4, 100])
+    def test_slices(self, shared, layout, length):
+        from rbdata.preprocess.read_options import ReadOptions
+
+        seen = []
+
+        def fn(td):
+            seen.append(len(td))
+            assert bool(td["next", "done"][-1])
+            return td
+
+        dataset = run(
+            shared,
+            fn,
+            source=f"my/{layout}",
+            dest="my/sliced",
+            read_options=ReadOptions(slice_len=length),
+            per="episode",
+            procs=1,
+            force=True,
+        )
+        source = Dataset(shared / "my" / layout)
+        expected = [
+            min(length, whole - low) for whole in source.episodes.length.tolist() for low in range(0, whole, length)
+        ]
+        assert dataset.episodes.length.tolist() == expected
+        assert torch.equal(dataset["observation"], source["observation"])
+        assert torch.equal(dataset["next/observation"], source["next/observation"])
+        assert torch.equal(dataset["next/terminated"], source["next/terminated"])
+        assert check_invariants(dataset) == []
+
+    @pytest.mark.parametrize("per", ["batch", "sample", "episode"])
+    @pytest.mark.parametrize("number", [1, 30, 10_000])
+    def test_first_steps_only(self, shared, per, number):
+        dataset = run(shared, double_rewards, source="my/flat", dest="my/first", num_frames=number, per=per, force=True)
+        source = Dataset(shared / "my" / "flat")
+        count = min(number, len(source))
+        assert len(dataset) == count
+        assert torch.equal(dataset["next/reward"], source["next/reward"][:count] * 2)
+        last = int(dataset.episodes.outcome[-1])
+        whole = count in np.cumsum(source.episodes.length)
+        assert last == (source.episodes.outcome[len(dataset.episodes) - 1] if whole else CUT)
+        assert check_invariants(dataset) == []
+
+    def test_early_ends_make_episodes(self, shared):
+        """A function may end episodes (at the loss of a life, say): frames then have more states."""
+
+        def fn(td):
+            td["next", "terminated"][::5] = True
+            td["next", "done"] = td["next", "terminated"] | td["next", "truncated"]
+            return td
+
+        source = Dataset(shared / "my" / "zstd")
+        for per, size in (("batch", 11), ("episode", None)):
+            dataset = run(shared, fn, source="my/zstd", dest="my/ended", per=per, batch_size=size, force=True)
+            whole, lengths = plain(source, fn, per, size or 0)
+            check_files(dataset.path, whole, lengths)
+            assert dataset.episodes.length.tolist() == lengths
+            assert check_invariants(dataset) == []
+
+    def test_changed_ends_need_not_be_said_twice(self, shared):
+        def fn(td):
+            td["next", "terminated"] = td["next", "terminated"] | (td["next", "reward"] > 1)
+            return td
+
+        dataset = run(shared, fn, source="my/flat", dest="my/once", force=True)
+        done = dataset["next/terminated"] | dataset["next/truncated"]
+        assert torch.equal(dataset["next/done"], done)
