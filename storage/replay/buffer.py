@@ -6,9 +6,9 @@ sample()     -> sampler -> draw -> storage -> collate -> transforms -> device ->
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from .argument_checks import (
     resolve_writer,
 )
 from .checkpoints.mixin import CheckpointMixin
-from .pipeline import BatchSpec, Info, Pipeline
+from .pipeline import BatchSpec, Info, Pipeline, RetiredError
 from .samplers.uniform import Sampler
 from .storages.column_access import is_key, read_column, write_column
 from .storages.dataset_storage import DatasetStorage
@@ -106,7 +106,7 @@ class ReplayBuffer(CheckpointMixin):
         if not 0 <= rank < world_size:
             raise UsageError(f"rank {rank} is not among {world_size} processes")
         self.batch_size = None if batch_size is None else check_batch_size(batch_size)
-        self._lock = threading.RLock()
+        self._make_lock()
         self._storage: Storage = resolve_storage(storage)
         self._sampler: Sampler = resolve_sampler(sampler)
         if self._sampler.drop_last and self.batch_size is None:
@@ -181,20 +181,20 @@ class ReplayBuffer(CheckpointMixin):
 
     def set_storage(self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None) -> Storage:
         """Put another storage in place; returns the one before."""
-        with self._lock:
+        with self._exclusive():
             before = self._storage
             if self._dim_extend == before.ndim - 1:
                 self._dim_extend = storage.ndim - 1
             self._storage, self._spec = storage, replace(self._spec, collate=collate_fn)
             self._writer.register_storage(storage)
-            self._rebuild_pipeline()
+            self._make_pipeline(self._generator)
             return before
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Put another sampler in place; returns the one before."""
-        with self._lock:
+        with self._exclusive():
             before, self._sampler = self._sampler, sampler
-            self._rebuild_pipeline()
+            self._make_pipeline(self._generator)
             return before
 
     def set_writer(self, writer: Writer) -> Writer:
@@ -208,14 +208,13 @@ class ReplayBuffer(CheckpointMixin):
 
     def set_seed(self, seed: int) -> None:
         """Start the sequence of batches that belongs to a seed."""
-        with self._lock:
-            self._pipeline.drop()
-            self._start_order(None, check_seed(seed))
+        seed = check_seed(seed)
+        with self._exclusive():
+            self._start_order(None, seed)
 
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Draw from this generator from now on."""
-        with self._lock:
-            self._pipeline.rewind()
+        with self._exclusive():
             self._start_order(generator, None)
 
     def _start_order(self, generator: torch.Generator | None, seed: int | None) -> None:
@@ -232,14 +231,12 @@ class ReplayBuffer(CheckpointMixin):
         self._make_pipeline(generator)
 
     def _make_pipeline(self, generator: torch.Generator) -> None:
+        """A pipeline of the parts there are now, in the place of the last one."""
+        if hasattr(self, "_pipeline"):
+            self._pipeline.retire()
         self._generator = generator
         self._sampler.share = (self._rank, self._world)
         self._pipeline = Pipeline(self._storage, self._sampler, generator, self._transforms, self._spec, self._lock)
-
-    def _rebuild_pipeline(self) -> None:
-        """A pipeline of other parts, from where the last one stands."""
-        self._pipeline.close()
-        self._make_pipeline(self._generator)
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -252,7 +249,7 @@ class ReplayBuffer(CheckpointMixin):
             if data is None:
                 return None
             data = data.squeeze(-1) if nested else data
-        with self._lock:
+        with self._writing():
             return self._notify_sampler(self._writer.add(data))
 
     def extend(self, data: Any) -> Any:
@@ -265,7 +262,7 @@ class ReplayBuffer(CheckpointMixin):
             data = self._transforms.inv(data)
         if data is None:
             return torch.zeros((0, self._storage.ndim), dtype=torch.int64)
-        with self._lock:
+        with self._writing():
             return self._notify_sampler(self._writer.extend(move_dim_first(data, self._dim_extend, self._storage.ndim)))
 
     def _notify_sampler(self, index: Any) -> Any:
@@ -289,8 +286,7 @@ class ReplayBuffer(CheckpointMixin):
 
     def empty(self) -> None:
         """Forget all records. Raises ReadOnlyError over a dataset."""
-        with self._lock:
-            self._pipeline.rewind()
+        with self._exclusive():
             self._writer.empty()
             self._storage.empty()
             self._sampler.empty()
@@ -307,8 +303,10 @@ class ReplayBuffer(CheckpointMixin):
 
     def _sample(self, size: int) -> tuple[Any, Info]:
         """A batch, and what makes its info."""
-        batch, info, self._ran_out = self._pipeline.sample(size, size == self.batch_size)
-        return batch, info
+        while True:
+            with suppress(RetiredError):
+                batch, info, self._ran_out = self._pipeline.sample(size, size == self.batch_size)
+                return batch, info
 
     def _size(self, batch_size: int | None) -> int:
         if batch_size is None:
@@ -368,12 +366,12 @@ class ReplayBuffer(CheckpointMixin):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if is_key(index):
-            with self._lock:
+            with self._writing():
                 write_column(self._storage, index, value)
             return
         if len(self._transforms):
             value = self._transforms.inv(value)
-        with self._lock:
+        with self._writing():
             self._storage.set(index, value, set_cursor=False)
 
     def __repr__(self) -> str:
@@ -386,14 +384,12 @@ class ReplayBuffer(CheckpointMixin):
 
     def append_transform(self, transform: Any, *, invert: bool = False) -> ReplayBuffer:
         """Add a transform at the end; returns the buffer."""
-        with self._lock:
-            self._pipeline.rewind()
+        with self._exclusive():
             self._transforms.append(transform, invert=invert)
         return self
 
     def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> ReplayBuffer:
         """Add a transform before the one at ``index``; returns the buffer."""
-        with self._lock:
-            self._pipeline.rewind()
+        with self._exclusive():
             self._transforms.insert(index, transform, invert=invert)
         return self

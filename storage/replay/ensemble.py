@@ -224,7 +224,7 @@ class ReplayBufferEnsemble:
             message = f"the checkpoint has {checkpoint.about['members']} members, the ensemble {len(self.buffers)}"
             raise UsageError(message)
         for number, buffer in enumerate(self.buffers):
-            with buffer._lock:
+            with buffer._exclusive():
                 load_from(buffer, checkpoint.part(str(number), type(buffer).__name__))
         self._generator.set_state(checkpoint.tensors("rng")["generator"])
         self._transforms.load_state_dict(checkpoint.tensors("transforms"))

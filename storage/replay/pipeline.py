@@ -1,19 +1,20 @@
-"""How a batch comes about: drawn, read, finished; in order, and ahead of time where that was asked for.
+"""How a batch is made: drawn, read, finished; in order, and ahead of time with ``prefetch``.
 
-    draw       which steps, in the caller's thread                       `stream`
-    read       small leaves of several batches, then the large ones      `batches`
-    finish     transforms, pinned memory, device
+    draw       which steps, under the buffer's lock                      `batch_order`
+    read       small leaves of several batches, then the large ones      `windows.batches`
+    finish     collation, transforms, pinned memory, device
 
 Without prefetching all of it happens in `sample`; with it, reading and finishing happen in threads (`prefetch`).
 """
 
 from __future__ import annotations
 
-import os
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from tensordict import TensorDictBase
 
 from .batch_order import BatchOrder, DrawnBatch, OrderState
 from .devices import record_stream, to_device
-from .prefetch import Prefetcher
+from .prefetch import Job, Prefetcher
 from .samplers.uniform import Sampler
 from .storages.list_storage import ListStorage
 from .storages.storage import Storage
@@ -33,6 +34,9 @@ from .windows.edges import Edges, as_key
 from .windows.n_step_return import NStep
 from .windows.slice_flags import slice_flags
 
+#: Batches that take fewer seconds to make are not prefetched.
+QUICK = 0.0003
+
 Info = Callable[[], dict[Any, Any]]
 
 
@@ -40,7 +44,7 @@ Info = Callable[[], dict[Any, Any]]
 class BatchSpec:
     """What batches are to be: windows (see `batches`), and what is done with them when they are read.
 
-    ``info_in_batch`` puts what the sampler knows into the batch; ``depth`` batches are prefetched.
+    ``info_in_batch`` puts what the sampler knows into the batch; ``prefetch`` batches are made ahead.
     """
 
     frame_stack: int | None = None
@@ -49,13 +53,20 @@ class BatchSpec:
     edges: Edges | None = None
     info_in_batch: bool = False
     collate: Callable[[Any], Any] | None = None
-    depth: int = 0
+    prefetch: int = 0
     device: torch.device | None = None
-    pin: bool = False
+    pin_memory: bool = False
+
+
+class RetiredError(Exception):
+    """The pipeline was replaced while a caller waited for the lock."""
 
 
 class Pipeline:
-    """Batches of one sampler over one storage. ``lock`` is held by whoever writes to the storage."""
+    """Batches of one sampler over one storage. ``lock`` is the buffer's; see `prefetch` for who waits for whom.
+
+    All methods but `sample` are called with the lock held.
+    """
 
     def __init__(
         self,
@@ -68,28 +79,39 @@ class Pipeline:
     ) -> None:
         self.storage, self.spec, self.transforms = storage, spec, transforms
         self.order = BatchOrder(sampler, storage, generator)
-        self.order.keep_states = sampler.ahead or spec.depth > 0
+        self.order.keep_states = sampler.ahead or spec.prefetch > 0
         sampler._rng = generator
-        self._lock = lock
+        self.lock = lock
         self._queue: Prefetcher[DrawnBatch] | None = None
+        self._seconds: deque[float] = deque(maxlen=16)  # that batches took to make
+        self._retired = False
         self._known: tuple[Any, BatchReader | None] | None = None
-        self._pid = os.getpid()
 
     def sample(self, size: int, ahead: bool) -> tuple[Any, Info, bool]:
-        """A batch, what makes its info, and whether it ends a pass; ``ahead``: it may have been prefetched."""
-        if self._pid != os.getpid():
-            self._after_fork()
-        if self.spec.depth and ahead:
+        """A batch, what makes its info, and whether it ends a pass; ``ahead``: it may have been prefetched.
+
+        Raises RetiredError when the buffer has another pipeline by now.
+        """
+        ahead = ahead and self.spec.prefetch > 0
+        if ahead and (not self._is_quick() or (self._queue is not None and len(self._queue))):
             batch, info, ran_out = self._prefetched(size)
         else:
-            with self._lock:
+            begun = perf_counter()
+            with self.lock:
+                self._check_current()
                 if self._queue is not None and len(self._queue):
                     self.rewind()
                 drawn = self._take(size)
-                read = self._read_batch(drawn.prepared)
-            batch, info = self._finish(drawn.prepared, read)
+                rows = self.read(drawn.prepared)
+            batch, info = self._finish(drawn.prepared, self._collate(drawn.prepared, rows))
             ran_out = drawn.ran_out
+            if ahead:
+                self._seconds.append(perf_counter() - begun)
         return record_stream(batch, self.spec.device), info, ran_out
+
+    def _check_current(self) -> None:
+        if self._retired:
+            raise RetiredError
 
     # -- drawing -----------------------------------------------------------------------------------------------------
 
@@ -121,24 +143,20 @@ class Pipeline:
     # -- reading and finishing ---------------------------------------------------------------------------------------
 
     def read(self, prepared: Prepared) -> Any:
-        """Read what is drawn, beside other threads; not while somebody writes."""
-        if self.storage.immutable:
-            return self._read_batch(prepared)
-        with self._lock:
-            return self._read_batch(prepared)
+        """Copy out of the storage what is drawn. Not while somebody writes."""
+        reader = self._reader()
+        return (
+            self.storage.get(self.storage.coordinates(prepared.index)) if reader is None else reader.complete(prepared)
+        )
 
-    def _read_batch(self, prepared: Prepared) -> Any:
-        reader, storage, collate = self._reader(), self.storage, self.spec.collate
-        if reader is not None:
-            batch: Any = reader.complete(prepared)
-        else:
-            batch = storage.get(storage.coordinates(prepared.index))
-            if collate is None and isinstance(storage, ListStorage):
-                batch = stack_records(batch)
+    def _collate(self, prepared: Prepared, rows: Any) -> Any:
+        batch, collate = rows, self.spec.collate
         if collate is not None:
             batch = collate(batch)
+        elif isinstance(self.storage, ListStorage):
+            batch = stack_records(batch)
         if self.spec.info_in_batch and isinstance(batch, TensorDictBase):
-            self._put_in(batch, prepared, read_whole=reader is None)
+            self._put_in(batch, prepared, read_whole=self._reader() is None)
         return batch
 
     def _put_in(self, batch: TensorDictBase, prepared: Prepared, *, read_whole: bool) -> None:
@@ -160,53 +178,70 @@ class Pipeline:
             columns = {"/".join(as_key(key)): value for key, value in tensors.items()}
         if len(self.transforms):
             batch = self.transforms(batch)
-        if self.spec.pin or self.spec.device is not None:
-            batch = to_device(batch, self.spec.device, self.spec.pin)
+        if self.spec.pin_memory or self.spec.device is not None:
+            batch = to_device(batch, self.spec.device, self.spec.pin_memory)
         return batch, partial(_info, self.storage, prepared, columns)
 
     # -- ahead of time -----------------------------------------------------------------------------------------------
 
     def _prefetched(self, size: int) -> tuple[Any, Info, bool]:
-        with self._lock:
+        with self.lock:
+            self._check_current()
             if self._queue is None:
-                self._queue = Prefetcher(self.spec.depth)
+                self._queue = Prefetcher(self.spec.prefetch)
             queue = self._queue
             if not len(queue):
                 self._submit(queue, size)
-        drawn, (batch, info) = queue.next()
-        with self._lock:
-            # One pass at a time: what comes after its end is the next iteration's.
-            last = queue.last if len(queue) else drawn
-            while len(queue) < self.spec.depth and (self.order.sampler.endless or not last.ran_out):
-                last = self._submit(queue, size)
-        return batch, info, drawn.ran_out
+            job = queue.pop()
+        batch, info = job.result()
+        self._seconds.append(job.seconds)
+        with self.lock:
+            if queue is self._queue and not self._is_quick():
+                self._fill(queue, size, queue.last if len(queue) else job.item)
+        return batch, info, job.item.ran_out
+
+    def _is_quick(self) -> bool:
+        """Whether handing a batch to a thread and back takes longer than making it, by the quickest of the last few."""
+        return len(self._seconds) == self._seconds.maxlen and min(self._seconds) < QUICK
+
+    def _fill(self, queue: Prefetcher[DrawnBatch], size: int, last: DrawnBatch) -> None:
+        """Draw up to the depth of the queue; one pass at a time: what comes after its end is the next iteration's."""
+        while len(queue) < queue.depth and (self.order.sampler.endless or not last.ran_out):
+            last = self._submit(queue, size)
 
     def _submit(self, queue: Prefetcher[DrawnBatch], size: int) -> DrawnBatch:
         drawn = self._take(size)
-        queue.submit(drawn, partial(self.read, drawn.prepared), partial(self._finish, drawn.prepared))
+        steps = (partial(step, drawn.prepared) for step in (self.read, self._collate, self._finish))
+        queue.submit(drawn, *steps)
         return drawn
 
     def state(self) -> OrderState:
-        """Where the order stands for the caller."""
+        """The state of the order after all that was delivered."""
         if self._queue is not None and len(self._queue):
             return self._queue.first.state_before
         return self.order.state()
 
     def go_to(self, state: OrderState) -> None:
-        """Go on from a place in the order."""
-        self.drop()
+        """Continue from a state of the order."""
+        self.rewind()
         self.order.go_to(state)
 
-    def rewind(self) -> None:
-        """Take back all that was drawn ahead."""
-        if self._queue is not None and len(self._queue):
-            self.go_to(self._queue.first.state_before)
-        self.order.rewind()
-
-    def drop(self) -> None:
-        """Throw away what is on its way."""
+    def rewind(self) -> list[Job[DrawnBatch]]:
+        """Take back all that was drawn ahead; returns the jobs that still run, see `wait_for`."""
+        running: list[Job[DrawnBatch]] = []
         if self._queue is not None:
-            self._queue.clear()
+            state = self.state()
+            delivered = not len(self._queue)
+            running = self._queue.withdraw()
+            if not delivered:
+                self.order.go_to(state)
+        self.order.rewind()
+        return running
+
+    def prepare_write(self) -> None:
+        """Have everything read that was drawn, so that the storage may be written."""
+        if self._queue is not None:
+            self._queue.complete_reads()
 
     def close(self) -> None:
         """Take back what was drawn ahead, and stop the threads."""
@@ -215,9 +250,14 @@ class Pipeline:
         if queue is not None:
             queue.close()
 
-    def _after_fork(self) -> None:
-        """A child has the queue of its parent, but not the threads (nor the one that may have held the lock)."""
-        self._pid, self._lock = os.getpid(), threading.RLock()
+    def retire(self) -> None:
+        """Close for good: the buffer goes on with another pipeline."""
+        self.close()
+        self._retired = True
+
+    def after_fork(self, lock: threading.RLock) -> None:
+        """In a child process: its parent's threads are not there, nor the one that may have held the lock."""
+        self.lock = lock
         queue, self._queue = self._queue, None
         if queue is not None and len(queue):
             self.order.go_to(queue.first.state_before)

@@ -1,13 +1,21 @@
 """Batches made in threads while the caller uses the last one.
 
-Which steps a batch has is decided in the caller's thread, in order; reading happens in the threads, at the same time;
-what comes after it (transforms, pinning, copying to a device) happens in the threads, in order, so that transforms with a
-state or a generator of their own give the same batches as without threads.
-
-    draw      1 2 3 4 ->
-    read        1 ======
+    draw      1 2 3 4 ->         in the caller's thread, in order, under the buffer's lock
+    read        1 ======         in the threads, side by side: rows copied out of the storage
                  2 ===
-    finish             1 2            2 waits for 1
+    collate               1      in the threads, side by side
+    finish                1 2    in the threads, in order: transforms, pinned memory, device; 2 waits for 1
+
+Who waits for whom. Every buffer has one lock (``ReplayBuffer._lock``). It is held to draw, to write and to exchange parts.
+
+- A read takes no lock but that of its job, and waits for nothing.
+- Whoever writes holds the buffer's lock and first completes all reads (`Prefetcher.complete_reads`): it waits for those that
+  run, and performs itself those that have not begun. So a batch holds whole rows, as they were when it was drawn.
+- Collating and finishing run functions of the user, which may call the buffer. Nobody waits for them while holding the
+  buffer's lock. Finishing waits for the batch before it, never for a later one; it happens one batch at a time.
+- A caller whose batch no thread has begun makes it in its own thread.
+- Whoever exchanges transforms or loads states first withdraws what is in the making, waits for it without any lock (not
+  from inside a transform), and then takes the lock (``ReplayBuffer._exclusive``).
 """
 
 from __future__ import annotations
@@ -15,94 +23,173 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter
 from typing import Any, Generic, TypeVar
 
-Job = TypeVar("Job")
+Item = TypeVar("Item")
+
+#: ``running`` counts the jobs that the thread is inside of.
+_thread = threading.local()
 
 
-class Turns:
-    """Lets numbered jobs through one after the other."""
+class Job(Generic[Item]):
+    """One batch: read and finished once, by whichever thread comes first."""
 
-    def __init__(self) -> None:
-        self._now = 0
-        self._changed = threading.Condition()
+    def __init__(
+        self,
+        item: Item,
+        read: Callable[[], Any],
+        collate: Callable[[Any], Any],
+        finish: Callable[[Any], Any],
+        finishing: threading.Lock,
+        previous: Job[Item] | None,
+    ) -> None:
+        self.item = item
+        self._read, self._collate, self._finish = read, collate, finish
+        self._finishing, self._previous = finishing, previous
+        self._reading, self._begun, self._ended = threading.Lock(), threading.Lock(), threading.Event()
+        self.is_read = self.withdrawn = False
+        #: How long the work took, without the time it waited for other batches.
+        self.seconds = 0.0
+        self._value: Any = None
+        self._error: BaseException | None = None
 
-    def run(self, number: int, function: Callable[[], Any]) -> Any:
-        """Call a function when it is the number's turn; the turn passes on even when it fails."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._now == number)
+    @property
+    def has_ended(self) -> bool:
+        return self._ended.is_set()
+
+    @property
+    def is_running(self) -> bool:
+        return self._begun.locked() and not self._ended.is_set()
+
+    def complete_read(self) -> None:
+        """Read, unless that is done; wait while another thread reads."""
+        with self._reading:
+            if self.is_read:
+                return
+            try:
+                self._value = self._read()
+            except BaseException as error:
+                self._error = error
+            self.is_read = True
+
+    def withdraw(self) -> None:
+        """Have nothing of the job done that has not begun; on return nothing reads any more."""
+        with self._reading:
+            self.withdrawn = self.is_read = True
+
+    def run(self) -> None:
+        """Do the job, unless another thread has begun it."""
+        if not self._begun.acquire(blocking=False):
+            return
+        _thread.running = getattr(_thread, "running", 0) + 1
         try:
-            return function()
+            begun = perf_counter()
+            self.complete_read()
+            if self._error is None and not self.withdrawn:
+                self._value = self._collate(self._value)
+            self.seconds = perf_counter() - begun
+            if self._previous is not None:
+                self._previous.wait()
+            if self._error is None and not self.withdrawn:
+                with self._finishing:
+                    begun = perf_counter()
+                    self._value = self._finish(self._value)
+                    self.seconds += perf_counter() - begun
+        except BaseException as error:
+            self._error = error
         finally:
-            self.passed(number)
+            _thread.running -= 1
+            # The functions hold the pipeline, which holds this job.
+            self._previous = None
+            self._read = self._collate = self._finish = _nothing
+            self._ended.set()
 
-    def passed(self, number: int) -> None:
-        """The job of this number is done with, or will never come."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._now == number)
-            self._now = number + 1
-            self._changed.notify_all()
+    def wait(self) -> None:
+        """Wait until the job is done."""
+        self._ended.wait()
+
+    def result(self) -> Any:
+        """The finished batch, made in this thread if no other has begun; what was raised on the way is raised here."""
+        self.run()
+        self.wait()
+        if self._error is not None:
+            raise self._error
+        value, self._value = self._value, None
+        return value
 
 
-class Prefetcher(Generic[Job]):
-    """Up to ``depth`` jobs under way, delivered in the order they were given."""
+class Prefetcher(Generic[Item]):
+    """Up to ``depth`` jobs ahead of the caller, delivered in the order of submission. The caller holds the buffer's lock."""
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
         self._pool = ThreadPoolExecutor(depth, thread_name_prefix="rbdata-prefetch")
-        self._queue: deque[tuple[Job, Future[Any]]] = deque()
-        self._turns = Turns()
-        self._number = 0
+        self._queue: deque[Job[Item]] = deque()
+        self._unfinished: deque[Job[Item]] = deque()
+        self._last: Job[Item] | None = None
+        self._finishing = threading.Lock()
         self._finalizer = weakref.finalize(self, _shut_down, self._pool)
 
     def __len__(self) -> int:
         return len(self._queue)
 
     @property
-    def first(self) -> Job:
-        """The job that is delivered next."""
-        return self._queue[0][0]
+    def first(self) -> Item:
+        """The item that is delivered next."""
+        return self._queue[0].item
 
     @property
-    def last(self) -> Job:
-        """The job that was given last."""
-        return self._queue[-1][0]
+    def last(self) -> Item:
+        """The item that was submitted last."""
+        return self._queue[-1].item
 
-    def submit(self, job: Job, read: Callable[[], Any], finish: Callable[[Any], Any]) -> None:
-        """Start a job: ``read`` at once, ``finish`` with what it returned, in order."""
-        number, turns = self._number, self._turns
-        self._number += 1
+    def submit(
+        self, item: Item, read: Callable[[], Any], collate: Callable[[Any], Any], finish: Callable[[Any], Any]
+    ) -> None:
+        """Start a job: ``read`` and ``collate`` at once, ``finish`` with what they returned, in order."""
+        job = self._last = Job(item, read, collate, finish, self._finishing, self._last)
+        self._queue.append(job)
+        self._unfinished.append(job)
+        while self._unfinished[0].has_ended:
+            self._unfinished.popleft()
+        self._pool.submit(job.run)
 
-        def run() -> Any:
-            try:
-                data = read()
-            except BaseException:
-                turns.passed(number)
-                raise
-            return turns.run(number, lambda: finish(data))
+    def pop(self) -> Job[Item]:
+        """The job that is delivered next; ask for its ``result`` without the lock."""
+        return self._queue.popleft()
 
-        self._queue.append((job, self._pool.submit(run)))
+    def complete_reads(self) -> None:
+        """Have all rows read that were drawn, so that the storage may be written."""
+        for job in self._unfinished:
+            job.complete_read()
 
-    def next(self) -> tuple[Job, Any]:
-        """Wait for the next job; what it raised is raised here."""
-        job, future = self._queue.popleft()
-        return job, future.result()
-
-    def clear(self) -> None:
-        """Throw away what is under way, and wait until nothing runs any more."""
-        cancelled = [future.cancel() for _, future in self._queue]
-        for (_, future), gone in zip(self._queue, cancelled):
-            if not gone:
-                future.exception()
+    def withdraw(self) -> list[Job[Item]]:
+        """Throw away what was not delivered; returns the jobs that may be in the middle of finishing, to be waited for."""
+        for job in self._queue:
+            job.withdraw()
+        self.complete_reads()  # what is left to read are batches that callers wait for
+        delivered = [job for job in self._unfinished if not job.withdrawn]
+        self._last = delivered[-1] if delivered else None
         self._queue.clear()
-        self._turns, self._number = Turns(), 0
+        return [job for job in self._unfinished if job.is_running]
 
     def close(self) -> None:
-        """Stop the threads."""
-        self.clear()
+        """Stop the threads, once they have done what they have begun."""
         self._finalizer()
+
+
+def _nothing(*_: Any) -> None:
+    """In the place of functions that are not needed any more."""
+
+
+def wait_for(jobs: Iterable[Job[Any]]) -> None:
+    """Wait for jobs, without any lock held; from inside a job nothing is waited for."""
+    if not getattr(_thread, "running", 0):
+        for job in jobs:
+            job.wait()
 
 
 def _shut_down(pool: ThreadPoolExecutor) -> None:

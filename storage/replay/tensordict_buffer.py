@@ -12,6 +12,7 @@ from .argument_checks import resolve_storage
 from .buffer import ReplayBuffer
 from .reductions import reduce
 from .samplers.prioritized import PrioritizedSampler
+from .storages.column_access import is_key
 from .storages.trees import stack
 from .windows.edges import as_key
 from .writers.base import ImmutableDatasetWriter, Writer
@@ -46,6 +47,14 @@ class TensorDictReplayBuffer(ReplayBuffer):
         if update_priority:
             self._priorities_of(data, index)
         return index
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """As `ReplayBuffer.__setitem__`; records without ``index`` keep the one that is stored."""
+        if isinstance(value, TensorDictBase) and "index" not in value.keys() and not is_key(index):  # noqa: SIM118
+            stored = self[index]
+            if isinstance(stored, TensorDictBase) and "index" in stored.keys():  # noqa: SIM118
+                value = value.copy().set("index", stored.get("index").clone())
+        super().__setitem__(index, value)
 
     def _tensordict(self, data: Any) -> TensorDictBase:
         if not isinstance(data, TensorDictBase):

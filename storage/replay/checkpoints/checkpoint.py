@@ -172,7 +172,7 @@ def load_from(buffer: Any, checkpoint: Checkpoint) -> None:
         except KeyError as error:
             raise DamagedDatasetError(f"{checkpoint.path / 'position'} lacks {error}") from error
     before = buffer._pipeline.state()
-    buffer._pipeline.drop()
+    buffer._pipeline.rewind()
     try:
         if order is not None:
             buffer._pipeline.go_to(order)

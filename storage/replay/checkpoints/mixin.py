@@ -5,7 +5,6 @@ States and copies hold the state of the order of batches (see `batch_order`), ne
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ import torch
 from ....errors import UsageError
 from ..argument_checks import make_generator, rank_seed
 from ..batch_order import OrderState
-from ..pipeline import Pipeline
+from ..locking import LockMixin
 from ..samplers.uniform import Sampler
 from ..storages.storage import Storage
 from ..transforms.chain import Transforms
@@ -24,16 +23,14 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class CheckpointMixin:
+class CheckpointMixin(LockMixin):
     """The part of `ReplayBuffer` that saves, loads, shares and copies it."""
 
     _storage: Storage
     _sampler: Sampler
     _writer: Writer
     _transforms: Transforms
-    _pipeline: Pipeline
     _generator: torch.Generator
-    _lock: Any
     _rank: int
     _world: int
     _save_hooks: list[Any]
@@ -67,7 +64,7 @@ class CheckpointMixin:
         """Read what `dumps` wrote, into a buffer made of the same parts; see `checkpoint`."""
         from .checkpoint import load
 
-        with self._lock:
+        with self._exclusive():
             load(self, path)
 
     save = dump = dumps
@@ -96,8 +93,7 @@ class CheckpointMixin:
         missing = [name for name in parts if name not in state]
         if missing:
             raise UsageError(f"the state lacks {', '.join(missing)}: it is not a buffer's")
-        with self._lock:
-            self._pipeline.drop()
+        with self._exclusive():
             try:
                 self._restore(state, lambda: self._storage.load_state_dict(state["storage"]))
             except KeyError as error:
@@ -136,9 +132,8 @@ class CheckpointMixin:
     def split(self, rank: int, world_size: int) -> None:
         """Make this buffer the share ``rank`` of ``world_size`` of what it has been: what a data loader's worker does."""
         seed = int(self._generator.initial_seed())
-        with self._lock:
+        with self._exclusive():
             self._rank, self._world = self._rank * world_size + rank, self._world * world_size
-            self._pipeline.close()
             passes = getattr(self._sampler, "passes", None)
             if passes is not None and passes.position()[0] < 0:
                 passes.seed(seed)
@@ -152,7 +147,7 @@ class CheckpointMixin:
 
     def close(self) -> None:
         """Stop the prefetch threads, if there are any; sampling starts them again."""
-        with self._lock:
+        with self._exclusive():
             self._pipeline.close()
 
     def __enter__(self) -> Self:
@@ -170,6 +165,7 @@ class CheckpointMixin:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         generator, position, seed = state.pop("_order")
-        self.__dict__.update(state, _iterator=None, _lock=threading.RLock())
+        self.__dict__.update(state, _iterator=None)
+        self._make_lock()
         self._make_pipeline(make_generator(seed))
         self._pipeline.go_to(OrderState(torch.frombuffer(bytearray(generator), dtype=torch.uint8), position))

@@ -54,7 +54,9 @@ class Transforms:
             raise UsageError(f"there is no place {place} among {len(self._chain)} transforms")
         if isinstance(transform, torch.nn.Module):
             transform.eval()
-        self._chain.insert(place, Inverted(transform) if invert else transform)
+        chain = self._chain.copy()  # a batch in the making goes through the chain as it was
+        chain.insert(place, Inverted(transform) if invert else transform)
+        self._chain = chain
 
     def __call__(self, batch: Any) -> Any:
         for transform in self._chain:

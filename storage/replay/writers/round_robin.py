@@ -86,7 +86,9 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
             shape = data.batch_size
             index = index.to(data.device) if data.device is not None else index
             data = data.copy()
-            data.set("index", index.reshape(*index.shape, *[1] * (len(shape) - index.ndim)).expand(shape).contiguous())
+            data.set(
+                "index", index.reshape([*index.shape, *[1] * (len(shape) - index.ndim)]).expand(shape).contiguous()
+            )
             fields = self._storage.fields()
             if fields is not None and "index" not in fields:  # memory that was there before, without a place for it
                 return data.exclude("index")

@@ -136,3 +136,25 @@ def test_writes_and_prefetching():
         buffer.empty()
         with pytest.raises(SamplingError):
             buffer.sample()
+
+
+def test_quick_batches_are_made_by_the_caller():
+    """Where handing a batch to a thread takes longer than making it, no thread is used; slow ones go to threads again."""
+    slow, threads = [False], []
+
+    def transform(batch):
+        threads.append(threading.current_thread().name)
+        time.sleep(0.002 if slow[0] else 0)
+        return batch
+
+    with TensorDictReplayBuffer(storage=LazyTensorStorage(64), batch_size=4, prefetch=2, transform=transform) as buffer:
+        buffer.extend(rollout([64]))
+        for state in (False, True):
+            slow[0] = state
+            for _ in range(1000):
+                buffer.sample()
+                in_threads = any(name.startswith("rbdata-prefetch") for name in threads[-10:])
+                if len(threads) > 40 and in_threads == state:
+                    break
+            assert in_threads == state
+            threads.clear()

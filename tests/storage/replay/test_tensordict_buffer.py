@@ -6,12 +6,20 @@ import pytest
 import torch
 from rbdata.errors import UsageError
 from rbdata.storage.replay import (
+    LazyMemmapStorage,
     LazyTensorStorage,
+    ListStorage,
     PrioritizedReplayBuffer,
     TensorDictMaxValueWriter,
     TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
 )
+<<<<<<< HEAD
 from replay_tools import priorities, rollout
+=======
+from replay_tools import rollout
+from tensordict import TensorDict
+>>>>>>> d341e2e (Replay: prefetching never waits for a batch while the buffer's lock is held; quick batches are made by the caller; records of one TensorDict can be added)
 
 
 def test_priorities_in_the_data():
@@ -53,3 +61,16 @@ def test_plain_prioritized_buffer():
     buffer.extend(torch.arange(10))
     batch, info = buffer.sample(return_info=True)
     assert torch.equal(batch, info["index"]) and info["priority_weight"].shape == (4,)
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
+def test_single_records(storage):
+    """`add` of a TensorDict without batch dimensions, and of whole trajectories."""
+    buffer = TensorDictReplayBuffer(storage=storage(10), batch_size=4)
+    assert [buffer.add(TensorDict({"x": torch.tensor(float(number))}, [])) for number in range(12)] == [
+        *range(10),
+        0,
+        1,
+    ]
+    batch = buffer.sample()
+    assert batch.batch_size == (4,) and torch.equal(batch["index"], batch["x"].long() % 10)

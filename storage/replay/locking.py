@@ -1,0 +1,59 @@
+"""The lock of a buffer; `prefetch` says who waits for whom."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from .pipeline import Pipeline
+from .prefetch import wait_for
+
+
+class LockMixin:
+    """The part of `ReplayBuffer` that keeps threads and forked processes apart."""
+
+    _lock: threading.RLock
+    _pipeline: Pipeline
+
+    def _make_lock(self) -> None:
+        self._lock = threading.RLock()
+        _buffers.add(self)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Rows may be written: nobody reads, and nothing is left to be read of what was drawn."""
+        with self._lock:
+            self._pipeline.prepare_write()
+            yield
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Anything may be changed: what was drawn ahead is taken back, and was waited for before the lock was taken."""
+        with self._lock:
+            running = self._pipeline.rewind()
+        wait_for(running)
+        with self._lock:
+            self._pipeline.rewind()
+            yield
+
+    def _after_fork(self) -> None:
+        self._lock = threading.RLock()
+        pipeline = getattr(self, "_pipeline", None)
+        if pipeline is not None:
+            pipeline.after_fork(self._lock)
+
+
+_buffers: weakref.WeakSet[LockMixin] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """In a child process: locks may be held by threads that only the parent has."""
+    for buffer in list(_buffers):
+        buffer._after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,215 @@
+"""Every pair of calls from several threads: none waits for ever, and batches hold whole rows.
+
+``--hammer SECONDS`` of ``python tests/storage/replay/test_locking.py`` runs each pair for longer.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import itertools
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from rbdata.errors import SamplingError
+from rbdata.storage.replay import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    PrioritizedSampler,
+    RandomSampler,
+    ReplayBufferEnsemble,
+    TensorDictReplayBuffer,
+)
+from tensordict import TensorDict
+
+ROWS = 200
+SECONDS = 0.04
+
+
+def records(first: int, count: int = 40) -> TensorDict:
+    """Rows whose small and large leaves hold the same number."""
+    number = torch.arange(first, first + count)
+    return TensorDict({"x": number, "image": number[:, None].expand(count, 2000).contiguous()}, [count])
+
+
+def whole(batch: TensorDict) -> bool:
+    return bool((batch["image"] == batch["x"][:, None]).all())
+
+
+def make(storage=LazyTensorStorage, **options) -> TensorDictReplayBuffer:
+    options = {"batch_size": 16, "prefetch": 2, **options}
+    buffer = TensorDictReplayBuffer(storage=storage(ROWS), **options)
+    buffer.extend(records(0))
+    return buffer
+
+
+def calls(buffer: TensorDictReplayBuffer, folder: Path) -> dict[str, Callable[[], object]]:
+    """Each call of a buffer that takes its lock, with arguments that are valid at any time."""
+    start = buffer.state_dict()
+    number = itertools.count(0, 40)
+    saved = folder / "saved"
+    buffer.dumps(saved)
+
+    def sample(**options) -> None:
+        batch = buffer.sample(**options)
+        assert whole(batch)
+
+    return {
+        "sample": sample,
+        "sample other size": lambda: buffer.sample(8),
+        "sample info": lambda: buffer.sample(return_info=True),
+        "extend": lambda: buffer.extend(records(next(number))),
+        "add": lambda: buffer.add(records(next(number))[0]),
+        "set item": lambda: buffer.__setitem__(slice(0, 20), records(next(number), 20).set("index", torch.arange(20))),
+        "get": lambda: buffer[:].sum() if len(buffer) else None,
+        "empty": lambda: (buffer.empty(), buffer.extend(records(next(number)))),
+        "load_state_dict": lambda: buffer.load_state_dict(start),
+        "state_dict": buffer.state_dict,
+        "dumps": lambda: buffer.dumps(folder / f"dump-{threading.get_ident()}"),
+        "loads": lambda: buffer.loads(saved),
+        "append_transform": lambda: buffer.append_transform(lambda batch: batch) if len(buffer.transform) < 9 else None,
+        "set_rng": lambda: buffer.set_rng(torch.Generator().manual_seed(1)),
+        "set_seed": lambda: buffer.set_seed(3),
+        "set_sampler": lambda: buffer.set_sampler(RandomSampler()),
+        "set_storage": lambda: (buffer.set_storage(LazyTensorStorage(ROWS)), buffer.extend(records(next(number)))),
+        "close": buffer.close,
+        "split": lambda: buffer.split(0, 1),
+        "pickle": lambda: buffer.__getstate__(),
+    }
+
+
+def run_beside(functions: list[Callable[[], object]], seconds: float) -> list[BaseException]:
+    """Call functions over and over, each in a thread of its own. Raises AssertionError when one does not return."""
+    stop, errors = time.monotonic() + seconds, []
+
+    def repeat(function: Callable[[], object]) -> None:
+        try:
+            while time.monotonic() < stop:
+                with suppress(SamplingError):  # the buffer was empty at that moment
+                    function()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=repeat, args=(function,), daemon=True) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(seconds + 20)
+    if any(thread.is_alive() for thread in threads):
+        faulthandler.dump_traceback(all_threads=True)
+        raise AssertionError("a call does not return")
+    return errors
+
+
+NAMES = list(calls(make(prefetch=0), Path(tempfile.mkdtemp())))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pairs_of_calls(tmp_path, name):
+    """Each call beside each other one and a thread that samples."""
+    seconds = float(os.environ.get("RBDATA_HAMMER_SECONDS", SECONDS))
+    for other in NAMES[NAMES.index(name) :]:
+        folder = tmp_path / other.replace(" ", "-")
+        folder.mkdir()
+        buffer = make()
+        made = calls(buffer, folder)
+        errors = run_beside([made[name], made[other], made["sample"]], seconds)
+        assert not errors, (name, other, errors)
+        buffer.close()
+
+
+@pytest.mark.parametrize("call", ["empty", "close", "append_transform", "sample other size", "set_seed", "loads"])
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+def test_batches_on_their_way_block_nobody(tmp_path, storage, call):
+    buffer = make(storage)
+    made = calls(buffer, tmp_path)
+
+    def once() -> None:
+        for _ in range(60):
+            made["sample"]()
+            made[call]()
+        raise StopIteration
+
+    (error,) = run_beside([once], 20)
+    assert isinstance(error, StopIteration), error
+
+
+def test_transforms_may_call_the_buffer(tmp_path):
+    """From a prefetch thread, while other threads write and exchange parts."""
+    buffer = make()
+    made = calls(buffer, tmp_path)
+    buffer.append_transform(lambda batch: (buffer.update_priority(0, 1.0), len(buffer), batch)[-1])
+    buffer.append_transform(lambda batch: (made["extend"](), batch)[-1])
+    buffer.append_transform(lambda batch: (buffer.set_seed(1), batch)[-1] if int(batch["x"][0]) % 7 == 0 else batch)
+    assert not run_beside([made["sample"], made["sample"], made["empty"], made["close"]], 0.5)
+
+
+def test_priorities_beside_samples(tmp_path):
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(ROWS), sampler=PrioritizedSampler(ROWS, 0.7, 0.5), batch_size=16, prefetch=3
+    )
+    buffer.extend(records(0))
+
+    def learn() -> None:
+        batch = buffer.sample()
+        assert whole(batch)
+        buffer.update_priority(batch["index"], torch.rand(16))
+
+    assert not run_beside([learn, learn, lambda: buffer.extend(records(7)), buffer.state_dict], 0.5)
+
+
+def test_members_beside_their_ensemble(tmp_path):
+    buffers = [make(), make()]
+    ensemble = ReplayBufferEnsemble(*buffers, batch_size=32)
+    functions = [ensemble.sample, lambda: ensemble.set_seed(1), ensemble.state_dict, buffers[0].empty]
+    ensemble.dumps(tmp_path / "saved")
+    errors = run_beside([*functions, lambda: ensemble.loads(tmp_path / "saved")], 0.5)
+    assert not errors
+
+
+def test_a_fork_while_threads_hold_the_lock():
+    buffer = make()
+    stop = threading.Event()
+
+    def busy() -> None:
+        while not stop.is_set():
+            buffer.sample()
+            buffer.extend(records(3))
+
+    threads = [threading.Thread(target=busy) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(10):
+            child = os.fork()
+            if not child:
+                signal.alarm(20)
+                os._exit(0 if _child_works(buffer) else 1)
+            assert os.waitpid(child, 0)[1] == 0
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+        buffer.close()
+
+
+def _child_works(buffer: TensorDictReplayBuffer) -> bool:
+    torch.set_num_threads(1)  # the pool of torch's own threads does not survive a fork
+    faulthandler.dump_traceback_later(10)
+    buffer.extend(records(9))
+    buffer.empty()
+    buffer.extend(records(9))
+    return whole(buffer.sample())
+
+
+if __name__ == "__main__":
+    os.environ["RBDATA_HAMMER_SECONDS"] = sys.argv[sys.argv.index("--hammer") + 1] if "--hammer" in sys.argv else "1"
+    sys.exit(pytest.main([__file__, "-q", "-x", "-p", "no:cacheprovider"]))
