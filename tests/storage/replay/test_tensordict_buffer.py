@@ -14,12 +14,8 @@ from rbdata.storage.replay import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-<<<<<<< HEAD
 from replay_tools import priorities, rollout
-=======
-from replay_tools import rollout
 from tensordict import TensorDict
->>>>>>> d341e2e (Replay: prefetching never waits for a batch while the buffer's lock is held; quick batches are made by the caller; records of one TensorDict can be added)
 
 
 def test_priorities_in_the_data():
