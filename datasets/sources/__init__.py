@@ -1,0 +1,44 @@
+"""What a source is made of: a source of another package imports these names from here.
+
+    from rbdata.datasets.sources import Source, SourceOption
+
+They are loaded when first used, so that a source imports only what it uses. docs/new_source.md shows how one is written.
+"""
+
+# ruff: noqa: F401 - imported for type checkers
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ...storage.column_writer import ColumnWriter
+    from ...storage.episodes import CUT, TERMINATED, TRUNCATED
+    from ..fetch import Location, RemoteObject
+    from ..ingest.protocol import ConvertOptions, Job, PartSpec, Plan, RawObject
+    from ..ingest.row_source import Block, RowSource, block_of_rows
+    from ..ingest.trajectories import Column, TrajectoryWriter, lay_out
+    from .source import Source
+    from .source_option import SourceOption
+
+_HOMES = {
+    "...storage.column_writer": ("ColumnWriter",),
+    "...storage.episodes": ("CUT", "TERMINATED", "TRUNCATED"),
+    "..fetch": ("Location", "RemoteObject"),
+    "..ingest.protocol": ("ConvertOptions", "Job", "PartSpec", "Plan", "RawObject"),
+    "..ingest.row_source": ("Block", "RowSource", "block_of_rows"),
+    "..ingest.trajectories": ("Column", "TrajectoryWriter", "lay_out"),
+    ".source": ("Source",),
+    ".source_option": ("SourceOption",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(module, __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(name for names in _HOMES.values() for name in names)
