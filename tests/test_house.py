@@ -86,7 +86,6 @@ TESTED_BY = {
 
 #: What is left of the rules' exceptions; each goes with the import or the file that it names.
 TEMPORARY_CIRCLES = [("rbdata.storage.ted", "rbdata.storage.dataset")]
-TEMPORARY_NAMES = {"fill.py", "spool.py"}
 
 #: Comparisons with a codec's name outside storage/codecs. 5 as soon as codecs are behind one interface.
 CODECS = {"raw", "zstd"}

@@ -14,13 +14,15 @@ from contents import content
 from d4rl_truth import assert_holds, checked, expected, make, write
 from rbdata.datasets.acquire import download
 from rbdata.datasets.catalogue import known_ids, resolve
-from rbdata.datasets.fetch import FetchOptions
+from rbdata.datasets.fetch import FetchOptions, open_location
 from rbdata.datasets.ingest.protocol import ConvertOptions
-from rbdata.datasets.ingest.request import Request
+from rbdata.datasets.ingest.request import Listener, Request
+from rbdata.datasets.ingest.run import dry_run
 from rbdata.datasets.sources.d4rl import registry
 from rbdata.datasets.sources.d4rl.source import D4rlSource
 from rbdata.errors import ChecksumError, CorruptSourceError, FetchError, ForbiddenError, ObjectNotFoundError
 from rbdata.storage.dataset import Dataset
+from rbdata.storage.folder import DatasetPlace
 from servers import http_server
 from tensordict import TensorDict
 
@@ -201,6 +203,14 @@ def test_dry_run_writes_nothing(mirror, tmp_path):
         outcome = download(Request(f"d4rl/{NAME}", root=tmp_path / "root", mirror=server.url, dry_run=True))
     assert outcome.estimate is not None
     assert outcome.estimate.fetch_bytes == (mirror / "gym_mujoco_v2" / FILE).stat().st_size
+
+
+def test_dry_run_leaves_the_job_as_it_is(mirror, tmp_path):
+    job = D4rlSource().open(NAME, open_location(mirror), ConvertOptions())
+    before = dict(vars(job))
+    first, again = (dry_run(job, DatasetPlace(tmp_path, f"d4rl/{NAME}"), Listener()) for _ in range(2))
+    assert dict(vars(job)) == before and not job.schema.leaves
+    assert (first.steps, first.episodes, first.disk_bytes) == (again.steps, again.episodes, again.disk_bytes)
 
 
 def test_the_folder_in_tensordict_and_torchrl(mirror, tmp_path):
