@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....errors import CorruptSourceError, RbdataError
+from ....errors import CorruptSourceError
 from ....storage.checksums import crc32c
 from ....storage.schema import DTYPES
+from ...formats.hdf5_checks import DEEPEST, check_storage, damage_reported
 
 if TYPE_CHECKING:
     import h5py
@@ -34,10 +35,8 @@ OPTIONAL = ("timeouts", "next_observations")
 #: One number a step.
 SCALARS = ("rewards", "terminals", "timeouts")
 
-#: HDF5's filters shrink data at most about 1030-fold (deflate); what declares more than this holds nothing.
-_LARGEST_RATIO = 1200
 _LARGEST_ROW = 64 << 20
-_MOST_OBJECTS, _DEEPEST = 10_000, 16
+_MOST_OBJECTS = 10_000
 #: Metadata up to this many values are kept as they are; of larger arrays shape, dtype and checksum.
 _FEW, _LONGEST_TEXT, _LARGEST_METADATA = 64, 4096, 64 << 20
 #: Chunks that two blocks share are unpacked once.
@@ -74,17 +73,8 @@ def opened(path: Path, name: str) -> Iterator[h5py.File]:
     """The file, open for reading; whatever HDF5 finds wrong with it is a CorruptSourceError that calls it ``name``."""
     import h5py
 
-    try:
-        with h5py.File(path, "r", locking=False, rdcc_nbytes=_CHUNK_CACHE, rdcc_w0=0.0) as file:
-            yield file
-    except RbdataError:
-        raise
-    except (OSError, RuntimeError, KeyError) as error:
-        if isinstance(error, OSError) and error.errno:
-            raise  # the disk, not the contents
-        said = str(error).partition("(")[2].rstrip(")") or str(error)
-        message = f"{name} is not a whole HDF5 file: {said or 'it cannot be read'}"
-        raise CorruptSourceError(message, hint="fetch it again, or use another mirror (--mirror)") from error
+    with damage_reported(name), h5py.File(path, "r", locking=False, rdcc_nbytes=_CHUNK_CACHE, rdcc_w0=0.0) as file:
+        yield file
 
 
 def survey(file: h5py.File, name: str) -> Contents:
@@ -99,7 +89,7 @@ def survey(file: h5py.File, name: str) -> Contents:
         message = f"{name} is not a D4RL file: it has no {', '.join(missing)}"
         raise CorruptSourceError(message, hint=f"it holds {there}")
     for path, dataset in found.items():
-        _check_storage(dataset, f"{name}: {path}")
+        check_storage(dataset.id, f"{name}: {path}", least=1 << 16)
     shape = found["observations"].shape
     rows = shape[0] if shape else 0
     if rows < 1:
@@ -145,7 +135,7 @@ def _walk(file: h5py.File, name: str) -> Iterator[tuple[str, h5py.Dataset]]:
         for key in group:
             path = prefix + key
             count += 1
-            if count > _MOST_OBJECTS or depth > _DEEPEST or key in (".", ".."):
+            if count > _MOST_OBJECTS or depth > DEEPEST or key in (".", ".."):
                 raise CorruptSourceError(f"{name}: too many or too deep objects ({path!r})")
             if not isinstance(group.get(key, getlink=True), h5py.HardLink):
                 message = f"{name}: {path} is a link to somewhere else, which is not followed"
@@ -157,17 +147,6 @@ def _walk(file: h5py.File, name: str) -> Iterator[tuple[str, h5py.Dataset]]:
                     stack.append((path + "/", item, depth + 1))
             elif isinstance(item, h5py.Dataset):
                 yield path, item
-
-
-def _check_storage(dataset: h5py.Dataset, what: str) -> None:
-    """Refuse values that lie in other files, and more values than the bytes of this one can stand for."""
-    if dataset.is_virtual or dataset.external:
-        raise CorruptSourceError(f"{what} is kept in another file, which is not read")
-    if dataset.shape is None or dataset.dtype.hasobject:
-        return  # no values, or text: read with care or not at all
-    stored = dataset.id.get_storage_size()
-    if dataset.nbytes > max(stored * _LARGEST_RATIO, 1 << 16):
-        raise CorruptSourceError(f"{what} declares {dataset.shape}, {dataset.nbytes} bytes, but holds {stored} bytes")
 
 
 def _main_array(dataset: h5py.Dataset, key: str, rows: int, name: str) -> Array:

@@ -15,15 +15,14 @@ The file is somebody else's: links out of it, values kept in other files, and sh
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
 from ....errors import CorruptSourceError
+from ...formats.hdf5_checks import DEEPEST, check_storage, damage_reported
 from ...formats.jpeg import frame_shape, is_jpeg
 from ...ingest.spaces import Json
 from .metadata import Metadata, metadata_from
@@ -31,9 +30,6 @@ from .reader import Data, Field, Kind, Place
 
 FILE = "main_data.hdf5"
 _EPISODE = re.compile(r"episode_(\d+)")
-#: HDF5's filters shrink data at most about 1030-fold (deflate); what declares more than this holds nothing.
-_LARGEST_RATIO = 1200
-_DEEPEST = 16
 _CHUNK_CACHE, _METADATA_CACHE = 4 << 20, 2 << 20
 
 
@@ -132,7 +128,7 @@ class Hdf5Reader:
         hard = self._h5py.h5l.TYPE_HARD
 
         def look(name: bytes, info: Any) -> bytes | None:
-            return name if info.type != hard or name.count(b"/") > _DEEPEST else None
+            return name if info.type != hard or name.count(b"/") > DEEPEST else None
 
         found = self._file.id.links.visit(look, info=True)
         if found is not None:
@@ -163,22 +159,9 @@ class Hdf5Reader:
         return array
 
     def _check_storage(self, array: Any, path: str) -> None:
-        """Refuse values that lie in other files, and more values than the bytes of this one can stand for."""
-        properties = array.get_create_plist()
-        if properties.get_external_count() or properties.get_layout() == self._h5py.h5d.VIRTUAL:
-            raise CorruptSourceError(f"{self._name}: {path} is kept in another file, which is not read")
-        if not array.shape:
-            if path.partition("/")[2].startswith("infos/"):
-                return
+        check_storage(array, f"{self._name}: {path}", least=1 << 20)
+        if not array.shape and not path.partition("/")[2].startswith("infos/"):
             raise CorruptSourceError(f"{self._name}: {path} has shape {array.shape}, not one row a step")
-        dtype = array.dtype
-        size = math.prod(array.shape) * dtype.itemsize
-        if dtype.hasobject or size <= 1 << 20:
-            return
-        stored = array.get_storage_size()
-        if size > stored * _LARGEST_RATIO:
-            message = f"{self._name}: {path} declares {array.shape}, {size} bytes, but holds {stored} bytes"
-            raise CorruptSourceError(message)
 
     # -- describing ----------------------------------------------------------------------------------------------------
 
@@ -207,7 +190,7 @@ class Hdf5Reader:
         return Field(array.shape[0], "other", dtype, tuple(array.shape[1:]), f"its dtype is {dtype}")
 
     def _guess(self, place: Place, depth: int) -> Json:
-        if not self.episodes or depth > _DEEPEST:
+        if not self.episodes or depth > DEEPEST:
             raise CorruptSourceError(f"{self._name} holds no episodes, and does not say what its spaces are")
         first = self.episodes[0]
         path = _path(first, place)
@@ -229,19 +212,8 @@ class Hdf5Reader:
     def _texts(self, episode: int, place: Place) -> list[bytes]:
         return self.read(episode, place, 0, self._array(episode, place).shape[0], "text")
 
-    @contextmanager
-    def _sound(self) -> Iterator[None]:
-        """Whatever HDF5 finds wrong with the file is a CorruptSourceError."""
-        try:
-            yield
-        except CorruptSourceError:
-            raise
-        except (OSError, RuntimeError, KeyError, UnicodeDecodeError) as error:
-            if isinstance(error, OSError) and error.errno:
-                raise  # the disk, not the contents
-            said = str(error).partition("(")[2].rstrip(")") or str(error)
-            message = f"{self._name} is not a whole HDF5 file: {said or 'it cannot be read'}"
-            raise CorruptSourceError(message, hint="fetch it again, or use another mirror (--mirror)") from error
+    def _sound(self) -> AbstractContextManager[None]:
+        return damage_reported(self._name)
 
 
 def _path(episode: int, place: Place) -> str:
