@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import difflib
-import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -57,21 +56,14 @@ def assign_arguments(functions: Sequence[Function], given: Mapping[str, Any]) ->
     return [replace(fn, args={**fn.args, **own}) for fn, own in zip(functions, args)]
 
 
-def _parameters(fn: Function) -> Mapping[str, inspect.Parameter]:
-    try:
-        return inspect.signature(fn.load()).parameters
-    except (TypeError, ValueError):
-        return {}
-
-
 def _takes(fn: Function, key: str) -> bool:
-    return key in _names(fn) or any(one.kind is one.VAR_KEYWORD for one in _parameters(fn).values())
+    return key in _names(fn) or any(one.kind is one.VAR_KEYWORD for one in fn.parameters.values())
 
 
 def _names(fn: Function) -> list[str]:
     return [
         name
-        for name, one in list(_parameters(fn).items())[1:]  # the first is the TensorDict
+        for name, one in list(fn.parameters.items())[1:]  # the first is the TensorDict
         if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY) and name not in (STATISTICS, GENERATOR)
     ]
 

@@ -37,7 +37,7 @@ from .preprocess_request import Listener, Preprocessed, Request
 from .probe import prepare_layout
 from .records import ProbeResult, has_collected
 from .run_context import RunContext, make_context
-from .tasks import WORKER, ExamineFunctions, WritePart
+from .tasks import WORKER, ExamineFunctions, WorkerCall
 
 MAX_PROCS = 8
 #: Starting a process takes seconds: by default there is one per this many chunks.
@@ -196,9 +196,10 @@ def _write_parts(
     for number, record in records.items():
         edges.add(number, record, records)
     writer.merge()
-    work, next_merge = WritePart(config, layout.schema, layout.shapes, undecoded), time.monotonic() + MERGE_EVERY
+    options = {"schema": layout.schema, "shapes": layout.shapes, "undecoded": undecoded}
+    next_merge = time.monotonic() + MERGE_EVERY
     left = [chunk for chunk in chunks if chunk.index not in records]
-    for index, record in engine.run(work, left, listener.on_progress):
+    for index, record in engine.run(WorkerCall("write_part", config, options), left, listener.on_progress):
         edges.add(index, record, records)
         writer.part_done(index, record)
         records[index] = record

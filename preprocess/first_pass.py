@@ -49,7 +49,7 @@ def _collect_one(
     import torch
 
     from .records import collected_path, load_arrays
-    from .tasks import CollectStatistics
+    from .tasks import WorkerCall
 
     fn = config.chain.functions[number]
     fit = fn.fit
@@ -58,7 +58,7 @@ def _collect_one(
     paths = {chunk.index: collected_path(config.folder, number, chunk.index) for chunk in chunks}
     left = [chunk for chunk in chunks if not paths[chunk.index].is_file()]
     done = len(chunks) - len(left)
-    for _ in engine.run(CollectStatistics(config, number), left, lambda progress: None):
+    for _ in engine.run(WorkerCall("collect_statistics", config, {"number": number}), left, lambda progress: None):
         done += 1
         listener.on_stage(f"first pass for {fn.label}, {done} of {len(chunks)} chunks")
     merged: dict[str, torch.Tensor] | None = None

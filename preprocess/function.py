@@ -69,6 +69,14 @@ class Function:
         return _load(self.text, self.folder, self.payload)
 
     @property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        """Those of its signature; none for functions written in C that have no signature."""
+        try:
+            return inspect.signature(self.load()).parameters
+        except (TypeError, ValueError):
+            return {}
+
+    @property
     def traits(self) -> Traits | None:
         """What a built-in function declares about itself; None for any other."""
         return traits_of(self.load())
@@ -173,11 +181,7 @@ class BoundFunction:
         self._kwargs = dict(fn.args)
         if statistics is not None:
             self._kwargs[STATISTICS] = statistics
-        try:
-            parameters = inspect.signature(self._function).parameters
-        except (TypeError, ValueError):
-            parameters = {}  # type: ignore[assignment]
-        self._takes_generator = GENERATOR in parameters and GENERATOR not in self._kwargs
+        self._takes_generator = GENERATOR in fn.parameters and GENERATOR not in self._kwargs
 
     def __call__(self, td: Any, generator: torch.Generator) -> Any:
         passed = {GENERATOR: generator} if self._takes_generator else {}

@@ -1,4 +1,4 @@
-"""The tasks of workers: picklable objects that an engine calls with a chunk.
+"""The work that engines send to workers: picklable objects that are called with a chunk.
 
 Nothing here imports torch, so that the process that distributes the work does not load it; workers do (`worker`).
 """
@@ -6,15 +6,13 @@ Nothing here imports torch, so that the process that distributes the work does n
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..datasets.workers.task import OnBlock
-from ..storage.schema import Schema
 from .chunks import Chunk
 from .function_chain import Per
-from .layout import Shapes
 from .run_config import RunConfig
 
 #: The module that does the work. It imports torch, so that workers are forked after it has been imported.
@@ -37,61 +35,15 @@ class ExamineFunctions:
 
 
 @dataclass(frozen=True)
-class WritePart:
-    """Apply the functions to a chunk and write the results as a part. Returns the record of the part.
+class WorkerCall:
+    """Calls ``worker.FUNCTION(config, chunk, on_block, **options)``."""
 
-    ``shapes`` are those that every result must have. The leaves ``undecoded`` are copied as they are stored, and functions
-    do not get them.
-    """
-
+    function: Literal["collect_statistics", "probe_chunk", "sample_results", "write_part"]
     config: RunConfig
-    schema: Schema
-    shapes: Shapes
-    undecoded: frozenset[str]
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, chunk: Chunk, on_block: OnBlock) -> dict[str, Any]:
-        from .worker import write_part
+        from . import worker
 
-        return write_part(self.config, self.schema, self.shapes, self.undecoded, chunk, on_block)
-
-
-@dataclass(frozen=True)
-class ProbeChunk:
-    """Apply the functions to the first ``batches`` batches of a chunk (None: all) and write nothing.
-
-    Returns ``{probe}``, the JSON of a `records.ProbeResult`, or None where every episode was dropped.
-    """
-
-    config: RunConfig
-    batches: int | None
-
-    def __call__(self, chunk: Chunk, on_block: OnBlock) -> dict[str, Any]:
-        from .worker import probe_chunk
-
-        return probe_chunk(self.config, self.batches, chunk, on_block)
-
-
-@dataclass(frozen=True)
-class SampleResults:
-    """Write a few rows of the leaves ``names`` of the results of a chunk to files, for codecs and dictionaries."""
-
-    config: RunConfig
-    names: tuple[str, ...]
-
-    def __call__(self, chunk: Chunk, on_block: OnBlock) -> dict[str, Any]:
-        from .worker import sample_results
-
-        return sample_results(self.config, self.names, chunk, on_block)
-
-
-@dataclass(frozen=True)
-class CollectStatistics:
-    """Write the partial statistics of a chunk for function ``number`` to a file."""
-
-    config: RunConfig
-    number: int
-
-    def __call__(self, chunk: Chunk, on_block: OnBlock) -> dict[str, Any]:
-        from .worker import collect_statistics
-
-        return collect_statistics(self.config, self.number, chunk, on_block)
+        record: dict[str, Any] = getattr(worker, self.function)(self.config, chunk, on_block, **self.options)
+        return record

@@ -1,4 +1,7 @@
-"""The work of one chunk, in a worker: write a part; before that probe, sample and collect statistics. See `tasks`."""
+"""The work of one chunk, in a worker: write a part; before that probe, sample and collect statistics.
+
+All four are called by `tasks.WorkerCall`; they return the record that the engine yields.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +43,11 @@ def close_appliers() -> None:
 
 
 def write_part(
-    config: RunConfig, schema: Schema, shapes: Shapes, undecoded: frozenset[str], chunk: Chunk, on_block: OnBlock
+    config: RunConfig, chunk: Chunk, on_block: OnBlock, schema: Schema, shapes: Shapes, undecoded: frozenset[str]
 ) -> dict[str, Any]:
-    """Write the results of a chunk as a part.
+    """Write the results of a chunk as a part. ``shapes`` are those that every result must have.
 
+    The leaves ``undecoded`` are copied as they are stored, and functions do not get them.
     The record is that of `PartWriter.finish`, the fields of `ResultCounts`, and ``dones``: how many episodes each episode of
     the chunk became (`records.pack_counts`).
     """
@@ -69,8 +73,11 @@ def write_part(
         raise
 
 
-def probe_chunk(config: RunConfig, batches: int | None, chunk: Chunk, on_block: OnBlock) -> dict[str, Any]:
-    """``{probe}``: a `ProbeResult` as JSON, None where every episode was dropped."""
+def probe_chunk(config: RunConfig, chunk: Chunk, on_block: OnBlock, batches: int | None) -> dict[str, Any]:
+    """Apply the functions to the first ``batches`` batches of a chunk (None: all) and write nothing.
+
+    Returns ``{probe}``: a `ProbeResult` as JSON, None where every episode was dropped.
+    """
     applier = open_applier(config)
     began, counts = time.perf_counter(), ResultCounts()
     shapes: Shapes | None = None
@@ -125,8 +132,8 @@ def _changed_leaves(applier: Applier, chunk: Chunk, columns: Columns) -> list[st
     )
 
 
-def sample_results(config: RunConfig, names: tuple[str, ...], chunk: Chunk, on_block: OnBlock) -> dict[str, Any]:
-    """Write a few rows of the results of a chunk, one file per leaf."""
+def sample_results(config: RunConfig, chunk: Chunk, on_block: OnBlock, names: tuple[str, ...]) -> dict[str, Any]:
+    """Write a few rows of the leaves ``names`` of the results, one file each, for codecs and dictionaries."""
     applier = open_applier(config)
     with isolated(applier, chunk.index):
         if config.whole_episodes:
@@ -155,8 +162,8 @@ def _sample_episodes(applier: Applier, chunk: Chunk) -> Columns:
     return {}
 
 
-def collect_statistics(config: RunConfig, number: int, chunk: Chunk, on_block: OnBlock) -> dict[str, Any]:
-    """Write the partial statistics of a chunk, merged in the order of its batches or episodes."""
+def collect_statistics(config: RunConfig, chunk: Chunk, on_block: OnBlock, number: int) -> dict[str, Any]:
+    """Write the partial statistics for function ``number``, merged in the order of batches or episodes."""
     applier = open_applier(config)
     fn = config.chain.functions[number]
     fit = fn.fit

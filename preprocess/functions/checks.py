@@ -70,9 +70,8 @@ def key_list(name: str, value: object) -> list[str] | None:
 
 def bounds(low_name: str, low: object, high_name: str, high: object) -> None:
     """Two optional numbers, the first not above the second."""
-    if low is not None:
-        number(low_name, low)
-    if high is not None:
-        number(high_name, high)
+    for name, value in ((low_name, low), (high_name, high)):
+        if value is not None:
+            number(name, value)
     if low is not None and high is not None and low > high:  # type: ignore[operator]
         raise UsageError(f"{low_name}={low} is more than {high_name}={high}: nothing would be left")
