@@ -209,7 +209,7 @@ def kills(steps: int, number: int, seed: int) -> None:
             process.wait()
         done += 1
     subprocess.run(_command(*words, "--root", root), check=True, capture_output=True)
-    sys.path.insert(0, str(HERE.parent.parent / "tests"))
+    sys.path.insert(0, str(HERE.parent.parent / "tests" / "support"))
     from preprocess_tools import lasting
 
     same = lasting(calm / "my" / "out") == lasting(root / "my" / "out")
