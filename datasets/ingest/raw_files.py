@@ -27,7 +27,7 @@ def keep_raw(
 ) -> Path:
     """Store objects by their paths; returns the mirror's folder.
 
-    What is there already and sound is not fetched again; what was begun is continued. ``on_bytes`` hears a name, the bytes
+    What is there already and sound is not fetched again; what was begun is continued. ``on_bytes`` receives a name, the bytes
     stored so far and the bytes in all.
     """
     mirror = root / FOLDER / source

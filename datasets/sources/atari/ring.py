@@ -156,7 +156,7 @@ class RingPlanner:
         self._open = _OpenEpisode(midway=midway)
 
     def _blank_rows(self, ring: RingArrays, lap: Lap) -> int:
-        """How many of the first rows are padding, told by content because what came before is not known."""
+        """How many of the first rows are padding, by their content because what came before is not known."""
         first = lap.order(ring.capacity)[:PADS]
         quiet = (ring.action[first] == 0) & (ring.reward[first] == 0) & (ring.terminal[first] == 0)
         candidates = first[: int(np.argmin(quiet)) if not quiet.all() else len(first)].tolist()

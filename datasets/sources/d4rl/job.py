@@ -1,7 +1,7 @@
 """One D4RL file, from a place to a dataset.
 
 It is fetched whole, resumably, and read in place. What is in it decides the leaves, so they are known only then
-(``settle``). The format is described in `hdf5`, what becomes of its rows in `trajectories`.
+(``inspect_files``). The format is described in `contents`, what becomes of its rows in `episode_ends`.
 """
 
 from __future__ import annotations

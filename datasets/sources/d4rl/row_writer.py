@@ -102,14 +102,14 @@ class RowWriter:
         self._count_odd(here, after, low)
         if self._has_next:
             successors = self._read("next_observations", low, high).reshape(high - low, *shape)
-            self._settle_seams(successors, after, low)
+            self._resolve_seams(successors, after, low)
             return here, successors
         successors = np.zeros_like(here)
         successors[: len(after)] = after
         successors[self._layout.blank[low:high]] = 0
         return here, successors
 
-    def _settle_seams(self, successors: np.ndarray, after: np.ndarray, low: int) -> None:
+    def _resolve_seams(self, successors: np.ndarray, after: np.ndarray, low: int) -> None:
         """Inside an episode the successor of a row is the next row's observation; where it is not, the episode ends.
 
         Successors that differ by rounding alone become the observation that the next row states.

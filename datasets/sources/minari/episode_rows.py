@@ -40,7 +40,7 @@ class Run:
         return self.steps + 1
 
 
-def settle(states: int, terminated: np.ndarray, truncated: np.ndarray, unknown_next: str) -> list[Run]:
+def split_episode(states: int, terminated: np.ndarray, truncated: np.ndarray, unknown_next: str) -> list[Run]:
     """The runs that an episode gives, by the flags of its steps (bool ``[n]``) and its number of observations."""
     ends = np.flatnonzero(terminated | truncated).tolist()
     steps = len(terminated)
@@ -113,7 +113,7 @@ class Planner:
             terminated = self._flags(episode, "terminations", steps)
             truncated = self._flags(episode, "truncations", steps)
             rewards = self._rewards(episode, steps)
-            given = settle(states, terminated, truncated, self._unknown_next)
+            given = split_episode(states, terminated, truncated, self._unknown_next)
             self._count(steps, states, given)
             for one in given:
                 runs.append((index, one.first, one.states))

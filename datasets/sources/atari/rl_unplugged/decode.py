@@ -61,7 +61,7 @@ class Ending(NamedTuple):
     blank: bool
 
 
-def settle(rows: int, terminal: bool, unknown_next: str, time_limit: int) -> Ending:
+def end_episode(rows: int, terminal: bool, unknown_next: str, time_limit: int) -> Ending:
     """Which steps an episode of so many rows gives, and how it ends; the same rule as for the ring files.
 
     After a terminal row comes a blank state. The last row of an episode that was cut, or that lasted ``time_limit`` rows and
@@ -112,7 +112,9 @@ def decode(task: DecodeTask, on_block: OnBlock) -> dict[str, Any]:
         blocks = _Blocks(write, encoder)
         for where, episode in source.episodes():
             ending = (
-                settle(len(episode), episode.terminal, task.unknown_next, task.time_limit) if len(episode) else None
+                end_episode(len(episode), episode.terminal, task.unknown_next, task.time_limit)
+                if len(episode)
+                else None
             )
             made.add(episode, ending)
             if ending is not None and ending.steps:

@@ -17,7 +17,7 @@ from minari_tools import FIXTURES, compare, convert, truth, with_root, write
 from rbdata.datasets.acquire import download
 from rbdata.datasets.ingest.protocol import ConvertOptions
 from rbdata.datasets.ingest.request import Listener, Request
-from rbdata.datasets.sources.minari.episode_rows import settle
+from rbdata.datasets.sources.minari.episode_rows import split_episode
 from rbdata.datasets.sources.minari.large_rows import part_bounds
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED
@@ -310,7 +310,7 @@ def test_data_in_another_dtype_than_the_space_says(tmp_path):
 def test_runs_of_an_episode(flags, missing, unknown):
     terminated, truncated = (np.array(column) for column in zip(*flags))
     steps = len(flags)
-    runs = settle(steps if missing else steps + 1, terminated, truncated, unknown)
+    runs = split_episode(steps if missing else steps + 1, terminated, truncated, unknown)
     covered = [step for run in runs for step in range(run.first, run.first + run.steps)]
     gives_up = missing and unknown == "truncate" and not terminated[-1]
     assert covered == list(range(steps - gives_up))
