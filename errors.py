@@ -68,6 +68,9 @@ class FetchError(RbdataError, OSError):
 
     code = "fetch"
 
+    #: The HTTP status that caused the error, None if there was none.
+    status: int | None = None
+
 
 class ForbiddenError(FetchError, PermissionError):
     """Access denied (HTTP 401, 403); not retried."""

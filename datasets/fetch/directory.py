@@ -6,28 +6,23 @@ import errno
 import os
 import stat as stat_flags
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
 from ...errors import FetchError, ForbiddenError, ObjectChangedError, ObjectNotFoundError, UsageError
+from .base_location import BaseLocation
 from .http_errors import MISSING, transient
 from .location import FetchOptions, Names, Objects, RemoteObject, check_offset, check_path, require_inside
 
 BLOCK = 1 << 20
-
-Entries: TypeAlias = list[tuple[os.DirEntry[str], os.stat_result]]
 
 # Errors of a network file system whose server is unavailable for a while.
 _TEMPORARY = {errno.EAGAIN, errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENETDOWN, errno.EHOSTDOWN}
 
 
 @dataclass(frozen=True)
-class DirectoryLocation:
+class DirectoryLocation(BaseLocation):
     """A `Location` in the file system. Objects are regular files; links are followed, broken links omitted."""
-
-    url: str
-    options: FetchOptions = field(default_factory=FetchOptions)
 
     @classmethod
     def from_url(cls, url: str, options: FetchOptions) -> DirectoryLocation:
@@ -39,25 +34,11 @@ class DirectoryLocation:
                 raise UsageError(message, hint="write file:///absolute/path")
             path = unquote(parts.path)
         if not path or "\0" in path:
-            message = f"{url!r} is not a directory"
-            raise UsageError(message, hint="give the directory of the mirror")
+            raise UsageError(f"{url!r} is not a directory", hint="give the directory of the mirror")
         return cls(os.path.abspath(os.path.expanduser(path)), options)  # noqa: PTH100, PTH111  (no Path: ~user may fail)
 
-    def list(self, folder: str = "") -> Objects:
-        entries = self._scan(folder)
-        return [_describe(entry.path, status) for entry, status in entries if stat_flags.S_ISREG(status.st_mode)]
-
-    def folders(self, folder: str = "") -> Names:
-        return [entry.name for entry, status in self._scan(folder) if stat_flags.S_ISDIR(status.st_mode)]
-
-    def stat(self, path: str) -> RemoteObject:
-        return self._stat(self._path(path))
-
-    def refresh(self, obj: RemoteObject) -> RemoteObject:
-        return self.stat(require_inside(obj, self.url))
-
     def open(self, obj: RemoteObject, offset: int = 0) -> Iterator[bytes]:
-        path = self._path(require_inside(obj, self.url))
+        path = self._url_of(check_path(require_inside(obj, self.url)))
         check_offset(obj, offset)
         try:
             with open(path, "rb", buffering=0) as file:  # noqa: PTH123
@@ -75,38 +56,35 @@ class DirectoryLocation:
                 raise
             raise _translate_error(error, path) from error
 
-    def _path(self, relative: str) -> str:
-        inside = check_path(relative)
-        return f"{self.url.rstrip('/')}/{inside}" if inside else self.url
-
-    def _scan(self, folder: str) -> Entries:
-        path = self._path(folder)
-        found = []
+    def _listing(self, url: str) -> tuple[Objects, Names]:
+        objects, names = [], []
         try:
-            with os.scandir(path) as entries:
-                for entry in entries:
+            with os.scandir(url) as entries:
+                for entry in sorted(entries, key=lambda entry: entry.name):
                     try:
-                        found.append((entry, entry.stat()))
+                        status = entry.stat()
                     except FileNotFoundError:
                         continue  # a broken link, or removed since the listing
+                    if stat_flags.S_ISREG(status.st_mode):
+                        objects.append(_to_object(entry.path, status))
+                    elif stat_flags.S_ISDIR(status.st_mode):
+                        names.append(entry.name)
         except OSError as error:
-            raise _translate_error(error, path) from error
-        return sorted(found, key=lambda pair: pair[0].name)
+            raise _translate_error(error, url) from error
+        return objects, names
 
-    def _stat(self, path: str) -> RemoteObject:
+    def _describe(self, obj: RemoteObject) -> RemoteObject:
         try:
-            found = os.stat(path)  # noqa: PTH116
+            status = os.stat(obj.url)  # noqa: PTH116
         except OSError as error:
-            raise _translate_error(error, path) from error
-        if not stat_flags.S_ISREG(found.st_mode):
-            message = f"{path} is not a file"
-            raise ObjectNotFoundError(message, hint=MISSING)
-        return _describe(path, found)
+            raise _translate_error(error, obj.url) from error
+        if not stat_flags.S_ISREG(status.st_mode):
+            raise ObjectNotFoundError(f"{obj.url} is not a file", hint=MISSING)
+        return _to_object(obj.url, status)
 
 
-def _describe(path: str, found: os.stat_result) -> RemoteObject:
-    name = os.path.basename(path)  # noqa: PTH119
-    return RemoteObject(url=path, name=name, size=found.st_size, version=_version(found))
+def _to_object(path: str, status: os.stat_result) -> RemoteObject:
+    return RemoteObject(path, os.path.basename(path), status.st_size, version=_version(status))  # noqa: PTH119
 
 
 def _version(found: os.stat_result) -> str:

@@ -10,17 +10,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
-from ...errors import FetchError, ForbiddenError, MissingExtraError, ObjectChangedError, ObjectNotFoundError, UsageError
-from .http_errors import DENIED, MISSING, NO_RANGES, REPLACED, network_error, reason, transient
+from ...errors import FetchError, ForbiddenError, MissingExtraError, ObjectNotFoundError, UsageError
+from .base_location import FIRST_RANGE, BaseLocation, split_ranges
+from .http_errors import DENIED, MISSING, NO_RANGES, network_error, reason, replaced, transient
 from .location import (
     FetchOptions,
     Names,
     Objects,
     RemoteObject,
-    check_offset,
     check_path,
     is_plain_name,
     join_path,
@@ -28,14 +27,8 @@ from .location import (
     without_login,
 )
 from .per_process import PerProcess
-from .retry import call_with_retries
 
 T = TypeVar("T")
-# `Location` has a method called `list`, which hides the type inside the class.
-Entries: TypeAlias = list[dict[str, Any]]
-
-FIRST_RANGE = 1 << 20
-LARGEST_RANGE = 16 << 20
 PIECE = 1 << 20
 
 _S3 = ("s3", "s3a")
@@ -43,11 +36,9 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
-class FsspecLocation:
+class FsspecLocation(BaseLocation):
     """A `Location` behind one of fsspec's file systems."""
 
-    url: str
-    options: FetchOptions = field(default_factory=FetchOptions)
     _files: PerProcess[_Files] = field(default_factory=PerProcess, init=False, repr=False, compare=False)
 
     @classmethod
@@ -62,45 +53,21 @@ class FsspecLocation:
             raise UsageError(f"{url}: no bucket in the URL", hint="give s3://bucket or s3://bucket/folder")
         return cls(f"{scheme.lower()}://{join_path(host, check_path(path))}", options)
 
-    def list(self, folder: str = "") -> Objects:
-        entries = self._entries(folder)
-        return [_to_object(entry, self._url_of(folder, entry)) for entry in entries if entry["type"] == "file"]
-
-    def folders(self, folder: str = "") -> Names:
-        return [_name(entry) for entry in self._entries(folder) if entry["type"] == "directory"]
-
-    def stat(self, path: str) -> RemoteObject:
-        path = check_path(path)
-        if not path:
-            raise UsageError(f"{self.url} is a folder, not an object", hint="give the object's path")
-        url = f"{self.url}/{path}"
-        return call_with_retries(lambda: self._describe(url), url=url, options=self.options)
-
-    def refresh(self, obj: RemoteObject) -> RemoteObject:
-        return self.stat(require_inside(obj, self.url))
-
     def open(self, obj: RemoteObject, offset: int = 0) -> Iterator[bytes]:
         require_inside(obj, self.url)
         if offset or obj.size is None:
             # The range requests cannot be pinned to a version, so check that the object is still the same one.
             obj = self._check_unchanged(obj)
-        assert obj.size is not None
-        check_offset(obj, offset)
-        position, length = offset, FIRST_RANGE
-        while position < obj.size:
-            length = min(length, obj.size - position)
-            data = self._request(obj.url, partial(_read_range, start=position, end=position + length))
+        for start, length in split_ranges(obj, offset):
+            data = self._read_range(obj.url, start, start + length)
             if len(data) > length:
-                message = f"{obj.url}: requested {length} bytes, received {len(data)}"
-                raise FetchError(message, hint=NO_RANGES)
+                raise FetchError(f"{obj.url}: requested {length} bytes, received {len(data)}", hint=NO_RANGES)
             for low in range(0, len(data), PIECE):
                 yield data[low : low + PIECE]
             if len(data) < length:
                 self._check_unchanged(obj)
                 raise transient(f"{obj.url}: connection lost after {len(data)} of {length} bytes")
-            position += length
-            length = min(2 * length, LARGEST_RANGE)
-        if offset or obj.size > FIRST_RANGE or not obj.checksums:
+        if offset or (obj.size or 0) > FIRST_RANGE or not obj.checksums:
             self._check_unchanged(obj)  # not needed for a single range that a checksum covers
 
     def file_system(self) -> _Files:
@@ -109,27 +76,23 @@ class FsspecLocation:
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def _request(self, url: str, action: Callable[[Any, str], T]) -> T:
-        return self.file_system().call(url, action)
+    def _read_range(self, url: str, start: int, end: int) -> bytes:
+        return self.file_system().call(url, lambda fs, path: bytes(fs.cat_file(path, start=start, end=end)))
 
-    def _describe(self, url: str) -> RemoteObject:
-        entry = self._request(url, lambda fs, path: fs.info(path))
+    def _describe(self, obj: RemoteObject) -> RemoteObject:
+        entry = self.file_system().call(obj.url, lambda fs, path: fs.info(path))
         if entry["type"] != "file":
-            raise ObjectNotFoundError(f"{url} is a folder, not an object", hint=MISSING)
-        return _to_object(entry, url)
+            raise ObjectNotFoundError(f"{obj.url} is a folder, not an object", hint=MISSING)
+        return _to_object(entry, obj.url)
 
     def _check_unchanged(self, obj: RemoteObject) -> RemoteObject:
-        now = self._describe(obj.url)
+        now = self._describe(obj)
         if (obj.version is not None and now.version != obj.version) or obj.size not in (None, now.size):
-            message = f"{obj.url} was replaced while it was being read"
-            raise ObjectChangedError(message, hint=REPLACED)
+            raise replaced(obj.url)
         return now
 
-    def _entries(self, folder: str) -> Entries:
-        folder = check_path(folder)
-        url = f"{self.url}/{folder}" if folder else self.url
-
-        def list_entries(fs: Any, path: str) -> Entries:
+    def _listing(self, url: str) -> tuple[Objects, Names]:
+        def list_entries(fs: Any, path: str) -> list[dict[str, Any]]:
             found = fs.ls(path, detail=True)
             # For the path of an object, some stores list that object. An empty name marks an empty folder.
             entries = [entry for entry in found if entry["name"].rstrip("/").strip("/") != path.strip("/")]
@@ -137,10 +100,9 @@ class FsspecLocation:
                 raise NotADirectoryError(path)
             return sorted((entry for entry in entries if is_plain_name(_name(entry))), key=_name)
 
-        return call_with_retries(lambda: self._request(url, list_entries), url=url, options=self.options)
-
-    def _url_of(self, folder: str, entry: dict[str, Any]) -> str:
-        return f"{self.url}/{join_path(check_path(folder), _name(entry))}"
+        entries = self.file_system().call(url, list_entries)
+        objects = [_to_object(entry, f"{url}/{_name(entry)}") for entry in entries if entry["type"] == "file"]
+        return objects, [_name(entry) for entry in entries if entry["type"] == "directory"]
 
 
 class _Files:
@@ -188,10 +150,6 @@ class _Files:
     def _may_retry_anonymously(self, error: Exception) -> bool:
         no_login = type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError")
         return no_login and self.protocol in _S3 and not self._anonymous and self._options.anonymous == "auto"
-
-
-def _read_range(fs: Any, path: str, *, start: int, end: int) -> bytes:
-    return bytes(fs.cat_file(path, start=start, end=end))
 
 
 def check_installed(scheme: str, url: str) -> None:

@@ -8,26 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ...errors import (
-    FetchError,
-    ForbiddenError,
-    ObjectChangedError,
-    ObjectNotFoundError,
-    TransientFetchError,
-    UsageError,
-)
+from ...errors import FetchError, ForbiddenError, ObjectNotFoundError, TransientFetchError, UsageError
+from .base_location import BaseLocation, split_ranges
 from .google_login import Clients
 from .headers import hex_of_base64
-from .http_errors import MISSING, NO_RANGES, REPLACED, network_error, reason, status_error, transient
+from .http_errors import MISSING, NO_RANGES, network_error, reason, replaced, status_error, transient
 from .location import (
     FetchOptions,
     Names,
     Objects,
     RemoteObject,
-    check_offset,
     check_path,
     is_plain_name,
     join_path,
@@ -35,17 +27,12 @@ from .location import (
     without_login,
 )
 from .per_process import PerProcess
-from .retry import call_with_retries
 
 if TYPE_CHECKING:
     from google.cloud.storage import Blob, Bucket
 
 T = TypeVar("T")
 
-# Each range is one request. The first is small, so that the first bytes arrive soon; later ones are large, so that the
-# latency of a request does not matter.
-FIRST_RANGE = 1 << 20
-LARGEST_RANGE = 16 << 20
 PIECE = 1 << 20
 
 _FIELDS = "items(name,size,crc32c,md5Hash,generation),prefixes,nextPageToken"
@@ -57,11 +44,9 @@ _DENIED = (
 
 
 @dataclass(frozen=True)
-class GcsLocation:
+class GcsLocation(BaseLocation):
     """A `Location` in a bucket: every object whose key starts with the prefix; '/' in the keys separates folders."""
 
-    url: str
-    options: FetchOptions = field(default_factory=FetchOptions)
     _clients: PerProcess[Clients] = field(default_factory=PerProcess, init=False, repr=False, compare=False)
 
     @classmethod
@@ -72,48 +57,69 @@ class GcsLocation:
             raise UsageError(message, hint="give gs://bucket or gs://bucket/folder")
         return cls("gs://" + join_path(bucket, check_path(prefix)), options)
 
-    def list(self, folder: str = "") -> Objects:
-        return self._listing(folder)[0]
-
-    def folders(self, folder: str = "") -> Names:
-        return self._listing(folder)[1]
-
-    def stat(self, path: str) -> RemoteObject:
-        path = check_path(path)
-        if not path:
-            message = f"{self.url} is a folder, not an object"
-            raise UsageError(message, hint="give the object's path")
-        key = join_path(self._prefix, path)
-        return call_with_retries(lambda: self._describe(key), url=self._url_of(key), options=self.options)
-
-    def refresh(self, obj: RemoteObject) -> RemoteObject:
-        return self.stat(require_inside(obj, self.url))
-
     def open(self, obj: RemoteObject, offset: int = 0) -> Iterator[bytes]:
-        key = join_path(self._prefix, require_inside(obj, self.url))
+        require_inside(obj, self.url)
         if obj.size is None:
-            obj = self._describe(key)
-        assert obj.size is not None
-        check_offset(obj, offset)
-        position, length = offset, FIRST_RANGE
-        while position < obj.size:
-            length = min(length, obj.size - position)
-            yield from self._range(key, obj, position, length)
-            position += length
-            length = min(2 * length, LARGEST_RANGE)
+            obj = self._describe(obj)
+        for start, length in split_ranges(obj, offset):
+            yield from self._range(obj, start, length)
 
-    def _describe(self, key: str) -> RemoteObject:
-        url = self._url_of(key)
-        return self._call(url, partial(_reload, key=key, url=url, options=self.options))
+    # -- requests ----------------------------------------------------------------------------------------------------
 
-    def _range(self, key: str, obj: RemoteObject, start: int, length: int) -> Iterator[bytes]:
+    def _describe(self, obj: RemoteObject) -> RemoteObject:
+        def reload(bucket: Bucket) -> RemoteObject:
+            blob = bucket.blob(_key(obj.url))
+            blob.reload(timeout=self.options.timeouts, retry=None)
+            return _to_object(blob, obj.url)
+
+        return self._call(obj.url, reload)
+
+    def _listing(self, url: str) -> tuple[Objects, Names]:
+        prefix = f"{_key(url)}/" if _key(url) else None
+
+        def list_page_by_page(bucket: Bucket) -> tuple[list[Blob], set[str]]:
+            pages = bucket.client.list_blobs(
+                bucket, prefix=prefix, delimiter="/", fields=_FIELDS, timeout=self.options.timeouts, retry=None
+            )
+            return [*pages], {*pages.prefixes}
+
+        blobs, prefixes = self._call(url, list_page_by_page)
+        if prefix and not blobs and not prefixes:
+            raise ObjectNotFoundError(f"{url}: no such folder", hint=MISSING)
+        objects = (_to_object(blob, f"gs://{self._bucket}/{blob.name}") for blob in blobs)
+        names = (found.rstrip("/").rpartition("/")[2] for found in prefixes)
+        # Some tools mark an empty folder by a key 'folder/'. Names such as '..' are not plain and are omitted.
+        return (
+            sorted((obj for obj in objects if is_plain_name(obj.name)), key=lambda obj: obj.name),
+            sorted(name for name in names if is_plain_name(name)),
+        )
+
+    def _range(self, obj: RemoteObject, start: int, length: int) -> Iterator[bytes]:
         """`length` bytes from `start` by one request; if it fails, the bytes received come before the error."""
         sink = _Sink(obj.url, length)
+        generation = int(obj.version) if obj.version is not None else None
+
+        def download(bucket: Bucket) -> None:
+            blob = bucket.blob(_key(obj.url), generation=generation)
+            # Raw: the bytes as stored, also of objects with gzip encoding. rbdata verifies checksums and retries itself.
+            blob.download_to_file(
+                sink,
+                start=start,
+                end=start + length - 1,
+                raw_download=True,
+                checksum=None,
+                timeout=self.options.timeouts,
+                retry=None,
+            )
+            received = blob.generation
+            if generation is not None and received is not None and int(received) != generation:
+                raise replaced(obj.url, f"generation {generation} is {received} now")
+
         failure: TransientFetchError | None = None
         try:
-            self._call(obj.url, partial(_download, key=key, obj=obj, sink=sink, start=start, options=self.options))
+            self._call(obj.url, download)
         except ObjectNotFoundError as error:
-            raise self._explain_missing(obj, key, error) from error
+            raise self._explain_missing(obj, error) from error
         except TransientFetchError as error:
             failure = error
         yield from sink.pieces()
@@ -121,21 +127,6 @@ class GcsLocation:
             failure = transient(f"{obj.url}: connection lost after {sink.size} of {length} bytes")
         if failure is not None:
             raise failure
-
-    # -- keys --------------------------------------------------------------------------------------------------------
-
-    @property
-    def _bucket(self) -> str:
-        return self.url[len("gs://") :].partition("/")[0]
-
-    @property
-    def _prefix(self) -> str:
-        return self.url[len("gs://") :].partition("/")[2]
-
-    def _url_of(self, key: str) -> str:
-        return f"gs://{self._bucket}/{key}"
-
-    # -- requests ----------------------------------------------------------------------------------------------------
 
     def _call(self, url: str, action: Callable[[Bucket], T]) -> T:
         """`action(bucket)`, anonymous or logged in, whichever has access; Google's exceptions are translated."""
@@ -163,73 +154,25 @@ class GcsLocation:
             denied = ForbiddenError(message, hint=_DENIED)
         raise denied
 
-    def _listing(self, folder: str) -> tuple[Objects, Names]:
-        prefix = join_path(self._prefix, check_path(folder))
-        url = self._url_of(prefix) if prefix else self.url
-        list_blobs = partial(_list_page_by_page, prefix=f"{prefix}/" if prefix else "", options=self.options)
-        blobs, prefixes = call_with_retries(lambda: self._call(url, list_blobs), url=url, options=self.options)
-        if prefix and not blobs and not prefixes:
-            raise ObjectNotFoundError(f"{url}: no such folder", hint=MISSING)
-        objects = (_to_object(blob, self._url_of(blob.name)) for blob in blobs)
-        names = (found.rstrip("/").rpartition("/")[2] for found in prefixes)
-        # Some tools mark an empty folder by a key 'folder/'. Names such as '..' are not plain and are omitted.
-        return (
-            sorted((obj for obj in objects if is_plain_name(obj.name)), key=lambda obj: obj.name),
-            sorted(name for name in names if is_plain_name(name)),
-        )
-
-    def _explain_missing(self, obj: RemoteObject, key: str, error: ObjectNotFoundError) -> FetchError:
+    def _explain_missing(self, obj: RemoteObject, error: ObjectNotFoundError) -> FetchError:
         """Distinguish replaced from removed objects: a missing generation is 404 as well."""
         if obj.version is None:
             return error
         try:
-            now = self._describe(key)
+            now = self._describe(obj)
         except FetchError:
             return error
         if now.version == obj.version:
             return error
-        message = f"{obj.url} was replaced while it was being read: generation {obj.version} is {now.version} now"
-        return ObjectChangedError(message, hint=REPLACED)
+        return replaced(obj.url, f"generation {obj.version} is {now.version} now")
+
+    @property
+    def _bucket(self) -> str:
+        return self.url[len("gs://") :].partition("/")[0]
 
 
-# -- single requests -------------------------------------------------------------------------------------------------
-
-
-def _timeout(options: FetchOptions) -> tuple[float, float]:
-    return (options.connect_timeout, options.silence_timeout)
-
-
-def _reload(bucket: Bucket, *, key: str, url: str, options: FetchOptions) -> RemoteObject:
-    blob = bucket.blob(key)
-    blob.reload(timeout=_timeout(options), retry=None)
-    return _to_object(blob, url)
-
-
-def _list_page_by_page(bucket: Bucket, *, prefix: str, options: FetchOptions) -> tuple[list[Blob], set[str]]:
-    pages = bucket.client.list_blobs(
-        bucket, prefix=prefix or None, delimiter="/", fields=_FIELDS, timeout=_timeout(options), retry=None
-    )
-    blobs = list(pages)
-    return blobs, set(pages.prefixes)
-
-
-def _download(bucket: Bucket, *, key: str, obj: RemoteObject, sink: _Sink, start: int, options: FetchOptions) -> None:
-    generation = int(obj.version) if obj.version is not None else None
-    blob = bucket.blob(key, generation=generation)
-    # Raw: the bytes as stored, also of objects with gzip encoding. rbdata verifies checksums and retries itself.
-    blob.download_to_file(
-        sink,
-        start=start,
-        end=start + sink.wanted - 1,
-        raw_download=True,
-        checksum=None,
-        timeout=_timeout(options),
-        retry=None,
-    )
-    received = blob.generation
-    if generation is not None and received is not None and int(received) != generation:
-        message = f"{obj.url} was replaced while it was being read: generation {generation} is {received} now"
-        raise ObjectChangedError(message, hint=REPLACED)
+def _key(url: str) -> str:
+    return url[len("gs://") :].partition("/")[2]
 
 
 def _to_object(blob: Blob, url: str) -> RemoteObject:
@@ -255,8 +198,7 @@ class _Sink:
     def write(self, data: bytes) -> int:
         self.size += len(data)
         if self.size > self.wanted:
-            message = f"{self._url}: requested {self.wanted} bytes, received more"
-            raise FetchError(message, hint=NO_RANGES)
+            raise FetchError(f"{self._url}: requested {self.wanted} bytes, received more", hint=NO_RANGES)
         self._parts.append(data)
         return len(data)
 
@@ -282,8 +224,7 @@ def translate_error(error: Exception, url: str, *, login: bool) -> FetchError | 
         if status == 400 and "requester pays" in str(error).lower():
             return ForbiddenError(f"{url}: the bucket is requester-pays", hint="give --user-project PROJECT")
         if status == 416:
-            message = f"{url} was replaced while it was being read: it is shorter now"
-            return ObjectChangedError(message, hint=REPLACED)
+            return replaced(url, "it is shorter now")
         failure = status_error(status, url, headers, explanation=_explanation(error.response))
         if isinstance(failure, ForbiddenError):
             failure.hint = _DENIED

@@ -55,21 +55,24 @@ class Clients:
         """The client; None if there are no credentials, unless the options demand a login."""
         if login not in self._clients:
             required = self._options.anonymous is False
-            self._clients[login] = self._make(login) if not login or required or may_have_credentials() else None
+            self._clients[login] = make_client(login) if not login or required or may_have_credentials() else None
         return self._clients[login]
 
-    def _make(self, login: bool) -> Client:
-        from google.cloud import storage
 
-        if login:
-            import google.auth
+def make_client(login: bool, access: str = "read_only") -> Client:
+    """A client: anonymous, or logged in with read or write ``access`` (``read_only``, ``read_write``)."""
+    from google.cloud import storage
 
-            credentials, project = google.auth.default(scopes=["https://www.googleapis.com/auth/devstorage.read_only"])
-            client = storage.Client(project=project or "<none>", credentials=credentials)
-        else:
-            client = storage.Client.create_anonymous_client()
-        # From release 3.13 on, the client requests the bucket's metadata in a background thread before every call, for
-        # telemetry that rbdata does not use. Anonymous readers are denied that, so it would be requested every time.
-        if hasattr(client, "_bucket_metadata_cache"):
-            client._bucket_metadata_cache = None
-        return client
+    if login:
+        import google.auth
+
+        scope = f"https://www.googleapis.com/auth/devstorage.{access}"
+        credentials, project = google.auth.default(scopes=[scope])
+        client = storage.Client(project=project or "<none>", credentials=credentials)
+    else:
+        client = storage.Client.create_anonymous_client()
+    # From release 3.13 on, the client requests the bucket's metadata in a background thread before every call, for
+    # telemetry that rbdata does not use. Anonymous readers are denied that, so it would be requested every time.
+    if hasattr(client, "_bucket_metadata_cache"):
+        client._bucket_metadata_cache = None
+    return client

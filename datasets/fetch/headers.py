@@ -7,8 +7,8 @@ import binascii
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from ...errors import FetchError, ObjectChangedError
-from .http_errors import REPLACED, status_error
+from ...errors import FetchError
+from .http_errors import replaced, status_error
 from .location import RemoteObject
 
 
@@ -54,18 +54,17 @@ def check_same_object(obj: RemoteObject, offset: int, status: int, headers: Mapp
 
     Raises ObjectChangedError if the response is of another version of the object, FetchError if it is invalid.
     """
-    changed = f"{obj.url} was replaced while it was being read"
     first, total = content_range(headers)
     version = stated_version(headers)
     if status == 416:
         if obj.size is None and total == offset:
             return 0
-        raise ObjectChangedError(f"{changed}: it has no byte {offset} now", hint=REPLACED)
+        raise replaced(obj.url, f"it has no byte {offset} now")
     if obj.version is not None and version is not None and obj.version != version:
-        raise ObjectChangedError(f"{changed}: {obj.version} is {version} now", hint=REPLACED)
+        raise replaced(obj.url, f"{obj.version} is {version} now")
     size = total if status == 206 else length(headers)
     if obj.size is not None and size is not None and obj.size != size:
-        raise ObjectChangedError(f"{changed}: {obj.size} bytes are {size} now", hint=REPLACED)
+        raise replaced(obj.url, f"{obj.size} bytes are {size} now")
     if status == 206:
         if first != offset:
             message = f"{obj.url}: requested bytes from {offset} on, received bytes from {first} on"

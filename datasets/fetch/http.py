@@ -8,19 +8,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
 from ...errors import FetchError, ObjectNotFoundError, UsageError
-from .headers import (
-    accepted_encoding,
-    check_same_object,
-    is_web_page,
-    length,
-    stated_checksums,
-    stated_version,
-)
-from .html_index import Index, parse_index
+from .base_location import BaseLocation
+from .headers import accepted_encoding, check_same_object, is_web_page, length, stated_checksums, stated_version
+from .html_index import parse_index
 from .http_errors import MISSING, raise_network_error, status_error, status_of, transient
-from .location import FetchOptions, Names, Objects, RemoteObject, check_offset, check_path, join_path, require_inside
+from .location import FetchOptions, Names, Objects, RemoteObject, check_offset, require_inside
 from .per_process import PerProcess
-from .retry import call_with_retries
 
 if TYPE_CHECKING:
     import requests
@@ -28,17 +21,15 @@ if TYPE_CHECKING:
 # Small pieces first: an incomplete piece is lost when the connection breaks, and requested again.
 FIRST_PIECE = 1 << 16
 PIECE = 1 << 18
-LONGEST_INDEX = 64 << 20
+LONGEST_PAGE = 64 << 20
 LONGEST_EXPLANATION = 1 << 16
 CONNECTIONS = 8
 
 
 @dataclass(frozen=True)
-class HttpLocation:
+class HttpLocation(BaseLocation):
     """A `Location` on a web server. Its listings have no sizes and versions; `refresh` requests them (HEAD)."""
 
-    url: str
-    options: FetchOptions = field(default_factory=FetchOptions)
     login: tuple[str, str] | None = field(default=None, repr=False)
     _session: PerProcess[requests.Session] = field(default_factory=PerProcess, init=False, repr=False, compare=False)
 
@@ -57,27 +48,6 @@ class HttpLocation:
         # Users may write '$' or a space unquoted; URLs are compared and requested quoted.
         path = "/".join(_quoted(unquote(part, errors="surrogateescape")) for part in parts.path.split("/"))
         return cls(f"{parts.scheme.lower()}://{host}{path}".rstrip("/"), options, login)
-
-    def list(self, folder: str = "") -> Objects:
-        folder = check_path(folder)
-        return [
-            RemoteObject(url=self._url_of(join_path(folder, name)), name=name) for name in self._index(folder).files
-        ]
-
-    def folders(self, folder: str = "") -> Names:
-        return [*self._index(check_path(folder)).folders]
-
-    def stat(self, path: str) -> RemoteObject:
-        path = check_path(path)
-        if not path:
-            message = f"{self.url} is a folder, not an object"
-            raise UsageError(message, hint="give the object's path")
-        obj = RemoteObject(url=self._url_of(path), name=path.rpartition("/")[2])
-        return call_with_retries(lambda: self._describe(obj), url=obj.url, options=self.options)
-
-    def refresh(self, obj: RemoteObject) -> RemoteObject:
-        require_inside(obj, self.url)
-        return call_with_retries(lambda: self._describe(obj), url=obj.url, options=self.options)
 
     def open(self, obj: RemoteObject, offset: int = 0) -> Iterator[bytes]:
         require_inside(obj, self.url)
@@ -101,7 +71,7 @@ class HttpLocation:
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def _url_of(self, path: str) -> str:
-        return "/".join([self.url, *(_quoted(part) for part in path.split("/"))])
+        return "/".join([self.url, *(_quoted(part) for part in path.split("/") if part)])
 
     def request(self, method: str, url: str, headers: Mapping[str, str] | None = None) -> requests.Response:
         """One request; returns a response with a status of success (or 416) and an unread body, raises for others."""
@@ -113,7 +83,7 @@ class HttpLocation:
                 headers={"Accept-Encoding": accepted_encoding(url), **(headers or {})},
                 stream=True,
                 allow_redirects=True,
-                timeout=(self.options.connect_timeout, self.options.silence_timeout),
+                timeout=self.options.timeouts,
             )
         except Exception as error:
             raise_network_error(error, url)
@@ -150,8 +120,7 @@ class HttpLocation:
         with response:
             final = urlsplit(response.url).path
             if final.endswith("/") and final.rstrip("/") == urlsplit(obj.url).path:
-                message = f"{obj.url} is a folder, not an object"
-                raise ObjectNotFoundError(message, hint=MISSING)
+                raise ObjectNotFoundError(f"{obj.url} is a folder, not an object", hint=MISSING)
             _reject_web_page(response, obj)
             headers = response.headers
             return replace(
@@ -160,11 +129,8 @@ class HttpLocation:
 
     # -- one folder --------------------------------------------------------------------------------------------------
 
-    def _index(self, folder: str) -> Index:
-        url = (self._url_of(folder) if folder else self.url) + "/"
-        return call_with_retries(lambda: self._read_index(url), url=url, options=self.options)
-
-    def _read_index(self, url: str) -> Index:
+    def _listing(self, url: str) -> tuple[Objects, Names]:
+        url += "/"
         hint = "the server must serve directory indexes; otherwise use another mirror (--mirror)"
         with self.request("GET", url) as response:
             if _page_path(response.url) != _page_path(url):
@@ -173,26 +139,30 @@ class HttpLocation:
             if not is_web_page(response.headers):
                 message = f"{url} is {response.headers.get('Content-Type', 'of unknown type')}, not a directory index"
                 raise FetchError(message, hint=hint)
-            page = bytearray()
-            try:
-                for piece in response.iter_content(PIECE):
-                    page += piece
-                    if len(page) > LONGEST_INDEX:
-                        message = f"{url}: the directory index is larger than {LONGEST_INDEX >> 20} MiB"
-                        raise FetchError(message, hint=hint)
-            except Exception as error:
-                raise_network_error(error, url)
+            page = read_page(response, url, "the directory index", hint)
             stated = length(response.headers)
             if stated is not None and "Content-Encoding" not in response.headers and len(page) < stated:
                 raise transient(f"{url}: connection lost after {len(page)} of {stated} bytes")
             index = parse_index(page.decode("utf-8", errors="replace"), response.url)
         if not index.is_index:
-            message = f"{url} is a web page, not a directory index"
-            raise FetchError(message, hint=hint)
-        return index
+            raise FetchError(f"{url} is a web page, not a directory index", hint=hint)
+        return [RemoteObject(url + _quoted(name), name) for name in index.files], [*index.folders]
 
 
 # -- one response ------------------------------------------------------------------------------------------------------
+
+
+def read_page(response: requests.Response, url: str, what: str, hint: str | None = None) -> bytes:
+    """The decoded body of a response. Raises FetchError if it is larger than LONGEST_PAGE, and the network errors."""
+    page = bytearray()
+    try:
+        for piece in response.iter_content(PIECE):
+            page += piece
+            if len(page) > LONGEST_PAGE:
+                raise FetchError(f"{url}: {what} is larger than {LONGEST_PAGE >> 20} MiB", hint=hint)
+    except Exception as error:
+        raise_network_error(error, url)
+    return bytes(page)
 
 
 def _reject_web_page(response: requests.Response, obj: RemoteObject) -> None:

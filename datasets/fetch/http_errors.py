@@ -7,27 +7,32 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import NoReturn
 
-from ...errors import FetchError, ForbiddenError, ObjectNotFoundError, TransientFetchError, UsageError
+from ...errors import (
+    FetchError,
+    ForbiddenError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    TransientFetchError,
+    UsageError,
+)
 
 LATER = "try again later, or use another mirror (--mirror)"
 DENIED = "log in, ask the owner for access, or use another mirror (--mirror)"
 MISSING = "check the spelling; a mirror must have the provider's layout"
-REPLACED = "run the command again; the bytes of the old version are discarded"
 NO_RANGES = "the server does not support byte ranges: use another mirror (--mirror)"
 
 
 def transient(message: str, *, hint: str = LATER, retry_after: float | None = None) -> TransientFetchError:
     """A temporary failure. `retry_after`: seconds that the server asks to wait."""
     error = TransientFetchError(message, hint=hint)
-    # In the instance dictionary, so that it is pickled with the error.
-    vars(error)["retry_after"] = retry_after
+    error.retry_after = retry_after
     return error
 
 
-def retry_after(error: BaseException) -> float | None:
-    """Seconds that the server asked to wait, None if it did not."""
-    value = vars(error).get("retry_after")
-    return float(value) if isinstance(value, (int, float)) else None
+def replaced(url: str, change: str = "") -> ObjectChangedError:
+    """The error for an object of which the location holds another version; ``change`` states the difference."""
+    message = f"{url} was replaced while it was being read" + (f": {change}" if change else "")
+    return ObjectChangedError(message, hint="run the command again; the bytes of the old version are discarded")
 
 
 def retry_after_seconds(headers: Mapping[str, str], *, now: float | None = None) -> float | None:
@@ -53,25 +58,22 @@ def status_error(status: int, url: str, headers: Mapping[str, str], *, explanati
     phrase = next((known.phrase for known in HTTPStatus if known == status), "")
     text = f"access denied (HTTP {status})" if status in (401, 403) else f"HTTP {status} {phrase}".strip()
     message = f"{url}: {text}" + (f": {explanation}" if explanation else "")
-    error = _status_error(status, message, headers)
-    vars(error)["status"] = status
+    error: FetchError
+    if status in (401, 403, 407):
+        error = ForbiddenError(message, hint=DENIED)
+    elif status in (404, 410):
+        error = ObjectNotFoundError(message, hint=MISSING)
+    elif status in (408, 425, 429) or status >= 500:
+        error = transient(message, retry_after=retry_after_seconds(headers))
+    else:
+        error = FetchError(message, hint="check the URL, or use another mirror (--mirror)")
+    error.status = status
     return error
 
 
 def status_of(error: BaseException) -> int | None:
     """The HTTP status that caused the error, None if there was none."""
-    value = vars(error).get("status")
-    return value if isinstance(value, int) else None
-
-
-def _status_error(status: int, message: str, headers: Mapping[str, str]) -> FetchError:
-    if status in (401, 403, 407):
-        return ForbiddenError(message, hint=DENIED)
-    if status in (404, 410):
-        return ObjectNotFoundError(message, hint=MISSING)
-    if status in (408, 425, 429) or status >= 500:
-        return transient(message, retry_after=retry_after_seconds(headers))
-    return FetchError(message, hint="check the URL, or use another mirror (--mirror)")
+    return error.status if isinstance(error, FetchError) else None
 
 
 def raise_network_error(error: Exception, url: str) -> NoReturn:

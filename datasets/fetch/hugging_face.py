@@ -16,14 +16,15 @@ sent if it is set (private repositories, higher limits).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import quote, urlsplit
 
 from ...errors import FetchError, ForbiddenError, ObjectNotFoundError, UsageError
-from .http import HttpLocation
-from .http_errors import MISSING, raise_network_error, status_of, transient
+from .base_location import BaseLocation
+from .http import HttpLocation, read_page
+from .http_errors import MISSING, status_of, transient
 from .location import (
     FetchOptions,
     Names,
@@ -41,22 +42,19 @@ from .retry import call_with_retries
 if TYPE_CHECKING:
     import requests
 
+T = TypeVar("T")
 # `Location` has a method called `list`, which hides the type inside the class.
-Entries: TypeAlias = list[RemoteObject | str]
 Tree: TypeAlias = list[tuple[str, RemoteObject]]
 
 HOST = "https://huggingface.co"
-_LONGEST_PAGE = 64 << 20
 _MOST_PAGES = 10_000
 _PRIVATE = "check the spelling; for a private repository set HF_TOKEN"
 
 
 @dataclass(frozen=True)
-class HubLocation:
+class HubLocation(BaseLocation):
     """A `Location` at the Hub; the repositories of an owner are its top folders."""
 
-    url: str
-    options: FetchOptions = field(default_factory=FetchOptions)
     _state: PerProcess[_Session] = field(default_factory=PerProcess, init=False, repr=False, compare=False)
 
     @classmethod
@@ -64,51 +62,26 @@ class HubLocation:
         path = check_path(url.partition("://")[2].rstrip("/"))
         owner = path.partition("/")[0]
         if not owner or "@" in path:
-            message = f"{url}: no owner in the URL"
-            raise UsageError(message, hint="give hf://owner or hf://owner/repository")
+            raise UsageError(f"{url}: no owner in the URL", hint="give hf://owner or hf://owner/repository")
         return cls(f"hf://{path}", options)
-
-    def list(self, folder: str = "") -> Objects:
-        return [item for item in self._entries(folder) if isinstance(item, RemoteObject)]
-
-    def folders(self, folder: str = "") -> Names:
-        if not self._inside(folder)[1]:
-            return self._repositories()
-        return sorted(item for item in self._entries(folder) if isinstance(item, str))
 
     def tree(self, folder: str) -> Tree:
         """Every object below a folder, with its path relative to this location, in few requests."""
-        owner, repository, inside = self._inside(folder)
+        repository, inside = _split(self._url_of(check_path(folder)))
         if not repository:
             raise UsageError(f"{self.url} is not a repository")
-        found = []
-        for entry in self._tree(owner, repository, inside, recursive=True):
-            if entry["type"] == "file":
-                item = self._object(owner, repository, entry)
-                found.append((require_inside(item, self.url), item))
-        return sorted(found, key=lambda pair: pair[0])
-
-    def stat(self, path: str) -> RemoteObject:
-        path = check_path(path)
-        parent, _, name = path.rpartition("/")
-        if not self._inside(path)[2]:
-            raise UsageError(f"{self.url}/{path} is a folder, not an object", hint="give the object's path")
-        for item in self.list(parent):
-            if item.name == name:
-                return item
-        raise ObjectNotFoundError(f"{self.url}/{path}: no such object", hint=MISSING)
-
-    def refresh(self, obj: RemoteObject) -> RemoteObject:
-        return self.stat(require_inside(obj, self.url))
+        files = [entry for entry in self._tree(repository, inside, "?recursive=true") if entry["type"] == "file"]
+        found = [_to_object(repository, entry) for entry in files]
+        return sorted(((require_inside(obj, self.url), obj) for obj in found), key=lambda pair: pair[0])
 
     def open(self, obj: RemoteObject, offset: int = 0) -> Iterator[bytes]:
         check_offset(obj, offset)
-        owner, repository, inside = self._inside(require_inside(obj, self.url))
+        check_path(require_inside(obj, self.url))
+        repository, inside = _split(obj.url)
         session = self._session()
-        commit = session.commit(owner, repository)
         http = session.http
         # The version that the store states is not the Hub's; size and sha256 identify the object.
-        store_url = f"{http.url}/datasets/{_quoted(owner, repository)}/resolve/{commit}/{_quoted(*inside.split('/'))}"
+        store_url = f"{http.url}/datasets/{quote(repository)}/resolve/{session.commit(repository)}/{quote(inside)}"
         yield from http.open(replace(obj, url=store_url, version=None), offset)
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -116,54 +89,57 @@ class HubLocation:
     def _session(self) -> _Session:
         return self._state.get(lambda: _Session(self.options))
 
-    def _inside(self, path: str) -> tuple[str, str, str]:
-        """Owner, repository and path in the repository; '' for those that the path does not reach."""
-        parts = join_path(self.url[len("hf://") :], check_path(path)).split("/")
-        return parts[0], parts[1] if len(parts) > 1 else "", "/".join(parts[2:])
+    def _with_retries(self, call: Callable[[], T], url: str) -> T:
+        return call()  # `_Session` retries each request of a listing
 
-    def _repositories(self) -> Names:
-        owner = self._inside("")[0]
-        found = self._session().pages(f"api/datasets?author={quote(owner, safe='')}&limit=1000", self.url)
-        names = [str(entry.get("id", "")).rpartition("/")[2] for entry in found]
-        return sorted(name for name in names if is_plain_name(name))
-
-    def _entries(self, folder: str) -> Entries:
-        """The objects directly in a folder, and the names of its folders."""
-        owner, repository, inside = self._inside(folder)
+    def _listing(self, url: str) -> tuple[Objects, Names]:
+        repository, inside = _split(url)
         if not repository:
-            return []
-        entries: Entries = []
-        for entry in self._tree(owner, repository, inside, recursive=False):
-            name = entry["path"].rpartition("/")[2]
-            entries.append(name if entry["type"] == "directory" else self._object(owner, repository, entry))
-        return sorted(entries, key=lambda item: item if isinstance(item, str) else item.name)
+            owner = quote(url.removeprefix("hf://"), safe="")
+            found = self._session().pages(f"api/datasets?author={owner}&limit=1000", url)
+            repositories = [str(entry.get("id", "")).rpartition("/")[2] for entry in found]
+            return [], sorted(name for name in repositories if is_plain_name(name))
+        entries = sorted(self._tree(repository, inside), key=lambda entry: entry["path"])
+        objects = [_to_object(repository, entry) for entry in entries if entry["type"] == "file"]
+        return objects, [entry["path"].rpartition("/")[2] for entry in entries if entry["type"] == "directory"]
 
-    def _tree(self, owner: str, repository: str, inside: str, *, recursive: bool) -> Iterator[dict[str, Any]]:
+    def _describe(self, obj: RemoteObject) -> RemoteObject:
+        folder, _, name = obj.url.rpartition("/")
+        if not _split(obj.url)[1]:
+            raise UsageError(f"{obj.url} is a folder, not an object", hint="give the object's path")
+        for item in self._listing(folder)[0]:
+            if item.name == name:
+                return item
+        raise ObjectNotFoundError(f"{obj.url}: no such object", hint=MISSING)
+
+    def _tree(self, repository: str, inside: str, query: str = "") -> Iterator[dict[str, Any]]:
+        """The valid entries of a folder in a repository."""
         session = self._session()
-        commit = session.commit(owner, repository)
-        path = join_path(f"api/datasets/{_quoted(owner, repository)}/tree/{commit}", _quoted(*inside.split("/")))
-        query = "?recursive=true" if recursive else ""
-        for entry in session.pages(path + query, join_path(f"hf://{owner}/{repository}", inside)):
-            kind, at = entry.get("type"), entry.get("path")
-            if (
-                kind not in ("file", "directory")
-                or not isinstance(at, str)
-                or not all(map(is_plain_name, at.split("/")))
-            ):
-                continue
-            if not inside or at.startswith(inside + "/"):
+        path = join_path(f"api/datasets/{quote(repository)}/tree/{session.commit(repository)}", quote(inside))
+        for entry in session.pages(path + query, join_path(f"hf://{repository}", inside)):
+            at: Any = entry.get("path")
+            valid = entry.get("type") in ("file", "directory") and isinstance(at, str)
+            if valid and all(map(is_plain_name, at.split("/"))) and (not inside or at.startswith(inside + "/")):
                 yield entry
 
-    def _object(self, owner: str, repository: str, entry: dict[str, Any]) -> RemoteObject:
-        large = entry.get("lfs") or {}
-        sha256 = large.get("oid")
-        return RemoteObject(
-            url=f"hf://{owner}/{repository}/{entry['path']}",
-            name=entry["path"].rpartition("/")[2],
-            size=int(large.get("size", entry.get("size", 0))),
-            checksums={"sha256": sha256} if isinstance(sha256, str) and len(sha256) == 64 else {},
-            version=sha256 or entry.get("oid"),
-        )
+
+def _split(url: str) -> tuple[str, str]:
+    """The repository (owner/name) and the path in it; '' for those that the URL does not reach."""
+    owner, _, rest = url.removeprefix("hf://").partition("/")
+    name, _, inside = rest.partition("/")
+    return f"{owner}/{name}" if name else "", inside
+
+
+def _to_object(repository: str, entry: dict[str, Any]) -> RemoteObject:
+    large = entry.get("lfs") or {}
+    sha256 = large.get("oid")
+    return RemoteObject(
+        url=f"hf://{repository}/{entry['path']}",
+        name=entry["path"].rpartition("/")[2],
+        size=int(large.get("size", entry.get("size", 0))),
+        checksums={"sha256": sha256} if isinstance(sha256, str) and len(sha256) == 64 else {},
+        version=sha256 or entry.get("oid"),
+    )
 
 
 class _Session:
@@ -172,21 +148,20 @@ class _Session:
     def __init__(self, options: FetchOptions) -> None:
         self.options = options
         self.http = _Http((os.environ.get("HF_ENDPOINT") or HOST).rstrip("/"), options)
-        self._commits: dict[tuple[str, str], str] = {}
+        self._commits: dict[str, str] = {}
 
-    def commit(self, owner: str, repository: str) -> str:
+    def commit(self, repository: str) -> str:
         """The commit of ``main`` at the first call."""
-        key = (owner, repository)
-        if key not in self._commits:
-            place = f"hf://{owner}/{repository}"
-            answer = self._request(f"{self.http.url}/api/datasets/{_quoted(owner, repository)}/revision/main", place)[0]
+        if repository not in self._commits:
+            place = f"hf://{repository}"
+            answer = self._request(f"{self.http.url}/api/datasets/{quote(repository)}/revision/main", place)[0]
             sha = answer.get("sha") if isinstance(answer, dict) else None
             if not isinstance(sha, str) or not is_plain_name(sha):
                 raise FetchError(
                     f"{place}: the Hub states no commit", hint="try again later, or use a mirror (--mirror)"
                 )
-            self._commits[key] = sha
-        return self._commits[key]
+            self._commits[repository] = sha
+        return self._commits[repository]
 
     def pages(self, path: str, place: str) -> Iterator[dict[str, Any]]:
         """The entries of a listing, page by page."""
@@ -214,21 +189,12 @@ class _Session:
         import json
 
         with self.http.request("GET", url) as response:
-            body = bytearray()
-            try:
-                for piece in response.iter_content(1 << 18):
-                    body += piece
-                    if len(body) > _LONGEST_PAGE:
-                        raise FetchError(f"{url}: the response is larger than {_LONGEST_PAGE >> 20} MiB")
-            except FetchError:
-                raise
-            except Exception as error:
-                raise_network_error(error, url)
+            body = read_page(response, url, "the response")
             next_url = response.links.get("next", {}).get("url")
         try:
             answer = json.loads(body)
         except ValueError as error:
-            raise transient(f"{url}: the response is not JSON ({bytes(body[:60])!r})") from error
+            raise transient(f"{url}: the response is not JSON ({body[:60]!r})") from error
         if next_url is not None and urlsplit(next_url).netloc != urlsplit(url).netloc:
             raise FetchError(f"{url}: the next page of the listing is on another server ({urlsplit(next_url).netloc})")
         return answer, next_url
@@ -251,7 +217,3 @@ class _Http(HttpLocation):
 
             session.auth = Bearer()
         return session
-
-
-def _quoted(*parts: str) -> str:
-    return "/".join(quote(part, safe="") for part in parts)

@@ -53,19 +53,20 @@ class FetchOptions:
     anonymous: bool | Literal["auto"] = "auto"
     """Google Cloud: True never logs in, False always does, "auto" first tries without a login."""
 
+    @property
+    def timeouts(self) -> tuple[float, float]:
+        """For connecting and between two bytes, as requests and Google's client expect them."""
+        return self.connect_timeout, self.silence_timeout
+
     def __post_init__(self) -> None:
         if self.attempts < 1:
-            message = f"attempts must be at least 1, not {self.attempts}"
-            raise UsageError(message)
+            raise UsageError(f"attempts must be at least 1, not {self.attempts}")
         if min(self.backoff, self.backoff_cap) < 0:
-            message = "backoff times must not be negative"
-            raise UsageError(message)
+            raise UsageError("backoff times must not be negative")
         if min(self.connect_timeout, self.silence_timeout) <= 0:
-            message = "time-outs must be more than 0 seconds"
-            raise UsageError(message)
+            raise UsageError("time-outs must be more than 0 seconds")
         if self.anonymous not in (True, False, "auto"):
-            message = f"anonymous must be True, False or 'auto', not {self.anonymous!r}"
-            raise UsageError(message)
+            raise UsageError(f"anonymous must be True, False or 'auto', not {self.anonymous!r}")
 
 
 class Location(Protocol):
@@ -142,14 +143,12 @@ def without_login(url: str) -> str:
 def check_offset(obj: RemoteObject, offset: int) -> None:
     """Raises UsageError for an offset outside the object."""
     if offset < 0 or (obj.size is not None and offset > obj.size):
-        message = f"{obj.url}: offset {offset} is outside its {obj.size} bytes"
-        raise UsageError(message)
+        raise UsageError(f"{obj.url}: offset {offset} is outside its {obj.size} bytes")
 
 
 def require_inside(obj: RemoteObject, top: str) -> str:
     """The object's URL relative to ``top``. Raises UsageError for other objects: the login must not be sent elsewhere."""
     prefix = top if top.endswith("/") else f"{top}/"
     if not obj.url.startswith(prefix):
-        message = f"{obj.url} is not in {top}"
-        raise UsageError(message, hint="open the location that listed the object")
+        raise UsageError(f"{obj.url} is not in {top}", hint="open the location that listed the object")
     return obj.url[len(prefix) :]

@@ -29,8 +29,7 @@ def readahead(iterable: Iterable[T], depth: int) -> Readahead[T]:
 class Readahead(Generic[T]):
     def __init__(self, iterable: Iterable[T], depth: int) -> None:
         if depth < 1:
-            message = f"depth must be at least 1, not {depth}"
-            raise UsageError(message)
+            raise UsageError(f"depth must be at least 1, not {depth}")
         self._channel = _Channel(depth)
         # The thread refers to the channel, not to this object, so that garbage collection of this object ends the thread.
         self._thread = threading.Thread(

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ...errors import TransientFetchError
-from .http_errors import retry_after
 from .location import FetchOptions
 
 T = TypeVar("T")
@@ -50,7 +49,7 @@ def wait_before_retry(failures: int, options: FetchOptions, *, asked: float | No
 
 def next_try(error: TransientFetchError, url: str, offset: int, failures: int, options: FetchOptions) -> Retry:
     """The retry to make after this failure. Raises the error with the number of attempts if there is none to make."""
-    asked = retry_after(error)
+    asked = error.retry_after
     wait = wait_before_retry(failures, options, asked=asked, jitter=random.random())
     if wait is not None:
         return Retry(url, offset, failures, options.attempts, wait, error)
@@ -58,8 +57,7 @@ def next_try(error: TransientFetchError, url: str, offset: int, failures: int, o
         why = f"gave up after {failures} attempt{'s' if failures > 1 else ''}"
     else:
         why = f"the server asks to wait {asked:.0f} seconds"
-    message = f"{error}; {why}"
-    raise TransientFetchError(message, hint=error.hint) from error
+    raise TransientFetchError(f"{error}; {why}", hint=error.hint) from error
 
 
 def call_with_retries(

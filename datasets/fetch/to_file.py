@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ...errors import ChecksumError, DatasetBusyError, DiskSpaceError
+from ...storage.manifest import sync_folder
 from .location import FetchOptions, Location, RemoteObject
 from .stream import OnBytes, OnRetry, Sleep, close, pin, stream
 from .verifier import Verifier
@@ -89,7 +90,7 @@ def fetch_to_file(
             break
         _part(path).replace(path)
         _record(path).unlink(missing_ok=True)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     found = {verifier.algorithm: verifier.checksum or ""}
     return replace(obj, size=verifier.size, checksums={**obj.checksums, **found})
 
@@ -183,11 +184,3 @@ def _discard(path: Path) -> None:
     """Remove part and record; the record first, as a part without a record is never resumed."""
     _record(path).unlink(missing_ok=True)
     _part(path).unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

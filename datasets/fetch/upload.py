@@ -10,15 +10,17 @@ object is read back. An interrupted upload starts over with that file, except in
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 from ...errors import ChecksumError, ForbiddenError, ObjectNotFoundError, RootNotWritableError, UsageError
 from .directory import DirectoryLocation
 from .fsspec_store import FsspecLocation
 from .gcs import GcsLocation, translate_error
+from .google_login import make_client, may_have_credentials
 from .location import FetchOptions, Location, RemoteObject, check_path, join_path
 from .retry import call_with_retries
 from .stream import stream
@@ -186,7 +188,7 @@ class GcsUploader:
                         size=file.size,
                         content_type="application/octet-stream",
                         checksum="crc32c",
-                        timeout=(options.connect_timeout, options.silence_timeout),
+                        timeout=options.timeouts,
                     )
                 except Exception as error:
                     source.reset_count()
@@ -200,20 +202,8 @@ class GcsUploader:
     def _connect(self) -> Any:
         """A client with write access: logged in, or anonymous if there are no credentials (the emulator)."""
         if self._client is None:
-            from google.cloud import storage
-
-            from .google_login import may_have_credentials
-
-            if self.location.options.anonymous is True or not may_have_credentials():
-                self._client = storage.Client.create_anonymous_client()
-            else:
-                import google.auth
-
-                scope = "https://www.googleapis.com/auth/devstorage.read_write"
-                credentials, project = google.auth.default(scopes=[scope])
-                self._client = storage.Client(project=project or "<none>", credentials=credentials)
-            if hasattr(self._client, "_bucket_metadata_cache"):  # see google_login
-                self._client._bucket_metadata_cache = None
+            login = self.location.options.anonymous is not True and may_have_credentials()
+            self._client = make_client(login, "read_write")
         return self._client
 
 
@@ -262,32 +252,20 @@ def _with_upload_hint(error: Exception) -> Exception:
     return error
 
 
-class _CountingFile:
+class _CountingFile(io.BufferedReader):
     """A file that reports the bytes read from it; bytes read twice count once."""
 
     def __init__(self, path: Path, on_bytes: OnBytes) -> None:
-        self._file: IO[bytes] = path.open("rb")
+        super().__init__(io.FileIO(path))
         self._on_bytes, self._most = on_bytes, 0
 
-    def __enter__(self) -> _CountingFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def read(self, size: int = -1) -> bytes:
-        data = self._file.read(size)
-        at = self._file.tell()
+    def read(self, size: int | None = -1) -> bytes:
+        data = super().read(size)
+        at = self.tell()
         if at > self._most:
             self._on_bytes(at - self._most)
             self._most = at
         return data
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._file.tell()
 
     def reset_count(self) -> None:
         """Take back the bytes reported, as they must be sent again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, Protocol
 
 from ...errors import ChecksumError
@@ -49,7 +50,8 @@ class Verifier:
         self.obj = obj
         self.algorithm = preferred_algorithm(obj)
         self.size = 0
-        self._hash: _Hash | None = _new(self.algorithm)
+        crc32c = self.algorithm == "crc32c"
+        self._hash: _Hash | None = _Crc32c() if crc32c else hashlib.new(self.algorithm, usedforsecurity=False)
 
     @classmethod
     def of_size(cls, obj: RemoteObject, *, received: int) -> Verifier:
@@ -67,8 +69,7 @@ class Verifier:
         """Add received bytes. Raises ChecksumError if there are more than the location states."""
         self.size += len(data)
         if self.obj.size is not None and self.size > self.obj.size:
-            message = f"{self.obj.url}: received more than the expected {self.obj.size} bytes"
-            raise ChecksumError(message, hint=_HINT)
+            raise ChecksumError(f"{self.obj.url}: received more than the expected {self.obj.size} bytes", hint=_HINT)
         if self._hash is not None:
             self._hash.update(data)
 
@@ -76,17 +77,8 @@ class Verifier:
         """Raises ChecksumError if size or checksum of the received bytes differ from those stated."""
         obj = self.obj
         if obj.size is not None and self.size != obj.size:
-            message = f"{obj.url}: received only {self.size} of {obj.size} bytes"
-            raise ChecksumError(message, hint=_HINT)
+            raise ChecksumError(f"{obj.url}: received only {self.size} of {obj.size} bytes", hint=_HINT)
         stated, found = obj.checksums.get(self.algorithm), self.checksum
         if stated is not None and found is not None and stated != found:
             message = f"{obj.url}: checksum mismatch, {self.algorithm} is {found}, expected {stated}"
             raise ChecksumError(message, hint=_HINT)
-
-
-def _new(algorithm: str) -> _Hash:
-    if algorithm == "crc32c":
-        return _Crc32c()
-    import hashlib
-
-    return hashlib.new(algorithm, usedforsecurity=False)

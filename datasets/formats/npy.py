@@ -79,8 +79,7 @@ class NpyStream:
     def finish(self) -> None:
         """Check that nothing follows the last row."""
         if len(self._rest) or next(self._source, None) is not None:
-            message = f"{self._name} is longer than its header says ({self.rows} rows)"
-            raise CorruptSourceError(message, hint=_DAMAGED)
+            raise CorruptSourceError(f"{self._name} is longer than its header says ({self.rows} rows)", hint=_DAMAGED)
 
     def array(self) -> np.ndarray:
         """The whole array, native byte order. Memory follows what arrives: a header alone cannot claim it."""

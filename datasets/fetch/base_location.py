@@ -1,0 +1,72 @@
+"""What the transports have in common: checked paths, retries of listings and descriptions, the ranges of large objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from ...errors import UsageError
+from .location import FetchOptions, Names, Objects, RemoteObject, check_offset, check_path, require_inside
+from .retry import call_with_retries
+
+T = TypeVar("T")
+
+# Each range is one request. The first is small, so that the first bytes arrive soon; later ones are large, so that the
+# latency of a request does not matter.
+FIRST_RANGE = 1 << 20
+LARGEST_RANGE = 16 << 20
+
+
+@dataclass(frozen=True)
+class BaseLocation:
+    """A `Location` without its requests: transports add `open`, and one attempt at each of the methods at the end."""
+
+    url: str
+    options: FetchOptions = field(default_factory=FetchOptions)
+
+    def list(self, folder: str = "") -> Objects:
+        return self._list_with_retries(folder)[0]
+
+    def folders(self, folder: str = "") -> Names:
+        return self._list_with_retries(folder)[1]
+
+    def stat(self, path: str) -> RemoteObject:
+        path = check_path(path)
+        if not path:
+            raise UsageError(f"{self.url} is a folder, not an object", hint="give the object's path")
+        return self.refresh(RemoteObject(self._url_of(path), path.rpartition("/")[2]))
+
+    def refresh(self, obj: RemoteObject) -> RemoteObject:
+        check_path(require_inside(obj, self.url))
+        return self._with_retries(lambda: self._describe(obj), obj.url)
+
+    def _list_with_retries(self, folder: str) -> tuple[Objects, Names]:
+        url = self._url_of(check_path(folder))
+        return self._with_retries(lambda: self._listing(url), url)
+
+    def _with_retries(self, call: Callable[[], T], url: str) -> T:
+        return call_with_retries(call, url=url, options=self.options)
+
+    def _url_of(self, path: str) -> str:
+        return f"{self.url.rstrip('/')}/{path}" if path else self.url
+
+    def _listing(self, url: str) -> tuple[Objects, Names]:
+        """The objects and the names of the folders directly in the folder at a URL."""
+        raise NotImplementedError
+
+    def _describe(self, obj: RemoteObject) -> RemoteObject:
+        """What the location states about the object at ``obj.url``."""
+        raise NotImplementedError
+
+
+def split_ranges(obj: RemoteObject, offset: int) -> Iterator[tuple[int, int]]:
+    """The start and length of the requests that read an object of known size from ``offset`` on."""
+    assert obj.size is not None
+    check_offset(obj, offset)
+    length = FIRST_RANGE
+    while offset < obj.size:
+        length = min(length, obj.size - offset)
+        yield offset, length
+        offset += length
+        length = min(2 * length, LARGEST_RANGE)
