@@ -22,50 +22,17 @@ if TYPE_CHECKING:
     from .api import convert, delete, download, list_datasets, load, open_dataset, preprocess
     from .datasets.sources.d4rl.scores import normalized_score
     from .storage.dataset import Dataset
-    from .storage.replay import (
-        DatasetStorage,
-        Flat2TED,
-        ImmutableDatasetWriter,
-        LazyMemmapStorage,
-        LazyTensorStorage,
-        ListStorage,
-        MultiStep,
-        PrioritizedReplayBuffer,
-        PrioritizedSampler,
-        PrioritizedSliceSampler,
-        RandomCropTensorDict,
-        RandomSampler,
-        ReplayBuffer,
-        ReplayBufferEnsemble,
-        RoundRobinWriter,
-        Sampler,
-        SamplerWithoutReplacement,
-        SliceSampler,
-        SliceSamplerWithoutReplacement,
-        Storage,
-        TED2Flat,
-        TensorDictMaxValueWriter,
-        TensorDictPrioritizedReplayBuffer,
-        TensorDictReplayBuffer,
-        TensorDictRoundRobinWriter,
-        TensorStorage,
-        Writer,
-        split_trajectories,
-    )
+    from .storage.replay import *
 
 #: Modules of the names that are not in the replay runtime, ``.storage.replay``.
 _MODULES = {
-    "convert": ".api",
-    "delete": ".api",
-    "download": ".api",
-    "list_datasets": ".api",
-    "load": ".api",
-    "normalized_score": ".datasets.sources.d4rl.scores",
-    "open_dataset": ".api",
-    "preprocess": ".api",
     "Dataset": ".storage.dataset",
+    "normalized_score": ".datasets.sources.d4rl.scores",
+    **dict.fromkeys(("convert", "delete", "download", "list_datasets", "load", "open_dataset", "preprocess"), ".api"),
 }
 
+# The names of the replay runtime are listed once, here.
+# ruff: noqa: F403, F405
 __all__ = [
     "Dataset",
     "DatasetStorage",

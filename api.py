@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from .preprocess.interface import preprocess as preprocess
 
 if TYPE_CHECKING:
-    from .datasets.acquire import Listener
+    from .datasets.acquire import Listener, Request
     from .datasets.local import LocalDataset
     from .storage.dataset import Dataset
     from .storage.replay import ReplayBuffer
@@ -41,23 +41,10 @@ def download(
     ``upstream="rl-unplugged"`` for Atari, ``episodes_by="timeouts"`` for D4RL, ...). For the rest see
     `datasets.ingest.request.Request` and `datasets.ingest.protocol.ConvertOptions`. Raises as `datasets.acquire.download`.
     """
-    from .datasets.acquire import Request
     from .datasets.acquire import download as run
-    from .datasets.fetch import FetchOptions
-    from .datasets.ingest.number_ranges import parse_numbers
-    from .datasets.ingest.protocol import ConvertOptions
 
-    options = ConvertOptions(codec, layout, unknown_next, parts=parse_numbers(shards), extra=extra)
-    request = Request(
-        dataset_id,
-        root=None if root is None else Path(root),
-        mirror=mirror,
-        procs=procs,
-        options=options,
-        fetch=FetchOptions(user_project=user_project),
-        keep_raw=keep_raw,
-        force=force,
-    )
+    more = {"mirror": mirror, "procs": procs, "keep_raw": keep_raw, "force": force}
+    request = make_request(dataset_id, root, codec, layout, unknown_next, shards, extra, user_project, **more)
     return run(request, listener).path
 
 
@@ -77,14 +64,32 @@ def convert(
     **extra: Any,
 ) -> Path:
     """Convert the raw files of a source in the folder ``path`` to the dataset ``dataset_id``; returns its folder."""
-    from .datasets.acquire import Request
     from .datasets.acquire import convert as run
+
+    request = make_request(dataset_id, root, codec, layout, unknown_next, shards, extra, procs=procs, force=force)
+    return run(Path(path), source, request, listener).path
+
+
+def make_request(
+    dataset_id: str,
+    root: PathLike | None,
+    codec: Literal["auto", "raw", "zstd"],
+    layout: Literal["auto", "ted"],
+    unknown_next: Literal["truncate", "zero"],
+    shards: str | Sequence[int] | None,
+    extra: Mapping[str, Any],
+    user_project: str | None = None,
+    **more: Any,
+) -> Request:
+    """What `download` and `convert` run, here and on the command line; ``more`` are other fields of `Request`."""
+    from .datasets.acquire import Request
+    from .datasets.fetch import FetchOptions
     from .datasets.ingest.number_ranges import parse_numbers
     from .datasets.ingest.protocol import ConvertOptions
 
     options = ConvertOptions(codec, layout, unknown_next, parts=parse_numbers(shards), extra=extra)
-    request = Request(dataset_id, root=None if root is None else Path(root), procs=procs, options=options, force=force)
-    return run(Path(path), source, request, listener).path
+    fetch = FetchOptions(user_project=user_project)
+    return Request(dataset_id, root=None if root is None else Path(root), options=options, fetch=fetch, **more)
 
 
 def open_dataset(id_or_path: PathLike, *, root: PathLike | None = None) -> Dataset:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -66,11 +66,8 @@ def source_option(option: Any) -> Setting:
 
     ``option`` is a `SourceOption`. Raises UsageError for an invalid value, naming its origin.
     """
-    found = _first((f"RBDATA_{option.name.upper()}", os.environ), (option.name, _file()))
-    if not found:
-        return Setting(option.name, option.default, DEFAULT)
-    name, value = found
-    return Setting(option.name, option.check(value, name), name)
+    places = ((f"RBDATA_{option.name.upper()}", os.environ), (option.name, _file()))
+    return _setting(option.name, option.check, places, option.default)
 
 
 def effective(root_flag: str | os.PathLike[str] | None = None) -> list[Setting]:
@@ -102,47 +99,47 @@ def _file_setting() -> Setting:
 
 
 def _root() -> Setting:
-    found = _first(("RBDATA_ROOT", os.environ), ("root", _file()))
-    if found:
-        name, value = found
-        return Setting("root", Path(_check_string(value, "root", name)).expanduser().absolute(), name)
     import platformdirs
 
-    return Setting("root", Path(platformdirs.user_cache_dir("rbdata")), DEFAULT)
+    def check(value: Any, origin: str) -> Path:
+        return Path(_check_string(value, "root", origin)).expanduser().absolute()
+
+    places = (("RBDATA_ROOT", os.environ), ("root", _file()))
+    return _setting("root", check, places, Path(platformdirs.user_cache_dir("rbdata")))
 
 
 def _mirror(source: str) -> Setting:
     file = _file()
-    found = _first(
+    places = (
         (f"RBDATA_{source.upper()}_MIRROR", os.environ),
         (source, file.get("mirrors", {})),
         ("RBDATA_MIRROR", os.environ),
         ("mirror", file),
     )
-    if not found:
-        return Setting(f"mirrors.{source}", None, DEFAULT)
-    name, value = found
-    return Setting(f"mirrors.{source}", _check_string(value, "a mirror", name), name)
+    return _setting(f"mirrors.{source}", lambda value, origin: _check_string(value, "a mirror", origin), places)
 
 
 def _procs() -> Setting:
-    found = _first(("RBDATA_PROCS", os.environ), ("procs", _file()))
-    if not found:
-        return Setting("procs", None, DEFAULT)
-    name, value = found
-    number = int(value) if isinstance(value, str) and value.strip().isdecimal() else value
-    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-        raise UsageError(f"{name}: procs is {value!r}, must be an integer of at least 1", hint="for example: procs = 8")
-    return Setting("procs", number, name)
+    def check(value: Any, origin: str) -> int:
+        number = int(value) if isinstance(value, str) and value.strip().isdecimal() else value
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            message = f"{origin}: procs is {value!r}, must be an integer of at least 1"
+            raise UsageError(message, hint="for example: procs = 8")
+        return number
+
+    return _setting("procs", check, (("RBDATA_PROCS", os.environ), ("procs", _file())))
 
 
-def _first(*places: tuple[str, Mapping[str, Any]]) -> tuple[str, Any] | None:
-    """The origin and value of the first of these names that is set and not an empty string."""
-    for name, values in places:
-        value = values.get(name)
+def _setting(
+    name: str, check: Callable[[Any, str], Any], places: Iterable[tuple[str, Mapping[str, Any]]], default: Any = None
+) -> Setting:
+    """The first value in these places that is set and not an empty string, passed through ``check(value, origin)``."""
+    for key, values in places:
+        value = values.get(key)
         if value not in (None, ""):
-            return (name if values is os.environ else str(path())), value
-    return None
+            origin = key if values is os.environ else str(path())
+            return Setting(name, check(value, origin), origin)
+    return Setting(name, default, DEFAULT)
 
 
 def _check_string(value: Any, what: str, origin: str) -> str:

@@ -42,6 +42,14 @@ class Column:
     optional: bool = False
 
 
+#: The columns that state the size of a dataset.
+AMOUNTS = (
+    Column("steps", text.count, right=True),
+    Column("episodes", text.count, right=True, optional=True),
+    Column("size", text.size, right=True),
+)
+
+
 @dataclass(frozen=True)
 class Fact:
     """A named value: its text on a terminal and the bare value in a pipe (the text where ``value`` is None)."""

@@ -37,13 +37,14 @@ def run(
 
     The raw files are not changed. An interrupted conversion continues when the same command is run again.
     """
-    from ..datasets.acquire import Request, convert
-    from ..datasets.ingest.number_ranges import parse_numbers
-    from ..datasets.ingest.protocol import ConvertOptions
+    from ..api import make_request
+    from ..datasets.acquire import convert
     from .report import Result, finish, work
     from .source_options import selected_options
 
-    options = ConvertOptions(codec, layout, unknown_next, parts=parse_numbers(shards), extra=selected_options(ctx))
-    request = Request(id=name, root=root, procs=procs, options=options, force=force, dry_run=dry_run)
+    extra = selected_options(ctx)
+    request = make_request(
+        name, root, codec, layout, unknown_next, shards, extra, procs=procs, force=force, dry_run=dry_run
+    )
     outcome = work(name, lambda listener: convert(path.expanduser(), source, request, listener))
     return finish([Result(outcome.id, outcome)], root)

@@ -6,18 +6,7 @@ from typing import Annotated
 
 import typer
 
-from .options import (
-    AnyIds,
-    Codec,
-    DryRun,
-    Force,
-    Layout,
-    Procs,
-    Root,
-    Shards,
-    UnknownNext,
-    UserProject,
-)
+from .options import AnyIds, Codec, DryRun, Force, Layout, Procs, Root, Shards, UnknownNext, UserProject
 
 EXAMPLES = """
   rbdata download Pong/5 --procs 8
@@ -54,27 +43,15 @@ def run(
     Complete datasets are skipped. An interrupted download continues when the same command is run again. If one of
     several datasets fails, the others are still downloaded.
     """
-    from ..datasets.acquire import Request, download
-    from ..datasets.fetch import FetchOptions
-    from ..datasets.ingest.number_ranges import parse_numbers
-    from ..datasets.ingest.protocol import ConvertOptions
+    from ..api import make_request
+    from ..datasets.acquire import download
     from .report import Result, attempt, finish, work
     from .source_options import selected_options
 
-    options = ConvertOptions(codec, layout, unknown_next, parts=parse_numbers(shards), extra=selected_options(ctx))
-
+    more = {"mirror": mirror, "procs": procs, "keep_raw": keep_raw, "force": force, "dry_run": dry_run}
+    extra = selected_options(ctx)
     requests = [
-        Request(
-            id=one,
-            root=root,
-            mirror=mirror,
-            procs=procs,
-            options=options,
-            fetch=FetchOptions(user_project=user_project),
-            keep_raw=keep_raw,
-            force=force,
-            dry_run=dry_run,
-        )
+        make_request(one, root, codec, layout, unknown_next, shards, extra, user_project, **more)
         for one in dict.fromkeys(ids)
     ]
     if len(requests) == 1:

@@ -92,8 +92,10 @@ def run(
         out.heading("origin")
         out.facts(_origin(manifest))
         if manifest.lineage:
+            from ..preprocess.lineage import describe_lineage
+
             out.heading("lineage")
-            out.facts(_lineage(manifest.lineage))
+            out.facts([Fact(name, value) for name, value in describe_lineage(manifest.lineage)])
     for picture in pictures:
         out.note(f"wrote {picture}")
 
@@ -176,13 +178,6 @@ def _origin(manifest: Manifest) -> list[Fact]:
         ("citation", manifest.citation),
     ]
     return [Fact(name, str(value)) for name, value in facts if value]
-
-
-def _lineage(lineage: dict[str, Any]) -> list[Fact]:
-    """The input, functions and versions of a preprocessed dataset."""
-    from ..preprocess.lineage import describe_lineage
-
-    return [Fact(name, value) for name, value in describe_lineage(lineage)]
 
 
 def _outcomes(table: EpisodeTable) -> dict[str, int]:

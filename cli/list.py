@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from . import text
-from .console import Column, out
+from .console import AMOUNTS, Column, out
 from .options import Root, complete_source
 from .progress import count_progress
 
@@ -26,13 +26,7 @@ MOST_ROWS = 40
 #: Lines of names per source in that summary, if it has several sources.
 LINES = 4
 
-COLUMNS = (
-    Column("id"),
-    Column("state"),
-    Column("steps", text.count, right=True),
-    Column("episodes", text.count, right=True, optional=True),
-    Column("size", text.size, right=True),
-)
+_COLUMNS = (Column("id"), Column("state"), *AMOUNTS)
 
 
 def run(
@@ -78,11 +72,11 @@ def run(
             out.line(name)
     elif out.on_terminal and len(absent) > MOST_ROWS:
         if here:
-            out.table(COLUMNS, map(_row, here))
+            out.table(_COLUMNS, map(_row, here))
             out.line()
         _summary(absent)
     elif here or absent:
-        out.table(COLUMNS, [*map(_row, here), *((name, None, *_counts(remote.get(name))) for name in absent)])
+        out.table(_COLUMNS, [*map(_row, here), *((name, None, *_counts(remote.get(name))) for name in absent)])
     if not here and not absent:
         out.note(f"no dataset matches {match!r}" if match else f"no datasets under {where}")
     for one in here:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import text
-from .console import Column, Fact, out
+from .console import AMOUNTS, Column, Fact, out
 from .failures import Failure, Interrupted, explain
 from .options import suggest_command
 from .progress import show_progress
@@ -134,14 +134,7 @@ def attempt(dataset_id: str, action: Callable[[Listener], Outcome]) -> Result:
     return Result(outcome.id, outcome)
 
 
-_COLUMNS = (
-    Column("id"),
-    Column("result"),
-    Column("steps", text.count, right=True),
-    Column("episodes", text.count, right=True, optional=True),
-    Column("size", text.size, right=True),
-    Column("path", optional=True),
-)
+_COLUMNS = (Column("id"), Column("result"), *AMOUNTS, Column("path", optional=True))
 
 
 def _row(result: Result) -> tuple[Any, ...]:
@@ -171,12 +164,9 @@ def _counts(outcome: Outcome) -> tuple[int | None, int | None, int]:
     if outcome.manifest is not None:
         return outcome.manifest.steps, outcome.manifest.episodes, outcome.manifest.bytes
     assert outcome.estimate is not None  # one of the two is there
-    estimate = outcome.estimate
-    return (
-        (None, None, estimate.fetch_bytes)
-        if estimate.unread
-        else (estimate.steps, estimate.episodes, estimate.disk_bytes)
-    )
+    if outcome.estimate.unread:
+        return None, None, outcome.estimate.fetch_bytes
+    return outcome.estimate.steps, outcome.estimate.episodes, outcome.estimate.disk_bytes
 
 
 def _record(result: Result) -> dict[str, Any]:
@@ -194,14 +184,7 @@ def _record(result: Result) -> dict[str, Any]:
         "seconds": round(outcome.seconds, 3),
     }
     if outcome.action == "planned" and outcome.estimate is not None:
-        estimate = outcome.estimate
-        record["plan"] = {
-            "location": estimate.location,
-            "parts": estimate.parts,
-            "done_parts": estimate.done_parts,
-            "fetch_bytes": estimate.fetch_bytes,
-            "disk_bytes": estimate.disk_bytes,
-            "free_bytes": estimate.free_bytes,
-            "notes": list(estimate.notes),
-        }
+        names = ("location", "parts", "done_parts", "fetch_bytes", "disk_bytes", "free_bytes")
+        record["plan"] = {name: getattr(outcome.estimate, name) for name in names}
+        record["plan"]["notes"] = list(outcome.estimate.notes)
     return record

@@ -62,10 +62,9 @@ def open_raw(source: Source, name: str, url: str, options: ConvertOptions, fetch
     except ObjectNotFoundError as error:
         if url == source.home:
             raise
+        pushed = open_location(join_path(url.rstrip("/"), RAW_FOLDER, source.name), options=fetch)
         try:
-            return source.open(
-                name, open_location(join_path(url.rstrip("/"), RAW_FOLDER, source.name), options=fetch), options
-            )
+            return source.open(name, pushed, options)
         except ObjectNotFoundError:
             raise error from None
 
@@ -90,7 +89,22 @@ def fetch_converted(
     Continues an interrupted copy. Raises ChecksumError if a file does not match the manifest, and as `DatasetWriter` does.
     """
     names = [_check_name(name, location) for name in sorted(manifest.files)]
-    estimate = _estimate(location, manifest, place)
+    estimate = Estimate(
+        id=place.id,
+        path=place.path,
+        location=location.url,
+        shards=1,
+        fetch_bytes=manifest.bytes,
+        steps=manifest.steps,
+        episodes=manifest.episodes,
+        disk_bytes=manifest.bytes,
+        free_bytes=free_bytes(place.path),
+        done_parts=0,
+        parts=1,
+        part_names=["dataset"],
+        notes=manifest.notes,
+        why="converted dataset",
+    )
     listener.on_estimate(estimate)
     if dry_run:
         return estimate, manifest
@@ -119,25 +133,6 @@ def fetch_converted(
     (writer.folder / JOURNAL).unlink()
     place.install()
     return estimate, manifest
-
-
-def _estimate(location: Location, manifest: Manifest, place: DatasetPlace) -> Estimate:
-    return Estimate(
-        id=place.id,
-        path=place.path,
-        location=location.url,
-        shards=1,
-        fetch_bytes=manifest.bytes,
-        steps=manifest.steps,
-        episodes=manifest.episodes,
-        disk_bytes=manifest.bytes,
-        free_bytes=free_bytes(place.path),
-        done_parts=0,
-        parts=1,
-        part_names=["dataset"],
-        notes=manifest.notes,
-        why="converted dataset",
-    )
 
 
 def fetch_manifest(location: Location, dataset_id: str) -> Manifest | None:

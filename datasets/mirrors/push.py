@@ -88,15 +88,20 @@ def push(
     folder = local.find(dataset_id, root)
     manifest = read_manifest(folder)
     base = uploader.location.url
-    if _same_folder(base, folder, manifest.id):
+    if base.startswith("/") and Path(base, manifest.id).resolve() == folder.resolve():
         raise UsageError(
             f"{base} is the root that holds {manifest.id}", hint="choose another folder or bucket as the mirror"
         )
     _check_replaceable(uploader, manifest, force)
-    names = sorted(manifest.files)
-    files = [(LocalFile(folder / name), f"{manifest.id}/{name}") for name in names]
-    check = _damage_check(folder, manifest)
-    sent, sent_bytes = _send(uploader, files, on_progress, check=lambda entry: check(entry[1][len(manifest.id) + 1 :]))
+
+    def check(file: LocalFile) -> None:
+        problem = find_damage(file.path, manifest.files[file.path.relative_to(folder).as_posix()])
+        if problem:
+            message = f"{file.path}: {problem}"
+            raise DamagedDatasetError(message, hint=f"the push has stopped; see: rbdata verify {manifest.id}")
+
+    files = [(LocalFile(folder / name), f"{manifest.id}/{name}") for name in sorted(manifest.files)]
+    sent, sent_bytes = _send(uploader, files, on_progress, check)
     last = LocalFile(folder / FILENAME)
     sent_manifest = upload(uploader, last, f"{manifest.id}/{FILENAME}")
     return Pushed(
@@ -135,16 +140,18 @@ def _send(
     uploader: Uploader,
     files: list[tuple[LocalFile, str]],
     on_progress: OnProgress | None,
-    check: Callable[[tuple[LocalFile, str]], None] | None = None,
+    check: Callable[[LocalFile], None] = lambda file: None,
 ) -> tuple[int, int]:
-    """Upload the files that the mirror lacks, over several connections; returns their number and bytes."""
+    """Upload the files that the mirror lacks, over several connections; returns their number and bytes.
+
+    ``check`` raises if a file is damaged, so that damage is not pushed.
+    """
     total = sum(file.size for file, _ in files)
     done, lock = 0, Lock()
 
     def send(entry: tuple[LocalFile, str]) -> int:
         file, path = entry
-        if check is not None:
-            check(entry)
+        check(file)
 
         def count(length: int) -> None:
             nonlocal done
@@ -163,34 +170,18 @@ def _send(
     return len(sizes), sum(sizes)
 
 
-def _damage_check(folder: Path, manifest: Manifest) -> Callable[[str], None]:
-    """A function that raises DamagedDatasetError if a file does not match the manifest: damage is not pushed."""
-
-    def check(name: str) -> None:
-        problem = find_damage(folder / name, manifest.files[name])
-        if problem:
-            message = f"{folder / name}: {problem}"
-            raise DamagedDatasetError(message, hint=f"the push has stopped; see: rbdata verify {manifest.id}")
-
-    return check
-
-
 def _check_replaceable(uploader: Uploader, manifest: Manifest, force: bool) -> None:
     """Raise DatasetExistsError if the mirror holds a different dataset of this id, unless ``force`` is set."""
+
+    def content(manifest: Manifest) -> dict[str, Any]:
+        """Without the fields that differ between two conversions of the same data."""
+        return {key: value for key, value in manifest.to_json().items() if key not in ("provenance", "checksum")}
+
     existing = fetch_manifest(uploader.location, manifest.id)
-    if existing is None or force or _content(existing) == _content(manifest):
+    if existing is None or force or content(existing) == content(manifest):
         return
     message = f"{uploader.location.url} already holds a different {manifest.id}"
     raise DatasetExistsError(message, hint="replace it with --force, or push to another mirror")
-
-
-def _content(manifest: Manifest) -> dict[str, Any]:
-    """The manifest without the fields that differ between two conversions of the same data."""
-    return {key: value for key, value in manifest.to_json().items() if key not in ("provenance", "checksum")}
-
-
-def _same_folder(url: str, folder: Path, dataset_id: str) -> bool:
-    return url.startswith("/") and Path(url, dataset_id).resolve() == folder.resolve()
 
 
 # -- ls --------------------------------------------------------------------------------------------------------------
