@@ -274,6 +274,7 @@ class ReplayBuffer(CheckpointMixin):
         """Set priorities by row; nothing happens where the sampler has none."""
         update = getattr(self._sampler, "update_priority", None)
         if update is not None:
+            self._check_process()
             with self._lock:
                 update(index, priority, storage=self._storage)
 

@@ -8,26 +8,46 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ...errors import UsageError
 from .pipeline import Pipeline
 from .prefetch import wait_for
+from .samplers.uniform import Sampler
+from .storages.storage import Storage
+from .writers.base import Writer
 
 
 class LockMixin:
     """The part of `ReplayBuffer` that keeps threads and forked processes apart."""
 
     _lock: threading.RLock
+    _made_in: int
     _pipeline: Pipeline
+    _storage: Storage
+    _sampler: Sampler
+    _writer: Writer
 
     def _make_lock(self) -> None:
         self._lock = threading.RLock()
+        self._made_in = os.getpid()
         _buffers.add(self)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
         """Rows may be written: nobody reads, and nothing is left to be read of what was drawn."""
+        self._check_process()
         with self._lock:
             self._pipeline.prepare_write()
-            yield
+            with self._storage.write_lock:
+                yield
+
+    def _check_process(self) -> None:
+        """Raise UsageError in a process whose sampler or writer is a copy, while the rows are shared with the original."""
+        if self._made_in == os.getpid() or not self._storage.is_shared:
+            return
+        for part in (self._sampler, self._writer):
+            if part.values_per_row:
+                message = f"a {type(part).__name__} keeps values of every row in the process that made the buffer"
+                raise UsageError(message, hint="write in that process, or sample without priorities and rank keys")
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
@@ -37,7 +57,8 @@ class LockMixin:
         wait_for(running)
         with self._lock:
             self._pipeline.rewind()
-            yield
+            with self._storage.write_lock:
+                yield
 
     def _after_fork(self) -> None:
         self._lock = threading.RLock()

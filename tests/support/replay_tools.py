@@ -130,3 +130,25 @@ def own_memory(batch: TensorDict) -> TensorDict:
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     own = next(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_Dirty"))
     return batch.set("own", torch.full(batch.batch_size, own))
+
+
+def numbered(first: int, count: int) -> TensorDict:
+    """Rows ``x`` int64 ``[count]`` of consecutive numbers, and ``y`` float32 ``[count, 5]`` with the same number."""
+    number = torch.arange(first, first + count)
+    return TensorDict({"x": number, "y": number.float()[:, None].expand(count, 5).contiguous()}, [count])
+
+
+def write_rows(buffer: Any, worker: int, results: Any) -> None:
+    """In a process of its own: write 200 rows, four and one at a time; put ``"done"`` or an error into a queue."""
+    torch.set_num_threads(1)
+    try:
+        for number in range(50):
+            rows = numbered(1 + worker * 10_000 + number * 4, 4)
+            if number % 2:
+                buffer.extend(rows)
+            else:
+                for row in rows:
+                    buffer.add(row)
+        results.put("done")
+    except Exception as error:
+        results.put(f"{type(error).__name__}: {error}")

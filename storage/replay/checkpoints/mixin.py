@@ -6,6 +6,7 @@ States and copies hold the state of the order of batches (see `batch_order`), ne
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from multiprocessing import parent_process
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -167,5 +168,7 @@ class CheckpointMixin(LockMixin):
         generator, position, seed = state.pop("_order")
         self.__dict__.update(state, _iterator=None)
         self._make_lock()
+        if parent_process() is not None:  # a process of multiprocessing: other processes have the same rows
+            self._made_in = state["_made_in"]
         self._make_pipeline(make_generator(seed))
         self._pipeline.go_to(OrderState(torch.frombuffer(bytearray(generator), dtype=torch.uint8), position))

@@ -32,6 +32,7 @@ class PrioritizedSampler(Sampler):
     """
 
     ahead = False
+    values_per_row = True
 
     def __init__(
         self,
@@ -207,10 +208,11 @@ class PrioritizedSampler(Sampler):
         self._refill()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "tree": None}
+        # As an array: multiprocessing would move a tensor to memory that both processes then share.
+        return {**super().__getstate__(), "tree": None, "_priorities": self._priorities.numpy()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update(state, _priorities=torch.from_numpy(state["_priorities"]))
         self.tree = SumTree(self.max_capacity)
         self._refill()
 

@@ -101,12 +101,13 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
     _empty = empty
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**PrioritizedSampler.__getstate__(self), "_pools": {}, "_starts": None, "_known": None}
+        state = {**PrioritizedSampler.__getstate__(self), "_pools": {}, "_starts": None, "_known": None}
+        del state["_eligible"]
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.tree = SumTree(self.max_capacity)
-        self._refill()
+        self._eligible = torch.zeros(state["max_capacity"], dtype=torch.bool)
+        PrioritizedSampler.__setstate__(self, state)
 
     def __repr__(self) -> str:
         return SliceSampler.__repr__(self)

@@ -26,6 +26,8 @@ class Sampler:
 
     ran_out = False
     endless = True
+    #: Whether the sampler keeps a value of every row; rows that another process writes have none here.
+    values_per_row = False
     #: Whether a draw depends on nothing but the storage and the generator, so that it may be made ahead of time.
     ahead = True
     #: The part of the data that is this process's own, in data-parallel training: (rank, world size).

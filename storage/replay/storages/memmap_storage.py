@@ -6,7 +6,8 @@ The folder is one that ``TensorDict.load_memmap`` opens, with two small files of
     rbdata_counters.memmap    three int64: rows filled along the first dimension, the row written last, number of writes
 
 The counters are mapped, as the data are: whoever opens the folder sees what was written last, also after the writer was
-killed, and a process that got the storage by pickling or forking sees new rows as they come.
+killed, and a process that got the storage by pickling or forking sees new rows as they come. Processes that write do so in
+turn, under a lock on the file of the counters.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import shutil
 import tempfile
 import weakref
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,10 @@ import torch
 from tensordict import is_tensor_collection
 
 from ....errors import DamagedDatasetError, DatasetExistsError, SchemaError, UsageError
+from ...manifest import write_atomically
 from ...tensordict_reader import read_json, read_memmap, regular_size
+from .gather import Readable
+from .process_lock import ProcessLock
 from .tensor_storage import LazyTensorStorage
 
 FORMAT_VERSION = 1
@@ -53,9 +58,15 @@ class LazyMemmapStorage(LazyTensorStorage):
         if torch.device("cpu" if device == "auto" else device).type != "cpu":
             raise UsageError("files are mapped into the CPU's memory", hint="move batches: ReplayBuffer(device=...)")
         super().__init__(max_size, ndim=ndim)
-        self.scratch_dir = None if scratch_dir is None else Path(scratch_dir).absolute()
         self._temporary = scratch_dir is None if auto_cleanup is None else auto_cleanup
-        if self.scratch_dir is not None and self.scratch_dir.is_dir() and any(self.scratch_dir.iterdir()):
+        self._made_in = os.getpid()
+        self.scratch_dir = Path(
+            tempfile.mkdtemp(prefix="rbdata-replay-") if scratch_dir is None else scratch_dir
+        ).absolute()
+        if scratch_dir is None:
+            self._remove_later()
+        self._write_lock = ProcessLock(self.scratch_dir / COUNTERS)
+        if self.scratch_dir.is_dir() and any(self.scratch_dir.iterdir()):
             if not existsok:
                 message = f"{self.scratch_dir} is not empty"
                 raise DatasetExistsError(message, hint="open what is there with existsok=True, or name another folder")
@@ -65,26 +76,52 @@ class LazyMemmapStorage(LazyTensorStorage):
 
     def _remove_later(self) -> None:
         if self._temporary:
-            assert self.scratch_dir is not None
-            weakref.finalize(self, _remove, self.scratch_dir, os.getpid())
+            weakref.finalize(self, _remove, self.scratch_dir, self._made_in)
 
     def _allocate_rows(self, example: Any, rows: int) -> Any:
         if not is_tensor_collection(example):
             raise SchemaError(
                 "a storage in files holds TensorDicts", hint="wrap the tensors: TensorDict({'x': x}, [n])"
             )
-        if self.scratch_dir is None:
-            self.scratch_dir = Path(tempfile.mkdtemp(prefix="rbdata-replay-"))
-        self.scratch_dir.mkdir(parents=True, exist_ok=True)
         self._remove_later()
         data = example.expand(rows, *example.batch_size).memmap_like(str(self.scratch_dir), existsok=True)
         (self.scratch_dir / COUNTERS).write_bytes(self._counters.numpy().tobytes())
         self._map_counters()
-        (self.scratch_dir / DESCRIPTION).write_text(json.dumps({"format_version": FORMAT_VERSION, "ndim": self.ndim}))
+        description = {"format_version": FORMAT_VERSION, "ndim": self.ndim}
+        write_atomically(self.scratch_dir / DESCRIPTION, json.dumps(description).encode())
         return data
 
+    def _allocate(self, example: Any) -> None:
+        with self.write_lock:
+            self._attach()
+            if self._data is None:
+                super()._allocate(example)
+
+    def _attach(self) -> None:
+        """Open the files, if another process has written the first record."""
+        if self._data is None and (self.scratch_dir / DESCRIPTION).exists():
+            self._reopen()
+
+    @property
+    def filled(self) -> int:
+        self._attach()
+        return super().filled
+
+    def fields(self) -> dict[str, Readable] | None:
+        self._attach()
+        return super().fields()
+
+    @property
+    def write_lock(self) -> AbstractContextManager[Any]:
+        if self._data is None:
+            self.scratch_dir.mkdir(parents=True, exist_ok=True)
+        return super().write_lock
+
+    @property
+    def is_shared(self) -> bool:
+        return True
+
     def _reopen(self) -> None:
-        assert self.scratch_dir is not None
         try:
             description = read_json(self.scratch_dir / DESCRIPTION)
             if description["format_version"] != FORMAT_VERSION:
@@ -102,7 +139,6 @@ class LazyMemmapStorage(LazyTensorStorage):
             raise DamagedDatasetError(message, hint="remove the folder, or name another scratch_dir") from error
 
     def _map_counters(self) -> None:
-        assert self.scratch_dir is not None
         if regular_size(self.scratch_dir / COUNTERS) != 24:
             raise ValueError(f"{COUNTERS} is not three numbers")
         # Shared on purpose: these counters tell other readers what has been written.
@@ -116,9 +152,12 @@ class LazyMemmapStorage(LazyTensorStorage):
     def share_memory_(self) -> LazyMemmapStorage:
         return self  # files are shared as they are
 
+    def _prepare_pickle(self) -> None:
+        """Nothing: copies map the files."""
+
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        return {**state, "_data": None, "_reopen": self._data is not None}
+        return {**state, "_data": None, "_reopen": self._data is not None, "_temporary": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         written = state.pop("_reopen")

@@ -11,6 +11,7 @@ known by its flat number ``t * environments + b``.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -77,6 +78,16 @@ class Storage:
         """Batch dimensions of a record, beyond those that count as rows."""
         return ()
 
+    @property
+    def write_lock(self) -> AbstractContextManager[Any]:
+        """Held while rows are written, where other processes may write as well."""
+        return nullcontext()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes may see the same rows."""
+        return False
+
     # -- derived -----------------------------------------------------------------------------------------------------
 
     @property
@@ -108,6 +119,11 @@ class Storage:
     @property
     def is_full(self) -> bool:
         return self.filled == self.capacity
+
+    @property
+    def cursor(self) -> int:
+        """The row along the first dimension that follows the newest one: where a ring is written next."""
+        return (self.newest + 1) % self.capacity if self.filled else 0
 
     @property
     def oldest(self) -> int:

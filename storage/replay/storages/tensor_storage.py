@@ -6,6 +6,8 @@ shapes and dtypes are known. After that every write must bring the same ones.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from torch.utils import _pytree as pytree
 from ....errors import SchemaError, UsageError
 from ..windows.draw import Key
 from .gather import Readable, TensorRows
+from .process_lock import ProcessLock
 from .storage import Storage
 from .trees import stack, tree_map
 
@@ -32,8 +35,10 @@ class TensorStorage(Storage):
         self._device = None if device is None or device == "auto" else torch.device(device)
         size = None if storage is None else _batch_shape(storage, ndim)
         super().__init__(max_size if max_size is not None else int(size.numel()) if size is not None else 0, ndim=ndim)
+        # What is read is NumPy's view, which is quick, but stays behind when torch moves a tensor to shared memory.
         self._counters = torch.tensor([0, -1, 0])
-        self._count = self._counters.numpy()
+        self._count: Any = self._counters.numpy()
+        self._write_lock: ProcessLock | None = None
         self._rows_shape: torch.Size | None = None
         self._table: dict[str, Readable] | None = None
         if storage is not None:
@@ -89,10 +94,19 @@ class TensorStorage(Storage):
     def fields(self) -> dict[str, Readable] | None:
         return self._table
 
+    @property
+    def write_lock(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._write_lock is None else self._write_lock
+
+    @property
+    def is_shared(self) -> bool:
+        return self._counters.is_shared()
+
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def get(self, index: Any) -> Any:
         if self._data is None:
+            self._check_own_memory()
             raise SchemaError("the storage is empty: nothing was written yet")
         if isinstance(index, list):
             index = torch.as_tensor(index)
@@ -127,6 +141,7 @@ class TensorStorage(Storage):
         if single:
             cursor, data = slice(int(cursor), int(cursor) + 1), tree_map(lambda leaf: leaf[None], data)
         if self._data is None:
+            self._check_own_memory()
             self._allocate(tree_map(lambda leaf: leaf[0], data))
         elif isinstance(cursor, range):
             cursor = torch.arange(cursor.start, cursor.stop, cursor.step)
@@ -139,6 +154,11 @@ class TensorStorage(Storage):
         if set_cursor:
             self._count[NEWEST] = _last(cursor, self.capacity)
         self._count[VERSION] += 1
+
+    def _check_own_memory(self) -> None:
+        if self.filled:
+            message = "the first record was written by another process, into memory that this one does not share"
+            raise UsageError(message, hint="write a record before processes start, or use a LazyMemmapStorage")
 
     def _write(self, cursor: Any, data: Any) -> None:
         if is_tensor_collection(self._data):
@@ -199,11 +219,24 @@ class TensorStorage(Storage):
         """Put data and counters in shared memory, so that processes started later see the same rows."""
         self._counters.share_memory_()
         self._count = self._counters.numpy()
+        if self._write_lock is None:
+            self._write_lock = ProcessLock()
         if self._data is not None:
             tree_map(lambda leaf: leaf.share_memory_(), self._data)
         return self
 
+    def _prepare_pickle(self) -> None:
+        """Be ready for a pickler of multiprocessing, which moves tensors to shared memory."""
+        if not self.initialized and get_spawning_popen() is not None:
+            message = f"a {type(self).__name__} without records has no memory yet that processes could share"
+            raise UsageError(message, hint="extend the buffer before processes start, or use a LazyMemmapStorage")
+        if not self._counters.is_shared():
+            self._count = self._counters
+        if self._write_lock is None:
+            self._write_lock = ProcessLock()
+
     def __getstate__(self) -> dict[str, Any]:
+        self._prepare_pickle()
         state = {name: value for name, value in self.__dict__.items() if name not in ("_count", "_table")}
         return {**state, "_timelines": {}}
 
@@ -235,8 +268,12 @@ class LazyTensorStorage(TensorStorage):
 
     def _allocate_rows(self, example: Any, rows: int) -> Any:
         if is_tensor_collection(example):
-            return torch.empty_like(example.to(self._device).expand(rows, *example.batch_size))
-        return tree_map(lambda leaf: torch.empty((rows, *leaf.shape), dtype=leaf.dtype, device=self._device), example)
+            data: Any = torch.empty_like(example.to(self._device).expand(rows, *example.batch_size))
+        else:
+            data = tree_map(
+                lambda leaf: torch.empty((rows, *leaf.shape), dtype=leaf.dtype, device=self._device), example
+            )
+        return tree_map(lambda leaf: leaf.share_memory_(), data) if self.is_shared else data
 
 
 def _tensors(data: Any) -> Any:

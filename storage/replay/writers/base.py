@@ -14,6 +14,8 @@ class Writer:
     """Base of all writers; ``register_storage`` tells it where to write."""
 
     _storage: Storage
+    #: Whether the writer keeps a value of every row; rows that another process writes have none here.
+    values_per_row = False
 
     def register_storage(self, storage: Storage) -> None:
         self._storage = storage

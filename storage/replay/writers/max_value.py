@@ -19,6 +19,8 @@ from .base import Writer
 class TensorDictMaxValueWriter(Writer):
     """Keeps the records that rank best by ``rank_key``, summed (``reduction``) where it has several values."""
 
+    values_per_row = True
+
     def __init__(self, rank_key: Any = None, reduction: str = "sum") -> None:
         if reduction not in REDUCTIONS:
             raise UsageError(f"reduction {reduction!r} is not one of {', '.join(REDUCTIONS)}")

@@ -12,7 +12,6 @@ from tensordict import TensorDictBase, is_tensor_collection
 from torch.utils import _pytree as pytree
 
 from ....errors import SchemaError
-from ..storages.storage import Storage
 from ..storages.trees import tree_map
 from .base import Writer
 
@@ -21,18 +20,18 @@ class RoundRobinWriter(Writer):
     """Overwrites the oldest record. More records than there is room for: the newest stay, in their places of the ring."""
 
     def __init__(self) -> None:
-        self.cursor = 0
+        #: Records written by this process.
         self.write_count = 0
 
-    def register_storage(self, storage: Storage) -> None:
-        super().register_storage(storage)
-        # A storage that was opened again goes on where it stopped.
-        self.cursor = (storage.newest + 1) % storage.capacity if len(storage) else 0
+    @property
+    def cursor(self) -> int:
+        """The row of the next record. The storage keeps it: other processes may write as well."""
+        return self._storage.cursor if hasattr(self, "_storage") else 0
 
     def add(self, data: Any) -> Any:
         index = torch.tensor([self.cursor])
-        self._storage.set(self.cursor, self._with_index(data, index[0]))
-        self._advance(1, self._storage.capacity)
+        self._storage.set(int(index), self._with_index(data, index[0]))
+        self.write_count += 1
         return int(index) if self._storage.ndim == 1 else self._coordinates_of(index)
 
     def extend(self, data: Any) -> torch.Tensor:
@@ -52,24 +51,21 @@ class RoundRobinWriter(Writer):
             row, first, length = run
             newest = run == runs[-1]
             self._storage.set(slice(row, row + length), _part(data, first, first + length), set_cursor=newest)
-        self._advance(count, capacity)
-        return self._coordinates_of(index)
-
-    def _advance(self, count: int, capacity: int) -> None:
-        self.cursor = (self.cursor + count) % capacity
         self.write_count += count
+        return self._coordinates_of(index)
 
     def _with_index(self, data: Any, index: torch.Tensor) -> Any:
         return data
 
     def empty(self) -> None:
-        self.cursor = self.write_count = 0
+        self.write_count = 0
 
     def state_dict(self) -> dict[str, Any]:
         return {"cursor": self.cursor, "write_count": self.write_count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.cursor, self.write_count = int(state["cursor"]), int(state["write_count"])
+        int(state["cursor"])  # which the storage restores
+        self.write_count = int(state["write_count"])
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(cursor={self.cursor}, write_count={self.write_count})"

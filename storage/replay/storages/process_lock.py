@@ -1,0 +1,70 @@
+"""A lock between processes that write to one storage."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+
+class ProcessLock:
+    """Held by one thread of one process at a time, by ``flock`` on a file; not reentrant between different objects.
+
+    Without a ``path`` the file is a temporary one of the process that makes the lock, and goes with it. Copies made by
+    pickling or forking are the same lock.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        if path is None:
+            descriptor, name = tempfile.mkstemp(prefix="rbdata-lock-")
+            os.close(descriptor)
+            path = Path(name)
+            weakref.finalize(self, _remove, path, os.getpid())
+        self.path = path
+        self._open()
+
+    def _open(self) -> None:
+        self._process, self._file, self._depth, self._thread = os.getpid(), -1, 0, threading.RLock()
+
+    def __enter__(self) -> ProcessLock:
+        if self._process != os.getpid():  # after a fork the file is still that of the parent, and its lock as well
+            if self._file >= 0:
+                os.close(self._file)
+            self._open()
+        self._thread.acquire()
+        if not self._depth:
+            try:
+                if self._file < 0:
+                    self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                fcntl.flock(self._file, fcntl.LOCK_EX)
+            except BaseException:
+                self._thread.release()
+                raise
+        self._depth += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if not self._depth:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+        self._thread.release()
+
+    def __del__(self) -> None:
+        if self._file >= 0 and self._process == os.getpid():
+            os.close(self._file)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.path = state["path"]
+        self._open()
+
+
+def _remove(path: Path, process: int) -> None:
+    if os.getpid() == process:
+        path.unlink(missing_ok=True)
