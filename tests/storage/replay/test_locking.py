@@ -203,6 +203,7 @@ def test_a_fork_while_threads_hold_the_lock():
 
 
 def _child_works(buffer: TensorDictReplayBuffer) -> bool:
+    torch.set_num_threads(1)  # the pool of torch's own threads does not survive a fork
     faulthandler.dump_traceback_later(10)
     buffer.extend(records(9))
     buffer.empty()

@@ -7,6 +7,7 @@ import multiprocessing
 import pickle
 import queue
 from multiprocessing.reduction import ForkingPickler
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from replay_tools import numbered, write_rows
 
 
 def run_workers(buffer: TensorDictReplayBuffer, start: str, count: int = 3) -> list[str]:
-    context = multiprocessing.get_context(start)
+    context: Any = multiprocessing.get_context(start)
     results = context.Queue()
     workers = [context.Process(target=write_rows, args=(buffer, number, results)) for number in range(count)]
     for worker in workers:
@@ -114,5 +115,6 @@ def test_counters_move_to_shared_memory():
         assert len(buffer) == len(other) == 16 and buffer["x"].tolist() == list(range(16))
         # Priorities are copied: a change in one process is none in another.
         other.update_priority(torch.arange(5), 100.0)
+        assert isinstance(buffer.sampler, PrioritizedSampler)
         assert buffer.sampler.tree.total == pytest.approx(15)
         buffer.sample(), other.sample()
