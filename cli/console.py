@@ -110,7 +110,11 @@ class Console:
             for row in rows:
                 self.line("\t".join("-" if value is None else str(value) for value in row))
             return
-        cells = [[_cell(column, value) for column, value in zip(columns, row)] for row in rows]
+
+        def show(column: Column, value: Any) -> str:
+            return "-" if value is None else value if isinstance(value, str) else column.show(value)
+
+        cells = [[show(column, value) for column, value in zip(columns, row)] for row in rows]
         titles = [column.title for column in columns]
         widths = [max(map(len, entries)) for entries in zip(titles, *cells)]
         shown = list(range(len(columns)))
@@ -200,12 +204,6 @@ class Console:
     def _bold(self, content: str) -> str:
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") in (None, "", "dumb")
         return content if plain else f"\x1b[1m{content}\x1b[0m"
-
-
-def _cell(column: Column, value: Any) -> str:
-    if value is None:
-        return "-"
-    return value if isinstance(value, str) else column.show(value)
 
 
 def _is_terminal(stream: TextIO | None) -> bool:

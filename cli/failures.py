@@ -36,15 +36,14 @@ class Failure:
         return {**record, "detail": self.detail} if self.detail else record
 
 
+_PERMISSION = ("permission", "check the owner and permissions, or choose another folder with --root or RBDATA_ROOT")
+
 #: Errors of the operating system, by errno: (code, hint).
 _SYSTEM = {
     errno.ENOSPC: ("disk_full", "free some space and run the same command again: what is finished is kept"),
     errno.EDQUOT: ("disk_full", "the disk quota is used up; free some space and run the same command again"),
-    errno.EACCES: (
-        "permission",
-        "check the owner and permissions, or choose another folder with --root or RBDATA_ROOT",
-    ),
-    errno.EPERM: ("permission", "check the owner and permissions, or choose another folder with --root or RBDATA_ROOT"),
+    errno.EACCES: _PERMISSION,
+    errno.EPERM: _PERMISSION,
     errno.EROFS: ("read_only", "choose another folder with --root or RBDATA_ROOT"),
     errno.EMFILE: ("too_many_files", "allow more open files (ulimit -n 4096), or lower --procs"),
     errno.ENFILE: ("too_many_files", "the system has too many open files; lower --procs"),

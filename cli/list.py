@@ -154,6 +154,8 @@ def _record(dataset: Any) -> dict[str, Any]:
 
 def _summary(ids: list[str]) -> None:
     """Print the catalogue on one page, by source; names that differ only in a number are combined."""
+    from ..datasets import catalogue
+
     sources: dict[str, list[str]] = defaultdict(list)
     for one in ids:
         head, _, name = one.partition("/")
@@ -176,15 +178,9 @@ def _summary(ids: list[str]) -> None:
             out.line(line)
         if len(shown) < len(lines):
             out.line(f"... more: rbdata list --source {source}")
-    out.hint(f"rbdata download {_easiest(ids)}")
-
-
-def _easiest(ids: list[str]) -> str:
-    """A dataset that is made on this machine, which needs no server; else the first."""
-    from ..datasets import catalogue
-
+    # A dataset that is made on this machine needs no server.
     makers = {name for name, source in catalogue.sources().items() if source.makes}
-    return next((one for one in ids if one.partition("/")[0] in makers), ids[0])
+    out.hint(f"rbdata download {next((one for one in ids if one.partition('/')[0] in makers), ids[0])}")
 
 
 def _combine_numbers(names: list[str]) -> list[str]:

@@ -52,6 +52,8 @@ def work(dataset_id: str, action: Callable[[Listener], Outcome]) -> Outcome:
 
 
 def _interrupted(dataset_id: str, estimate: Estimate | None, finished: int) -> Interrupted:
+    from ..storage.folder import JOURNAL
+    from ..storage.journal import Journal
     from ..storage.manifest import FILENAME
 
     words = out.arguments
@@ -62,7 +64,9 @@ def _interrupted(dataset_id: str, estimate: Estimate | None, finished: int) -> I
     elif not estimate.parts:
         message = f"interrupted while writing {dataset_id}; its raw files are kept"
     else:
-        kept = max(estimate.done_parts + finished, _count_parts(estimate.path))
+        # The journal may have one part more than the listener received before the interrupt.
+        journal = Journal(estimate.path.with_name(f".{estimate.path.name}.writing") / JOURNAL)
+        kept = max(estimate.done_parts + finished, len(journal.find("part")))
         message = f"interrupted: {kept} of {estimate.parts} parts of {dataset_id} are kept"
         if not kept and estimate.parts == 1:
             message = f"interrupted before {dataset_id} was complete: nothing is kept"
@@ -70,14 +74,6 @@ def _interrupted(dataset_id: str, estimate: Estimate | None, finished: int) -> I
             # There is no dataset to replace, so --force would only discard the finished parts.
             words = [word for word in words if word != "--force"]
     return Interrupted(message, hint=f"continue with: {text.command('rbdata', *words)}")
-
-
-def _count_parts(path: Path) -> int:
-    """Finished parts in the journal, which may have one more than the listener received before the interrupt."""
-    from ..storage.folder import JOURNAL
-    from ..storage.journal import Journal
-
-    return len(Journal(path.with_name(f".{path.name}.writing") / JOURNAL).find("part"))
 
 
 def announcement(estimate: Estimate) -> list[str]:

@@ -222,3 +222,9 @@ def test_tests_mirror_the_package():
     folders = {path.parent for path in MODULES}
     assert tests - folders == {Path("examples")}
     assert folders - tests <= {Path("storage/codecs")}
+
+
+def test_public_names_exist() -> None:
+    import rbdata
+
+    assert not [name for name in rbdata.__all__ if not hasattr(rbdata, name)]

@@ -7,26 +7,16 @@ processes), `readahead`. Importing this package is cheap: transports are importe
 
 from __future__ import annotations
 
-from .location import FetchOptions, Location, RemoteObject
-from .readahead import Readahead, readahead
-from .retry import Retry
-from .stream import pin, read_all, resolve, stream
-from .to_file import fetch_to_file
-from .transports import open_location
-from .verifier import Verifier
-
-__all__ = [
-    "FetchOptions",
-    "Location",
-    "Readahead",
-    "RemoteObject",
-    "Retry",
-    "Verifier",
-    "fetch_to_file",
-    "open_location",
-    "pin",
-    "read_all",
-    "readahead",
-    "resolve",
-    "stream",
-]
+from .location import FetchOptions as FetchOptions
+from .location import Location as Location
+from .location import RemoteObject as RemoteObject
+from .readahead import Readahead as Readahead
+from .readahead import readahead as readahead
+from .retry import Retry as Retry
+from .stream import pin as pin
+from .stream import read_all as read_all
+from .stream import resolve as resolve
+from .stream import stream as stream
+from .to_file import fetch_to_file as fetch_to_file
+from .transports import open_location as open_location
+from .verifier import Verifier as Verifier

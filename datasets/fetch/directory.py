@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat as stat_flags
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
@@ -37,7 +37,7 @@ class DirectoryLocation(BaseLocation):
             raise UsageError(f"{url!r} is not a directory", hint="give the directory of the mirror")
         return cls(os.path.abspath(os.path.expanduser(path)), options)  # noqa: PTH100, PTH111  (no Path: ~user may fail)
 
-    def open(self, obj: RemoteObject, offset: int = 0) -> Iterator[bytes]:
+    def open(self, obj: RemoteObject, offset: int = 0) -> Generator[bytes, None, None]:
         path = self._url_of(check_path(require_inside(obj, self.url)))
         check_offset(obj, offset)
         try:

@@ -8,7 +8,7 @@ Without credentials, S3 is read anonymously.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -53,7 +53,7 @@ class FsspecLocation(BaseLocation):
             raise UsageError(f"{url}: no bucket in the URL", hint="give s3://bucket or s3://bucket/folder")
         return cls(f"{scheme.lower()}://{join_path(host, check_path(path))}", options)
 
-    def open(self, obj: RemoteObject, offset: int = 0) -> Iterator[bytes]:
+    def open(self, obj: RemoteObject, offset: int = 0) -> Generator[bytes, None, None]:
         require_inside(obj, self.url)
         if offset or obj.size is None:
             # The range requests cannot be pinned to a version, so check that the object is still the same one.

@@ -6,7 +6,7 @@ The client supports STORAGE_EMULATOR_HOST.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -57,7 +57,7 @@ class GcsLocation(BaseLocation):
             raise UsageError(message, hint="give gs://bucket or gs://bucket/folder")
         return cls("gs://" + join_path(bucket, check_path(prefix)), options)
 
-    def open(self, obj: RemoteObject, offset: int = 0) -> Iterator[bytes]:
+    def open(self, obj: RemoteObject, offset: int = 0) -> Generator[bytes, None, None]:
         require_inside(obj, self.url)
         if obj.size is None:
             obj = self._describe(obj)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
@@ -49,7 +49,7 @@ class HttpLocation(BaseLocation):
         path = "/".join(_quoted(unquote(part, errors="surrogateescape")) for part in parts.path.split("/"))
         return cls(f"{parts.scheme.lower()}://{host}{path}".rstrip("/"), options, login)
 
-    def open(self, obj: RemoteObject, offset: int = 0) -> Iterator[bytes]:
+    def open(self, obj: RemoteObject, offset: int = 0) -> Generator[bytes, None, None]:
         require_inside(obj, self.url)
         check_offset(obj, offset)
         if obj.size is not None and offset == obj.size:

@@ -86,33 +86,25 @@ def raise_network_error(error: Exception, url: str) -> NoReturn:
 
 def network_error(error: BaseException, url: str) -> FetchError | UsageError | None:
     """rbdata's error for an exception of requests, urllib3 or the socket; None for other exceptions."""
-    import http.client
+    from http.client import HTTPException
 
-    import requests
-    import urllib3
+    from requests import exceptions as of_requests
+    from urllib3 import exceptions as of_urllib3
 
     if isinstance(error, (FetchError, UsageError)):
         return error
-    if isinstance(error, (requests.exceptions.SSLError, urllib3.exceptions.SSLError)):
+    if isinstance(error, (of_requests.SSLError, of_urllib3.SSLError)):
         message = f"{url}: TLS connection failed ({reason(error)})"
         return FetchError(message, hint="check the clock and the certificates of this machine (REQUESTS_CA_BUNDLE)")
-    if isinstance(
-        error, (requests.exceptions.MissingSchema, requests.exceptions.InvalidSchema, requests.exceptions.InvalidURL)
-    ):
-        message = f"{url}: invalid URL ({error})"
-        return UsageError(
-            message, hint="check the URL, the proxy settings and STORAGE_EMULATOR_HOST (http://host:port)"
-        )
-    if isinstance(error, requests.exceptions.TooManyRedirects):
+    if isinstance(error, (of_requests.MissingSchema, of_requests.InvalidSchema, of_requests.InvalidURL)):
+        hint = "check the URL, the proxy settings and STORAGE_EMULATOR_HOST (http://host:port)"
+        return UsageError(f"{url}: invalid URL ({error})", hint=hint)
+    if isinstance(error, of_requests.TooManyRedirects):
         return FetchError(f"{url}: too many redirects", hint="use another mirror (--mirror)")
-    if isinstance(
-        error, (requests.exceptions.Timeout, urllib3.exceptions.TimeoutError, TimeoutError)
-    ) or "timed out" in str(error):
+    timeouts = (of_requests.Timeout, of_urllib3.TimeoutError, TimeoutError)
+    if isinstance(error, timeouts) or "timed out" in str(error):
         return transient(f"{url}: the server timed out ({reason(error)})")
-    if isinstance(
-        error,
-        (requests.exceptions.RequestException, urllib3.exceptions.HTTPError, http.client.HTTPException, OSError),
-    ):
+    if isinstance(error, (of_requests.RequestException, of_urllib3.HTTPError, HTTPException, OSError)):
         hint = "check the network and the host name, or use another mirror (--mirror)"
         return transient(f"{url}: connection failed ({reason(error)})", hint=hint)
     return None

@@ -16,7 +16,7 @@ sent if it is set (private repositories, higher limits).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import quote, urlsplit
@@ -74,7 +74,7 @@ class HubLocation(BaseLocation):
         found = [_to_object(repository, entry) for entry in files]
         return sorted(((require_inside(obj, self.url), obj) for obj in found), key=lambda pair: pair[0])
 
-    def open(self, obj: RemoteObject, offset: int = 0) -> Iterator[bytes]:
+    def open(self, obj: RemoteObject, offset: int = 0) -> Generator[bytes, None, None]:
         check_offset(obj, offset)
         check_path(require_inside(obj, self.url))
         repository, inside = _split(obj.url)

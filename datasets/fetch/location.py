@@ -6,7 +6,7 @@ Paths inside it are relative, separated by '/', decoded (``$store$_action_ckpt.0
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
@@ -102,7 +102,7 @@ class Location(Protocol):
     def refresh(self, obj: RemoteObject) -> RemoteObject:
         """The same object, with all that the location states about it now."""
 
-    def open(self, obj: RemoteObject, offset: int = 0) -> Iterator[bytes]:
+    def open(self, obj: RemoteObject, offset: int = 0) -> Generator[bytes, None, None]:
         """A generator of the object's stored bytes from `offset`, in pieces of 64 KiB to 1 MiB; one attempt.
 
         Raises ObjectChangedError if the location holds another version than `obj.version` (if stated), and

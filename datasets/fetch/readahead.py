@@ -6,7 +6,6 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from ...errors import UsageError
@@ -53,9 +52,7 @@ class Readahead(Generic[T]):
     def __enter__(self) -> Readahead[T]:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

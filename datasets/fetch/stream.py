@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import cast
+from collections.abc import Callable, Generator, Iterable
+from contextlib import closing
 
 from ...errors import FetchError, TransientFetchError
 from .http_errors import LATER
@@ -47,7 +47,7 @@ def stream(
     on_bytes: OnBytes | None = None,
     on_retry: OnRetry | None = None,
     sleep: Sleep = time.sleep,
-) -> Iterator[bytes]:
+) -> Generator[bytes, None, None]:
     """A generator of the object's stored bytes from `start`: each exactly once, in order, verified at the end.
 
     After a lost connection it continues at the same byte of the same version, as often as `options` (default: those of
@@ -68,18 +68,16 @@ def stream(
     while True:
         before = position
         failure: TransientFetchError | None = None
-        pieces = location.open(obj, position)
         try:
-            for piece in pieces:
-                verifier.update(piece)
-                position += len(piece)
-                if on_bytes is not None:
-                    on_bytes(len(piece))
-                yield piece
+            with closing(location.open(obj, position)) as pieces:
+                for piece in pieces:
+                    verifier.update(piece)
+                    position += len(piece)
+                    if on_bytes is not None:
+                        on_bytes(len(piece))
+                    yield piece
         except TransientFetchError as error:
             failure = error
-        finally:
-            close(pieces)
         if failure is None:
             # A clean end before the object's size is an unreported lost connection, unless a request for the rest
             # returns nothing.
@@ -120,19 +118,9 @@ def read_all(
     if obj.size is not None and obj.size > limit_bytes:
         raise FetchError(message, hint=hint)
     content = bytearray()
-    pieces = stream(location, obj, options=options, on_bytes=on_bytes, on_retry=on_retry, sleep=sleep)
-    try:
+    with closing(stream(location, obj, options=options, on_bytes=on_bytes, on_retry=on_retry, sleep=sleep)) as pieces:
         for piece in pieces:
             content += piece
             if len(content) > limit_bytes:
                 raise FetchError(message, hint=hint)
-    finally:
-        close(pieces)
     return bytes(content)
-
-
-def close(pieces: Iterator[bytes]) -> None:
-    """Close a generator and its connection; other iterators have no `close`."""
-    end = cast("Callable[[], None] | None", getattr(pieces, "close", None))
-    if end is not None:
-        end()

@@ -15,6 +15,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -22,7 +23,7 @@ from typing import IO, Any
 from ...errors import ChecksumError, DatasetBusyError, DiskSpaceError
 from ...storage.manifest import sync_folder
 from .location import FetchOptions, Location, RemoteObject
-from .stream import OnBytes, OnRetry, Sleep, close, pin, stream
+from .stream import OnBytes, OnRetry, Sleep, pin, stream
 from .verifier import Verifier
 
 FORMAT = 1
@@ -67,15 +68,15 @@ def fetch_to_file(
                     on_retry=on_retry,
                     sleep=sleep,
                 )
-                try:
+                with closing(pieces):
                     for piece in pieces:
                         _write(part, piece)
-                finally:
-                    close(pieces)
                 os.fsync(part.fileno())
             except ChecksumError:
                 if not kept:
-                    _discard(path)
+                    # The record first, as a part without a record is never resumed.
+                    _record(path).unlink(missing_ok=True)
+                    _part(path).unlink(missing_ok=True)
                     raise
                 # The earlier process's bytes may be wrong (after a crash of the machine): start over.
                 kept = 0
@@ -178,9 +179,3 @@ def _write_record(path: Path, obj: RemoteObject) -> None:
     new = _record(path).with_suffix(".json.new")
     new.write_text(json.dumps(record), encoding="utf-8")
     new.replace(_record(path))
-
-
-def _discard(path: Path) -> None:
-    """Remove part and record; the record first, as a part without a record is never resumed."""
-    _record(path).unlink(missing_ok=True)
-    _part(path).unlink(missing_ok=True)

@@ -71,15 +71,14 @@ class NpyStream:
             got = self.read_into(block.data[:wanted])
             if got < wanted:
                 have = first + got // self.row_bytes
-                message = f"{self._name} is cut short: {have} whole rows instead of {self.rows}"
-                raise CorruptSourceError(message, hint=_DAMAGED)
+                raise self._error(f"is cut short: {have} whole rows instead of {self.rows}")
             yield first, count, block
         self.finish()
 
     def finish(self) -> None:
         """Check that nothing follows the last row."""
         if len(self._rest) or next(self._source, None) is not None:
-            raise CorruptSourceError(f"{self._name} is longer than its header says ({self.rows} rows)", hint=_DAMAGED)
+            raise self._error(f"is longer than its header says ({self.rows} rows)")
 
     def array(self) -> np.ndarray:
         """The whole array, native byte order. Memory follows what arrives: a header alone cannot claim it."""
@@ -90,8 +89,7 @@ class NpyStream:
             got = self.read_into(memoryview(block))
             data += block[:got]
             if got < len(block):
-                message = f"{self._name} is cut short: {len(data)} bytes instead of {total}"
-                raise CorruptSourceError(message, hint=_DAMAGED)
+                raise self._error(f"is cut short: {len(data)} bytes instead of {total}")
         self.finish()
         array = np.frombuffer(data, self.dtype.newbyteorder("S") if self._swap else self.dtype).reshape(self.shape)
         return array.astype(self.dtype) if self._swap else array
@@ -99,7 +97,7 @@ class NpyStream:
     def _header(self, expected: Expected) -> tuple[np.dtype, tuple[int, ...]]:
         head = self._take(6)
         if not head.startswith(b"\x93NUMPY"):
-            raise CorruptSourceError(f"{self._name} holds no .npy array: it begins with {head!r}", hint=_DAMAGED)
+            raise self._error(f"holds no .npy array: it begins with {head!r}")
         head += self._take(4)
         version = head[6]
         if version not in (1, 2, 3):
@@ -121,24 +119,25 @@ class NpyStream:
             why = str(error).partition("\n")[0][:120]
             raise CorruptSourceError(f"{self._name}: unreadable .npy header: {why}", hint=_DAMAGED) from error
         if dtype.hasobject:
-            message = f"{self._name} asks for pickle (dtype object), which is never read: it could run any code"
-            raise CorruptSourceError(message, hint=_DAMAGED)
+            raise self._error("asks for pickle (dtype object), which is never read: it could run any code")
         fits = len(shape) == len(expected.shape) and all(want in (-1, got) for want, got in zip(expected.shape, shape))
         if dtype.newbyteorder("=") != np.dtype(expected.dtype) or not fits or (fortran and len(shape) > 1):
             wanted = f"{expected.dtype} {_show(expected.shape)}"
             order = " in Fortran order" if fortran and len(shape) > 1 else ""
-            message = f"{self._name} holds {dtype} {_show(shape)}{order}; expected {wanted}"
-            raise CorruptSourceError(message, hint=_DAMAGED)
+            raise self._error(f"holds {dtype} {_show(shape)}{order}; expected {wanted}")
         if shape and not 0 < shape[0] <= MAX_ROWS:
-            raise CorruptSourceError(f"{self._name} declares {shape[0]} rows", hint=_DAMAGED)
+            raise self._error(f"declares {shape[0]} rows")
         return dtype, tuple(int(size) for size in shape)
 
     def _take(self, count: int) -> bytes:
         data = bytearray(count)
         got = self.read_into(memoryview(data))
         if got < count:
-            raise CorruptSourceError(f"{self._name} ends inside the .npy header", hint=_DAMAGED)
+            raise self._error("ends inside the .npy header")
         return bytes(data)
+
+    def _error(self, problem: str) -> CorruptSourceError:
+        return CorruptSourceError(f"{self._name} {problem}", hint=_DAMAGED)
 
 
 def _show(shape: tuple[int, ...]) -> str:

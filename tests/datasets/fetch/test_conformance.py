@@ -167,7 +167,7 @@ class TestEveryTransport:
         for _ in range(3):
             pieces = location.open(obj)
             next(pieces)
-            pieces.close()  # type: ignore[attr-defined]
+            pieces.close()
         assert read_all(location, location.stat("top.bin"), limit_bytes=10) == b"top"
 
     def test_streams_and_verifies(self, location: Location) -> None:
