@@ -144,6 +144,10 @@ class DatasetExistsError(RbdataError, FileExistsError):
     code = "exists"
 
 
+class UnfinishedDatasetError(DatasetExistsError):
+    """An unfinished dataset is there, begun with other options or from other data than what was asked for."""
+
+
 class DatasetBusyError(RbdataError, BlockingIOError):
     """Another process is writing this dataset."""
 

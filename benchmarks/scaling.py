@@ -32,17 +32,18 @@ ROW = 84 * 84
 
 def measure_game(game: str, steps: int) -> dict[str, float]:
     """Bytes a frame of play takes: ``gzip`` (level 9, one stream) and ``zstd`` (rows on their own, with a dictionary)."""
-    from rbdata.storage.codecs.zstd import RowEncoder, train_dictionary
+    from rbdata.storage.codecs import DEFAULT, load_codec
     from record_atari import play
 
     frames = np.stack([step.frame for step in play(game, steps)]).reshape(steps, ROW)
     # Rows that the dictionary has not seen, from later play: a run's dictionary is trained on its first shard as well.
     early, late = frames[: steps // 2], np.ascontiguousarray(frames[steps // 2 :])
-    dictionary = train_dictionary(early[:: max(1, len(early) // 1667)])
-    rows, _ = RowEncoder(dictionary).encode(late.reshape(-1), np.arange(len(late)) * ROW, ROW)
+    codec = load_codec(DEFAULT)
+    dictionary = codec.train(early[:: max(1, len(early) // 1667)])
+    size = int(codec.encoded_lengths(late, dictionary).sum())
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     packed = sum(len(packer.compress(block.tobytes())) for block in np.array_split(late, 16)) + len(packer.flush())
-    return {"gzip": packed / len(late), "zstd": len(rows) / len(late)}
+    return {"gzip": packed / len(late), "zstd": size / len(late)}
 
 
 def games(args: argparse.Namespace) -> None:

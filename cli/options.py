@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from ..storage.codecs import choices
 from . import text
 
 
@@ -68,9 +69,10 @@ Procs = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Worker processes (default: one per CPU core, at most 8).")
 ]
 Shards = Annotated[str | None, typer.Option(metavar="LIST", help="Only these shards of the run, such as 0-4,7.")]
-Codec = Annotated[
-    Literal["auto", "raw", "zstd"], typer.Option(help="How frames are stored. auto: zstd (Atari: 1/27 of raw).")
-]
+if TYPE_CHECKING:
+    Codec = str
+else:
+    Codec = Annotated[Literal[choices()], typer.Option(help="How frames are stored. auto: zstd (Atari: 1/27 of raw).")]
 Layout = Annotated[
     Literal["auto", "ted"],
     typer.Option(help="ted: plain TED for any tensordict program; stores each frame twice, raw."),

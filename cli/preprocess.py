@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from ..storage.codecs import choices
 from . import text
 from .console import Column, Fact, out
 from .options import Force, LocalId, Procs, Root
@@ -71,7 +72,8 @@ def run(
     batch_size: Annotated[int | None, typer.Option(metavar="N", help="Steps per batch (default: about 8 MB).")] = None,
     procs: Procs = None,
     codec: Annotated[
-        Literal["auto", "raw", "zstd"], typer.Option(help="How frames are stored. auto: zstd if it saves a third.")
+        Literal[choices()],  # type: ignore[valid-type]
+        typer.Option(help="How frames are stored. auto: zstd if it saves a third."),
     ] = "auto",
     layout: Annotated[
         Literal["auto", "ted"], typer.Option(help="ted: plain TED; stores observations and next observations, raw.")

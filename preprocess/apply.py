@@ -21,6 +21,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from ..errors import FunctionError, RbdataError, ResultError
+from ..storage.codecs import codec_of
 from .chunks import Chunk, Span, batches, step_range
 from .function import BoundFunction
 from .input_view import InputView
@@ -116,9 +117,9 @@ class Applier:
         where = self._describe(start, stop)
         td, source = self.view.read_step_leaves(start, stop), self.view.read_states(start, stop, undecoded)
         states = {name: leaf.rows for name, leaf in source.leaves.items() if leaf.rows is not None}
-        if mapped:  # raw rows are views of the mapped file
-            raw = [name for name in states if self.view.dataset.schema[name].codec == "raw"]
-            states.update({name: states[name].clone() for name in raw})
+        if mapped:  # fixed rows are views of the mapped file
+            views = [name for name in states if codec_of(self.view.dataset.schema[name]).fixed_rows]
+            states.update({name: states[name].clone() for name in views})
         names = set(leaves_of(td))
         for fn in self.chain[:mapped]:
             for name in states:

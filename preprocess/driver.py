@@ -21,7 +21,7 @@ from ..datasets.ingest.request import Estimate
 from ..datasets.local import find
 from ..datasets.workers.engines import Engine, open_engine
 from ..datasets.workers.pool import usable_cpus
-from ..errors import DatasetExistsError, UsageError
+from ..errors import UnfinishedDatasetError, UsageError
 from ..storage.folder import DatasetPlace, check_id, check_space, make_writable, remove_tree
 from ..storage.integrity import check_leaves
 from ..storage.manifest import Manifest, read_manifest
@@ -34,7 +34,7 @@ from .first_pass import collect_statistics
 from .function_chain import FunctionChain, examine_functions
 from .layout import Layout
 from .preprocess_request import Listener, Preprocessed, Request
-from .probe import prepare_layout
+from .probe import passthrough_leaves, prepare_layout
 from .records import ProbeResult, has_collected
 from .run_context import RunContext, make_context
 from .tasks import WORKER, ExamineFunctions, WorkerCall
@@ -168,13 +168,11 @@ def _open_writer(context: RunContext) -> DatasetWriter:
             restart=context.request.force,
             appended=True,
         )
-    except DatasetExistsError as error:
-        if "unfinished" not in str(error):
-            raise
+    except UnfinishedDatasetError as error:
         name = context.place.id
         message = f"an unfinished {name} exists, begun with another function, input, version or other options"
         hint = f"continue it with the same request, or start over with --force ({context.place.working})"
-        raise DatasetExistsError(message, hint=hint) from error
+        raise UnfinishedDatasetError(message, hint=hint) from error
 
 
 def _write_parts(
@@ -190,7 +188,7 @@ def _write_parts(
     check_space(context.place.path, estimate.disk_bytes, context.place.id)
     undecoded = frozenset[str]()
     if config.all_ignore_observations:
-        undecoded = frozenset(probe.passthrough).intersection(layout.compressed)
+        undecoded = frozenset(passthrough_leaves(context, probe)).intersection(layout.compressed)
     check_leaves(config.path, context.input, undecoded)  # copied bytes get new checksums: they must be intact
     edges = EdgeCheck(context, layout)
     for number, record in records.items():

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from ..storage.column_writer import leaf_path
 from ..storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeTable
 from ..storage.manifest import Manifest
 from ..storage.schema import Leaf
@@ -142,7 +141,7 @@ def _make_episodes(
 
 def _map_column(writer: DatasetWriter, leaf: Leaf, steps: int) -> np.ndarray:
     """A leaf of one number per step, memory-mapped: ``[steps]``."""
-    return np.memmap(leaf_path(writer.folder, leaf), leaf.np_dtype, "r", shape=(steps,))
+    return np.memmap(writer.folder / leaf.memmap, leaf.np_dtype, "r", shape=(steps,))
 
 
 def _make_notes(episodes: int, counts: Mapping[str, Any], unchained: set[str]) -> tuple[list[str], list[str]]:

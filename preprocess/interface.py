@@ -24,7 +24,7 @@ def preprocess(
     num_frames: int | None = None,
     batch_size: int | None = None,
     procs: int | None = None,
-    codec: Literal["auto", "raw", "zstd"] = "auto",
+    codec: str = "auto",
     layout: Literal["auto", "ted"] = "auto",
     seed: int = 0,
     args: Mapping[str, Any] | None = None,

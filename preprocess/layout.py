@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..storage.codecs.zstd import RowEncoder, train_dictionary
+from ..storage.codecs import PLAIN, codec_of, load_codec, resolve_choice
 from ..storage.schema import FLAGS, LARGE_ROW, Leaf, Schema, ted_flags
 
 #: Path -> (dtype, shape of a row).
@@ -50,7 +50,7 @@ class Layout:
     @property
     def compressed(self) -> tuple[str, ...]:
         """The state leaves that are compressed."""
-        return tuple(leaf.name for leaf in self.schema.states if leaf.codec == "zstd")
+        return tuple(leaf.name for leaf in self.schema.states if not codec_of(leaf).fixed_rows)
 
     @property
     def shapes(self) -> Shapes:
@@ -81,7 +81,7 @@ def choose_schema(
     states = {name for name in observation_pairs(shapes) if not ted and _is_state(name, shapes, unchained, before)}
     for name, (dtype, shape) in shapes.items():
         if name in states:
-            leaves.append(Leaf(name, "state", dtype, shape, codec=codecs.get(name, "raw")))
+            leaves.append(Leaf(name, "state", dtype, shape, codec=codecs.get(name, PLAIN)))
         elif name.removeprefix("next/") not in states and name not in (REWARD, *RESULT_FLAGS):
             leaves.append(Leaf(name, "step", dtype, shape))
     return Schema((*leaves, *ted_flags()))
@@ -103,15 +103,13 @@ def _is_state(name: str, shapes: Shapes, unchained: Mapping[str, int], before: S
 def choose_codec(samples: np.ndarray, wanted: str) -> tuple[str, bytes, float]:
     """Codec, dictionary and bytes per row, from sampled rows (uint8 ``[n, row_bytes]``); ``auto`` compares the sizes."""
     row_bytes = samples.shape[1]
-    if wanted == "raw" or not len(samples):
-        return "raw", b"", float(row_bytes)
-    dictionary = train_dictionary(samples)
+    name = resolve_choice(wanted) if len(samples) else PLAIN
+    codec = load_codec(name)
+    if codec.fixed_rows:
+        return name, b"", float(row_bytes)
+    dictionary = codec.train(samples)
     # A little too small, because the dictionary was trained on these rows.
-    tested = samples[:: max(1, len(samples) // 256)]
-    data, lengths = RowEncoder(dictionary).encode(
-        np.ascontiguousarray(tested).reshape(-1), np.arange(len(tested), dtype=np.int64) * row_bytes, row_bytes
-    )
-    mean = len(data) / max(1, len(lengths)) + 8
-    if wanted == "auto" and mean * LEAST_RATIO > row_bytes:
-        return "raw", b"", float(row_bytes)
-    return "zstd", dictionary, mean
+    size = codec.estimate_row_bytes(samples[:: max(1, len(samples) // 256)], dictionary)
+    if wanted == "auto" and size * LEAST_RATIO > row_bytes:
+        return PLAIN, b"", float(row_bytes)
+    return name, dictionary, size

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..storage.codecs.zstd import RowEncoder
-from ..storage.rows import ZstdRows
+from ..storage.codecs import codec_of
+from ..storage.parts import sync_parts
 from ..storage.schema import Leaf, Schema
-from ..storage.sinks import GrowingSink, sync_part
 from .layout import Shapes, observation_pairs
 from .passthrough import SourceRows, SourceStates, StepRun, find_passthrough
 from .records import unchained_error
@@ -37,7 +36,7 @@ class PartWriter:
     def __init__(self, name: str, folder: Path, schema: Schema, shapes: Shapes, number: int, source: Dataset) -> None:
         self._name, self._folder = name, folder
         self._leaves = [leaf for leaf in schema if leaf.constant is None]
-        self._sinks = {leaf.name: GrowingSink(folder, number, leaf, _encoder(folder, leaf)) for leaf in self._leaves}
+        self._sinks = {leaf.name: codec_of(leaf).open_appender(folder, number) for leaf in self._leaves}
         self._states = {leaf.name for leaf in schema.states}
         #: Leaves with the codec and dictionary of the input, whose unchanged rows are copied.
         self._copyable = frozenset(leaf.name for leaf in schema.states if _is_copyable(folder, leaf, source))
@@ -70,7 +69,7 @@ class PartWriter:
             rows = columns[leaf.name]
             if leaf.kind == "state":
                 rows = _in_state_order(rows, columns["next/" + leaf.name], done, ends)
-            self._sinks[leaf.name].write(as_bytes(rows))
+            self._sinks[leaf.name].append(as_bytes(rows))
         self._steps += len(done)
 
     def _copy(self, leaf: Leaf, source: SourceRows, runs: list[StepRun], done: torch.Tensor) -> None:
@@ -78,8 +77,7 @@ class PartWriter:
         for run in runs:
             first = source.first + run.first
             last = first + run.stop - run.start + int(done[run.stop - 1])
-            assert isinstance(source.leaf, ZstdRows)  # it is copyable
-            self._sinks[leaf.name].copy(*source.leaf.compressed(first, last))
+            self._sinks[leaf.name].copy(source.leaf, first, last)
 
     def _check_chain(self, columns: Columns, done: torch.Tensor, where: str, copied: Mapping[str, SourceRows]) -> None:
         unchanged = {path for name in copied for path in (name, "next/" + name)}
@@ -100,8 +98,8 @@ class PartWriter:
     def finish(self) -> dict[str, Any]:
         """Close the files. Returns ``leaves`` (the records of the sinks), ``steps``, ``unchained``, ``edges`` (hashes of the
         first observations and the last successors) and ``open`` (whether the last step is not done)."""
-        leaves = {name: sink.finish() for name, sink in self._sinks.items()}
-        sync_part(self._folder)
+        leaves = {name: sink.finish(sync=False) for name, sink in self._sinks.items()}
+        sync_parts(self._folder)
         edges = {name: [_hash_row(self._first[name]), _hash_row(self._last[name])] for name in self._first}
         return {
             "leaves": leaves,
@@ -135,27 +133,5 @@ def _hash_row(row: torch.Tensor) -> str:
 
 def _is_copyable(folder: Path, leaf: Leaf, source: Dataset) -> bool:
     """Whether the leaf of the input has the codec and dictionary of this one."""
-    rows = source.rows.get(leaf.name)
-    if (
-        leaf.codec != "zstd"
-        or not isinstance(rows, ZstdRows)
-        or (rows.leaf.dtype, rows.leaf.shape) != (leaf.dtype, leaf.shape)
-    ):
-        return False
-    return rows.dictionary == folder.joinpath(*leaf.key, "dictionary").read_bytes()
-
-
-_encoders: dict[tuple[str, int], RowEncoder] = {}
-
-
-def _encoder(folder: Path, leaf: Leaf) -> RowEncoder | None:
-    """The encoder of a leaf, with the dictionary in the working folder; made once in each process."""
-    if leaf.codec != "zstd":
-        return None
-    path = folder.joinpath(*leaf.key) / "dictionary"
-    key = (str(path), path.stat().st_mtime_ns)
-    if key not in _encoders:
-        if len(_encoders) >= 8:
-            _encoders.clear()
-        _encoders[key] = RowEncoder(path.read_bytes())
-    return _encoders[key]
+    old = source.schema.get(leaf.name)
+    return old is not None and old.kind == "state" and codec_of(leaf).is_like(folder, old, source.path)

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import torch
 
-from ..storage.rows import Rows
+from ..storage.codecs.codec import Rows
 from .successors import identical
 
 

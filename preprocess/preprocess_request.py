@@ -10,6 +10,7 @@ from typing import Any, Literal
 from ..datasets.ingest.request import Estimate, Outcome
 from ..datasets.ingest.request import Listener as Listener
 from ..errors import UsageError
+from ..storage.codecs import resolve_choice
 from .function_chain import Per
 from .layout import Shapes
 from .read_options import ReadOptions
@@ -42,7 +43,7 @@ class Request:
     num_frames: int | None = None
     batch_size: int | None = None
     procs: int | None = None
-    codec: Literal["auto", "raw", "zstd"] = "auto"
+    codec: str = "auto"
     layout: Literal["auto", "ted"] = "auto"
     seed: int = 0
     args: Mapping[str, Any] = field(default_factory=dict)
@@ -60,13 +61,11 @@ class Request:
                 raise UsageError(f"{name} must be a whole number of at least 1, and is {value!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
             raise UsageError(f"seed must be a whole number of at least 0, and is {self.seed!r}")
-        for name, allowed in (("per", (None, "batch", "sample", "episode")), ("codec", ("auto", "raw", "zstd"))):
-            if getattr(self, name) not in allowed:
-                raise UsageError(f"{name} is {', '.join(map(str, allowed[-3:]))}, not {getattr(self, name)!r}")
+        if self.per not in (None, "batch", "sample", "episode"):
+            raise UsageError(f"per is batch, sample, episode, not {self.per!r}")
         if self.layout not in ("auto", "ted"):
             raise UsageError(f"layout is auto or ted, not {self.layout!r}")
-        if self.layout == "ted" and self.codec == "zstd":
-            raise UsageError("layout ted is not compressed", hint="leave out codec or layout")
+        resolve_choice(self.codec, plain=self.layout == "ted")
         if not self.functions:
             raise UsageError("there is no function", hint="for example --fn my.module:fn, or --fn rbdata:to_float")
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from ..datasets.workers.engines import Engine
+from ..storage.codecs import PLAIN, codec_of
 from ..storage.writer import DatasetWriter
 from .chunks import Chunk
 from .layout import SAMPLE_ROWS, Layout, choose_codec, choose_schema
@@ -28,17 +29,18 @@ def prepare_layout(
     known = writer.remembered("layout").get(0)
     if known is not None:
         layout = Layout.from_json(known["layout"])
-        compressed = [leaf for leaf in layout.schema.states if leaf.codec == "zstd"]
-        stored = {leaf.name: writer.stored_dictionary(leaf) for leaf in compressed}
+        trained = [leaf for leaf in layout.schema.states if codec_of(leaf).uses_dictionary]
+        stored = {leaf.name: writer.stored_dictionary(leaf) for leaf in trained}
         if None not in stored.values():
-            for leaf in compressed:
+            for leaf in trained:
                 writer.dictionary(leaf, stored[leaf.name] or b"")
             return layout, ProbeResult.from_json(known["look"])
     listener.on_stage("trying the functions on the first steps")
     probe = probe_functions(context, engine)
     layout, dictionaries = choose_layout(context, probe, engine, listener)
     for name, data in dictionaries.items():
-        writer.dictionary(layout.schema[name], data)
+        if codec_of(layout.schema[name]).uses_dictionary:
+            writer.dictionary(layout.schema[name], data)
     if known is None:
         writer.remember("layout", {"layout": layout.to_json(), "look": probe.to_json()})
     return layout, probe
@@ -68,30 +70,33 @@ def choose_layout(
     step_bytes = float(sum(leaf.row_bytes for leaf in schema.steps))
     codecs: dict[str, str] = {}
     dictionaries: dict[str, bytes] = {}
-    if request.codec != "raw":
-        for name in sorted(set(names).intersection(probe.passthrough)):
-            codecs[name], dictionaries[name], row_bytes = _input_codec(context, name)
-            step_bytes += row_bytes
+    for name in sorted(set(names).intersection(passthrough_leaves(context, probe))):
+        codecs[name], dictionaries[name], row_bytes = _input_codec(context, name)
+        step_bytes += row_bytes
     names = tuple(name for name in names if name not in codecs)
     samples: dict[str, np.ndarray] = {}
-    if names and request.codec != "raw":
+    if names and request.codec != PLAIN:
         listener.on_stage("sampling results")
         samples = _sample_results(context.config, context.chunks, names, engine)
     for name in names:
         rows = samples[name] if samples else np.zeros((0, schema[name].row_bytes), np.uint8)
-        codecs[name], dictionary, row_bytes = choose_codec(rows, request.codec)
-        if codecs[name] == "zstd":
-            dictionaries[name] = dictionary
+        codecs[name], dictionaries[name], row_bytes = choose_codec(rows, request.codec)
         step_bytes += row_bytes
     schema = choose_schema(probe.after, probe.unchained, before, ted=ted, codecs=codecs)
     return Layout(schema, step_bytes), dictionaries
 
 
+def passthrough_leaves(context: RunContext, probe: ProbeResult) -> list[str]:
+    """The compressed leaves that no function changes and whose codec stays: their stored rows are copied."""
+    schema = context.input.schema
+    return [name for name in probe.passthrough if context.request.codec in ("auto", schema[name].codec)]
+
+
 def _input_codec(context: RunContext, name: str) -> tuple[str, bytes, float]:
     """Codec, dictionary and bytes per row of an unchanged leaf: those of the input, so that its rows can be copied."""
-    folder = context.config.path.joinpath(*context.input.schema[name].key)
-    rows = context.input.steps + context.input.episodes
-    return "zstd", (folder / "dictionary").read_bytes(), (folder / "blob").stat().st_size / rows + 8
+    leaf, path = context.input.schema[name], context.config.path
+    codec = codec_of(leaf)
+    return codec.name, codec.read_dictionary(path), codec.stored_row_bytes(path, context.input.states)
 
 
 def _sample_results(

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import ResultError
-from ..storage.folder import PARTS
-from ..storage.manifest import write_atomically
+from ..storage.durable import write_atomically
+from ..storage.parts import PARTS
 from .layout import Shapes
 
 

@@ -17,7 +17,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 
 from ..errors import ResultError, SchemaError
-from ..storage.schema import DTYPES, FLAGS, check_key
+from ..storage.leaf import DTYPES, check_key
+from ..storage.schema import FLAGS
 from .layout import RESULT_FLAGS, REWARD, Shapes
 
 Columns = dict[str, torch.Tensor]

@@ -8,7 +8,7 @@ from math import gcd
 import numpy as np
 import torch
 
-from ..storage.rows import widest_word
+from ..storage.memory_map import widest_word
 from .layout import observation_pairs
 from .result import Columns
 

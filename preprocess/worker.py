@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from ..datasets.workers.task import OnBlock
+from ..storage.codecs import codec_of
 from ..storage.schema import Schema
 from .apply import Applier, ResultBatch, isolated
 from .chunks import Chunk
@@ -117,7 +118,7 @@ def _compressed_passthrough(applier: Applier, batch: ResultBatch) -> list[str]:
     """The compressed leaves of a batch that no function changed."""
     if batch.source is None:
         return []
-    compressed = [leaf.name for leaf in applier.view.dataset.schema.states if leaf.codec == "zstd"]
+    compressed = [leaf.name for leaf in applier.view.dataset.schema.states if not codec_of(leaf).fixed_rows]
     return find_passthrough(batch.source, batch.columns, compressed)[0]
 
 

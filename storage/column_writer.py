@@ -15,7 +15,8 @@ import numpy as np
 from ..errors import SchemaError
 from .checksums import Crc32c
 from .folder import check_space
-from .schema import Leaf, Schema
+from .leaf import Leaf
+from .schema import Schema
 
 _BLOCK = 1 << 22
 
@@ -35,7 +36,7 @@ class ColumnWriter:
         self._files: dict[str, BinaryIO] = {}
         if folder is not None:
             for leaf in self._leaves:
-                path = leaf_path(folder, leaf)
+                path = folder / leaf.memmap
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._files[leaf.name] = path.open("wb")
 
@@ -77,9 +78,9 @@ class ColumnWriter:
         for leaf in self._leaves:
             file = self._files.pop(leaf.name)
             file.close()
-            ranges[leaf.name + ".memmap"] = [list(self._checksums[leaf.name].range)]
+            ranges[leaf.memmap] = [list(self._checksums[leaf.name].range)]
         for leaf in self._constants:
-            ranges[leaf.name + ".memmap"] = [list(_write_constant(leaf_path(self._folder, leaf), leaf, self.rows))]
+            ranges[leaf.memmap] = [list(_write_constant(self._folder / leaf.memmap, leaf, self.rows))]
         return ranges
 
     def abandon(self) -> None:
@@ -87,11 +88,6 @@ class ColumnWriter:
         for file in self._files.values():
             file.close()
         self._files.clear()
-
-
-def leaf_path(folder: Path, leaf: Leaf) -> Path:
-    """Where a raw leaf lies, by tensordict's own naming."""
-    return folder.joinpath(*leaf.key[:-1], leaf.key[-1] + ".memmap")
 
 
 def _write_constant(path: Path, leaf: Leaf, rows: int) -> tuple[int, str]:

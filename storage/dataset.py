@@ -18,11 +18,12 @@ import torch
 from tensordict import TensorDict
 
 from ..errors import UnknownKeyError, UsageError
+from .codecs.codec import Rows
 from .episodes import EpisodeTable, open_episodes
 from .manifest import Manifest, read_manifest
-from .rows import Rows, open_rows
+from .rows import open_rows
 from .schema import Schema
-from .ted import nest
+from .tree import nest
 from .window import Pad, read_window
 
 

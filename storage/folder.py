@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import DatasetExistsError, DiskSpaceError, RootNotWritableError, UsageError
+from .durable import sync_folder
 from .lock import WriterLock
-from .manifest import FILENAME, sync_folder
+from .manifest import FILENAME
 
 JOURNAL = "journal.jsonl"
-PARTS = ".parts"  # a name that no leaf can have
 #: Raw objects that are only needed while the dataset is written.
 RAW = ".raw"
 

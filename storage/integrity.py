@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..errors import DamagedDatasetError, RbdataError
 from .checksums import check_ranges
+from .codecs import codec_of
 from .manifest import Manifest, read_manifest
 from .memory_map import VERIFY
 
@@ -42,7 +43,7 @@ def verify(
 ) -> Report:
     """Check a dataset folder; ``quick`` looks at sizes only.
 
-    ``on_progress`` hears bytes checked and bytes in all. Raises NotADatasetError, FormatVersionError and
+    ``on_progress(bytes checked, bytes in all)`` is called after every range. Raises NotADatasetError, FormatVersionError and
     DamagedDatasetError for a folder whose manifest cannot be used; all else is in the report.
     """
     manifest = read_manifest(folder)
@@ -78,9 +79,10 @@ def verify(
 
 
 def check_leaves(folder: Path, manifest: Manifest, names: Collection[str]) -> None:
-    """Sum up the compressed state leaves ``names``. Raises DamagedDatasetError for what is not what was written."""
-    for path in (f"{name}/{file}" for name in sorted(names) for file in ("blob", "offsets")):
-        if not all(sound for _, sound in check_ranges(folder / path, manifest.files[path])):
+    """Compare the leaves ``names`` with their checksums. Raises DamagedDatasetError where they differ."""
+    for name in sorted(names):
+        path = codec_of(manifest.schema[name]).damaged_file(folder, manifest.files)
+        if path is not None:
             raise DamagedDatasetError(f"{folder / path} is not what was written", hint=VERIFY)
 
 
@@ -97,7 +99,11 @@ def _check_size(folder: Path, path: str, size: int) -> str | None:
 
 
 def _where(manifest: Manifest, path: str, number: int) -> str:
-    """Ranges of a compressed leaf are its parts: name the source object."""
-    if path.rpartition("/")[2] in ("blob", "offsets") and number < len(manifest.parts):
-        return f" ({manifest.parts[number].get('name')})"
-    return ""
+    """The ranges of what parts are appended to are those parts: name the source object."""
+    appended = {
+        codec.path(name)
+        for codec in map(codec_of, manifest.schema.states)
+        if not codec.fixed_rows
+        for name in codec.appended
+    }
+    return f" ({manifest.parts[number].get('name')})" if path in appended and number < len(manifest.parts) else ""

@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from .manifest import write_atomically
+from .durable import write_atomically
 
 
 class Journal:

@@ -25,14 +25,15 @@ larger format_version and ignore keys they do not know.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from ..errors import DamagedDatasetError, FormatVersionError, NotADatasetError, SchemaError
 from .checksums import crc32c
-from .schema import Leaf, Schema
+from .durable import write_atomically
+from .leaf import Leaf
+from .schema import Schema
 
 FILENAME = "rbdata.json"
 FORMAT = "rbdata"
@@ -138,28 +139,6 @@ def read_manifest(folder: Path) -> Manifest:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write ``rbdata.json`` atomically and durably."""
     write_atomically(folder / FILENAME, json.dumps(manifest.to_json(), indent=1).encode() + b"\n")
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a whole small file so that it is either the old one or the new one, also after a power cut."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames and new files in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        pass  # some network filesystems do not sync directories; they order renames themselves
-    finally:
-        os.close(descriptor)
 
 
 def _checksum(record: dict[str, Any]) -> str:

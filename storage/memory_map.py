@@ -7,10 +7,14 @@ import os
 import sys
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import DamagedDatasetError
+
+if TYPE_CHECKING:
+    import torch
 
 # Linux counts a private writable mapping against the machine's memory, all of it, although hardly a page will ever be
 # written: without this flag a dataset larger than memory cannot be opened. (The mmap module names it from Python 3.13.)
@@ -50,6 +54,14 @@ def will_read(array: np.ndarray, start: int, stop: int) -> None:
     if data is not None and len(data) >= _READ_AHEAD_BELOW and stop > start:
         begin = start // mmap.PAGESIZE * mmap.PAGESIZE
         data.madvise(mmap.MADV_WILLNEED, begin, stop - begin)
+
+
+def widest_word(size: int) -> tuple[int, torch.dtype]:
+    """The largest number, its bytes and its dtype, that memory of multiples of ``size`` bytes can be viewed as."""
+    import torch  # here: processes that only write do without it
+
+    words = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8))
+    return next((width, word) for width, word in words if size % width == 0)
 
 
 def _mapping(array: np.ndarray) -> mmap.mmap | None:

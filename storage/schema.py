@@ -18,40 +18,12 @@ two levels of keys) may not differ in case alone: on many disks they would be on
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
-from math import prod
-from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import SchemaError
-
-if TYPE_CHECKING:
-    import numpy as np
-
-Kind = Literal["step", "state"]
-CODECS = ("raw", "zstd")
-
-#: numpy dtypes a leaf may have; all little-endian on disk. bfloat16 has no numpy dtype and is not among them.
-DTYPES = (
-    "bool",
-    "uint8",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "float16",
-    "float32",
-    "float64",
-)
-
-#: Names at the top that leaves may not take: the folder's own, and what reading adds to a batch.
-RESERVED = frozenset({"episodes", "index", "mask"})
-
-#: Names that leaves may take nowhere: tensordict's ``meta.json`` holds entries of its own under them, beside the leaves.
-RESERVED_EVERYWHERE = frozenset({"shape", "device", "_type"})
-
-_KEY_PART = re.compile(r"[A-Za-z0-9_]+")
+from .codecs import check_codec
+from .leaf import RESERVED, RESERVED_EVERYWHERE, Leaf, check_key
 
 #: The flags of TED: bool ``[1]`` per step, at the root (state at t) and under ``next`` (result of the action).
 FLAGS = ("done", "terminated", "truncated")
@@ -61,91 +33,14 @@ LARGE_ROW = 1024
 
 
 @dataclass(frozen=True)
-class Leaf:
-    """One tensor of the dataset.
-
-    ``shape`` is that of one row. ``constant`` is set where every row holds this one value (the root flags of TED are
-    all false): the file is still there for other readers, ours need not touch it.
-    """
-
-    name: str
-    kind: Kind
-    dtype: str
-    shape: tuple[int, ...]
-    codec: str = "raw"
-    constant: bool | int | float | None = None
-
-    def __post_init__(self) -> None:
-        check_key(self.name)
-        if self.kind not in ("step", "state"):
-            raise SchemaError(f"leaf {self.name}: kind {self.kind!r} is neither 'step' nor 'state'")
-        if self.dtype not in DTYPES:
-            raise SchemaError(f"leaf {self.name}: dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
-        if self.codec not in CODECS:
-            raise SchemaError(f"leaf {self.name}: codec {self.codec!r} is not one of {', '.join(CODECS)}")
-        if any(size < 1 for size in self.shape):
-            raise SchemaError(f"leaf {self.name}: shape {self.shape} has an empty dimension")
-        if self.kind == "state" and self.key[0] == "next":
-            raise SchemaError(f"leaf {self.name}: a state leaf is named by its root key, it gives next/ as well")
-        if self.constant is not None and not isinstance(self.constant, (bool, int, float)):
-            raise SchemaError(f"leaf {self.name}: constant {self.constant!r} is not a number")
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        """The key as tensordict wants it."""
-        return tuple(self.name.split("/"))
-
-    @cached_property
-    def np_dtype(self) -> np.dtype:
-        """The dtype on disk (little-endian)."""
-        import numpy as np  # here: lists of datasets are shown without it
-
-        return np.dtype(self.dtype).newbyteorder("<")
-
-    @cached_property
-    def row_bytes(self) -> int:
-        """Size of one decoded row in bytes."""
-        return prod(self.shape) * self.np_dtype.itemsize
-
-    def to_json(self) -> dict[str, Any]:
-        """The manifest's form."""
-        record: dict[str, Any] = {
-            "name": self.name,
-            "kind": self.kind,
-            "dtype": self.dtype,
-            "shape": list(self.shape),
-            "codec": self.codec,
-        }
-        if self.constant is not None:
-            record["constant"] = self.constant
-        return record
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Leaf:
-        """Raises SchemaError on anything that ``to_json`` does not write."""
-        try:
-            return cls(
-                name=str(record["name"]),
-                kind=record["kind"],
-                dtype=str(record["dtype"]),
-                shape=tuple(int(size) for size in record["shape"]),
-                codec=str(record["codec"]),
-                constant=record.get("constant"),
-            )
-        except SchemaError:
-            raise
-        except (KeyError, TypeError, ValueError) as error:
-            message = f"a leaf of the manifest is malformed: {record!r}"
-            raise SchemaError(message) from error
-
-
-@dataclass(frozen=True)
 class Schema:
     """The leaves of a dataset, in the order they are shown."""
 
     leaves: tuple[Leaf, ...]
 
     def __post_init__(self) -> None:
+        for leaf in self.leaves:
+            check_codec(leaf.codec, f"leaf {leaf.name}: codec")
         names = self.names
         check_case(names)
         for name in names:
@@ -188,16 +83,6 @@ class Schema:
     def with_codec(self, name: str, codec: str) -> Schema:
         """The same schema with another codec for one leaf."""
         return Schema(tuple(replace(leaf, codec=codec) if leaf.name == name else leaf for leaf in self.leaves))
-
-
-def check_key(name: str) -> None:
-    """Refuse keys that some tensordict version would rename, and names the folder needs for itself."""
-    parts = name.split("/")
-    if not all(_KEY_PART.fullmatch(part) for part in parts):
-        message = f"key {name!r} is not made of letters, digits and underscores"
-        raise SchemaError(message, hint="rename it, or use rbdata.storage.schema.clean_keys to map names")
-    if parts[0] in RESERVED or not RESERVED_EVERYWHERE.isdisjoint(parts):
-        raise SchemaError(f"key {name!r} is reserved for the dataset folder itself")
 
 
 def clean_keys(names: Iterable[str]) -> dict[str, str]:

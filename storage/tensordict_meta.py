@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .checksums import crc32c
-from .manifest import write_atomically
+from .durable import write_atomically
 
 _CLASS = "<class 'tensordict._td.TensorDict'>"
 

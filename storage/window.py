@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from .rows import Rows
+from .codecs.codec import Rows
 
 Pad = Literal["zero", "repeat"]
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ...errors import ChecksumError, DatasetBusyError, DiskSpaceError
-from ...storage.manifest import sync_folder
+from ...storage.durable import sync_folder
 from .location import FetchOptions, Location, RemoteObject
 from .stream import OnBytes, OnRetry, Sleep, pin, stream
 from .verifier import Verifier

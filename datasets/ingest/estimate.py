@@ -9,25 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-import numpy as np
-
-from ...storage.codecs.zstd import RowEncoder
+from ...storage.codecs import codec_of
 from ...storage.folder import DatasetPlace, free_bytes
 from ...storage.schema import Leaf
 from .protocol import Job, Plan
 from .request import Estimate
 from .row_source import SampleRows
 
-#: Bytes of an episode in the episode table (`storage.episodes`), and of a compressed row's offset.
-_EPISODE, _OFFSET = 26, 8
+#: Bytes of an episode in the episode table (`storage.episodes`).
+_EPISODE = 26
 
 #: Gives sample rows of the large leaves when they are needed (`Job.sample_rows`).
 Samples = Callable[[], SampleRows]
 
 
 def compressed_leaves(job: Job) -> list[Leaf]:
-    """The leaves that need a dictionary."""
-    return [leaf for leaf in job.schema.states if leaf.codec == "zstd"]
+    """The state leaves whose rows are compressed."""
+    return [leaf for leaf in job.schema.states if not codec_of(leaf).fixed_rows]
 
 
 def estimate_plan(
@@ -68,15 +66,9 @@ def bytes_of_state(job: Job, dictionary: bytes, samples: Samples) -> float:
     raw = sum(leaf.row_bytes for leaf in leaves)
     if not compressed_leaves(job):
         return raw
-    rows = samples()
-    return raw * compressed_bytes(rows, dictionary) / max(1, sum(map(len, rows))) + _OFFSET * len(leaves)
-
-
-def compressed_bytes(rows: SampleRows, dictionary: bytes) -> int:
-    """Bytes of rows, uint8 ``[row_bytes]`` each, compressed one by one."""
-    encoder = RowEncoder(dictionary)
-    start = np.zeros(1, np.int64)
-    return sum(int(encoder.encode(np.ascontiguousarray(row).data, start, len(row))[1][0]) for row in rows)
+    rows, codec = samples(), codec_of(compressed_leaves(job)[0])
+    stored = int(codec.encoded_lengths(rows, dictionary).sum())
+    return raw * stored / max(1, sum(map(len, rows))) + codec.index_bytes * len(leaves)
 
 
 def bytes_of_columns(job: Job, plan: Plan) -> int:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...storage.codecs.zstd import RowEncoder
+from ...storage.codecs.codec import Sink
 from ...storage.schema import Schema
-from ...storage.writer import open_sink
+from ...storage.sinks import open_sink
 from ..workers.task import OnBlock
 from .protocol import Job, Plan
 from .row_source import RowSource
@@ -50,13 +50,9 @@ class FillTask:
                 on_block(block.done, block.fetched, block.retries)
         return {"leaves": {**records, **{name: sink.finish() for name, sink in sinks.items()}}, "crc32c": crc32c}
 
-    def _open_sink(self, name: str) -> Any:
-        leaf = self.schema[name]
-        dictionary = self.folder.joinpath(*leaf.key) / "dictionary"
-        encoder = RowEncoder(dictionary.read_bytes(), self.threads) if leaf.codec == "zstd" else None
-        return open_sink(
-            self.folder, self.schema, name, self.index, self.first_state, self.states, self.all_states, encoder
-        )
+    def _open_sink(self, name: str) -> Sink:
+        where = (self.index, self.first_state, self.states, self.all_states)
+        return open_sink(self.folder, self.schema, name, *where, self.threads)
 
 
 def fill_tasks(job: Job, plan: Plan, folder: Path, threads: int) -> list[FillTask]:

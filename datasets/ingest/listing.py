@@ -19,7 +19,7 @@ from typing import Any
 
 from ... import settings
 from ...storage.checksums import crc32c
-from ...storage.manifest import write_atomically
+from ...storage.durable import write_atomically
 
 FOLDER, FORMAT = ".remote", 1
 

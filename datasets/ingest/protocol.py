@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ...errors import UsageError
+from ...storage.codecs import resolve_choice
 from ...storage.schema import Schema
 from ..fetch import Location, RemoteObject
 from ..workers.task import Task
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 class ConvertOptions:
     """How to convert; part of what identifies a dataset's bytes.
 
-    ``codec`` is that of large leaves (``auto``: zstd). ``layout`` ``ted`` writes large leaves twice, as plain TED.
+    ``codec`` is that of large leaves (`storage.codecs.choices`). ``layout`` ``ted`` writes large leaves twice, as plain TED.
     ``unknown_next``: what becomes of a step whose successor is not in the data (`sources.atari.ring`). ``parts`` selects
     raw objects by number (None: all there are).
     """
 
-    codec: Literal["auto", "raw", "zstd"] = "auto"
+    codec: str = "auto"
     layout: Literal["auto", "ted"] = "auto"
     unknown_next: Literal["truncate", "zero"] = "truncate"
     time_limit: int | None = None
@@ -48,9 +48,7 @@ class ConvertOptions:
 
     def __post_init__(self) -> None:
         """Raises UsageError for options that exclude each other."""
-        if self.layout == "ted" and self.codec == "zstd":
-            message = "layout ted is for readers that know no codec: its frames are raw"
-            raise UsageError(message, hint="leave out --codec zstd, or --layout ted")
+        resolve_choice(self.codec, plain=self.layout == "ted")
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from ... import settings
 from ..._version import __version__
 from ...errors import DatasetExistsError
 from ...storage.checksums import crc32c
+from ...storage.codecs import codec_of
 from ...storage.column_writer import ColumnWriter
 from ...storage.folder import RAW, DatasetPlace, check_space, make_writable, remove_tree
 from ...storage.manifest import Manifest
@@ -95,7 +96,8 @@ def dry_run(job: Job, place: DatasetPlace, listener: Listener) -> Estimate:
     small = Schema(tuple(leaf for leaf in job.schema.steps if leaf.name not in job.bulk))
     plan = job.plan(ColumnWriter(None, small), paths, listener.on_planned)
     samples = cache(job.sample_rows)
-    return estimate_plan(job, plan, place, _train(samples) if compressed_leaves(job) else b"", samples)
+    leaves = compressed_leaves(job)
+    return estimate_plan(job, plan, place, codec_of(leaves[0]).train(samples()) if leaves else b"", samples)
 
 
 @dataclass(frozen=True)
@@ -168,12 +170,14 @@ class _Run:
         for leaf in compressed_leaves(self.job):
             if not self.job.staging:
                 self.listener.on_stage("sampling frames")
+            if not codec_of(leaf).uses_dictionary:
+                continue
             if self.old:
                 dictionary = self.old.dictionary(leaf)
             elif self.job.staging:
                 dictionary = self.job.staged_dictionary()
             else:
-                dictionary = self.writer.stored_dictionary(leaf) or _train(samples)
+                dictionary = self.writer.stored_dictionary(leaf) or codec_of(leaf).train(samples())
             self.writer.dictionary(leaf, dictionary)
         return dictionary
 
@@ -207,12 +211,6 @@ class _Run:
             writer.part_done(index, record)
             writer.merge()
             listener.on_part_done(index)
-
-
-def _train(samples: Samples) -> bytes:
-    from ...storage.codecs.zstd import train_dictionary
-
-    return train_dictionary(samples())
 
 
 def _remote_files(job: Job) -> list[RemoteObject]:

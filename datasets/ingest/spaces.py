@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ...errors import CorruptSourceError, UsageError
-from ...storage.schema import DTYPES, clean_keys
+from ...storage.leaf import DTYPES
+from ...storage.schema import clean_keys
 
 if TYPE_CHECKING:
     import gymnasium

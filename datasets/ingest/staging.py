@@ -10,28 +10,25 @@ are beside it (`write_lengths`), and a file that holds exactly one part becomes 
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from ...errors import RbdataError
-from ...storage.codecs.zstd import RowDecoder
+from ...storage.codecs import codec_of
+from ...storage.codecs.compressed import CompressedCodec, compressed_codec
 from ...storage.folder import DatasetPlace, check_space, remove_tree
-from ...storage.manifest import sync_folder
+from ...storage.memory_map import map_array
 from ...storage.schema import Leaf
-from ...storage.sinks import part_path
 from ..workers.pool import run_tasks
 from .estimate import expect
 from .protocol import Job
 from .request import Estimate, Listener
 from .row_source import BLOCK_BYTES, Block, RowSource
-
-_COPY = 4 << 20
 
 
 def stage_all(
@@ -96,36 +93,29 @@ class StagedPart(RowSource):
     def adopt(self, leaf: Leaf, folder: Path, index: int) -> dict[str, Any] | None:
         """Compressed rows stay as they are: a file that holds this part alone is renamed, otherwise its rows are copied."""
         runs = self.leaves[leaf.name]
-        if leaf.codec == "raw" or not all(run.dictionary for run in runs):
+        if codec_of(leaf).fixed_rows or not all(run.dictionary for run in runs):
             return None
-        path = part_path(folder, leaf, index)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        in_files = [read_lengths(run.path) for run in runs]
-        chosen = [every[run.first : run.first + run.rows] for every, run in zip(in_files, runs)]
-        lengths = np.concatenate([np.empty(0, np.int64), *chosen])
-        size = int(lengths.sum())
-        if len(runs) == 1 and len(lengths) == len(in_files[0]):
-            self._rename(runs[0].path, path, size)
-        else:
-            with path.open("wb") as target:
-                for run, every, part in zip(runs, in_files, chosen):
-                    _copy(run.path, int(every[: run.first].sum()), int(part.sum()), target)
-                _make_durable(target)
-        with path.with_suffix(".lengths").open("wb") as file:
-            file.write(lengths.tobytes())
-            _make_durable(file)
-        sync_folder(path.parent)
-        piece = {"position": 0, "rows": len(lengths), "offset": 0, "length": size, "crc32c": ""}
-        return {"pieces": [piece] if len(lengths) else []}
+        codec = compressed_codec(leaf.codec)(leaf)
+        lengths = [read_lengths(run.path) for run in runs]
+        if len(runs) == 1 and runs[0].rows == len(lengths[0]):
+            return self._rename(codec, runs[0].path, folder, index, lengths[0])
+        part = codec.open_appender(folder, index)
+        for run, every in zip(runs, lengths):
+            stop = run.first + run.rows
+            blob = map_array(run.path, np.dtype(np.uint8), int(every[:stop].sum()))
+            part.append_encoded(blob[int(every[: run.first].sum()) :], every[run.first : stop])
+        return part.finish()
 
-    def _rename(self, staged: Path, path: Path, size: int) -> None:
-        if staged.is_file():
-            staged.replace(path)
-        elif not path.is_file() or path.stat().st_size != size:
+    def _rename(
+        self, codec: CompressedCodec, staged: Path, folder: Path, index: int, lengths: np.ndarray
+    ) -> dict[str, Any]:
+        try:
+            return codec.adopt_part(folder, index, staged, lengths)
+        except FileNotFoundError as error:
             # An earlier run renamed it and was interrupted, and the part was lost: it must be staged again.
             shutil.rmtree(staged.parent)
             message = f"the decoded rows of {self.name} are gone from {staged.parent.parent}"
-            raise RbdataError(message, hint="run the command again: they are decoded anew")
+            raise RbdataError(message, hint="run the command again: they are decoded anew") from error
 
 
 def lengths_path(path: Path) -> Path:
@@ -153,29 +143,11 @@ def _decoded(run: StagedRows, leaf: Leaf) -> Iterator[np.ndarray]:
     if not run.rows:
         return
     assert run.dictionary is not None
-    decoder = RowDecoder(run.dictionary.read_bytes(), leaf.row_bytes)
+    decode = compressed_codec(leaf.codec).decoder(run.dictionary.read_bytes(), leaf.row_bytes)
     blob = np.memmap(run.path, np.uint8, "r")
     lengths = read_lengths(run.path)
     starts = np.cumsum(lengths) - lengths
     size = max(1, BLOCK_BYTES // leaf.row_bytes)
-    block = np.empty((size, leaf.row_bytes), np.uint8)
     for low in range(run.first, run.first + run.rows, size):
         high = min(low + size, run.first + run.rows)
-        decoder.decode_into(blob, starts[low:high], lengths[low:high], block[: high - low])
-        yield block[: high - low]
-
-
-def _copy(path: Path, offset: int, size: int, target: BinaryIO) -> None:
-    with path.open("rb") as source:
-        source.seek(offset)
-        while size:
-            data = source.read(min(size, _COPY))
-            if not data:
-                raise RbdataError(f"{path} is shorter than its lengths state")
-            target.write(data)
-            size -= len(data)
-
-
-def _make_durable(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
+        yield decode(blob, starts[low:high], lengths[low:high])

@@ -21,6 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ...errors import CorruptSourceError
+from ...storage.codecs import resolve_choice
 from ...storage.column_writer import ColumnWriter
 from ...storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeTable
 from ...storage.schema import LARGE_ROW, Leaf, Schema, ted_flags
@@ -54,7 +55,7 @@ def lay_out(columns: Sequence[Column], options: ConvertOptions) -> tuple[Schema,
 
     Raises SchemaError for keys that exclude each other.
     """
-    codec = "raw" if options.codec == "raw" else "zstd"
+    codec = resolve_choice(options.codec)
     leaves: list[Leaf] = []
     bulk: list[str] = []
     for column in columns:

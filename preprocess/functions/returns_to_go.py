@@ -6,7 +6,7 @@ import torch
 from tensordict import TensorDictBase
 
 from ...errors import UsageError
-from ...storage.schema import check_key
+from ...storage.leaf import check_key
 from .checks import positive
 from .leaves import get, paths
 from .traits import builtin

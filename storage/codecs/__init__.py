@@ -1,0 +1,62 @@
+"""Codecs: how the rows of a leaf are stored. One module a codec; the rest of the package asks here.
+
+A new codec is a module in this folder with a `codec.Codec` (or a `compressed.CompressedCodec`, of which only the
+compressor is left to write) and a line in ``CODECS``. Modules are loaded when a codec is used.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from ...errors import SchemaError, UsageError
+
+if TYPE_CHECKING:
+    from ..leaf import Leaf
+    from .codec import Codec
+
+#: Name in the manifest -> module (relative to this package, where it begins with a dot) and class in it.
+CODECS = {"raw": (".raw", "RawCodec"), "zstd": (".zstd", "ZstdCodec")}
+
+#: The codec of small leaves and of plain TED: rows in the file as they are in memory.
+PLAIN = "raw"
+#: The codec of large leaves where the user chooses none.
+DEFAULT = "zstd"
+
+
+def choices() -> tuple[str, ...]:
+    """What users can choose from: ``auto`` and the names of all codecs."""
+    return ("auto", *CODECS)
+
+
+def resolve_choice(choice: str, *, plain: bool = False) -> str:
+    """The codec of large leaves for a choice out of ``choices()``; ``plain``: the layout requires plain rows.
+
+    Raises UsageError for an unknown name, and for a codec that the layout excludes.
+    """
+    if choice not in choices():
+        raise UsageError(f"codec is {', '.join(choices())}, not {choice!r}")
+    if plain and choice not in ("auto", PLAIN):
+        message = f"layout ted is for readers that know no codec: its frames are {PLAIN}"
+        raise UsageError(message, hint=f"leave out --codec {choice}, or --layout ted")
+    return PLAIN if plain else DEFAULT if choice == "auto" else choice
+
+
+def check_codec(name: str, what: str) -> None:
+    """Raise SchemaError for a name that is no codec; ``what`` begins the message."""
+    if name not in CODECS:
+        raise SchemaError(f"{what} {name!r} is not one of {', '.join(CODECS)}")
+
+
+@cache
+def load_codec(name: str) -> type[Codec]:
+    """The class of a codec by its name."""
+    module, attribute = CODECS[name]
+    found: type[Codec] = getattr(import_module(module, __name__), attribute)
+    return found
+
+
+def codec_of(leaf: Leaf) -> Codec:
+    """The codec of a leaf, bound to it."""
+    return load_codec(leaf.codec)(leaf)

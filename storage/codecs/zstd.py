@@ -1,42 +1,24 @@
-"""The ``zstd`` row codec: every row compressed on its own, with one dictionary for the whole leaf.
+"""The ``zstd`` codec: every row compressed on its own, with one dictionary for the whole leaf.
 
-A compressed leaf is a folder of three flat files:
-
-    blob        the compressed rows, one after the other; each is one zstd frame that states its content size and
-                carries neither checksum nor dictionary id (the ranges of the manifest check the bytes)
-    offsets     int64 [rows + 1]: row i lies at blob[offsets[i]:offsets[i + 1]]
-    dictionary  the zstd dictionary, or empty
-
-Any row decodes alone. Two consecutive 84x84 Atari frames share nearly everything, but a row that leaned on its
-neighbour could not be read without it; a dictionary trained on rows from all over the data recovers most of the loss
-(28 times smaller on a million frames of SpaceInvaders, 7,056 bytes to 250).
-
-Format of a frame: RFC 8878. The batch calls of the ``zstandard`` package take one buffer and a table of segments
-(offset, length: uint64 pairs), so that a whole batch is one call in C with the GIL released.
+Each row is one zstd frame (RFC 8878) that states its content size and carries neither checksum nor dictionary id: the
+ranges of the manifest check the bytes. The batch calls of the ``zstandard`` package take one buffer and a table of
+segments (offset, length: uint64 pairs), so that a whole batch is one call in C with the GIL released.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ...errors import DamagedDatasetError
+from ..parts import Encode
+from .compressed import CompressedCodec, Decode
+from .dictionary import train_dictionary
 
 LEVEL = 3
-DICTIONARY_BYTES = 110 * 1024
-#: Bytes of the pieces of samples that a dictionary is made of, and of what is counted in them (``k`` and ``d`` of zstd's
-#: FastCover): each of these is tried. Left to itself zstd judges by the rows it was trained on and often takes pieces of 50
-#: bytes, as for text. Whole rows of a screen make frames of Breakout three times smaller, small pieces those of Assault a
-#: quarter; over 56 games `benchmarks/scaling.py games` measures the mean.
-PIECES, COUNTED = (6000, 2000, 200), 8
-#: One row in so many is kept from training, to judge by.
-HELD_OUT = 8
-#: Fewer samples than this give dictionaries worse than none.
-MIN_SAMPLES = 64
 #: Below this many rows a second thread costs more than it saves.
 ROWS_PER_THREAD = 64
 #: Rows decoded by one call: enough to make the call cheap, few enough to be still in the cache when they are copied out.
@@ -45,33 +27,23 @@ CHUNK_ROWS = 128
 _VERIFY = "`rbdata verify` names the damaged files"
 
 
-def train_dictionary(rows: Iterable[np.ndarray]) -> bytes:
-    """Train a dictionary on sample rows, which may differ in size; empty when they are too few or too alike.
+class ZstdCodec(CompressedCodec):
+    """Rows as zstd frames."""
 
-    Of several it is the one that makes rows smallest that it has not seen. Deterministic: the same rows give the same one.
-    """
-    samples: list[Any] = [row.tobytes() for row in rows]
-    if len(samples) < MIN_SAMPLES:
-        return b""
-    unseen = samples[HELD_OUT - 1 :: HELD_OUT]
-    seen = [sample for number, sample in enumerate(samples) if number % HELD_OUT != HELD_OUT - 1]
-    with ThreadPoolExecutor(len(PIECES), "rbdata-train") as pool:
-        found = [made for made in pool.map(partial(_train, seen), PIECES) if made]
-    return min(found, key=partial(_compressed_bytes, unseen), default=b"")
+    name = "zstd"
+    uses_dictionary = True
 
+    @classmethod
+    def encoder(cls, dictionary: bytes, threads: int = 1) -> Encode:
+        return RowEncoder(dictionary, threads).encode
 
-def _train(samples: list[Any], piece: int) -> bytes:
-    import zstandard
+    @classmethod
+    def decoder(cls, dictionary: bytes, row_bytes: int, threads: int = 1) -> Decode:
+        return ParallelDecoder(dictionary, row_bytes, threads).decode
 
-    try:
-        return zstandard.train_dictionary(DICTIONARY_BYTES, samples, level=LEVEL, k=piece, d=COUNTED).as_bytes()
-    except zstandard.ZstdError:
-        return b""  # rows too small or all the same: they compress well enough alone
-
-
-def _compressed_bytes(samples: list[Any], dictionary: bytes) -> int:
-    encoder, start = RowEncoder(dictionary), np.zeros(1, np.int64)
-    return sum(len(encoder.encode(sample, start, len(sample))[0]) for sample in samples)
+    @classmethod
+    def train(cls, samples: Iterable[np.ndarray]) -> bytes:
+        return train_dictionary(samples, LEVEL, cls.encoded_lengths)
 
 
 class RowEncoder:

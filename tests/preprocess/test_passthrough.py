@@ -21,9 +21,9 @@ from rbdata.preprocess.functions import find_builtin
 from rbdata.preprocess.passthrough import StepRun, split_runs
 from rbdata.preprocess.read_options import ReadOptions
 from rbdata.storage.codecs import zstd as codecs
+from rbdata.storage.codecs.compressed import CompressedRows
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import verify
-from rbdata.storage.rows import ZstdRows
 
 
 @pytest.fixture(scope="module")
@@ -95,13 +95,13 @@ class TestUnread:
 
     def decoded(self, monkeypatch) -> list[int]:
         rows: list[int] = []
-        decode = ZstdRows._decode
+        decode = CompressedRows._decode
 
         def counted(self, which):
             rows.append(len(which))
             return decode(self, which)
 
-        monkeypatch.setattr(ZstdRows, "_decode", counted)
+        monkeypatch.setattr(CompressedRows, "_decode", counted)
         return rows
 
     @pytest.mark.parametrize("per", [None, "episode"])

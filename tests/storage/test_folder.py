@@ -1,21 +1,15 @@
-"""Where datasets lie: places, ids, the writer's lock, the renames of a commit."""
+"""Where datasets lie: places, ids, the renames of a commit."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections import namedtuple
 from pathlib import Path
 
 import pytest
-from rbdata.errors import DatasetBusyError, DatasetExistsError, DiskSpaceError, RootNotWritableError, UsageError
+from rbdata.errors import DatasetExistsError, DiskSpaceError, RootNotWritableError, UsageError
 from rbdata.storage import folder as folders
-from rbdata.storage import lock as locks
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.folder import (
     DatasetPlace,
@@ -26,7 +20,6 @@ from rbdata.storage.folder import (
     make_writable,
     remove_tree,
 )
-from rbdata.storage.lock import WriterLock
 from rbdata.storage.manifest import FILENAME
 from storage_tools import Recipe, Stopped, contents, make_episodes, names, write_dataset
 
@@ -34,222 +27,6 @@ from storage_tools import Recipe, Stopped, contents, make_episodes, names, write
 @pytest.fixture(autouse=True)
 def no_waiting_for_the_disk(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda _: None)
-
-
-# -- the lock -------------------------------------------------------------------------------------------------------
-
-
-def start(code: str, *arguments: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", "from pathlib import Path\nimport sys, time\n" + code, *map(str, arguments)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-
-HOLD = """
-from rbdata.storage.lock import WriterLock
-with WriterLock(Path(sys.argv[1]), "my/test"):
-    print("held", flush=True)
-    sys.stdin.readline()
-print("released", flush=True)
-"""
-
-
-def dead_owner(path: Path, **changes: object) -> None:
-    """A lock left by a process of this machine that is gone."""
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    with WriterLock(path, "x"):
-        record = json.loads(path.read_bytes())
-    path.write_text(json.dumps({**record, "pid": gone.pid, "started": "1", "token": "dead", **changes}))
-
-
-def test_exclusive_in_one_process(tmp_path):
-    path = tmp_path / "a" / ".b.lock"
-    with WriterLock(path, "my/b"):
-        with pytest.raises(DatasetBusyError, match=f"my/b is being written by process {os.getpid()} on ") as caught:
-            WriterLock(path, "my/b").__enter__()
-        assert str(path) in (caught.value.hint or "")
-    assert names(path.parent) == []
-
-
-def test_used_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(locks, "TOUCH_EVERY", 0.01)
-    lock = WriterLock(tmp_path / "lock", "x")
-    for _ in range(2):
-        with lock:
-            os.utime(lock.path, (0, 0))
-            time.sleep(0.1)
-            assert time.time() - lock.path.stat().st_mtime < 10  # the heartbeat runs the second time, too
-        assert not lock.path.exists()
-
-
-def test_released_when_the_body_fails(tmp_path):
-    with pytest.raises(ZeroDivisionError), WriterLock(tmp_path / "lock", "x"):
-        raise ZeroDivisionError
-    assert names(tmp_path) == []
-
-
-def test_exclusive_between_processes_and_stale_after_kill(tmp_path):
-    path = tmp_path / "lock"
-    with start(HOLD, path) as owner:
-        assert owner.stdout.readline() == "held\n"
-        with pytest.raises(DatasetBusyError, match=f"process {owner.pid} "):
-            WriterLock(path, "my/test").__enter__()
-        owner.send_signal(signal.SIGSTOP)  # stopped for long, but alive: its lock holds
-        os.utime(path, (0, 0))
-        with pytest.raises(DatasetBusyError):
-            WriterLock(path, "my/test").__enter__()
-        owner.kill()
-        while Path(f"/proc/{owner.pid}").exists() and f"{locks._started(owner.pid)}":
-            time.sleep(0.01)
-        # Not waited for yet: a zombie still has its process number.
-        with WriterLock(path, "my/test"):
-            assert json.loads(path.read_bytes())["pid"] == os.getpid()
-    assert names(tmp_path) == []
-
-
-def test_process_number_used_again(tmp_path):
-    """The owner is gone, and its number now belongs to another process: this one."""
-    path = tmp_path / "lock"
-    dead_owner(path, pid=os.getpid())
-    with WriterLock(path, "x"):
-        pass
-
-
-@pytest.mark.parametrize("change", [{"host": "elsewhere"}, {"space": "pid:[1]"}, {"pid": None}, {"pid": "x"}])
-def test_owner_that_cannot_be_asked(tmp_path, change):
-    """On another machine, or in another container, only age tells."""
-    path = tmp_path / "lock"
-    dead_owner(path, **change)
-    with pytest.raises(DatasetBusyError):
-        WriterLock(path, "x").__enter__()
-    old = time.time() - locks.STALE_AFTER - 1
-    os.utime(path, (old, old))
-    with WriterLock(path, "x"):
-        pass
-    assert names(tmp_path) == []
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff"])
-def test_unreadable_lock(tmp_path, content):
-    path = tmp_path / "lock"
-    path.write_bytes(content)
-    with pytest.raises(DatasetBusyError):
-        WriterLock(path, "x").__enter__()
-    os.utime(path, (0, 0))
-    with WriterLock(path, "x"):
-        pass
-
-
-def test_killed_while_taking_a_stale_lock_away(tmp_path):
-    path = tmp_path / "lock"
-    dead_owner(path)
-    breaking = tmp_path / "lock.breaking"
-    breaking.touch()
-    os.utime(breaking, (0, 0))
-    with WriterLock(path, "x"):
-        pass
-    assert names(tmp_path) == []
-
-
-def test_without_hard_links(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise PermissionError("no hard links here")
-
-    monkeypatch.setattr(locks.os, "link", refuse)
-    path = tmp_path / "lock"
-    dead_owner(path)
-    with WriterLock(path, "x"):
-        with pytest.raises(DatasetBusyError):
-            WriterLock(path, "x").__enter__()
-        assert json.loads(path.read_bytes())["pid"] == os.getpid()
-    assert names(tmp_path) == []
-
-
-def test_what_killed_processes_left_beside_a_lock_is_swept_away(tmp_path):
-    path = tmp_path / ".b.lock"
-    old = time.time() - locks.STALE_AFTER - 1
-    left = [tmp_path / f".b.lock.{'0' * 32}", tmp_path / ".b.lock.breaking"]
-    kept = [tmp_path / f".b.lock.{'1' * 32}", tmp_path / ".b.lock.x.lock", tmp_path / f".bb.lock.{'0' * 32}"]
-    for file in (*left, *kept):
-        file.write_text("{}")
-        os.utime(file, (old, old))
-    kept[0].touch()  # somebody waits for the lock right now
-    with WriterLock(path, "x"):
-        assert not any(file.exists() for file in left)
-    assert sorted(tmp_path.iterdir()) == sorted(kept)
-
-
-def test_a_lock_that_was_taken_over_is_not_removed(tmp_path):
-    path = tmp_path / "lock"
-    lock = WriterLock(path, "x")
-    with lock:
-        path.write_text(json.dumps({"token": "another's"}))
-    assert json.loads(path.read_bytes()) == {"token": "another's"}
-
-
-RACE = """
-from rbdata.errors import DatasetBusyError
-from rbdata.storage.lock import WriterLock
-for line in sys.stdin:
-    path = Path(line.strip())
-    go = path.with_name("go")
-    while not go.exists():
-        pass
-    try:
-        with WriterLock(path, "x"):
-            print("won", flush=True)
-            sys.stdin.readline()
-    except DatasetBusyError:
-        print("busy", flush=True)
-        sys.stdin.readline()
-    print("over", flush=True)
-"""
-
-
-@pytest.mark.parametrize("stale", [True, False])
-def test_race(tmp_path, stale):
-    """Several processes at once, with a stale lock in place or none: exactly one wins, every time."""
-    racers = [start(RACE) for _ in range(4)]
-    try:
-        for number in range(25):
-            path = tmp_path / str(number) / "lock"
-            path.parent.mkdir()
-            if stale:
-                dead_owner(path)
-            for racer in racers:
-                print(path, file=racer.stdin, flush=True)
-            (path.parent / "go").touch()
-            results = [racer.stdout.readline() for racer in racers]
-            assert sorted(results) == ["busy\n"] * 3 + ["won\n"], number
-            for racer in racers:
-                print(file=racer.stdin, flush=True)
-            assert [racer.stdout.readline() for racer in racers] == ["over\n"] * 4
-            assert names(path.parent) == ["go"]
-    finally:
-        for racer in racers:
-            racer.kill()
-            racer.communicate()
-
-
-def test_slow_taker_does_not_take_a_fresh_lock(tmp_path, monkeypatch):
-    """One process has seen the stale lock, and pauses; meanwhile another takes it over; the first must not win, too."""
-    path = tmp_path / "lock"
-    dead_owner(path)
-    first, second = WriterLock(path, "x"), WriterLock(path, "x")
-    real, paused = locks._is_stale, []
-
-    def pause(*arguments):
-        answer = real(*arguments)
-        if not paused:
-            paused.append(True)
-            second.__enter__()
-        return answer
-
-    monkeypatch.setattr(locks, "_is_stale", pause)
-    with pytest.raises(DatasetBusyError):
-        first.__enter__()
-    assert json.loads(path.read_bytes())["token"] == second._token
-    second.__exit__()
 
 
 # -- ids and places -------------------------------------------------------------------------------------------------
@@ -539,14 +316,3 @@ def test_make_writable(tmp_path):
         assert "--root" in (caught.value.hint or "")
     with pytest.raises(RootNotWritableError):
         make_writable(Path("/proc/rbdata"))
-
-
-def test_a_lock_that_was_lost_is_noticed(tmp_path):
-    """An owner that stood still long enough to be taken for dead must not commit beside the new one."""
-    from rbdata.storage.lock import WriterLock
-
-    with WriterLock(tmp_path / ".x.lock", "my/x") as lock:
-        lock.check()
-        (tmp_path / ".x.lock").unlink()
-        with WriterLock(tmp_path / ".x.lock", "my/x"), pytest.raises(DatasetBusyError, match="took over"):
-            lock.check()

@@ -8,9 +8,12 @@ import threading
 import pytest
 import torch
 from rbdata.errors import DamagedDatasetError, FormatVersionError, NotADatasetError, SchemaError
+from rbdata.storage import durable
 from rbdata.storage import manifest as manifests
-from rbdata.storage.manifest import FILENAME, Manifest, read_manifest, write_atomically, write_manifest
-from rbdata.storage.schema import DTYPES, Leaf, Schema, check_key, clean_keys, ted_flags
+from rbdata.storage.durable import write_atomically
+from rbdata.storage.leaf import DTYPES, check_key
+from rbdata.storage.manifest import FILENAME, Manifest, read_manifest, write_manifest
+from rbdata.storage.schema import Leaf, Schema, clean_keys, ted_flags
 from storage_tools import make_episodes, write_dataset
 from tensordict import TensorDict
 
@@ -124,7 +127,7 @@ def test_cleaned_keys_open_in_tensordict(tmp_path):
 )
 def test_bad_leaves(change):
     with pytest.raises(SchemaError):
-        Leaf(**{"name": "x", "kind": "step", "dtype": "int64", "shape": (), **change})
+        Schema((Leaf(**{"name": "x", "kind": "step", "dtype": "int64", "shape": (), **change}),))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -324,7 +327,7 @@ def test_atomic_write_leaves_the_old_file_when_it_fails(tmp_path, monkeypatch):
     def broken(_):
         raise OSError("disk full")
 
-    monkeypatch.setattr(manifests.os, "fsync", broken)
+    monkeypatch.setattr(durable.os, "fsync", broken)
     with pytest.raises(OSError, match="disk full"):
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"

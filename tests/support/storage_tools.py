@@ -19,13 +19,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from rbdata.storage.codecs.zstd import RowEncoder, train_dictionary
+from rbdata.storage.codecs import codec_of
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeBuilder, EpisodeTable
 from rbdata.storage.folder import DatasetPlace
 from rbdata.storage.manifest import Manifest
 from rbdata.storage.schema import Leaf, Schema, ted_flags
-from rbdata.storage.writer import DatasetWriter, open_sink
+from rbdata.storage.sinks import open_sink
+from rbdata.storage.writer import DatasetWriter
 
 LAYOUTS = ("flat", "raw", "zstd", "ted")
 
@@ -178,13 +179,12 @@ class Recipe:
         for low in range(0, len(truth["done"]), self.column_block):
             appender.append({name: truth[name][low : low + self.column_block] for name in wanted})
         writer.planned(appender.close(), table(self.episodes))
-        dictionaries = {}
         for leaf in writer.bulk:
-            if leaf.codec == "zstd":
+            if codec_of(leaf).uses_dictionary:
                 rows = state_rows(self.episodes, leaf.name)
                 data = np.frombuffer(np.ascontiguousarray(rows).tobytes(), np.uint8).reshape(len(rows), -1)
-                dictionaries[leaf.name] = train_dictionary(data) if self.dictionary else b""
-                writer.dictionary(leaf, dictionaries[leaf.name])
+                writer.dictionary(leaf, self.train(leaf, data))
+        self.before_filling(writer)
         writer.merge()
         for number in self.order if self.order is not None else range(count):
             if number in writer.parts_done():
@@ -196,19 +196,25 @@ class Recipe:
             for name in self.bulk:
                 twin_filled = schema[name].kind == "step" and name.startswith("next/")
                 if not twin_filled:
-                    encoder = RowEncoder(dictionaries[name], self.threads) if name in dictionaries else None
-                    record[name] = self.fill(writer, name, number, bounds[number], bounds[number + 1], encoder)
+                    record[name] = self.fill(writer, name, number, bounds[number], bounds[number + 1])
             writer.part_done(number, {"leaves": record})
             writer.merge()
         if self.stop_after is not None:
             raise Stopped
         return writer.commit(self.manifest())
 
-    def fill(self, writer: DatasetWriter, name: str, number: int, low: int, high: int, encoder: Any) -> dict[str, Any]:
+    def train(self, leaf: Leaf, rows: np.ndarray) -> bytes:
+        """The dictionary of a leaf."""
+        return codec_of(leaf).train(rows) if self.dictionary else b""
+
+    def before_filling(self, writer: DatasetWriter) -> None:
+        """What is done when the plan is made; nothing here."""
+
+    def fill(self, writer: DatasetWriter, name: str, number: int, low: int, high: int) -> dict[str, Any]:
         rows = state_rows(self.episodes, name)[low:high]
         leaf = writer.schema[name]
         data = np.frombuffer(np.ascontiguousarray(rows, leaf.np_dtype).tobytes(), np.uint8)
-        sink = open_sink(writer.folder, writer.schema, name, number, low, high - low, writer.states, encoder)
+        sink = open_sink(writer.folder, writer.schema, name, number, low, high - low, writer.states, self.threads)
         positions = np.arange(high - low)
         runs = [positions[at : at + self.block] for at in range(0, len(positions), self.block)]
         if self.scrambled and len(positions) > 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ....errors import UsageError
+from ....storage.codecs import resolve_choice
 from ....storage.schema import Leaf, Schema, ted_flags
 from ...ingest.protocol import ConvertOptions
 from .ring import TIME_LIMIT
@@ -27,8 +28,7 @@ def schema(options: ConvertOptions) -> Schema:
             Leaf("next/observation", "step", "uint8", FRAME),
         )
     else:
-        codec = "raw" if options.codec == "raw" else "zstd"
-        big = (Leaf("observation", "state", "uint8", FRAME, codec=codec),)
+        big = (Leaf("observation", "state", "uint8", FRAME, codec=resolve_choice(options.codec)),)
     return Schema((*big, *small))
 
 

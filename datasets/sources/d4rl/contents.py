@@ -24,7 +24,7 @@ import numpy as np
 
 from ....errors import CorruptSourceError
 from ....storage.checksums import crc32c
-from ....storage.schema import DTYPES
+from ....storage.leaf import DTYPES
 from ...formats.hdf5_checks import DEEPEST, check_storage, damage_reported
 
 if TYPE_CHECKING:

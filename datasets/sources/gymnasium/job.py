@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ....errors import ObjectNotFoundError, UsageError
+from ....storage.codecs import PLAIN, load_codec
 from ....storage.column_writer import ColumnWriter
 from ....storage.episodes import CUT, TERMINATED, TRUNCATED
 from ...fetch import FetchOptions, Location, RemoteObject
@@ -84,7 +85,8 @@ class RecordingJob(Job):
             raise UsageError(f"nothing is left of what {name} observes or does: {self.left_out}")
         self.columns = columns_of(self.observation, self.action)
         self.schema, self.bulk = lay_out(self.columns, options)
-        self._compress = any(leaf.codec == "zstd" for leaf in self.schema)
+        #: The codec of the large columns.
+        self._codec = next((leaf.codec for leaf in self.schema.states), PLAIN)
 
     def identity(self) -> dict[str, Any]:
         return {
@@ -104,7 +106,7 @@ class RecordingJob(Job):
         steps = self.given["steps"]
         small = sum(column.row_bytes for column in self.columns if not column.large)
         large = sum(column.row_bytes for column in self.columns if column.large)
-        if self._compress:
+        if not load_codec(self._codec).fixed_rows:
             large = int(large * _GUESSED_RATIO)
         bulk = set(self.bulk)
         lasting = sum(leaf.row_bytes for leaf in self.schema.steps if leaf.name not in bulk)
@@ -128,7 +130,7 @@ class RecordingJob(Job):
                 policy=self.given["policy"],
                 epsilon=self.given["epsilon"],
                 seed=self.given["seed"],
-                compress=self._compress,
+                codec=self._codec,
                 threads=threads,
                 target=target,
             )

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ....errors import RbdataError
-from ....storage.manifest import sync_folder
+from ....storage.durable import sync_folder
 from ...ingest.spaces import SpaceLeaf, text_rows
 from ...ingest.trajectories import Column
 from ...workers.task import OnBlock
@@ -43,7 +43,7 @@ class RecordTask:
     policy: str
     epsilon: float
     seed: int
-    compress: bool
+    codec: str
     threads: int
     target: Path
 
@@ -98,7 +98,7 @@ class _Recording:
         self._task, self._env, self._actor, self._notes = task, env, actor, notes
         count = task.made.count
         columns = columns_of(task.observation, task.action)
-        self._writer = RecordingWriter(folder, columns, compress=task.compress, threads=task.threads)
+        self._writer = RecordingWriter(folder, columns, codec=task.codec, threads=task.threads)
         row = sum(column.row_bytes for column in columns) + 5
         self._room = max(4, min(_BUFFER_ROWS, _BUFFER_BYTES // (row * count)))
         self._leaves = (*task.observation, *task.action)

@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 
 from ....errors import DiskSpaceError
-from ....storage.codecs.zstd import RowEncoder, train_dictionary
+from ....storage.codecs.compressed import compressed_codec
+from ....storage.parts import Encode
 from ...ingest.staging import StagedRows, lengths_path
 from ...ingest.trajectories import Column
 
@@ -34,12 +35,14 @@ SAMPLE_BYTES, SAMPLE_ROWS = 24 << 20, 1500
 
 
 class RecordingWriter:
-    """Appends blocks of rows; ``compress`` says whether large columns become zstd rows."""
+    """Appends blocks of rows; ``codec`` is that of large columns."""
 
-    def __init__(self, folder: Path, columns: Sequence[Column], *, compress: bool, threads: int) -> None:
+    def __init__(self, folder: Path, columns: Sequence[Column], *, codec: str, threads: int) -> None:
         self._folder, self._columns, self._threads = folder, columns, threads
+        self._codec = compressed_codec(codec)
+        compress = self._codec.name == codec
         self._compressed = {number for number, column in enumerate(columns) if compress and column.large}
-        self._encoder: RowEncoder | None = None
+        self._encode: Encode | None = None
         #: Blocks that wait for the dictionary, and their bytes.
         self._waiting: list[tuple[int, int, np.ndarray]] = []
         self._waiting_bytes = 0
@@ -48,7 +51,7 @@ class RecordingWriter:
         """Append rows of a column."""
         if number not in self._compressed:
             self._append(f"{env}.{number}", rows)
-        elif self._encoder is None:
+        elif self._encode is None:
             self._waiting.append((env, number, rows.copy()))
             self._waiting_bytes += rows.nbytes
             if self._waiting_bytes >= SAMPLE_BYTES:
@@ -63,7 +66,7 @@ class RecordingWriter:
 
     def finish(self, about: dict[str, Any]) -> None:
         """Write what still waits, and what there is to know."""
-        if self._compressed and self._encoder is None:
+        if self._compressed and self._encode is None:
             self._train()
         (self._folder / ABOUT).write_text(json.dumps(about), encoding="utf-8")
         for path in self._folder.iterdir():
@@ -76,18 +79,18 @@ class RecordingWriter:
         size = max((row.nbytes for row in rows), default=1)
         want = max(1, min(SAMPLE_ROWS, SAMPLE_BYTES // size, len(rows)))
         chosen = [rows[i] for i in np.unique(np.linspace(0, len(rows) - 1, want).astype(int))]
-        dictionary = train_dictionary(chosen)
+        dictionary = self._codec.train(chosen)
         (self._folder / DICTIONARY).write_bytes(dictionary)
-        self._encoder = RowEncoder(dictionary, self._threads)
+        self._encode = self._codec.encoder(dictionary, self._threads)
         for env, number, block in self._waiting:
             self._compress(env, number, block)
         self._waiting, self._waiting_bytes = [], 0
 
     def _compress(self, env: int, number: int, rows: np.ndarray) -> None:
-        assert self._encoder is not None
+        assert self._encode is not None
         column = self._columns[number]
         starts = np.arange(len(rows), dtype=np.int64) * column.row_bytes
-        data, lengths = self._encoder.encode(np.ascontiguousarray(rows).data.cast("B"), starts, column.row_bytes)
+        data, lengths = self._encode(np.ascontiguousarray(rows).data.cast("B"), starts, column.row_bytes)
         self._append(f"{env}.{number}", data)
         self._append(lengths_path(Path(f"{env}.{number}")).name, lengths)
 

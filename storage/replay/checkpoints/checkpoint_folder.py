@@ -14,8 +14,8 @@ from typing import Any
 
 from ....errors import DamagedDatasetError, DatasetExistsError, NotADatasetError, UsageError
 from ...checksums import Crc32c, crc32c
+from ...durable import sync_folder, write_atomically
 from ...folder import remove_tree
-from ...manifest import sync_folder, write_atomically
 from ...tensordict_reader import read_json, regular_size
 from .state_files import read_state, write_state
 

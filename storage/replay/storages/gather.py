@@ -1,7 +1,7 @@
 """Rows of tensors in memory, read the way the rows of a dataset folder are: whole rows, on the widest words they allow.
 
 `TensorRows` reads by row. `TimelineRows` reads the same rows by their position in time, so that a window of consecutive
-steps is one however the ring lies. Both have the operations of `storage.rows.Rows`.
+steps is one however the ring lies. Both have the operations of `storage.codecs.codec.Rows`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 import torch
 
-from ...rows import widest_word
+from ...codecs import PLAIN
+from ...memory_map import widest_word
 from ..windows.timeline import Timeline
 
 
@@ -23,12 +24,12 @@ class Field:
     shape: tuple[int, ...]
     row_bytes: int
     kind: str = "step"
-    codec: str = "raw"
+    codec: str = PLAIN
     constant: Any = None
 
 
 class Readable(Protocol):
-    """What both the leaves of a dataset and tensors in memory can do (see `storage.rows.Rows`)."""
+    """What both the leaves of a dataset and tensors in memory can do (see `storage.codecs.codec.Rows`)."""
 
     leaf: Any
     count: int

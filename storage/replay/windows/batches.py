@@ -17,6 +17,7 @@ import torch
 from tensordict import TensorDict
 
 from ....errors import UsageError
+from ...codecs import load_codec
 from ...schema import FLAGS, LARGE_ROW
 from ...window import Windows, plan_windows, read_window, read_windows
 from ..storages.gather import Readable, by_position
@@ -236,7 +237,7 @@ class BatchReader:
         if not state_rows.sliced:
             pair = rows.windows(state_rows.row, 2)
             return pair[:, 0], pair[:, 1]
-        if rows.leaf.codec == "raw":
+        if load_codec(rows.leaf.codec).fixed_rows:
             return (
                 rows.windows(state_rows.row, draw.length).flatten(0, 1),
                 rows.windows(state_rows.row + 1, draw.length).flatten(0, 1),

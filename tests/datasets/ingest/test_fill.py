@@ -13,8 +13,8 @@ from rbdata.datasets.ingest.protocol import ConvertOptions, PartSpec
 from rbdata.datasets.ingest.row_source import Block, RowSource, block_of_rows
 from rbdata.datasets.ingest.staging import StagedPart, StagedRows, lengths_path
 from rbdata.errors import RbdataError, UsageError
+from rbdata.storage.durable import preallocate
 from rbdata.storage.schema import Leaf, Schema, ted_flags
-from rbdata.storage.sinks import preallocate
 
 ROWS = np.random.default_rng(0).integers(0, 9, (7, 1100), np.uint8)
 SCHEMA = Schema((Leaf("observation", "state", "uint8", (1100,), codec="raw"), *ted_flags()))

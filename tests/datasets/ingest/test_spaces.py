@@ -25,7 +25,7 @@ from rbdata.datasets.sources.minari.metadata import metadata_from
 from rbdata.errors import CorruptSourceError, SchemaError, UsageError
 from rbdata.storage.column_writer import ColumnWriter
 from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED
-from rbdata.storage.schema import check_key
+from rbdata.storage.leaf import check_key
 
 LETTERS = st.text("abcé ", min_size=1, max_size=5)
 BASIC = st.one_of(

@@ -34,9 +34,10 @@ import numpy as np
 
 from .....errors import CorruptSourceError
 from .....storage.checksums import Crc32c
-from .....storage.codecs.zstd import RowEncoder
+from .....storage.codecs.compressed import compressed_codec
+from .....storage.durable import sync_folder
 from .....storage.episodes import CUT, TERMINATED, TRUNCATED
-from .....storage.manifest import sync_folder
+from .....storage.parts import Encode
 from ....fetch import Location, RemoteObject, readahead, stream
 from ....formats.gunzip import gunzip
 from ....formats.png import SIDE, PngError, decode_frames
@@ -83,6 +84,7 @@ class DecodeTask:
     location: Location
     target: Path
     dictionary: Path
+    codec: str
     unknown_next: str
     time_limit: int
     threads: int
@@ -102,14 +104,14 @@ def decode(task: DecodeTask, on_block: OnBlock) -> dict[str, Any]:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     made = Columns()
-    encoder = RowEncoder(task.dictionary.read_bytes(), task.threads)
+    encode = compressed_codec(task.codec).encoder(task.dictionary.read_bytes(), task.threads)
     with closing(EpisodeStream(task.location, task.obj)) as source, (partial / ROWS).open("wb") as rows:
 
         def write(data: bytes, lengths: np.ndarray) -> None:
             rows.write(data)
             made.lengths.append(lengths)
 
-        blocks = _Blocks(write, encoder)
+        blocks = _Blocks(write, encode)
         for where, episode in source.episodes():
             ending = (
                 end_episode(len(episode), episode.terminal, task.unknown_next, task.time_limit)
@@ -175,8 +177,8 @@ class Columns:
 class _Blocks:
     """Frames of many episodes in blocks of the same size: decoded, compressed, handed on."""
 
-    def __init__(self, write: Callable[[bytes, np.ndarray], None], encoder: RowEncoder) -> None:
-        self._write, self._encoder = write, encoder
+    def __init__(self, write: Callable[[bytes, np.ndarray], None], encode: Encode) -> None:
+        self._write, self._encode = write, encode
         self._frames: list[memoryview] = []
         self._blank_after: list[int] = []
         #: Whose frames these are: (first of them here, its row there, where).
@@ -210,7 +212,7 @@ class _Blocks:
         order = np.arange(count)
         if self._blank_after:
             order = np.insert(order, np.array(self._blank_after) + 1, BLOCK_ROWS)
-        self._write(*self._encoder.encode(self._block.data, order * ROW_BYTES, ROW_BYTES))
+        self._write(*self._encode(self._block.data, order * ROW_BYTES, ROW_BYTES))
         self._frames, self._blank_after, self._owners = [], [], []
 
 

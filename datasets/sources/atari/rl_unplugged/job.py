@@ -9,11 +9,12 @@ from typing import Any
 
 from .....errors import ObjectNotFoundError
 from .....storage.checksums import crc32c
+from .....storage.codecs import codec_of
+from .....storage.codecs.compressed import CompressedCodec, compressed_codec
 from .....storage.column_writer import ColumnWriter
 from .....storage.episodes import TERMINATED
 from .....storage.folder import remove_tree
 from ....fetch import Location, resolve
-from ....ingest.estimate import compressed_bytes
 from ....ingest.number_ranges import format_numbers
 from ....ingest.protocol import ConvertOptions, Expectation, Job, PartSpec, Plan, RawObject
 from ....ingest.staging import StagedPart, StagedRows
@@ -68,7 +69,7 @@ class RluJob(Job):
         rows = int(fetch / max(1.0, sample.packed_bytes))
         episodes = int(rows / max(1.0, sample.rows_per_episode))
         raw = sum(self.schema[name].row_bytes for name in self.bulk)
-        disk = rows * (self._packed_row_bytes() + (0 if self.schema["observation"].codec == "zstd" else raw))
+        disk = rows * (self._packed_row_bytes() + (raw if codec_of(self.schema[self.bulk[0]]).fixed_rows else 0))
         names = [f"file {file.number}" for file in self.chosen]
         return Expectation(fetch, rows, episodes, int(disk), names)
 
@@ -90,6 +91,7 @@ class RluJob(Job):
                 self.location,
                 folder / file.obj.name,
                 dictionary,
+                self._codec.name,
                 self.options.unknown_next,
                 self.time_limit,
                 threads,
@@ -164,17 +166,20 @@ class RluJob(Job):
             self._sample = take_sample(self.location, self.chosen)
         return self._sample
 
-    def _train(self) -> bytes:
-        from .....storage.codecs.zstd import train_dictionary
+    @property
+    def _codec(self) -> type[CompressedCodec]:
+        """What decoded rows are compressed with until they are put in place."""
+        return compressed_codec(self.schema[self.bulk[0]].codec)
 
-        return train_dictionary(self._sampled().rows)
+    def _train(self) -> bytes:
+        return self._codec.train(self._sampled().rows)
 
     def _packed_row_bytes(self) -> float:
         """Bytes of a compressed row with its offset, measured on a few sample rows."""
         rows = self._sampled().rows
         rows = rows[:: max(1, len(rows) // 500)]
         dictionary = self._dictionary.read_bytes() if self._folder and self._dictionary.is_file() else self._train()
-        return compressed_bytes(rows, dictionary) / len(rows) + 8
+        return self._codec.estimate_row_bytes(rows, dictionary)
 
     # -- what the manifest says ------------------------------------------------------------------------------------
 

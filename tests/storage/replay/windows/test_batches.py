@@ -165,11 +165,11 @@ def test_spans_leave_the_episode_no_further_than_said(made, span, shortest):
 
 def test_slices_of_stacks_read_each_frame_once(made, monkeypatch):
     """A slice of L with stacks of k takes L + k rows, not L (k + 1)."""
-    from rbdata.storage.rows import ZstdRows
+    from rbdata.storage.codecs.compressed import CompressedRows
 
     read = []
-    inner = ZstdRows._decode
-    monkeypatch.setattr(ZstdRows, "_decode", lambda self, rows: read.append(len(rows)) or inner(self, rows))
+    inner = CompressedRows._decode
+    monkeypatch.setattr(CompressedRows, "_decode", lambda self, rows: read.append(len(rows)) or inner(self, rows))
     folder, _ = made["large", "zstd"]
     rbdata.load(folder, batch_size=5, slice_len=5, frame_stack=3, seed=9).sample()
     assert max(read) == 5 + 3

@@ -1,0 +1,190 @@
+"""What a codec does: the one interface between stored rows and the rest of the package."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import numpy as np
+
+from ...errors import DamagedDatasetError
+from ..checksums import check_ranges
+from ..durable import append_blocks, has_bytes
+from ..leaf import Leaf
+from ..memory_map import VERIFY
+from ..parts import PartFile, lengths_path, part_is_there, part_path, read_pieces
+
+if TYPE_CHECKING:
+    import torch
+
+#: Checksum ranges of files by path, as the manifest has them.
+Files = Mapping[str, Sequence[Sequence[Any]]]
+#: A part of a finished dataset: its number, its first row and its rows.
+OldPart = tuple[int, int, int]
+
+
+class Rows(Protocol):
+    """The rows of a leaf, read-only."""
+
+    leaf: Leaf
+    count: int
+
+    def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
+        """``length`` consecutive rows from each of ``first`` (int64 ``[B]``): a fresh ``[B, length, *shape]``.
+
+        Every ``first`` must lie in ``[0, count - length]``.
+        """
+
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        """Single rows (``index`` int64 ``[B]``): a fresh ``[B, *shape]``."""
+
+    def block(self, start: int, stop: int) -> torch.Tensor:
+        """Rows ``start..stop-1``, ``[stop - start, *shape]``; fixed rows give a private view, others fresh memory."""
+
+
+class Sink(Protocol):
+    """Takes the rows of one part, in any order.
+
+    Rows are given as byte offsets into a buffer, so that rows left out (padding) or repeated (zeros) cost no copy.
+    """
+
+    def write(self, position: int, buffer: Any, starts: np.ndarray) -> None:
+        """Store rows at ``position`` (relative to the part); row i begins at byte ``starts[i]`` of the buffer."""
+
+    def finish(self) -> dict[str, Any]:
+        """Make what was written durable; returns the record for the journal."""
+
+
+class Codec(ABC):
+    """How the rows of one leaf are stored. ``folder`` is that of the dataset, finished or being written."""
+
+    #: As the manifest has it.
+    name: ClassVar[str]
+    #: Whether all rows take the same space and lie in the order of their numbers: those of a part are then written at
+    #: their place in a preallocated file, and reading costs a copy. Otherwise every part is a file until it is appended.
+    fixed_rows: ClassVar[bool]
+    #: Whether rows are encoded with a dictionary, which `train` makes.
+    uses_dictionary: ClassVar[bool] = False
+    #: Bytes that are stored for each row beside the row itself.
+    index_bytes: ClassVar[int] = 0
+    #: What parts are appended to, the rows first; `path` gives the files.
+    appended: ClassVar[tuple[str, ...]] = ("blob",)
+
+    def __init__(self, leaf: Leaf) -> None:
+        self.leaf = leaf
+
+    # -- files -----------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def path(self, name: str) -> str:
+        """A file of the leaf by its role (one of ``appended``), relative to the folder."""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """All files of the leaf, relative to the folder."""
+        return tuple(map(self.path, (*self.appended, "dictionary") if self.uses_dictionary else self.appended))
+
+    def damaged_file(self, folder: Path, files: Files) -> str | None:
+        """The first file of the leaf that does not hold what was written, by the checksums of the manifest."""
+        wrong = (path for path in self.files for _, sound in check_ranges(folder / path, files[path]) if not sound)
+        return next(wrong, None)
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def open_rows(self, folder: Path, count: int) -> Rows:
+        """Map the leaf; reads no rows. Raises DamagedDatasetError when a file is missing or too short."""
+
+    def is_like(self, folder: Path, other: Leaf, other_folder: Path) -> bool:
+        """Whether stored rows of another leaf can be appended as they are (`Appender.copy`)."""
+        return False
+
+    # -- writing one part ------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def open_sink(self, folder: Path, number: int, first: int, rows: int, threads: int = 1) -> Sink:
+        """Where the rows of a part go; ``first`` is its first row in the leaf, ``rows`` their number."""
+
+    def open_appender(self, folder: Path, number: int) -> PartFile:
+        """Where the rows of a part go in order, when their number is not known in advance."""
+        return PartFile(folder, self.leaf, number, None)
+
+    @abstractmethod
+    def copy_part(
+        self, source: Path, files: Files, old: OldPart, folder: Path, number: int, first: int
+    ) -> dict[str, Any]:
+        """Copy a part of the finished dataset ``source`` into part ``number``; returns the record for the journal.
+
+        Raises RbdataError or OSError where the part is not what the checksums ``files`` of its manifest state.
+        """
+
+    # -- finished parts --------------------------------------------------------------------------------------------
+
+    def part_is_there(self, folder: Path, number: int, record: Mapping[str, Any], *, contents: bool) -> bool:
+        """Whether the files of a finished part that is not appended yet are as its record states.
+
+        Sizes are compared, with ``contents`` checksums as well.
+        """
+        path = part_path(folder, self.leaf, number)
+        return part_is_there(path, record, lengths=not self.fixed_rows, contents=contents)
+
+    def has_appended(self, folder: Path, last: Mapping[str, int]) -> bool:
+        """Whether the leaf's files are as large as the entry of the last part appended states."""
+        return has_bytes(folder / self.path("blob"), last["blob"])
+
+    def append_parts(
+        self, folder: Path, parts: Mapping[int, Mapping[str, Any]], last: Mapping[str, int]
+    ) -> list[dict[str, Any]]:
+        """Append finished parts (records by number, in order) behind the ``last`` entry.
+
+        Returns an entry for each: ``rows`` and bytes of the ``blob`` up to its end, and the checksum ``ranges``.
+        """
+        pieces = [
+            read_pieces(part_path(folder, self.leaf, number), record["pieces"]) for number, record in parts.items()
+        ]
+        blob, rows = last["blob"], last["rows"]
+        entries: list[dict[str, Any]] = []
+        written = append_blocks(folder / self.path("blob"), blob, pieces)
+        for record, checksum in zip(parts.values(), written):
+            blob += checksum.length
+            rows += sum(piece["rows"] for piece in record["pieces"])
+            entries.append({"blob": blob, "rows": rows, "ranges": {"blob": list(checksum.range)}})
+        return entries
+
+    def remove_part(self, folder: Path, number: int) -> None:
+        """Remove the files of a part that is appended."""
+        path = part_path(folder, self.leaf, number)
+        for file in (path, lengths_path(path)):
+            file.unlink(missing_ok=True)
+
+    # -- dictionaries and estimates --------------------------------------------------------------------------------
+
+    def read_dictionary(self, folder: Path) -> bytes:
+        """The dictionary of the leaf. Raises DamagedDatasetError when there should be one and is none."""
+        if not self.uses_dictionary:
+            return b""
+        try:
+            return (folder / self.path("dictionary")).read_bytes()
+        except FileNotFoundError as error:
+            raise DamagedDatasetError(f"{error.filename} is missing", hint=VERIFY) from error
+
+    @classmethod
+    def train(cls, samples: Iterable[np.ndarray]) -> bytes:
+        """A dictionary for rows like these (uint8), which may differ in size; empty where none helps. Deterministic."""
+        return b""
+
+    @classmethod
+    def encoded_lengths(cls, rows: Iterable[np.ndarray], dictionary: bytes) -> np.ndarray:
+        """The bytes that each of some rows takes, int64 ``[n]``."""
+        return np.array([row.nbytes for row in rows], np.int64)
+
+    @classmethod
+    def estimate_row_bytes(cls, rows: Iterable[np.ndarray], dictionary: bytes) -> float:
+        """The bytes that rows like these take on the disk, on average."""
+        return float(cls.encoded_lengths(rows, dictionary).mean()) + cls.index_bytes
+
+    def stored_row_bytes(self, folder: Path, rows: int) -> float:
+        """The bytes that each of the ``rows`` rows of a finished leaf takes on the disk, on average."""
+        return (folder / self.path("blob")).stat().st_size / rows + self.index_bytes

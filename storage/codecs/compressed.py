@@ -1,0 +1,228 @@
+"""Leaves whose rows are compressed one by one, whatever the compressor.
+
+Such a leaf is a folder of flat files:
+
+    blob        the compressed rows, one after the other
+    offsets     int64 [rows + 1]: row i lies at blob[offsets[i]:offsets[i + 1]]
+    dictionary  what the compressor was given to compress and decompress with (may be empty), if it uses dictionaries
+
+Any row decodes alone. Rows have sizes that are not known beforehand, so each part is written to its own file, and
+finished parts are appended to the one blob in order, piece by piece: the result is the same bytes whatever the number of
+processes and whoever was interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from ...errors import DamagedDatasetError, RbdataError
+from ..checksums import crc32c
+from ..durable import append_blocks, has_bytes
+from ..leaf import Leaf
+from ..memory_map import VERIFY, map_array
+from ..parts import Encode, PartFile, lengths_path, part_path, sync_parts, write_lengths
+from . import DEFAULT, load_codec
+from .codec import Codec, Files, OldPart
+
+if TYPE_CHECKING:
+    import torch
+
+
+#: Decodes the rows at some bytes (int64 ``[n]``) of a blob, of some lengths: ``decode(blob, starts, lengths)`` gives uint8
+#: ``[n, row_bytes]``, freshly allocated and writable, or raises DamagedDatasetError. For one thread at a time.
+Decode = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+
+
+class CompressedCodec(Codec):
+    """Rows compressed one by one. A compressor says how to encode and to decode, and how to train a dictionary."""
+
+    fixed_rows = False
+    index_bytes = 8
+    appended = ("blob", "offsets")
+
+    _encoders: ClassVar[dict[tuple[str, int], Encode]] = {}
+
+    @classmethod
+    @abstractmethod
+    def encoder(cls, dictionary: bytes, threads: int = 1) -> Encode:
+        """What compresses rows; not shared between threads at the same time."""
+
+    @classmethod
+    @abstractmethod
+    def decoder(cls, dictionary: bytes, row_bytes: int, threads: int = 1) -> Decode:
+        """What decompresses rows of ``row_bytes`` bytes."""
+
+    # -- files -----------------------------------------------------------------------------------------------------
+
+    def path(self, name: str) -> str:
+        return f"{self.leaf.name}/{name}"
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def open_rows(self, folder: Path, count: int) -> CompressedRows:
+        return CompressedRows(self, folder, count)
+
+    def is_like(self, folder: Path, other: Leaf, other_folder: Path) -> bool:
+        mine, its = self.leaf, other
+        if (mine.codec, mine.dtype, mine.shape) != (its.codec, its.dtype, its.shape):
+            return False
+        return self.read_dictionary(folder) == type(self)(other).read_dictionary(other_folder)
+
+    # -- writing one part ------------------------------------------------------------------------------------------
+
+    def open_sink(self, folder: Path, number: int, first: int, rows: int, threads: int = 1) -> PartFile:
+        return PartFile(folder, self.leaf, number, self.encoder(self.read_dictionary(folder), threads), rows)
+
+    def open_appender(self, folder: Path, number: int) -> PartFile:
+        return PartFile(folder, self.leaf, number, self._encoder(folder))
+
+    def copy_part(
+        self, source: Path, files: Files, old: OldPart, folder: Path, number: int, first: int
+    ) -> dict[str, Any]:
+        old_number, old_first, rows = old
+        offsets = np.fromfile(source / self.path("offsets"), "<i8", rows + 1, offset=8 * old_first)
+        begin, length = int(offsets[0]), int(offsets[-1] - offsets[0])
+        with (source / self.path("blob")).open("rb") as file:
+            file.seek(begin)
+            data = file.read(length)
+        if [length, crc32c(data)] != files[self.path("blob")][old_number]:
+            raise RbdataError("the old part is damaged")
+        part = self.open_appender(folder, number)
+        part.append_encoded(data, np.diff(offsets))
+        return part.finish()
+
+    def adopt_part(self, folder: Path, number: int, source: Path, lengths: np.ndarray) -> dict[str, Any]:
+        """Make a synced file of rows, encoded as this leaf's are, the file of a part; returns the record for the journal.
+
+        ``lengths`` (int64 ``[rows]``) are those of the rows. An earlier run may have moved the file already. Raises
+        FileNotFoundError when it is neither at ``source`` nor there.
+        """
+        path, size = part_path(folder, self.leaf, number), int(lengths.sum())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_file():
+            source.replace(path)
+        elif not has_bytes(path, size, exactly=True):
+            raise FileNotFoundError(source)
+        checksum = write_lengths(path, lengths)
+        sync_parts(folder)
+        pieces = [{"position": 0, "rows": len(lengths), "offset": 0, "length": size, "crc32c": ""}]
+        return {"pieces": pieces if len(lengths) else [], "lengths": checksum}
+
+    def _encoder(self, folder: Path) -> Encode:
+        """The encoder of a working folder's leaf; its dictionary is digested once in each process."""
+        path = folder / self.path("dictionary" if self.uses_dictionary else "")
+        key = (f"{self.name} {path}", path.stat().st_mtime_ns if self.uses_dictionary else 0)
+        if key not in self._encoders:
+            if len(self._encoders) >= 8:
+                self._encoders.clear()
+            self._encoders[key] = self.encoder(self.read_dictionary(folder))
+        return self._encoders[key]
+
+    # -- finished parts --------------------------------------------------------------------------------------------
+
+    def has_appended(self, folder: Path, last: Mapping[str, int]) -> bool:
+        return super().has_appended(folder, last) and has_bytes(folder / self.path("offsets"), 8 * (last["rows"] + 1))
+
+    def append_parts(
+        self, folder: Path, parts: Mapping[int, Mapping[str, Any]], last: Mapping[str, int]
+    ) -> list[dict[str, Any]]:
+        entries = super().append_parts(folder, parts, last)
+        tables: list[np.ndarray] = []
+        blob = last["blob"]
+        for number, entry in zip(parts, entries):
+            tables.append(blob + np.cumsum(np.fromfile(lengths_path(part_path(folder, self.leaf, number)), np.int64)))
+            blob = entry["blob"]
+        if 0 in parts:
+            tables[0] = np.concatenate([[0], tables[0]])  # a row begins where the one before it ends
+        at = 0 if 0 in parts else 8 * (last["rows"] + 1)
+        blocks = [[table.astype("<i8").tobytes()] for table in tables]
+        for entry, checksum in zip(entries, append_blocks(folder / self.path("offsets"), at, blocks)):
+            entry["ranges"]["offsets"] = list(checksum.range)
+        return entries
+
+    # -- estimates -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def encoded_lengths(cls, rows: Iterable[np.ndarray], dictionary: bytes) -> np.ndarray:
+        encode = cls.encoder(dictionary)
+        if isinstance(rows, np.ndarray):  # all at once
+            data = np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), -1)
+            starts = np.arange(len(rows), dtype=np.int64) * data.shape[1]
+            return encode(data.reshape(-1), starts, data.shape[1])[1]
+        start = np.zeros(1, np.int64)
+        return np.array([encode(np.ascontiguousarray(row).data, start, row.nbytes)[1][0] for row in rows], np.int64)
+
+
+class CompressedRows:
+    """A compressed leaf: blob, offsets and dictionary, mapped; rows decode on their own."""
+
+    def __init__(self, codec: CompressedCodec, folder: Path, count: int) -> None:
+        self.leaf, self.count, self._codec = codec.leaf, count, codec
+        offsets = folder / codec.path("offsets")
+        self._offsets = map_array(offsets, np.dtype("<i8"), count + 1)
+        size = int(self._offsets[count])
+        if size < 0:
+            raise DamagedDatasetError(f"{offsets} is damaged", hint=VERIFY)
+        self._blob = map_array(folder / codec.path("blob"), np.dtype(np.uint8), size)
+        self._dictionary = codec.read_dictionary(folder)
+        self._idle: dict[tuple[int, int], list[Decode]] = {}
+
+    def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
+        rows = first.numpy()
+        if length > 1:
+            rows = (rows[:, None] + np.arange(length)).reshape(-1)
+        return self._decode(rows).view(len(first), length, *self.leaf.shape)
+
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        return self._decode(index.numpy()).view(len(index), *self.leaf.shape)
+
+    def block(self, start: int, stop: int) -> torch.Tensor:
+        return self._decode(np.arange(start, stop)).view(stop - start, *self.leaf.shape)
+
+    def stored(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows ``start..stop-1`` as they are stored: their bytes one after the other, and their lengths (int64)."""
+        offsets = self._offsets[start : stop + 1]
+        low, high = int(offsets[0]), int(offsets[-1])
+        lengths = np.diff(offsets)
+        if low < 0 or high > len(self._blob) or (len(lengths) and int(lengths.min()) <= 0):
+            raise _damaged()
+        return self._blob[low:high], lengths
+
+    def _decode(self, rows: np.ndarray) -> torch.Tensor:
+        import torch  # here: processes that only write do without it
+
+        starts = self._offsets[rows]
+        lengths = self._offsets[rows + 1] - starts
+        if len(rows) and (
+            int(lengths.min()) <= 0 or int(starts.min()) < 0 or int((starts + lengths).max()) > len(self._blob)
+        ):
+            raise _damaged()
+        # A decoder serves one batch at a time, so threads that read at once have one each; after a fork, the threads of
+        # the parent's decoders are not there any more.
+        threads = torch.get_num_threads()
+        idle = self._idle.setdefault((os.getpid(), threads), [])
+        try:
+            decode = idle.pop()
+        except IndexError:
+            decode = self._codec.decoder(self._dictionary, self.leaf.row_bytes, threads)
+        decoded = decode(self._blob, starts, lengths)
+        idle.append(decode)
+        return torch.from_numpy(decoded.view(self.leaf.np_dtype))
+
+
+def _damaged() -> DamagedDatasetError:
+    return DamagedDatasetError("the offsets of a compressed leaf are damaged", hint=VERIFY)
+
+
+def compressed_codec(name: str) -> type[CompressedCodec]:
+    """A compressing codec by its name, for rows that are staged on the disk; DEFAULT where ``name`` does not compress."""
+    found = load_codec(name)
+    found = found if issubclass(found, CompressedCodec) else load_codec(DEFAULT)
+    assert issubclass(found, CompressedCodec)
+    return found

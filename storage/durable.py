@@ -1,0 +1,95 @@
+"""Files that survive a power cut: written whole or not at all, and synced before anything relies on them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from .checksums import Crc32c
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a whole small file so that it is either the old one or the new one, also after a power cut."""
+    temporary = path.with_name(path.name + ".tmp")
+    write_durably(temporary, data)
+    temporary.replace(path)
+    sync_folder(path.parent)
+
+
+def write_durably(path: Path, data: Any) -> None:
+    """Write a whole file and sync its bytes; its name is durable after `sync_folder`."""
+    with path.open("wb") as file:
+        file.write(data)
+        close_durably(file)
+
+
+def close_durably(file: BinaryIO) -> None:
+    """Sync the bytes of a file and close it."""
+    file.flush()
+    os.fsync(file.fileno())
+    file.close()
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and new files in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        pass  # some network filesystems do not sync directories; they order renames themselves
+    finally:
+        os.close(descriptor)
+
+
+def sync_files(folder: Path, names: Iterable[str]) -> None:
+    """Make files of a folder durable, and their names."""
+    names = list(names)
+    for name in names:
+        descriptor = os.open(folder / name, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    for parent in sorted({(folder / name).parent for name in names}):
+        sync_folder(parent)
+
+
+def preallocate(path: Path, size: int) -> None:
+    """Create a file of its final size (or keep it, when it has it); rows are then written in place."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        if os.fstat(file.fileno()).st_size != size:
+            file.truncate(size)
+    sync_folder(path.parent)
+
+
+def append_blocks(path: Path, at: int, parts: Iterable[Iterable[bytes]]) -> list[Crc32c]:
+    """Write the blocks of parts from byte ``at`` on, and cut off whatever an interrupted run left behind them.
+
+    Returns the checksum of each part.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    checksums: list[Crc32c] = []
+    with path.open("r+b" if path.exists() else "w+b") as file:
+        file.seek(at)
+        for blocks in parts:
+            checksum = Crc32c()
+            for block in blocks:
+                file.write(block)
+                checksum.update(block)
+            checksums.append(checksum)
+        file.truncate()
+        close_durably(file)
+    sync_folder(path.parent)
+    return checksums
+
+
+def has_bytes(path: Path, size: int, *, exactly: bool = False) -> bool:
+    """Whether a file is there and large enough (``exactly``: of this very size)."""
+    try:
+        found = path.stat().st_size
+    except FileNotFoundError:
+        return False
+    return found == size if exactly else found >= size

@@ -1,0 +1,233 @@
+"""The rows of one part while a dataset is written: in place in the leaf's file, or in a file of the part's own.
+
+.parts/<leaf>.<part>.blob       rows in the order in which they were written; the journal lists the runs by position
+.parts/<leaf>.<part>.lengths    int64 [rows]: the stored length of every row, where rows differ in length
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import RbdataError
+from .checksums import Crc32c, crc32c
+from .durable import close_durably, has_bytes, sync_folder, write_durably
+from .leaf import Leaf
+
+PARTS = ".parts"  # a name that no leaf can have
+_BLOCK = 1 << 22
+
+#: Encodes the rows of so many bytes that begin at some bytes (int64 ``[n]``) of a buffer: ``encode(buffer, starts,
+#: row_bytes)`` gives the encoded rows joined, and their lengths (int64 ``[n]``).
+Encode = Callable[[Any, np.ndarray, int], tuple[bytes, np.ndarray]]
+
+
+class _Pieces:
+    """The runs of consecutive rows that a part was written in, each with a checksum, as the journal has them."""
+
+    def __init__(self) -> None:
+        self._pieces: list[dict[str, Any]] = []
+        self._checksum = Crc32c()
+
+    def add(self, position: int, rows: int, offset: int, data: Any) -> None:
+        last = self._pieces[-1] if self._pieces else None
+        if last is None or last["position"] + last["rows"] != position:
+            self._checksum = Crc32c()
+            last = {"position": position, "rows": 0, "offset": offset}
+            self._pieces.append(last)
+        self._checksum.update(data)
+        last["rows"] += rows
+        last["length"], last["crc32c"] = self._checksum.range
+
+    def in_order(self, rows: int) -> list[dict[str, Any]]:
+        """The runs by position. Raises RbdataError unless each of the part's ``rows`` was written once."""
+        ordered = sorted(self._pieces, key=lambda piece: piece["position"])
+        expected = 0
+        for piece in ordered:
+            if piece["position"] != expected:
+                raise RbdataError(f"part rows {expected}..{piece['position']} were written twice or not at all")
+            expected += piece["rows"]
+        if expected != rows:
+            raise RbdataError(f"a part of {rows} rows was given {expected}")
+        return ordered
+
+
+class RowsInPlace:
+    """A sink that writes rows of one size into the leaf's preallocated file; ``first`` is the part's first row in it."""
+
+    def __init__(self, folder: Path, leaf: Leaf, first: int, rows: int) -> None:
+        self._leaf, self._first, self._rows = leaf, first, rows
+        self._descriptor = os.open(folder / leaf.memmap, os.O_WRONLY)
+        self._pieces = _Pieces()
+
+    def write(self, position: int, buffer: Any, starts: np.ndarray) -> None:
+        check_rows(position, len(starts), self._rows)
+        if not len(starts):
+            return
+        view, size = memoryview(buffer).cast("B"), self._leaf.row_bytes
+        breaks = np.flatnonzero(np.diff(starts) != size) + 1
+        for low, high in zip([0, *breaks.tolist()], [*breaks.tolist(), len(starts)]):
+            begin = int(starts[low])
+            data = view[begin : begin + (high - low) * size]
+            at = (self._first + position + low) * size
+            self._pieces.add(position + low, high - low, 0, data)
+            while data:
+                written = os.pwrite(self._descriptor, data, at)
+                data, at = data[written:], at + written
+
+    def finish(self) -> dict[str, Any]:
+        os.fsync(self._descriptor)
+        os.close(self._descriptor)
+        ranges = [[piece["length"], piece["crc32c"]] for piece in self._pieces.in_order(self._rows)]
+        return {"ranges": {self._leaf.memmap: ranges}}
+
+
+class PartFile:
+    """Rows in the part's own file, encoded or as they are: a sink, or (without ``rows``, their number) appended in order.
+
+    The file gets its name when it is finished: a part may be written by two workers at once, where one was taken for lost.
+    """
+
+    def __init__(self, folder: Path, leaf: Leaf, number: int, encode: Encode | None, rows: int | None = None) -> None:
+        self._row_bytes, self._encode, self._expected = leaf.row_bytes, encode, rows
+        self._path = part_path(folder, leaf, number)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._temporary = self._path.with_name(f"{self._path.name}.{uuid.uuid4().hex}")
+        self._file = self._temporary.open("wb")
+        self._lengths: list[tuple[int, np.ndarray]] = []
+        self._pieces = _Pieces()
+        self._rows = 0
+
+    def write(self, position: int, buffer: Any, starts: np.ndarray) -> None:
+        check_rows(position, len(starts), self._expected or 0)
+        self._encoded(position, buffer, starts)
+
+    def append(self, rows: np.ndarray) -> None:
+        """Append rows, uint8 ``[n, row_bytes]``, contiguous."""
+        data: Any = rows.reshape(-1).data
+        if self._encode is None:
+            self._store(self._rows, len(rows), data)
+        else:
+            self._encoded(self._rows, data, np.arange(len(rows), dtype=np.int64) * self._row_bytes)
+
+    def append_encoded(self, data: Any, lengths: np.ndarray) -> None:
+        """Append rows that are encoded as this leaf's are: their bytes one after the other, and the length of each."""
+        self._lengths.append((self._rows, lengths))
+        self._store(self._rows, len(lengths), data)
+
+    def copy(self, rows: Any, start: int, stop: int) -> None:
+        """Append rows ``start..stop-1`` of an open leaf that is stored like this one (`Codec.is_like`), as they are."""
+        self.append_encoded(*rows.stored(start, stop))
+
+    def _encoded(self, position: int, buffer: Any, starts: np.ndarray) -> None:
+        if len(starts):
+            assert self._encode is not None
+            data, lengths = self._encode(buffer, starts, self._row_bytes)
+            self._lengths.append((position, lengths))
+            self._store(position, len(starts), data)
+
+    def _store(self, position: int, rows: int, data: Any) -> None:
+        if rows:
+            self._pieces.add(position, rows, self._file.tell(), data)
+            self._file.write(data)
+            self._rows += rows
+
+    def finish(self, *, sync: bool = True) -> dict[str, Any]:
+        """Make what was written durable; returns the record for the journal. Without ``sync``, names take `sync_parts`."""
+        close_durably(self._file)
+        rows = self._rows if self._expected is None else self._expected
+        record = {"pieces": self._pieces.in_order(rows), "rows": rows}
+        if self._encode is not None:
+            lengths = np.zeros(rows, np.int64)
+            for position, some in self._lengths:
+                lengths[position : position + len(some)] = some
+            record["lengths"] = write_lengths(self._path, lengths)
+        self._temporary.replace(self._path)
+        if sync:
+            sync_folder(self._path.parent)
+        return record
+
+    def abandon(self) -> None:
+        """Close and remove what was written."""
+        self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+
+def check_rows(position: int, count: int, rows: int) -> None:
+    """Raise RbdataError for rows outside a part of ``rows`` rows: beyond its end lie the rows of another one."""
+    if not 0 <= position <= position + count <= rows:
+        raise RbdataError(f"rows {position}..{position + count - 1} are outside a part of {rows} rows")
+
+
+def part_path(folder: Path, leaf: Leaf, number: int) -> Path:
+    """The file of a part that is not yet appended to its leaf."""
+    return folder / PARTS / f"{'.'.join(leaf.key)}.{number}.blob"
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove part files that an interrupted run did not finish; while nothing writes any."""
+    for path in (folder / PARTS).glob("*.*.*.????????????????????????????????"):
+        path.unlink()
+
+
+def sync_parts(folder: Path) -> None:
+    """Make durable the names of part files that are finished."""
+    sync_folder(folder / PARTS)
+
+
+def write_lengths(path: Path, lengths: np.ndarray) -> str:
+    """Store the lengths (int64 ``[rows]``) of the rows of the part file ``path``; returns their crc32c."""
+    target = lengths_path(path)
+    temporary = target.with_name(f"{target.name}.{uuid.uuid4().hex}")
+    data = np.ascontiguousarray(lengths, np.int64).tobytes()
+    write_durably(temporary, data)
+    temporary.replace(target)
+    return crc32c(data)
+
+
+def lengths_path(path: Path) -> Path:
+    """Where the lengths of the rows of the part file ``path`` lie."""
+    return path.with_suffix(".lengths")
+
+
+def read_pieces(path: Path, pieces: list[dict[str, Any]]) -> Iterator[bytes]:
+    """The bytes of a part file in row order. Raises RbdataError where the file is too short."""
+    with path.open("rb") as file:
+        for piece in pieces:
+            file.seek(piece["offset"])
+            left = piece["length"]
+            while left:
+                data = file.read(min(_BLOCK, left))
+                if not data:
+                    raise RbdataError(f"{path} is shorter than its journal says")
+                left -= len(data)
+                yield data
+
+
+def part_is_there(path: Path, record: Mapping[str, Any], *, lengths: bool, contents: bool) -> bool:
+    """Whether a part's files have the sizes, and with ``contents`` the checksums, that its record states.
+
+    ``lengths``: whether a file of lengths belongs to it. A record of an earlier version may state no checksums.
+    """
+    pieces = record["pieces"]
+    if not has_bytes(path, sum(piece["length"] for piece in pieces), exactly=True):
+        return False
+    if lengths and not has_bytes(lengths_path(path), 8 * sum(piece["rows"] for piece in pieces), exactly=True):
+        return False
+    if not contents:
+        return True
+    if lengths and record.get("lengths") not in (None, crc32c(lengths_path(path).read_bytes())):
+        return False
+    return all(piece["crc32c"] in ("", _checksum(path, piece)) for piece in pieces)
+
+
+def _checksum(path: Path, piece: dict[str, Any]) -> str:
+    checksum = Crc32c()
+    for block in read_pieces(path, [piece]):
+        checksum.update(block)
+    return checksum.hex
