@@ -1,7 +1,7 @@
 """Built-in preprocessing functions: ``--fn rbdata:NAME``, or ``from rbdata.preprocess.functions import NAME``.
 
 ``NAME.py`` holds the function ``NAME``, which is imported when it is first used: the names alone do not load torch. To add a
-function, write such a module and add its name to ``BUILTIN``.
+function, write such a module, decorate the function with `traits.Traits` and add its name to ``BUILTIN``.
 
 Conventions:
 

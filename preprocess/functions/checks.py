@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ...errors import UsageError
 
@@ -68,10 +68,11 @@ def key_list(name: str, value: object) -> list[str] | None:
     return paths
 
 
-def bounds(low_name: str, low: object, high_name: str, high: object) -> None:
-    """Two optional numbers, the first not above the second."""
-    for name, value in ((low_name, low), (high_name, high)):
+def bounds(check: Callable[[str, object], object], **limits: object) -> None:
+    """Two optional numbers, each valid for ``check``, the first not above the second."""
+    for name, value in limits.items():
         if value is not None:
-            number(name, value)
+            check(name, value)
+    (low_name, low), (high_name, high) = limits.items()
     if low is not None and high is not None and low > high:  # type: ignore[operator]
         raise UsageError(f"{low_name}={low} is more than {high_name}={high}: nothing would be left")

@@ -6,20 +6,20 @@ import torch
 from tensordict import TensorDictBase
 
 from ...errors import UsageError
-from .checks import boolean, bounds
+from .checks import boolean, bounds, number
 from .leaves import get, with_reward
-from .traits import builtin
+from .traits import Traits
 
 
-def _check(low: object = -1.0, high: object = 1.0, sign: object = False) -> None:
-    bounds("low", low, "high", high)
+def _check(low: object, high: object, sign: object) -> None:
+    bounds(number, low=low, high=high)
     if boolean("sign", sign) and (low, high) != (-1.0, 1.0):
         raise UsageError("sign=true gives -1, 0 or 1: low and high do not apply")
     if low is None and high is None:
         raise UsageError("clip_rewards needs low, high, or both")
 
 
-@builtin("batch", ignores_observations=True, check=_check)
+@Traits("batch", ignores_observations=True, validate=_check)
 def clip_rewards(
     td: TensorDictBase, *, low: float | None = -1.0, high: float | None = 1.0, sign: bool = False
 ) -> TensorDictBase:
@@ -28,6 +28,5 @@ def clip_rewards(
     ``sign=True`` keeps only the sign: -1, 0 or 1. NaN stays NaN. Raises UsageError for ``low`` above ``high``, without
     bounds, and for bounds together with ``sign``.
     """
-    _check(low, high, sign)
     reward = get(td, "next/reward")
     return with_reward(td, torch.sign(reward) if sign else reward.clamp(low, high))

@@ -2,65 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import torch
 from tensordict import TensorDictBase
 
 from ...errors import UsageError
 from .checks import bounds, choice, number, whole
-from .leaves import get
-from .traits import Fit, Partial, builtin
+from .leaves import episode_return, get
+from .traits import Partial, Traits, fit_of_episodes
 
 _OUTCOMES = ("terminated", "truncated")
+#: What the limits must be.
+_LIMITS: dict[str, Callable[[str, object], float]] = {
+    "return": number,
+    "length": partial(whole, low=1),
+    "quantile": partial(number, low=0, high=1),
+}
 
 
-def _check(
-    min_return: object = None,
-    max_return: object = None,
-    min_length: object = None,
-    max_length: object = None,
-    min_quantile: object = None,
-    max_quantile: object = None,
-    outcome: object = None,
-) -> None:
-    given = (min_return, max_return, min_length, max_length, min_quantile, max_quantile, outcome)
-    if all(value is None for value in given):
+def _check(*, outcome: object, **limits: object) -> None:
+    if outcome is None and all(value is None for value in limits.values()):
         hint = "for example --args min_quantile=0.9 for the tenth with the highest returns"
         raise UsageError("filter_episodes needs a condition", hint=hint)
-    bounds("min_return", min_return, "max_return", max_return)
-    for name, value in (("min_length", min_length), ("max_length", max_length)):
-        if value is not None:
-            whole(name, value, low=1)
-    bounds("min_length", min_length, "max_length", max_length)
-    for name, value in (("min_quantile", min_quantile), ("max_quantile", max_quantile)):
-        if value is not None:
-            number(name, value, low=0, high=1)
-    bounds("min_quantile", min_quantile, "max_quantile", max_quantile)
+    for what, check in _LIMITS.items():
+        bounds(check, **{name: limits[name] for name in (f"min_{what}", f"max_{what}")})
     if outcome is not None:
         choice("outcome", outcome, _OUTCOMES)
 
 
-def _needed(min_quantile: float | None = None, max_quantile: float | None = None, **_: Any) -> bool:
+def _needs_fit(*, min_quantile: float | None, max_quantile: float | None, **_: Any) -> bool:
     return min_quantile is not None or max_quantile is not None
 
 
-def _return(td: TensorDictBase) -> torch.Tensor:
-    """The episode's return, float64 ``[1]``."""
-    return get(td, "next/reward").double().sum().reshape(1)
-
-
-def _collect(td: TensorDictBase, **_: Any) -> Partial:
-    return {"returns": _return(td)}
-
-
-def _merge(a: Partial, b: Partial) -> Partial:
-    return {"returns": torch.cat([a["returns"], b["returns"]])}
-
-
-def _finish(
-    partial: Partial, *, min_quantile: float | None = None, max_quantile: float | None = None, **_: Any
-) -> dict[str, Any]:
+def _finish(partial: Partial, *, min_quantile: float | None, max_quantile: float | None, **_: Any) -> dict[str, Any]:
     returns = partial["returns"].numpy()
     if not len(returns):
         return {"episodes": 0, "min_return": None, "max_return": None}
@@ -70,7 +46,10 @@ def _finish(
     return {"episodes": len(returns), "min_return": low, "max_return": high}
 
 
-@builtin("episode", fit=Fit(_collect, _merge, _finish, _needed), ignores_observations=True, check=_check)
+_FIT = fit_of_episodes("returns", lambda td, **_: episode_return(td), _finish, _needs_fit)
+
+
+@Traits("episode", fit=_FIT, ignores_observations=True, validate=_check)
 def filter_episodes(
     td: TensorDictBase,
     *,
@@ -94,14 +73,10 @@ def filter_episodes(
 
     Raises UsageError without a condition, and for a lower bound above the upper one.
     """
-    _check(min_return, max_return, min_length, max_length, min_quantile, max_quantile, outcome)
     limits = [(min_return, max_return)]
-    if _needed(min_quantile, max_quantile):
-        if statistics is None:
-            message = "filter_episodes has no statistics, which quantiles need"
-            raise UsageError(message, hint="run it through rbdata.preprocess")
+    if statistics is not None:
         limits.append((statistics["min_return"], statistics["max_return"]))
-    total, length = float(_return(td)), len(td)
+    total, length = float(episode_return(td)), len(td)
     kept = all((low is None or total >= low) and (high is None or total <= high) for low, high in limits)
     kept &= (min_length is None or length >= min_length) and (max_length is None or length <= max_length)
     if outcome is not None and length:

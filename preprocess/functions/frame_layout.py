@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDictBase
 
 from ...errors import UsageError
-from .leaves import get, named, observations, paths
+from .leaves import get, paths, select
 
 CHANNELS = ("auto", "first", "last")
 
@@ -31,18 +31,16 @@ def channels_last(shape: tuple[int, ...], channels: str) -> bool:
 
 
 def frame_names(
-    td: TensorDictBase, keys: list[str] | None, is_default: Callable[[tuple[int, ...], torch.dtype], bool], what: str
+    td: TensorDictBase, keys: object, is_default: Callable[[tuple[int, ...], torch.dtype], bool], what: str
 ) -> list[str]:
     """The leaves that ``keys`` select, with rows of two dimensions or more; without keys the observations of which
     ``is_default(row shape, dtype)`` holds. Raises UsageError; ``what`` names the leaves in the message."""
+    leaves = {name: get(td, name) for name in select(td, keys)}
     if keys is not None:
-        names = named(td, keys)
-        for name in names:
-            shape = tuple(get(td, name).shape[1:])
-            if len(shape) < 2:
-                raise UsageError(f"{name} has rows of shape {shape}, which are no {what}")
-        return names
-    leaves = {name: get(td, name) for name in observations(td)}
+        for name, rows in leaves.items():
+            if rows.ndim < 3:
+                raise UsageError(f"{name} has rows of shape {tuple(rows.shape[1:])}, which are no {what}")
+        return list(leaves)
     names = [name for name, rows in leaves.items() if is_default(tuple(rows.shape[1:]), rows.dtype)]
     if not names:
         shapes = ", ".join(f"{name} {list(rows.shape[1:])} {rows.dtype}" for name, rows in leaves.items())

@@ -9,13 +9,13 @@ from ...errors import UsageError
 from .checks import boolean, choice, key_list
 from .frame_layout import CHANNELS, channels_last, frame_names, in_blocks, is_frame
 from .leaves import change, covers
-from .traits import builtin
+from .traits import Traits
 
 #: ITU-R BT.601 in 16-bit fixed point, as in Pillow's ``convert("L")``: 0.299 R + 0.587 G + 0.114 B.
 _WEIGHTS = (19595, 38470, 7471)
 
 
-def _check(keys: object = None, channels: object = "auto", keep_channel: object = False) -> None:
+def _check(keys: object, channels: object, keep_channel: object) -> None:
     key_list("keys", keys)
     choice("channels", channels, CHANNELS)
     boolean("keep_channel", keep_channel)
@@ -31,14 +31,7 @@ def _channel_dim(shape: tuple[int, ...], channels: str) -> int | None:
     return -3 if shape[-3] == 3 or (channels == "first" and shape[-3] in (1, 4)) else None
 
 
-def _map_states(
-    name: str,
-    rows: torch.Tensor,
-    *,
-    keys: str | list[str] | None = None,
-    channels: str = "auto",
-    keep_channel: bool = False,
-) -> torch.Tensor:
+def _map_states(name: str, rows: torch.Tensor, *, keys: object, channels: str, keep_channel: bool) -> torch.Tensor:
     shape, selected = tuple(rows.shape[1:]), key_list("keys", keys)
     dim = _channel_dim(shape, channels)
     if not covers(selected, name) or (selected is None and (dim is None or not is_frame(shape, rows.dtype))):
@@ -64,7 +57,7 @@ def _grey(block: torch.Tensor, dim: int) -> torch.Tensor:
     return (total >> 16).to(block.dtype)
 
 
-@builtin("batch", map_states=_map_states, check=_check)
+@Traits("batch", map_states=_map_states, validate=_check)
 def grayscale(
     td: TensorDictBase, *, keys: str | list[str] | None = None, channels: str = "auto", keep_channel: bool = False
 ) -> TensorDictBase:
@@ -78,14 +71,9 @@ def grayscale(
 
     Raises UsageError where no leaf has colours.
     """
-    _check(keys, channels, keep_channel)
 
     def coloured(shape: tuple[int, ...], dtype: torch.dtype) -> bool:
         return is_frame(shape, dtype) and _channel_dim(shape, channels) is not None
 
-    names = frame_names(td, key_list("keys", keys), coloured, "colour frames")
-    return change(
-        td,
-        names,
-        lambda name, rows: _map_states(name, rows, keys=[name], channels=channels, keep_channel=keep_channel),
-    )
+    names = frame_names(td, keys, coloured, "colour frames")
+    return change(td, names, _map_states, keys=names, channels=channels, keep_channel=keep_channel)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 
 from ...errors import SchemaError, UsageError
 from ...storage.schema import FLAGS
+from .checks import key_list
 
 
 def paths(td: TensorDictBase) -> list[str]:
@@ -30,10 +32,13 @@ def observations(td: TensorDictBase) -> list[str]:
     return [path for path in present if "next/" + path in present and path not in FLAGS]
 
 
-def named(td: TensorDictBase, keys: Iterable[str]) -> list[str]:
-    """The root paths that ``keys`` select. Raises UsageError for a key without a leaf."""
+def select(td: TensorDictBase, keys: object) -> list[str]:
+    """The root paths that the argument ``keys`` selects, None all observations. Raises UsageError for a key without a leaf."""
+    selected = key_list("keys", keys)
+    if selected is None:
+        return observations(td)
     present = [path for path in paths(td) if not path.startswith("next/")]
-    return list(dict.fromkeys(path for key in keys for path in below(present, key)))
+    return list(dict.fromkeys(path for key in selected for path in below(present, key)))
 
 
 def below(present: list[str], key: str) -> list[str]:
@@ -44,22 +49,27 @@ def below(present: list[str], key: str) -> list[str]:
     return selected
 
 
-def covers(keys: list[str] | None, name: str) -> bool:
+def covers(keys: Iterable[str] | None, name: str) -> bool:
     """Whether ``keys`` select the leaf ``name`` (None selects every leaf)."""
     return keys is None or any(name == key or name.startswith(key + "/") for key in keys)
 
 
 def change(
-    td: TensorDictBase, names: Iterable[str], function: Callable[[str, torch.Tensor], torch.Tensor]
+    td: TensorDictBase, names: Iterable[str], function: Callable[..., torch.Tensor], **args: Any
 ) -> TensorDictBase:
-    """A shallow copy in which ``function(name, rows)`` replaces the leaves ``names`` and their successors."""
+    """A shallow copy in which ``function(name, rows, **args)`` replaces the leaves ``names`` and their successors."""
     out = td.clone(False)
     present = set(paths(td))
     for name in names:
         for path in (name, "next/" + name):
             if path in present:
-                out.set(tuple(path.split("/")), function(name, get(td, path)))
+                out.set(tuple(path.split("/")), function(name, get(td, path), **args))
     return out
+
+
+def episode_return(td: TensorDictBase) -> torch.Tensor:
+    """The sum of an episode's rewards, float64 ``[]``."""
+    return get(td, "next/reward").double().sum()
 
 
 def with_reward(td: TensorDictBase, reward: torch.Tensor) -> TensorDictBase:

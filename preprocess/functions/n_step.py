@@ -8,18 +8,18 @@ from tensordict import TensorDictBase
 from ...storage.replay.windows.n_step_return import NStep
 from .checks import positive, whole
 from .leaves import get
-from .traits import builtin
+from .traits import Traits
 
 #: Windows of rewards are summed for about this many elements at a time.
 _BLOCK_ELEMENTS = 1 << 20
 
 
-def _check(n: object, gamma: object = 0.99) -> None:
+def _check(n: object, gamma: object) -> None:
     whole("n", n, low=1)
     positive("gamma", gamma, high=1.0)
 
 
-@builtin("episode", check=_check)
+@Traits("episode", validate=_check)
 def n_step(td: TensorDictBase, *, n: int, gamma: float = 0.99) -> TensorDictBase:
     """Each step gets the rewards of up to ``n`` steps and the successor after them; the number of steps stays.
 
@@ -34,7 +34,6 @@ def n_step(td: TensorDictBase, *, n: int, gamma: float = 0.99) -> TensorDictBase
     following one would be wrong. So with n > 1 every step becomes an episode of its own, truncated where it does not
     terminate (bootstrapping needs ``terminated`` only). Raises UsageError for n < 1 and for gamma outside (0, 1].
     """
-    _check(n, gamma)
     window, length = NStep(n, float(gamma)), len(td)
     step = torch.arange(length)
     taken = window.ahead(step, torch.tensor(length))

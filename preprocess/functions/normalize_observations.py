@@ -25,8 +25,8 @@ from tensordict import TensorDictBase
 from ...errors import UsageError
 from ...storage.schema import LARGE_ROW
 from .checks import boolean, choice, key_list, number, positive
-from .leaves import change, get, named, observations, paths
-from .traits import Fit, Partial, builtin
+from .leaves import change, get, paths, select
+from .traits import Fit, Partial, Traits
 
 #: Rows are converted to float64 in blocks of about this many bytes.
 _BLOCK_BYTES = 1 << 24
@@ -34,14 +34,7 @@ _BLOCK_BYTES = 1 << 24
 _OVER = ("auto", "element", "leaf")
 
 
-def _check(
-    keys: object = None,
-    eps: object = 1e-3,
-    clip: object = None,
-    over: object = "auto",
-    final: object = False,
-    dtype: object = "float32",
-) -> None:
+def _check(keys: object, eps: object, clip: object, over: object, final: object, dtype: object) -> None:
     key_list("keys", keys)
     number("eps", eps, low=0)
     if clip is not None:
@@ -51,19 +44,14 @@ def _check(
     boolean("final", final)
 
 
-def _names(td: TensorDictBase, keys: Any) -> list[str]:
-    selected = key_list("keys", keys)
-    return observations(td) if selected is None else named(td, selected)
-
-
 # -- the first pass ----------------------------------------------------------------------------------------------------
 
 
-def _collect(td: TensorDictBase, *, keys: Any = None, over: str = "auto", final: bool = False, **_: Any) -> Partial:
+def _collect(td: TensorDictBase, *, keys: object, over: str, final: bool, **_: Any) -> Partial:
     """``<leaf>/count`` int64 ``[]``; ``<leaf>/mean`` and ``<leaf>/squares`` float64, shaped like a row or ``[]``."""
     partial: Partial = {}
     ends = get(td, "next/done").reshape(-1).nonzero().squeeze(1) if final else None
-    for name in _names(td, keys):
+    for name in select(td, keys):
         rows = get(td, name)
         if rows.is_complex():
             raise UsageError(f"{name} is complex and cannot be normalized")
@@ -122,20 +110,8 @@ def _finish(partial: Partial, **_: Any) -> dict[str, Any]:
 
 
 def _map_states(
-    name: str,
-    rows: torch.Tensor,
-    *,
-    statistics: dict[str, Any] | None = None,
-    eps: float = 1e-3,
-    clip: float | None = None,
-    dtype: str = "float32",
-    **_: Any,
+    name: str, rows: torch.Tensor, *, statistics: Any, eps: float, clip: float | None, dtype: str, **_: Any
 ) -> torch.Tensor:
-    if statistics is None:
-        message = "normalize_observations has no statistics"
-        raise UsageError(
-            message, hint="run it with rbdata.preprocess, or pass the statistics of a preprocessed dataset"
-        )
     moments = statistics.get(name)
     if moments is None:
         return rows
@@ -151,7 +127,7 @@ def _map_states(
     return out.to(getattr(torch, dtype))
 
 
-@builtin("batch", fit=Fit(_collect, _merge, _finish), map_states=_map_states, check=_check)
+@Traits("batch", fit=Fit(_collect, _merge, _finish), map_states=_map_states, validate=_check)
 def normalize_observations(
     td: TensorDictBase,
     *,
@@ -176,10 +152,6 @@ def normalize_observations(
 
     Raises UsageError for leaves with NaN or infinite values, and for constant elements with ``eps=0``.
     """
-    _check(keys, eps, clip, over, final, dtype)
-    names = _names(td, keys) if statistics is None or "next" in td.keys() else list(statistics)  # noqa: SIM118
-    return change(
-        td,
-        names,
-        lambda name, rows: _map_states(name, rows, statistics=statistics, eps=eps, clip=clip, dtype=dtype),
-    )
+    assert statistics is not None
+    names = select(td, keys) if "next" in td.keys() else list(statistics)  # noqa: SIM118
+    return change(td, names, _map_states, statistics=statistics, eps=eps, clip=clip, dtype=dtype)

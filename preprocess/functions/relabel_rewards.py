@@ -23,15 +23,15 @@ from tensordict import TensorDictBase
 
 from ...errors import ResultError, UsageError
 from .checks import boolean, choice, positive
-from .leaves import get, observations, with_reward
-from .traits import Fit, Partial, builtin
+from .leaves import episode_return, get, observations, with_reward
+from .traits import Fit, Partial, Traits
 
 _RULES = ("success", "steps_to_goal", "delayed", "even", "shaping", "return_range")
 
 Rewards = Callable[[TensorDictBase], torch.Tensor]
 
 
-def _check(fn: object = None, rule: object = None, gamma: object = None, keep: object = False) -> None:
+def _check(fn: object, rule: object, gamma: object, keep: object) -> None:
     if rule is not None:
         choice("rule", rule, _RULES)
     if rule is None and fn is None:
@@ -85,12 +85,8 @@ def _shaped(td: TensorDictBase, reward: torch.Tensor, fn: Rewards, gamma: float)
 # -- the range of returns ------------------------------------------------------------------------------------------------
 
 
-def _needed(rule: str | None = None, **_: Any) -> bool:
-    return rule == "return_range"
-
-
 def _collect(td: TensorDictBase, **_: Any) -> Partial:
-    total = get(td, "next/reward").double().sum()
+    total = episode_return(td)
     return {"low": total, "high": total}
 
 
@@ -105,7 +101,7 @@ def _finish(partial: Partial, **_: Any) -> dict[str, Any]:
     return {"min_return": low, "max_return": high}
 
 
-@builtin("episode", fit=Fit(_collect, _merge, _finish, _needed), check=_check)
+@Traits("episode", fit=Fit(_collect, _merge, _finish, lambda rule, **_: rule == "return_range"), validate=_check)
 def relabel_rewards(
     td: TensorDictBase,
     *,
@@ -125,7 +121,6 @@ def relabel_rewards(
 
     Raises UsageError for arguments that exclude each other, ResultError where ``fn`` returns another shape.
     """
-    _check(fn, rule, gamma, keep)
     old = get(td, "next/reward")
     reward, terminated = old.reshape(-1).double(), get(td, "next/terminated").reshape(-1)
     if rule == "shaping":
@@ -142,9 +137,7 @@ def relabel_rewards(
     elif rule == "even":
         new = (reward.sum() / max(1, len(reward))).expand_as(reward)
     else:
-        if statistics is None:
-            message = "relabel_rewards has no statistics, which rule=return_range needs"
-            raise UsageError(message, hint="run it through rbdata.preprocess")
+        assert statistics is not None
         new = reward * (1000 / (statistics["max_return"] - statistics["min_return"]))
     out = with_reward(td, new)
     if keep:

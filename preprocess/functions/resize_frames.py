@@ -19,14 +19,12 @@ from ...errors import UsageError
 from .checks import choice, key_list, whole
 from .frame_layout import CHANNELS, channels_last, frame_names, in_blocks, is_frame
 from .leaves import change, covers
-from .traits import builtin
+from .traits import Traits
 
 _MODES = ("area", "bilinear")
 
 
-def _check(
-    height: object, width: object, keys: object = None, mode: object = "area", channels: object = "auto"
-) -> None:
+def _check(height: object, width: object, keys: object, mode: object, channels: object) -> None:
     whole("height", height, low=1)
     whole("width", width, low=1)
     key_list("keys", keys)
@@ -35,14 +33,7 @@ def _check(
 
 
 def _map_states(
-    name: str,
-    rows: torch.Tensor,
-    *,
-    height: int,
-    width: int,
-    keys: str | list[str] | None = None,
-    mode: str = "area",
-    channels: str = "auto",
+    name: str, rows: torch.Tensor, *, height: int, width: int, keys: object, mode: str, channels: str
 ) -> torch.Tensor:
     shape, selected = tuple(rows.shape[1:]), key_list("keys", keys)
     if not covers(selected, name) or (selected is None and not is_frame(shape, rows.dtype)):
@@ -110,7 +101,7 @@ def _coverage(old: int, new: int) -> torch.Tensor:
     return (high - low).clamp_(min=0) * (new / old)
 
 
-@builtin("batch", map_states=_map_states, check=_check)
+@Traits("batch", map_states=_map_states, validate=_check)
 def resize_frames(
     td: TensorDictBase,
     *,
@@ -128,10 +119,5 @@ def resize_frames(
 
     Raises UsageError where no leaf holds frames, and for other dtypes.
     """
-    _check(height, width, keys, mode, channels)
-    names = frame_names(td, key_list("keys", keys), is_frame, "frames")
-
-    def resize(name: str, rows: torch.Tensor) -> torch.Tensor:
-        return _map_states(name, rows, height=height, width=width, keys=[name], mode=mode, channels=channels)
-
-    return change(td, names, resize)
+    names = frame_names(td, keys, is_frame, "frames")
+    return change(td, names, _map_states, height=height, width=width, keys=names, mode=mode, channels=channels)

@@ -9,24 +9,23 @@ from ...errors import UsageError
 from ...storage.leaf import check_key
 from .checks import positive
 from .leaves import get, paths
-from .traits import builtin
+from .traits import Traits
 
 
-def _check(gamma: object = 1.0, key: object = "return_to_go") -> None:
+def _check(gamma: object, key: object) -> None:
     positive("gamma", gamma, high=1.0)
     if not isinstance(key, str):
         raise UsageError(f"key must be a string, and is {key!r}")
     check_key(key)
 
 
-@builtin("episode", ignores_observations=True, check=_check)
+@Traits("episode", ignores_observations=True, validate=_check)
 def returns_to_go(td: TensorDictBase, *, gamma: float = 1.0, key: str = "return_to_go") -> TensorDictBase:
     """Add ``key``: the discounted sum of this reward and all later ones of the episode, in shape and dtype of ``next/reward``.
 
     R_t = r_t + gamma R_{t+1} (Chen et al., 2021, with gamma = 1), summed in float64. Only recorded rewards count, also in
     truncated episodes. Raises UsageError for gamma outside (0, 1] and for a key that exists.
     """
-    _check(gamma, key)
     if key in paths(td):
         raise UsageError(f"the key {key!r} exists already", hint="choose another name: --args key=...")
     reward = get(td, "next/reward")

@@ -8,13 +8,13 @@ from ...errors import UsageError
 from ...storage.schema import FLAGS
 from .checks import key_list
 from .leaves import below, paths
-from .traits import builtin
+from .traits import Traits
 
 #: Leaves of every dataset.
 _REQUIRED = (*FLAGS, *(f"next/{flag}" for flag in FLAGS), "next/reward")
 
 
-def _check(keys: object = None, drop: object = None) -> None:
+def _check(keys: object, drop: object) -> None:
     if (keys is None) == (drop is None):
         raise UsageError("select_keys needs either keys or drop", hint="for example --args keys=observation,action")
     key_list("keys", keys)
@@ -23,7 +23,7 @@ def _check(keys: object = None, drop: object = None) -> None:
         raise UsageError(f"{', '.join(required)} cannot be dropped: every dataset has flags and rewards")
 
 
-@builtin("batch", check=_check)
+@Traits("batch", validate=_check)
 def select_keys(
     td: TensorDictBase, *, keys: str | list[str] | None = None, drop: str | list[str] | None = None
 ) -> TensorDictBase:
@@ -32,7 +32,6 @@ def select_keys(
     A key selects the leaves below it and their successors: ``keys=["observation", "action"]`` keeps ``next/observation``.
     Leaves that exist under ``next`` only are named without ``next/``. Raises UsageError for missing keys.
     """
-    _check(keys, drop)
     present = paths(td)
     roots = list(dict.fromkeys(path.removeprefix("next/") for path in present))
     given = key_list("keys", keys if keys is not None else drop) or []

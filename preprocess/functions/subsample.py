@@ -16,10 +16,10 @@ from ...errors import UsageError
 from ...storage.schema import LARGE_ROW
 from .checks import positive, whole
 from .leaves import get, paths
-from .traits import Fit, Partial, builtin
+from .traits import Partial, Traits, fit_of_episodes
 
 
-def _check(every: object = None, gamma: object = 1.0, fraction: object = None, seed: object = 0) -> None:
+def _check(every: object, gamma: object, fraction: object, seed: object) -> None:
     if (every is None) == (fraction is None):
         raise UsageError("subsample needs either every (a step) or fraction (of episodes)")
     positive("gamma", gamma, high=1.0)
@@ -46,22 +46,15 @@ def _draw(td: TensorDictBase, seed: int) -> int:
     return int.from_bytes(state.digest(), "little") >> 1
 
 
-def _needed(fraction: float | None = None, **_: Any) -> bool:
-    return fraction is not None
-
-
-def _collect(td: TensorDictBase, *, seed: int = 0, **_: Any) -> Partial:
-    return {"draws": torch.tensor([_draw(td, seed)])}
-
-
-def _merge(a: Partial, b: Partial) -> Partial:
-    return {"draws": torch.cat([a["draws"], b["draws"]])}
-
-
 def _finish(partial: Partial, *, fraction: float, **_: Any) -> dict[str, Any]:
     draws = partial["draws"].sort().values
     kept = max(1, round(fraction * len(draws)))
     return {"episodes": len(draws), "kept": kept, "threshold": int(draws[kept - 1]) if len(draws) else 0}
+
+
+_FIT = fit_of_episodes(
+    "draws", lambda td, seed, **_: torch.tensor(_draw(td, seed)), _finish, lambda fraction, **_: fraction is not None
+)
 
 
 # -- every k-th step -----------------------------------------------------------------------------------------------------
@@ -85,7 +78,7 @@ def _every(td: TensorDictBase, every: int, gamma: float) -> TensorDictBase:
     return out
 
 
-@builtin("episode", fit=Fit(_collect, _merge, _finish, _needed), check=_check)
+@Traits("episode", fit=_FIT, validate=_check)
 def subsample(
     td: TensorDictBase,
     *,
@@ -109,10 +102,7 @@ def subsample(
 
     Raises UsageError unless exactly one of the two is given.
     """
-    _check(every, gamma, fraction, seed)
     if every is not None:
         return _every(td, every, gamma)
-    if statistics is None:
-        message = "subsample has no statistics, which a fraction needs"
-        raise UsageError(message, hint="run it through rbdata.preprocess")
+    assert statistics is not None
     return td if _draw(td, seed) <= statistics["threshold"] else None

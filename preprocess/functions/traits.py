@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 
 from ...errors import UsageError
 
@@ -37,17 +38,68 @@ class Fit:
     needed: Callable[..., bool] = lambda **_: True
 
 
-@dataclass(frozen=True)
-class Traits:
-    """The attribute ``traits`` of a built-in function; the arguments of `builtin`, its name and its signature."""
+def fit_of_episodes(
+    name: str, collect: Callable[..., torch.Tensor], finish: Callable[..., dict[str, Any]], needed: Callable[..., bool]
+) -> Fit:
+    """A first pass over the number ``collect(td, **args)`` of each episode; ``finish`` gets all of them under ``name``."""
 
-    name: str
+    def merge(a: Partial, b: Partial) -> Partial:
+        import torch
+
+        return {name: torch.cat([a[name], b[name]])}
+
+    return Fit(lambda td, **args: {name: collect(td, **args).reshape(1)}, merge, finish, needed)
+
+
+@dataclass
+class Traits:
+    """The decorator of a built-in function ``fn(td, **args)``, and then its attribute ``traits``.
+
+    - ``per``: what it must be given, any batch of steps or one whole episode.
+    - ``fit``: the first pass it needs.
+    - ``map_states(name, rows, **args)`` maps the state rows ``[n, ...]`` of one leaf as ``fn`` maps the leaf and its successor:
+      states that are stored once are then mapped once. It returns ``rows`` itself for leaves that are not selected.
+    - ``ignores_observations``: it does not read observations and keeps steps and episodes whole, so that compressed
+      observations need not be decoded.
+    - ``validate(**args)`` raises UsageError for invalid arguments, before a run and before every call.
+
+    Wherever ``args`` are passed on to these, they are complete: the defaults are those of ``fn``.
+    """
+
     per: Literal["batch", "episode"]
-    fit: Fit | None
-    map_states: Callable[..., torch.Tensor] | None
-    ignores_observations: bool
-    signature: inspect.Signature
-    validate: Callable[..., object] | None
+    fit: Fit | None = None
+    map_states: Callable[..., torch.Tensor] | None = None
+    ignores_observations: bool = False
+    validate: Callable[..., object] = lambda **_: None
+    name: str = field(init=False)
+    signature: inspect.Signature = field(init=False)
+
+    def __call__(self, function: F) -> F:
+        self.name, self.signature = function.__name__, inspect.signature(function)
+        parameters = [one for one in self.signature.parameters.values() if one.name not in _PASSED]
+        defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
+
+        def complete(declared: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda *given, **args: declared(*given, **{**defaults, **args})
+
+        self.validate = complete(self.validate)
+        if self.map_states is not None:
+            self.map_states = complete(self.map_states)
+        if self.fit is not None:
+            fit = self.fit
+            self.fit = Fit(complete(fit.collect), fit.merge, complete(fit.finish), complete(fit.needed))
+
+        @functools.wraps(function)
+        def checked(td: TensorDictBase, **args: Any) -> Any:
+            given = {name: value for name, value in args.items() if name not in _PASSED}
+            self.check(**given)
+            if self.fit is not None and self.fit.needed(**given) and args.get("statistics") is None:
+                hint = "run it with rbdata.preprocess, or pass the statistics of a preprocessed dataset"
+                raise UsageError(f"{self.name} has no statistics, which these arguments need", hint=hint)
+            return function(td, **args)
+
+        vars(checked).update(traits=self)
+        return cast(F, checked)
 
     def check(self, **args: Any) -> None:
         """Raise UsageError unless the function can be called with these arguments."""
@@ -63,8 +115,7 @@ class Traits:
         if missing:
             message = f"{self.name} needs {', '.join(missing)}"
             raise UsageError(message, hint=f"for example --args {missing[0]}=... on the command line")
-        if self.validate is not None:
-            self.validate(**args)
+        self.validate(**args)
 
     def applies_to_states(self, td: TensorDictBase, *, keys: Any = None, **_: Any) -> bool:
         """Whether ``map_states`` replaces the function: every leaf that ``keys`` selects has a successor in ``td``.
@@ -73,39 +124,9 @@ class Traits:
         """
         if self.map_states is None:
             return False
-        from .checks import key_list
-        from .leaves import named, observations
+        from .leaves import observations, select
 
-        selected = key_list("keys", keys)
-        return selected is None or set(named(td, selected)) <= set(observations(td))
-
-
-def builtin(
-    per: Literal["batch", "episode"],
-    *,
-    fit: Fit | None = None,
-    map_states: Callable[..., torch.Tensor] | None = None,
-    ignores_observations: bool = False,
-    check: Callable[..., object] | None = None,
-) -> Callable[[F], F]:
-    """Mark ``fn(td, **args)`` as a built-in function: it gets the attribute ``traits``.
-
-    - ``per``: what it must be given, any batch of steps or one whole episode.
-    - ``fit``: the first pass it needs.
-    - ``map_states(name, rows, **args)`` maps the state rows ``[n, ...]`` of one leaf as ``fn`` maps the leaf and its successor:
-      states that are stored once are then mapped once. It returns ``rows`` itself for leaves that are not selected.
-    - ``ignores_observations``: it does not read observations and keeps steps and episodes whole, so that compressed
-      observations need not be decoded.
-    - ``check(**args)`` raises UsageError for invalid arguments.
-    """
-
-    def mark(function: F) -> F:
-        signature = inspect.signature(function)
-        traits = Traits(function.__name__, per, fit, map_states, ignores_observations, signature, check)
-        vars(function).update(traits=traits)
-        return function
-
-    return mark
+        return set(select(td, keys)) <= set(observations(td))
 
 
 def traits_of(function: Callable[..., Any]) -> Traits | None:
