@@ -14,6 +14,7 @@ from ...errors import ChecksumError
 from ...storage.folder import check_space
 from ..fetch import RemoteObject, Verifier, fetch_to_file
 from .protocol import RawObject
+from .whole_file import hash_file
 
 FOLDER = ".raw"
 CONNECTIONS = 4
@@ -65,12 +66,8 @@ def _is_sound(path: Path, item: RemoteObject) -> bool:
     """Whether a file holds an object: its size and checksum are what the provider states."""
     if not path.is_file() or (item.size is None and not item.checksums):
         return False
-    verifier = Verifier(item)
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            verifier.update(block)
     try:
-        verifier.finish()
+        hash_file(path, Verifier(item)).finish()
     except ChecksumError:
         return False
     return True

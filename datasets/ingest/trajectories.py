@@ -71,6 +71,12 @@ def lay_out(columns: Sequence[Column], options: ConvertOptions) -> tuple[Schema,
     return Schema((*leaves, *ted_flags())), tuple(bulk)
 
 
+def results(rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> dict[str, np.ndarray]:
+    """The rows of reward and flags under ``next``, as every dataset has them, of steps ``[n]``."""
+    columns = {"reward": rewards, "done": terminated | truncated, "terminated": terminated, "truncated": truncated}
+    return {f"next/{name}": values[:, None] for name, values in columns.items()}
+
+
 # -- segments ----------------------------------------------------------------------------------------------------------
 
 
@@ -120,7 +126,7 @@ class TrajectoryWriter:
         self._small = [column for column in small if not column.large]
         self._episodes: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # lengths, returns, outcomes
         self._open = (0, 0.0)  # steps and rewards so far of the episode that goes on
-        self.counts = {"terminated_episodes": 0, "time_limit_episodes": 0, "cut_episodes": 0}
+        self.counts: dict[str, int] = {}
 
     def append(
         self,
@@ -145,11 +151,7 @@ class TrajectoryWriter:
                 block[column.key], block["next/" + column.key] = split_states(rows[column.key], lengths)
             else:
                 block[column.key] = rows[column.key]
-        block["next/reward"] = rewards[:, None]
-        block["next/done"] = (terminated | truncated)[:, None]
-        block["next/terminated"] = terminated[:, None]
-        block["next/truncated"] = truncated[:, None]
-        self._columns.append(block)
+        self._columns.append({**block, **results(rewards, terminated, truncated)})
         self._count(rewards, outcome)
 
     def _count(self, rewards: np.ndarray, outcome: np.ndarray) -> None:
@@ -172,9 +174,14 @@ class TrajectoryWriter:
         returns = np.concatenate([np.zeros(0), *columns[1]])
         outcome = np.concatenate([np.zeros(0, np.uint8), *columns[2]]).astype(np.uint8)
         table = EpisodeTable(np.cumsum(length) - length, length, returns, outcome, np.zeros(len(length), bool))
-        for name, value in zip(self.counts, (TERMINATED, TRUNCATED, CUT)):
-            self.counts[name] = int((table.outcome == value).sum())
+        self.counts = count_outcomes(table.outcome)
         return table
+
+
+def count_outcomes(outcome: np.ndarray) -> dict[str, int]:
+    """How many episodes ended in which way, for the counts of the manifest; ``outcome`` is that of the episode table."""
+    ends = {"terminated_episodes": TERMINATED, "time_limit_episodes": TRUNCATED, "cut_episodes": CUT}
+    return {name: int((outcome == value).sum()) for name, value in ends.items()}
 
 
 def outcome_of(terminated: bool, truncated: bool) -> int:
@@ -182,12 +189,13 @@ def outcome_of(terminated: bool, truncated: bool) -> int:
     return TERMINATED if terminated else TRUNCATED if truncated else CUT
 
 
-def as_reward(values: Any, where: str) -> np.ndarray:
-    """Rewards as float32. Raises CorruptSourceError for one that is not a finite number there."""
+def as_reward(values: Any, where: str, unit: str = "step", first: int = 0) -> np.ndarray:
+    """Rewards as float32. Raises CorruptSourceError for one that is not finite; ``first`` is the number of the first."""
     given = np.asarray(values)
     with np.errstate(over="ignore"):
         rewards = given.astype(np.float32).reshape(-1)
     if not np.isfinite(rewards).all():
         row = int((~np.isfinite(rewards)).argmax())
-        raise CorruptSourceError(f"{where}: the reward of step {row} is {given.reshape(-1)[row]}, not a finite number")
+        value = given.reshape(-1)[row]
+        raise CorruptSourceError(f"{where}: the reward of {unit} {first + row} is {value}, not a finite number")
     return rewards

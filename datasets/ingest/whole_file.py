@@ -9,13 +9,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ...errors import ChecksumError, CorruptSourceError
 from ..fetch import RemoteObject
 from .protocol import Job
 
+Digest = TypeVar("Digest", bound=Any)
+
 ACCEPT = "if it was replaced on purpose, take it with --accept-changed"
+
+
+def hash_file(path: Path, digest: Digest) -> Digest:
+    """Add the bytes of a whole file to a digest (one of hashlib, `Crc32c`, `Verifier`); returns the digest."""
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest
 
 
 class WholeFileJob(Job):

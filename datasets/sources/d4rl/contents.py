@@ -13,7 +13,6 @@ refused before anything is read.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -215,14 +214,3 @@ def _json(value: Any) -> Any:
     if isinstance(value, (bool, int, float, type(None))):
         return value
     return str(value)[:_LONGEST_TEXT]
-
-
-def sha256(path: str | os.PathLike[str]) -> str:
-    """Of a whole file."""
-    import hashlib
-
-    digest = hashlib.sha256(usedforsecurity=False)
-    with open(path, "rb", buffering=0) as file:  # noqa: PTH123
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

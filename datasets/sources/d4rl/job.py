@@ -6,6 +6,7 @@ It is fetched whole, resumably, and read in place. What is in it decides the lea
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,7 +21,7 @@ from ...fetch import Location, RemoteObject, resolve
 from ...ingest import trajectories
 from ...ingest.protocol import ConvertOptions, PartSpec, Plan, RawObject
 from ...ingest.trajectories import Column
-from ...ingest.whole_file import ACCEPT, WholeFileJob
+from ...ingest.whole_file import ACCEPT, WholeFileJob, hash_file
 from ...workers.pool import usable_cpus
 from . import contents as hdf5
 from . import pixels
@@ -42,14 +43,15 @@ _THREADS = 4
 class D4rlJob(WholeFileJob):
     """One file, from a place to a dataset."""
 
+    #: Set by `inspect_files`: what the file holds, what becomes of its rows, and the keys of its other arrays by path.
+    _contents: hdf5.Contents
+    _layout: Layout
+    _keys: dict[str, str]
+    #: Set by `plan`.
+    _sha256: str
+
     def __init__(
-        self,
-        entry: Entry | None,
-        location: Location,
-        item: RemoteObject,
-        options: ConvertOptions,
-        *,
-        at_home: bool = False,
+        self, entry: Entry | None, location: Location, item: RemoteObject, options: ConvertOptions, *, at_home: bool
     ) -> None:
         self.entry, self.location, self.options = entry, location, options
         self.item = resolve(location, [item])[0]
@@ -58,11 +60,6 @@ class D4rlJob(WholeFileJob):
         self._asked = options.extra["episodes_by"]
         self.horizon = options.extra["horizon"] or (entry.horizon if entry else None)
         self.accept_changed = options.extra["accept_changed"]
-        self.path = Path()
-        self._contents: hdf5.Contents | None = None
-        self._layout: Layout | None = None
-        self._keys: dict[str, str] = {}
-        self._sha256 = ""
 
     def identity(self) -> dict[str, Any]:
         return {
@@ -106,30 +103,26 @@ class D4rlJob(WholeFileJob):
         from concurrent.futures import ThreadPoolExecutor
 
         contents, layout = self._contents, self._layout
-        assert contents is not None and layout is not None
         columns.reserve(layout.steps)
         name = self.item.url
         pool = ThreadPoolExecutor(min(_THREADS, usable_cpus()) + 1, "rbdata-d4rl")
         with self.discard_if_useless():
             try:
-                digest = pool.submit(hdf5.sha256, self.path)
+                digest = pool.submit(hash_file, self.path, hashlib.sha256(usedforsecurity=False))
                 with hdf5.opened(self.path, name) as file:
                     writer = RowWriter(file, name, contents, layout, self._keys, self.family.jump, pool)
                     inner = INNER if INNER in self.schema else None
                     rewards = writer.write(columns, observations=not self.bulk, inner_key=inner)
-                self._sha256 = digest.result()
+                self._sha256 = digest.result().hexdigest()
             finally:
                 pool.shutdown(cancel_futures=True)
             self._check_bytes()
         on_progress(1, 1)
         episodes = layout.episodes(rewards)
-        outcomes = episodes.outcome.tolist()
         counts = {
             **layout.counts,
             **writer.counts,
-            "terminated_episodes": outcomes.count(1),
-            "time_limit_episodes": outcomes.count(2),
-            "cut_episodes": outcomes.count(3),
+            **trajectories.count_outcomes(episodes.outcome),
             "longest_trajectory": longest(layout.end),
         }
         states = layout.steps + len(episodes)
@@ -137,7 +130,7 @@ class D4rlJob(WholeFileJob):
         return Plan(
             episodes,
             counts,
-            notes(self.entry, contents, layout.by, self.horizon, counts, self._sha256),
+            list(notes(self.entry, contents, layout.by, self.horizon, counts, self._sha256)),
             parts=[part] if self.bulk else [],
             spaces=self._spaces(),
             digest=f"{self._sha256} {json.dumps(self._options(), sort_keys=True)}",
@@ -149,14 +142,13 @@ class D4rlJob(WholeFileJob):
         return 1 if self.bulk else 0
 
     def sample_rows(self) -> np.ndarray:
-        assert self._contents is not None
         return pixels.sample(self.path, self.item.url, self._contents.rows)
 
     def row_sources(self) -> list[pixels.PixelSource]:
-        contents, layout = self._contents, self._layout
-        assert contents is not None and layout is not None
-        has_next = "next_observations" in contents.arrays
-        return [pixels.PixelSource(self.path, self.item.url, contents.rows, layout, has_next)] if self.bulk else []
+        if not self.bulk:
+            return []
+        has_next = "next_observations" in self._contents.arrays
+        return [pixels.PixelSource(self.path, self.item.url, self._contents.rows, self._layout, has_next)]
 
     # -- what the manifest says ------------------------------------------------------------------------------------
 
@@ -172,7 +164,6 @@ class D4rlJob(WholeFileJob):
         return [RawObject(self.entry.path if self.entry else self.item.name, self.item, self.location)]
 
     def about(self) -> dict[str, Any]:
-        assert self._layout is not None and self._contents is not None
         entry = self.entry
         return {
             "source": {
@@ -192,19 +183,13 @@ class D4rlJob(WholeFileJob):
 
     def _options(self) -> dict[str, Any]:
         """The options as they turned out."""
-        assert self._layout is not None
         large = {"codec": self.schema["observation"].codec, "layout": self.options.layout} if self.bulk else {}
-        return {
-            "unknown_next": self.options.unknown_next,
-            "episodes_by": self._layout.by,
-            "horizon": self.horizon,
-            **large,
-        }
+        by, unknown_next = self._layout.by, self.options.unknown_next
+        return {"unknown_next": unknown_next, "episodes_by": by, "horizon": self.horizon, **large}
 
     # -- behind it -------------------------------------------------------------------------------------------------
 
     def _columns(self) -> list[Column]:
-        assert self._contents is not None and self._layout is not None
         arrays = self._contents.arrays
         infos = {array.path: array for array in self._contents.infos}
         columns = [

@@ -37,14 +37,8 @@ _MOST_LEFT_OUT = 8
 
 def notes(
     entry: Entry | None, contents: Contents, by: str, horizon: int | None, counts: Mapping[str, int], sha256: str
-) -> list[str]:
-    """All sentences that apply; ``counts`` are those of the plan."""
-    return list(_notes(entry, contents, by, horizon, counts, sha256))
-
-
-def _notes(
-    entry: Entry | None, contents: Contents, by: str, horizon: int | None, counts: Mapping[str, int], sha256: str
 ) -> Iterator[str]:
+    """All sentences that apply; ``counts`` are those of the plan."""
     yield from notes_of(entry)
     yield _BY[by].format(horizon=horizon)
     for name, sentence in _COUNTED.items():

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....errors import CorruptSourceError
 from ....storage.column_writer import ColumnWriter
 from ...formats.hdf5_chunks import Rows
+from ...ingest.trajectories import as_reward, results
 from .contents import Contents
 from .episode_ends import Layout
 
@@ -55,17 +55,13 @@ class RowWriter:
                 states, successors = self._states(low, high)
             kept: Any = layout.keep[low:high]
             kept = slice(None) if kept.all() else kept
-            last = layout.last[low:high]  # after the states: they may have ended episodes
             block: dict[str, np.ndarray] = {}
             if observations:
                 block["observation"], block["next/observation"] = states[kept], successors[kept]
             block["action"] = self._read("actions", low, high)[kept]
             reward = self._reward(low, high)[kept]
             self._rewards.append(reward)
-            block["next/reward"] = reward[:, None]
-            block["next/done"] = last[kept, None]
-            block["next/terminated"] = layout.terminated[low:high][kept, None]
-            block["next/truncated"] = layout.truncated[low:high][kept, None]
+            block.update(results(reward, layout.terminated[low:high][kept], layout.truncated[low:high][kept]))
             if inner_key is not None:
                 terminals = layout.inner[low:high] | layout.terminated[low:high]
                 block[inner_key] = terminals[kept, None]
@@ -83,15 +79,7 @@ class RowWriter:
         return self._arrays[path].read(low, high)
 
     def _reward(self, low: int, high: int) -> np.ndarray:
-        values = self._read("rewards", low, high).reshape(-1)
-        with np.errstate(over="ignore"):
-            reward = values.astype(np.float32)
-        if not np.isfinite(reward).all():
-            row = int((~np.isfinite(reward)).argmax())
-            raise CorruptSourceError(
-                f"{self._name}: the reward of row {low + row} is {values[row]}, not a finite number"
-            )
-        return reward
+        return as_reward(self._read("rewards", low, high), self._name, "row", low)
 
     def _states(self, low: int, high: int) -> tuple[np.ndarray, np.ndarray]:
         """Observations of these rows, and their successors."""

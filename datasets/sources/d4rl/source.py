@@ -52,13 +52,14 @@ class D4rlSource(Source):
         from .job import D4rlJob
 
         entry = registry()[name]
+        at_home = location.url.rstrip("/") == self.home.rstrip("/")
         try:
             item = _find(location, entry)
         except FetchError as error:
-            if location.url.rstrip("/") == self.home.rstrip("/"):
+            if at_home:
                 error.hint = f"the server is often down; try a copy: --mirror {FLAT_COPY}"
             raise
-        return D4rlJob(entry, location, item, options, at_home=location.url.rstrip("/") == self.home.rstrip("/"))
+        return D4rlJob(entry, location, item, options, at_home=at_home)
 
     def find_in_folder(self, location: Location, options: ConvertOptions) -> D4rlJob:
         """A folder with one HDF5 file, or with that of ``dataset``."""
@@ -77,7 +78,7 @@ class D4rlSource(Source):
         same = by_file(files[0].name)
         if wanted is None:
             entry = same[0] if len(same) == 1 else None
-        return D4rlJob(entry, location, files[0], options)
+        return D4rlJob(entry, location, files[0], options, at_home=False)
 
 
 def _find(location: Location, entry: Entry) -> RemoteObject:

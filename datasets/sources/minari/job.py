@@ -15,6 +15,7 @@ from ....storage.column_writer import ColumnWriter
 from ...fetch import Location, RemoteObject, resolve
 from ...ingest.protocol import ConvertOptions, Job, PartSpec, Plan, RawObject
 from ...ingest.trajectories import lay_out
+from ...ingest.whole_file import hash_file
 from .episode_rows import Planner
 from .hdf5 import Hdf5Reader
 from .large_rows import LargeRows, part_bounds, sample
@@ -94,7 +95,7 @@ class MinariJob(Job):
         found, data, _ = self._inspected
         columns.reserve(int(found.steps.sum()))
         with ThreadPoolExecutor(1, "rbdata-crc32c") as pool:
-            sums = pool.submit(lambda: {path: _checksum(file) for path, file in data.files.items()})
+            sums = pool.submit(lambda: {path: hash_file(file, Crc32c()).hex for path, file in data.files.items()})
             with open_reader(data) as reader:
                 planner = Planner(reader, found, self._title, self.options.unknown_next, columns)
                 episodes = planner.run(on_progress)
@@ -193,14 +194,6 @@ class MinariJob(Job):
     def _inspected(self) -> tuple[Survey, Data, Metadata]:
         assert self._found is not None and self._data is not None and self.metadata is not None
         return self._found, self._data, self.metadata
-
-
-def _checksum(path: Path) -> str:
-    checksum = Crc32c()
-    with path.open("rb", buffering=0) as file:
-        while block := file.read(1 << 20):
-            checksum.update(block)
-    return checksum.hex
 
 
 def _notes(counts: Mapping[str, int], unknown_next: str) -> list[str]:

@@ -46,17 +46,17 @@ class Description:
 
     id: int
     name: str
-    version: int
-    format: str
-    status: str
-    url: str | None
-    parquet_url: str | None
-    md5: str | None
-    targets: tuple[str, ...]
-    ignored: tuple[str, ...]
-    row_id: tuple[str, ...]
-    licence: str | None
-    citation: str | None
+    version: int = 1
+    format: str = "arff"
+    status: str = "unknown"
+    url: str | None = None
+    parquet_url: str | None = None
+    md5: str | None = None
+    targets: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    row_id: tuple[str, ...] = ()
+    licence: str | None = None
+    citation: str | None = None
     features: tuple[Feature, ...] = ()
 
 
@@ -97,9 +97,7 @@ class Api:
         else:
             tries = [f"{base}/status/active", f"{base}/status/deactivated"]
         for path in tries:
-            found = self._search(path)
-            if version is not None:
-                found = [entry for entry in found if entry[0] == version]
+            found = sorted((one.version, one.id) for one in self._list(path) if version in (None, one.version))
             if found:
                 return found[0][1], found
         wanted = name if version is None else f"{name} in version {version}"
@@ -110,31 +108,21 @@ class Api:
         """All active datasets, page by page; ``on_progress`` hears how many came so far, twice: the end is not known."""
         found: list[Listed] = []
         while True:
-            page = self._page(f"{ROOT}/list/status/active/limit/{PAGE}/offset/{len(found)}")
+            page = self._list(f"{ROOT}/list/status/active/limit/{PAGE}/offset/{len(found)}")
             found += page
             on_progress(len(found), len(found))
             if len(page) < PAGE:
                 return found
 
-    def _page(self, path: str) -> list[Listed]:
-        try:
-            answer = self._ask(path)
-        except ObjectNotFoundError:
-            return []  # there was nothing after the last page
-        try:
-            return [listed(entry) for entry in _sequence(_mapping(answer.get("data")).get("dataset") or [])]
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise CorruptSourceError(f"{self.location.url}/{path} is not a list of datasets") from error
-
-    def _search(self, path: str) -> list[tuple[int, int]]:
+    def _list(self, path: str) -> list[Listed]:
+        """The datasets that one answer lists; empty where there are none (also after the last page)."""
         try:
             answer = self._ask(path)
         except ObjectNotFoundError:
             return []
-        listed = _mapping(answer.get("data")).get("dataset") or []
         try:
-            return sorted((int(entry["version"]), int(entry["did"])) for entry in _sequence(listed))
-        except (KeyError, TypeError, ValueError) as error:
+            return [listed(entry) for entry in _sequence(_mapping(answer.get("data")).get("dataset") or [])]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CorruptSourceError(f"{self.location.url}/{path} is not a list of datasets") from error
 
     def _features(self, number: int) -> tuple[Feature, ...]:
@@ -155,13 +143,9 @@ class Api:
             try:
                 answer = self._read(item)
             except FetchError as error:
-                refused = _error_of(_loads(getattr(error, "said", "") or ""))
-                if refused is None:
-                    raise
-                raise _refusal(url, *refused) from error
-            refused = _error_of(answer)
-            if refused is not None:
-                raise _refusal(url, *refused)
+                _check_refused(url, _loads(getattr(error, "said", "") or ""), error)
+                raise
+            _check_refused(url, answer)
             if not isinstance(answer, dict):
                 raise CorruptSourceError(f"{url} answers with something that is not OpenML's JSON")
             return answer
@@ -240,20 +224,18 @@ def path_of(url: str) -> str:
     return parts.path.strip("/")
 
 
-def _refusal(url: str, code: str, message: str) -> FetchError:
-    text = f"{url}: OpenML says {message!r} (code {code})"
-    if code == _OVERLOADED:
-        return transient(text)
-    if code == _NO_RESULT or code in _UNKNOWN:
-        return ObjectNotFoundError(text, hint="check the name or number on https://www.openml.org")
-    return ApiError(text, hint="look at the dataset's page on https://www.openml.org")
-
-
-def _error_of(answer: Any) -> tuple[str, str] | None:
+def _check_refused(url: str, answer: Any, cause: FetchError | None = None) -> None:
+    """Raise the error that an answer with ``{"error": {"code", "message"}}`` stands for."""
     refused = answer.get("error") if isinstance(answer, dict) else None
     if not isinstance(refused, dict):
-        return None
-    return str(refused.get("code", "")), str(refused.get("message", ""))
+        return
+    code = str(refused.get("code", ""))
+    text = f"{url}: OpenML says {str(refused.get('message', ''))!r} (code {code})"
+    if code == _OVERLOADED:
+        raise transient(text) from cause
+    if code == _NO_RESULT or code in _UNKNOWN:
+        raise ObjectNotFoundError(text, hint="check the name or number on https://www.openml.org") from cause
+    raise ApiError(text, hint="look at the dataset's page on https://www.openml.org") from cause
 
 
 def _loads(text: str) -> Any:

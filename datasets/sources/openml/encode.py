@@ -18,50 +18,59 @@ from typing import Any
 import numpy as np
 
 from ...formats.arff import Attribute, Column
-from .table_options import Missing, Standardize
+from .table_options import TableOptions
 
 
-@dataclass(frozen=True)
+@dataclass
 class Feature:
     """A column that becomes part of the observation: ``index`` in the table, ``codes`` it can have (0: numeric)."""
 
     index: int
     attribute: Attribute
     codes: int
+    one_hot: bool
+    #: Whether it is standardised, with these means and deviations (set by `Encoder.fit`); ``still``: it never varies.
+    scaled: bool
+    statistics: tuple[float, float] | None = None
+    still: bool = False
 
     @property
     def nominal(self) -> bool:
         return self.attribute.kind == "nominal"
 
+    @property
+    def width(self) -> int:
+        return self.codes if self.one_hot else 1
+
 
 class Encoder:
-    """Turns blocks of columns into ``float32 [rows, width]``."""
+    """Turns blocks of columns into ``float32 [rows, width]``; the options are those of `TableOptions`."""
 
-    def __init__(
-        self, features: Sequence[tuple[int, Attribute]], *, missing: Missing, one_hot: bool, standardize: Standardize
-    ) -> None:
-        extra = missing == "code"
-        self.features = [
-            Feature(index, attribute, len(attribute.values) + extra if attribute.kind == "nominal" else 0)
-            for index, attribute in features
-        ]
-        self._one_hot, self._missing, self._standardize = one_hot, missing, standardize
-        self._statistics: dict[int, tuple[float, float]] = {}
-        self._still: set[int] = set()
+    def __init__(self, columns: Sequence[tuple[int, Attribute]], options: TableOptions) -> None:
+        self._missing_has_code = options.missing == "code"
+        self.features = []
+        for index, attribute in columns:
+            nominal = attribute.kind == "nominal"
+            one_hot = options.one_hot and nominal
+            scaled = not one_hot and (
+                options.standardize == "all" or (options.standardize == "numeric" and not nominal)
+            )
+            codes = len(attribute.values) + self._missing_has_code if nominal else 0
+            self.features.append(Feature(index, attribute, codes, one_hot, scaled))
 
     @property
     def width(self) -> int:
         """Numbers of an observation."""
-        return sum(self._width(feature) for feature in self.features)
+        return sum(feature.width for feature in self.features)
 
     @property
     def must_fit(self) -> bool:
         """Whether `fit` has something to do."""
-        return any(self._scaled(feature) for feature in self.features)
+        return any(feature.scaled for feature in self.features)
 
     def fit(self, blocks: Iterable[Sequence[Column]]) -> None:
         """Compute means and deviations; blocks hold the rows that are kept."""
-        scaled = [feature for feature in self.features if self._scaled(feature)]
+        scaled = [feature for feature in self.features if feature.scaled]
         count, mean, squares = (np.zeros(len(scaled)) for _ in range(3))
         for block in blocks:
             for at, feature in enumerate(scaled):
@@ -78,10 +87,8 @@ class Encoder:
         for at, feature in enumerate(scaled):
             deviation = float(np.sqrt(squares[at] / count[at])) if count[at] else 0.0
             # What never varies may still have a deviation of rounding errors.
-            if deviation <= 10 * np.finfo(float).eps * abs(mean[at]):
-                self._still.add(feature.index)
-                deviation = 1.0
-            self._statistics[feature.index] = (float(mean[at]), deviation)
+            feature.still = deviation <= 10 * np.finfo(float).eps * abs(mean[at])
+            feature.statistics = (float(mean[at]), 1.0 if feature.still else deviation)
 
     def encode(self, block: Sequence[Column]) -> np.ndarray:
         """Observations, float32 ``[rows, width]``."""
@@ -90,20 +97,19 @@ class Encoder:
         out = np.zeros((len(first), self.width), np.float32)
         at = 0
         for feature in self.features:
-            width = self._width(feature)
             values = self._values(block, feature)
-            if self._hot(feature):
+            if feature.one_hot:
                 rows = np.flatnonzero(~np.isnan(values))
                 out[rows, at + values[rows].astype(np.int64)] = 1
             else:
-                if feature.index in self._statistics:
-                    mean, deviation = self._statistics[feature.index]
+                if feature.statistics is not None:
+                    mean, deviation = feature.statistics
                     values = (values - mean) / deviation
-                    if feature.index in self._still:
+                    if feature.still:
                         values[~np.isnan(values)] = 0
                 with np.errstate(over="ignore"):
                     out[:, at] = values
-            at += width
+            at += feature.width
         return out
 
     def missing_rows(self, block: Sequence[Column]) -> np.ndarray:
@@ -117,12 +123,12 @@ class Encoder:
         for feature in self.features:
             entry: dict[str, Any] = {"name": feature.attribute.name, "kind": feature.attribute.kind, "at": at}
             if feature.nominal:
-                entry["values"] = [*feature.attribute.values, *(["?"] * (self._missing == "code"))]
-                entry["as"] = "one-hot" if self._one_hot else "code"
-            if feature.index in self._statistics:
-                entry["mean"], entry["std"] = self._statistics[feature.index]
+                entry["values"] = [*feature.attribute.values, *(["?"] * self._missing_has_code)]
+                entry["as"] = "one-hot" if feature.one_hot else "code"
+            if feature.statistics is not None:
+                entry["mean"], entry["std"] = feature.statistics
             described.append(entry)
-            at += self._width(feature)
+            at += feature.width
         return described
 
     def _values(self, block: Sequence[Column], feature: Feature) -> np.ndarray:
@@ -132,16 +138,5 @@ class Encoder:
         if not feature.nominal:
             return column
         values = column.astype(np.float64)
-        values[column < 0] = feature.codes - 1 if self._missing == "code" else np.nan
+        values[column < 0] = feature.codes - 1 if self._missing_has_code else np.nan
         return values
-
-    def _hot(self, feature: Feature) -> bool:
-        return self._one_hot and feature.nominal
-
-    def _scaled(self, feature: Feature) -> bool:
-        if self._hot(feature):
-            return False
-        return self._standardize == "all" or (self._standardize == "numeric" and not feature.nominal)
-
-    def _width(self, feature: Feature) -> int:
-        return feature.codes if self._hot(feature) else 1

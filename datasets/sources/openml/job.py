@@ -23,15 +23,15 @@ from ....errors import ChecksumError, CorruptSourceError, UsageError
 from ....storage.column_writer import ColumnWriter
 from ....storage.episodes import TERMINATED, EpisodeTable
 from ....storage.schema import FLAGS, Leaf, Schema
-from ...fetch import Location, RemoteObject, resolve
+from ...fetch import resolve
 from ...formats import arff, parquet
 from ...formats.arff import Column
-from ...ingest.protocol import ConvertOptions, Plan, RawObject
+from ...ingest.protocol import Plan, RawObject
 from ...ingest.whole_file import ACCEPT, WholeFileJob
 from .client import Description
 from .encode import Encoder
 from .roles import Roles, roles
-from .table_options import TableOptions
+from .table_options import TableFile, TableOptions
 
 #: Float32 holds every whole number up to this one.
 _EXACT = 1 << 24
@@ -40,31 +40,29 @@ _EXACT = 1 << 24
 class OpenmlJob(WholeFileJob):
     """One table. Its rows are all in the plan: there are no parts to fill after it."""
 
+    _encoding = "utf-8-sig"
+    #: Set by `inspect_files`: checksums by algorithm, the columns of the file, and what is made of them.
+    _digests: dict[str, str]
+    _attributes: Sequence[arff.Attribute]
+    _roles: Roles
+    _encoder: Encoder
+
     def __init__(
         self,
         about: Description,
-        location: Location,
-        item: RemoteObject,
-        options: ConvertOptions,
+        file: TableFile,
         table: TableOptions,
-        *,
-        is_parquet: bool,
-        notes: Sequence[str] = (),
-        mirrored: Sequence[RawObject] = (),
+        notes: Sequence[str],
+        answers: Sequence[RawObject],
     ) -> None:
-        self.about_table, self.location, self.options, self.table = about, location, options, table
-        item = resolve(location, [item])[0]
-        self._md5 = None if is_parquet or table.accept_changed else about.md5
+        self.about_table, self.location, self.table = about, file.location, table
+        item = resolve(file.location, [file.item])[0]
+        self._md5 = None if file.is_parquet or table.accept_changed else about.md5
         self.item = replace(item, checksums={**item.checksums, "md5": self._md5}) if self._md5 else item
-        self.is_parquet = is_parquet
-        self._notes, self._mirrored = list(notes), list(mirrored)
-        self.path = Path()
+        self.is_parquet = file.is_parquet
+        self._notes = notes
+        self._mirrored = [*answers, RawObject(file.path, file.item, file.location)]
         self.accept_changed = table.accept_changed
-        self._encoding = "utf-8-sig"
-        self._digests: dict[str, str] = {}
-        self._roles: Roles | None = None
-        self._attributes: Sequence[arff.Attribute] = ()
-        self._encoder: Encoder | None = None
         self.counts = {"rows": 0, "dropped_rows": 0, "missing_values": 0, "rounded_integers": 0, "not_finite": 0}
 
     def identity(self) -> dict[str, Any]:
@@ -84,19 +82,12 @@ class OpenmlJob(WholeFileJob):
             self._rows_at_most = self._look_through()
             with self._reader() as reader:
                 self._attributes = reader.attributes
-        name = self._title()
-        self._roles = roles(self._attributes, self.about_table, self.table, name)
-        self._encoder = Encoder(
-            [(at, self._attributes[at]) for at in self._roles.features],
-            missing=self.table.missing,
-            one_hot=self.table.one_hot,
-            standardize=self.table.standardize,
-        )
+        self._roles = roles(self._attributes, self.about_table, self.table, self._title())
+        self._encoder = Encoder([(at, self._attributes[at]) for at in self._roles.features], self.table)
         self.schema = schema(self._encoder.width, self._label_dtype(), len(self._roles.targets))
 
     def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
         encoder = self._encoder
-        assert encoder is not None
         columns.reserve(self._rows_at_most)
         if encoder.must_fit:
             encoder.fit(block for block, _ in self._blocks())
@@ -126,7 +117,6 @@ class OpenmlJob(WholeFileJob):
 
     def _blocks(self) -> Iterator[tuple[list[Column], int]]:
         """Blocks of the rows that are kept, and how many those are; counts rows and what is missing."""
-        assert self._roles is not None and self._encoder is not None
         done = 0
         with self._reader() as reader:
             for block in reader.blocks():
@@ -144,17 +134,13 @@ class OpenmlJob(WholeFileJob):
                 yield block, rows
 
     def _check_complete(self, unlabelled: np.ndarray, incomplete: np.ndarray, done: int) -> None:
-        hint = "leave such rows out: --missing drop"
-        if self.table.missing != "drop" and unlabelled.any():
-            raise UsageError(f"row {done + int(unlabelled.argmax())} of {self._title()} has no label", hint=hint)
-        if self.table.missing == "error" and incomplete.any():
-            raise UsageError(f"row {done + int(incomplete.argmax())} of {self._title()} misses a value", hint=hint)
-        if self.table.missing == "code" and incomplete.any():
-            message = f"row {done + int(incomplete.argmax())} of {self._title()} misses a number, which has no codes"
-            raise UsageError(message, hint=hint)
+        refused = {"error": "misses a value", "code": "misses a number, which has no codes"}.get(self.table.missing)
+        for rows, problem in ((unlabelled, self.table.missing != "drop" and "has no label"), (incomplete, refused)):
+            if problem and rows.any():
+                message = f"row {done + int(rows.argmax())} of {self._title()} {problem}"
+                raise UsageError(message, hint="leave such rows out: --missing drop")
 
     def _count(self, block: Sequence[Column], observation: np.ndarray) -> None:
-        assert self._roles is not None
         for at in self._roles.features:
             column = block[at]
             assert column is not None
@@ -166,12 +152,10 @@ class OpenmlJob(WholeFileJob):
         self.counts["not_finite"] += int(np.isinf(observation).sum())
 
     def _labels(self, block: Sequence[Column]) -> np.ndarray:
-        assert self._roles is not None
         columns = [np.asarray(block[at]).astype(self._label_dtype()) for at in self._roles.targets]
         return columns[0] if len(columns) == 1 else np.stack(columns, 1)
 
     def _label_dtype(self) -> str:
-        assert self._roles is not None
         return "int64" if self._attributes[self._roles.targets[0]].kind == "nominal" else "float32"
 
     # -- the file --------------------------------------------------------------------------------------------------
@@ -219,7 +203,6 @@ class OpenmlJob(WholeFileJob):
         return self._mirrored
 
     def about(self) -> dict[str, Any]:
-        assert self._roles is not None
         about = self.about_table
         return {
             "source": {
@@ -241,11 +224,9 @@ class OpenmlJob(WholeFileJob):
         return f"{self.about_table.name} (version {self.about_table.version})"
 
     def _label_names(self) -> list[str]:
-        assert self._roles is not None
         return [self._attributes[at].name for at in self._roles.targets]
 
     def _spaces(self) -> dict[str, Any]:
-        assert self._roles is not None and self._encoder is not None
         targets = [self._attributes[at] for at in self._roles.targets]
         width = self._encoder.width
         action: dict[str, Any]
@@ -262,7 +243,6 @@ class OpenmlJob(WholeFileJob):
         }
 
     def _sentences(self) -> list[str]:
-        assert self._roles is not None
         about, counts = self.about_table, self.counts
         names = ", ".join(self._label_names())
         notes = [

@@ -21,10 +21,6 @@ class Roles:
     features: list[int]
     left_out: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def kind(self) -> str:
-        return "several" if len(self.targets) > 1 else "one"
-
 
 def roles(attributes: Sequence[Attribute], about: Description, options: TableOptions, name: str) -> Roles:
     """Decide what every column is.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -24,7 +23,7 @@ from ..source import Source
 from ..source_option import ACCEPT_CHANGED, SourceOption
 from .client import Api, Description, Listed, path_of
 from .presets import PRESETS, WELL_KNOWN, Preset
-from .table_options import Format, Missing, Standardize, TableOptions, table_options
+from .table_options import Format, Missing, Standardize, TableFile, TableOptions, table_options
 
 if TYPE_CHECKING:
     from .job import OpenmlJob  # loaded when a dataset is opened: lists do without
@@ -33,16 +32,6 @@ HOME = "https://www.openml.org"
 
 _NAME = re.compile(r"(?P<number>[1-9]\d{0,8})|(?P<name>[A-Za-z_][\w.()+-]*)(?:@(?P<version>[1-9]\d{0,5}))?")
 _PARQUET = (".pq", ".parquet")
-
-
-@dataclass(frozen=True)
-class _File:
-    """Where a table lies."""
-
-    path: str
-    location: Location
-    item: RemoteObject
-    is_parquet: bool
 
 
 class OpenmlSource(Source):
@@ -93,18 +82,8 @@ class OpenmlSource(Source):
         number, notes = _number(api, name, preset)
         about = api.describe(number)
         file = self._file(about, location, table)
-        mirrored = [RawObject(path, _answer(location, path), location) for path in api.paths]
-        mirrored.append(RawObject(file.path, file.item, file.location))
-        return OpenmlJob(
-            about,
-            file.location,
-            file.item,
-            options,
-            table,
-            is_parquet=file.is_parquet,
-            notes=notes,
-            mirrored=mirrored,
-        )
+        answers = [RawObject(path, _answer(location, path), location) for path in api.paths]
+        return OpenmlJob(about, file, table, notes, answers)
 
     def find_in_folder(self, location: Location, options: ConvertOptions) -> OpenmlJob:
         """A folder with one ARFF or Parquet file; its label has to be named."""
@@ -116,14 +95,10 @@ class OpenmlSource(Source):
             message = f"{location.url} holds {len(files)} ARFF or Parquet files, not one"
             raise ObjectNotFoundError(message, hint="give a folder with the one table to convert")
         item = files[0]
-        about = Description(
-            0, item.name.rpartition(".")[0], 1, "arff", "unknown", None, None, None, (), (), (), None, None
-        )
-        is_parquet = item.name.lower().endswith(_PARQUET)
-        mirrored = [RawObject(item.name, item, location)]
-        return OpenmlJob(about, location, item, options, table, is_parquet=is_parquet, mirrored=mirrored)
+        file = TableFile(item.name, location, item, item.name.lower().endswith(_PARQUET))
+        return OpenmlJob(Description(0, item.name.rpartition(".")[0]), file, table, (), ())
 
-    def _file(self, about: Description, location: Location, table: TableOptions) -> _File:
+    def _file(self, about: Description, location: Location, table: TableOptions) -> TableFile:
         """The ARFF file, or the Parquet one where that is asked for, or all there is."""
         tries = [(about.url, False), (about.parquet_url, True)]
         if table.format != "auto":
@@ -143,13 +118,11 @@ class OpenmlSource(Source):
         message = f"OpenML states no {'file' if table.format == 'auto' else table.format} for {about.name}"
         raise ObjectNotFoundError(message, hint="try another version of it, or another --format")
 
-    def _stat(self, url: str, location: Location, is_parquet: bool) -> _File:
+    def _stat(self, url: str, location: Location, is_parquet: bool) -> TableFile:
         path = path_of(url)
-        place = location
         if is_parquet and location.url.rstrip("/") == self.home:
-            place = _parquet_place(url, location.options)
-        item = place.stat(path)
-        return _File(path, place, item, is_parquet)
+            location = _parquet_place(url, location.options)
+        return TableFile(path, location, location.stat(path), is_parquet)
 
 
 def _parquet_place(url: str, options: FetchOptions) -> Location:
