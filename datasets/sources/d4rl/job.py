@@ -20,6 +20,7 @@ from ....storage.schema import clean_keys
 from ...fetch import Location, RemoteObject, resolve
 from ...ingest import trajectories
 from ...ingest.protocol import ConvertOptions, PartSpec, Plan, RawObject
+from ...ingest.spaces import is_taken
 from ...ingest.trajectories import Column
 from ...ingest.whole_file import ACCEPT, WholeFileJob, hash_file
 from ...workers.pool import usable_cpus
@@ -237,7 +238,7 @@ def _info_keys(contents: hdf5.Contents, name: str) -> dict[str, str]:
             raise CorruptSourceError(f"{name}: {array.path}: {error}") from error
         # On many disks names that differ in case alone are one file.
         plain = key.lower()
-        if any(plain == other or plain.startswith(other + "/") or other.startswith(plain + "/") for other in taken):
+        if is_taken(plain, taken):
             contents.left_out[array.path] = f"its key {key} is taken"
             continue
         taken.add(plain)

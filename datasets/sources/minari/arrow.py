@@ -6,14 +6,14 @@
 Columns ``observations``, ``actions``, ``rewards``, ``terminations``, ``truncations`` and perhaps ``infos``. Dict and Tuple
 spaces are structs, arrays are lists of one size, pictures JPEG bytes. An episode of n steps has n + 1 observations; the other
 columns have a filler in the last row. A file holds any number of record batches: it is read whole, or a long episode
-would lose its
-end.
+would lose its end.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,17 +96,11 @@ class ArrowReader:
             return {}
         found: dict[Place, Field] = {}
         for place, field in self._info_fields(table.schema.field("infos"), ("infos",), 0):
-            shape = _stated_shape(field)
-            found[place] = self.field(episode, place, shape)
-            found[place] = Field(
-                table.num_rows, found[place].kind, found[place].dtype, found[place].shape, found[place].why
-            )
-        return {
-            place: field
-            if field.kind in ("numbers", "other")
-            else Field(field.rows, "other", field.dtype, (), "it holds text")
-            for place, field in found.items()
-        }
+            one = replace(self.field(episode, place, _stated_shape(field)), rows=table.num_rows)
+            if one.kind not in ("numbers", "other"):
+                one = Field(one.rows, "other", one.dtype, (), "it holds text")
+            found[place] = one
+        return found
 
     def read(self, episode: int, place: Place, low: int, high: int, kind: Kind) -> Any:
         column = self._column(episode, place).slice(low, high - low)

@@ -9,7 +9,7 @@ final one of the step before (or, asked for ``unknown_next`` zero, it is kept wi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,7 +97,9 @@ class Planner:
         self._writer = TrajectoryWriter(columns, found.columns)
         self._small = [source for source in found.sources if not source.column.large]
         self._size = block_steps(found.columns)
-        self._batch = _Batch(self._small)
+        #: Segments that wait until there are enough for a block: rows by key, rewards, and flags and outcomes uint8 [3, n].
+        self._waiting: list[tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]] = []
+        self._waiting_steps = 0
         #: int64 ``[runs, 3]``: index of the episode, its first state row, number of state rows.
         self.runs = np.zeros((0, 3), np.int64)
         self.counts = {"empty_episodes": 0, "split_episodes": 0, "given_up_steps": 0, "blank_successors": 0}
@@ -133,13 +135,24 @@ class Planner:
             for source in self._small:
                 beyond = high + 1 if source.column.per == "state" else high
                 rows[source.column.key] = state_rows(self._reader, source, self._found, index, low, beyond, self._name)
-            self._batch.add(rows, rewards[low:high], run if high == run.first + run.steps else None)
-            if self._batch.steps >= self._size:
+            flags = np.zeros((3, high - low), np.uint8)
+            if high == run.first + run.steps:
+                flags[:, -1] = (run.terminated, run.truncated, run.outcome)
+            self._waiting.append((rows, rewards[low:high], flags))
+            self._waiting_steps += high - low
+            if self._waiting_steps >= self._size:
                 self._flush()
 
     def _flush(self) -> None:
-        if self._batch.steps:
-            self._writer.append(*self._batch.take())
+        if not self._waiting:
+            return
+        all_rows, rewards, flags = zip(*self._waiting)
+        rows = {key: np.concatenate([one[key] for one in all_rows]) for key in all_rows[0]}
+        lengths = np.array([len(one) for one in rewards], np.int64)
+        terminated, truncated, outcome = np.concatenate(flags, axis=1)
+        ends = (terminated.astype(bool), truncated.astype(bool), outcome)
+        self._writer.append(rows, lengths, np.concatenate(rewards), *ends)
+        self._waiting, self._waiting_steps = [], 0
 
     def _rewards(self, episode: int, steps: int) -> np.ndarray:
         values = self._reader.read(episode, ("rewards",), 0, steps, "numbers")
@@ -163,44 +176,3 @@ class Planner:
         self.counts["split_episodes"] += max(0, len(runs) - 1)
         if runs and states <= steps and kept == steps:
             self.counts["blank_successors"] += 1
-
-
-class _Batch:
-    """Segments of several episodes, until there are enough for a block."""
-
-    def __init__(self, sources: Sequence[Source]) -> None:
-        self._keys = [source.column.key for source in sources]
-        self._clear()
-
-    def _clear(self) -> None:
-        self.steps = 0
-        self._rows: dict[str, list[np.ndarray]] = {key: [] for key in self._keys}
-        self._lengths: list[int] = []
-        self._rewards: list[np.ndarray] = []
-        self._flags: list[np.ndarray] = []
-
-    def add(self, rows: Mapping[str, np.ndarray], rewards: np.ndarray, end: Run | None) -> None:
-        for key, values in rows.items():
-            self._rows[key].append(values)
-        self._lengths.append(len(rewards))
-        self._rewards.append(rewards)
-        flags = np.zeros((3, len(rewards)), np.uint8)
-        if end is not None:
-            flags[:, -1] = (end.terminated, end.truncated, end.outcome)
-        self._flags.append(flags)
-        self.steps += len(rewards)
-
-    def take(self) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """What `TrajectoryWriter.append` wants; the batch is empty afterwards."""
-        rows = {key: np.concatenate(values) for key, values in self._rows.items()}
-        flags = np.concatenate(self._flags, axis=1)
-        taken = (
-            rows,
-            np.array(self._lengths, np.int64),
-            np.concatenate(self._rewards),
-            flags[0].astype(bool),
-            flags[1].astype(bool),
-            flags[2],
-        )
-        self._clear()
-        return taken

@@ -33,6 +33,14 @@ class MinariJob(Job):
     ``objects`` are pairs of the path below ``data/`` and the object; ``metadata`` None where they are in the HDF5 file.
     """
 
+    metadata: Metadata
+    #: Set by `inspect_files`.
+    _data: Data
+    _found: Survey
+    #: Set by `plan`; ``_runs``: see `Planner`.
+    _runs: np.ndarray
+    _checksums: dict[str, str]
+
     def __init__(
         self,
         name: str | None,
@@ -48,12 +56,8 @@ class MinariJob(Job):
         stated = resolve(location, [item for _, item in objects])
         self._objects = [(path, item) for (path, _), item in zip(objects, stated)]
         self._described = described
-        self.metadata = metadata
+        self._stated = metadata
         self._bounds: list[tuple[int, int]] = []
-        self._data: Data | None = None
-        self._found: Survey | None = None
-        self._runs = np.zeros((0, 3), np.int64)
-        self._checksums: dict[str, str] = {}
 
     def identity(self) -> dict[str, Any]:
         return {
@@ -77,12 +81,14 @@ class MinariJob(Job):
 
     def inspect_files(self, files: Mapping[str, Path]) -> None:
         """Look through the files. Raises CorruptSourceError, UsageError."""
-        data_format = self.metadata.format if self.metadata else "hdf5"
+        data_format = self._stated.format if self._stated else "hdf5"
         self._data = Data(data_format, self._title, {path: files[item.url] for path, item in self._objects})
         with open_reader(self._data) as reader:
-            if self.metadata is None:
+            if self._stated is None:
                 assert isinstance(reader, Hdf5Reader)
                 self.metadata = reader.attributes()
+            else:
+                self.metadata = self._stated
             self._found = survey(reader, self.metadata, self._title, self.text)
         self._data = replace(self._data, checked=True)
         self.schema, self.bulk = lay_out(self._found.columns, self.options)
@@ -92,7 +98,7 @@ class MinariJob(Job):
     def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
         from concurrent.futures import ThreadPoolExecutor
 
-        found, data, _ = self._inspected
+        found, data = self._found, self._data
         columns.reserve(int(found.steps.sum()))
         with ThreadPoolExecutor(1, "rbdata-crc32c") as pool:
             sums = pool.submit(lambda: {path: hash_file(file, Crc32c()).hex for path, file in data.files.items()})
@@ -105,15 +111,14 @@ class MinariJob(Job):
         on_progress(len(found.episodes), len(found.episodes))
         self._runs = planner.runs
         notes = [*found.notes, *_notes(planner.counts, self.options.unknown_next)]
-        spaces = dict(found.spaces)
         digest = crc32c(repr(sorted(self._checksums.items())).encode())
         parts = [self._describe_part(number) for number in range(len(self._bounds))]
-        return Plan(episodes, planner.counts, notes, parts, spaces, digest)
+        return Plan(episodes, planner.counts, notes, parts, dict(found.spaces), digest)
 
     def _describe_part(self, number: int) -> PartSpec:
-        found, _, _ = self._inspected
+        episodes = self._found.episodes
         (low, high), (runs, first, states) = self._bounds[number], self._part(number)
-        name = f"episodes {found.episodes[low]}..{found.episodes[high - 1]}"
+        name = f"episodes {episodes[low]}..{episodes[high - 1]}"
         return PartSpec(
             name=name,
             number=number,
@@ -134,17 +139,14 @@ class MinariJob(Job):
 
     @property
     def _large(self) -> list[Source]:
-        assert self._found is not None
         return [source for source in self._found.sources if source.column.large]
 
     def sample_rows(self) -> list[np.ndarray]:
-        found, data, _ = self._inspected
-        return sample(data, found, self._large, self._runs)
+        return sample(self._data, self._found, self._large, self._runs)
 
     def row_sources(self) -> list[LargeRows]:
-        found, data, _ = self._inspected
         large = tuple(self._large)
-        return [LargeRows(data, found, large, self._part(number)[0]) for number in range(len(self._bounds))]
+        return [LargeRows(self._data, self._found, large, self._part(number)[0]) for number in range(len(self._bounds))]
 
     # -- what the manifest says ----------------------------------------------------------------------------------------
 
@@ -164,7 +166,7 @@ class MinariJob(Job):
         return [RawObject(f"{top}/{path}", item, self.location) for path, item in [*described, *self._objects]]
 
     def about(self) -> dict[str, Any]:
-        found, _, metadata = self._inspected
+        found, metadata = self._found, self.metadata
         codecs = {leaf.codec for leaf in self.schema if leaf.name in self.bulk}
         return {
             "source": {
@@ -190,36 +192,21 @@ class MinariJob(Job):
     def _title(self) -> str:
         return f"{self.location.url}/{self.name}" if self.name else self.location.url
 
-    @property
-    def _inspected(self) -> tuple[Survey, Data, Metadata]:
-        assert self._found is not None and self._data is not None and self.metadata is not None
-        return self._found, self._data, self.metadata
-
 
 def _notes(counts: Mapping[str, int], unknown_next: str) -> list[str]:
     """What became of episodes that are not as they should be, in sentences."""
-    notes = []
-    if counts["empty_episodes"]:
-        notes.append(f"{counts['empty_episodes']} episodes without a step were left out.")
-    if counts["split_episodes"]:
-        notes.append(
-            f"{counts['split_episodes']} episodes end inside one of Minari's, where a step is flagged terminated or truncated."
-        )
-    if counts["given_up_steps"]:
-        notes.append(
-            f"Given up: {counts['given_up_steps']} steps whose successor is not in the data (episodes with as many "
-            "observations as steps). Their observation is the final one of the step before."
-        )
-    if counts["blank_successors"] and unknown_next == "zero":
-        notes.append(
-            f"{counts['blank_successors']} episodes lack their final observation; their last successor is zeros."
-        )
-    elif counts["blank_successors"]:
-        notes.append(
-            f"{counts['blank_successors']} terminated episodes lack their final observation, which is zeros here."
-        )
-    if counts["cut_episodes"]:
-        notes.append(
-            f"{counts['cut_episodes']} episodes are flagged neither terminated nor truncated at their end: cut there."
-        )
-    return notes
+    sentences = {
+        "empty_episodes": "{n} episodes without a step were left out.",
+        "split_episodes": ("{n} episodes end inside one of Minari's, where a step is flagged terminated or truncated."),
+        "given_up_steps": (
+            "Given up: {n} steps whose successor is not in the data (episodes with as many observations as steps). Their "
+            "observation is the final one of the step before."
+        ),
+        "blank_successors": (
+            "{n} episodes lack their final observation; their last successor is zeros."
+            if unknown_next == "zero"
+            else "{n} terminated episodes lack their final observation, which is zeros here."
+        ),
+        "cut_episodes": "{n} episodes are flagged neither terminated nor truncated at their end: cut there.",
+    }
+    return [sentence.format(n=counts[name]) for name, sentence in sentences.items() if counts[name]]

@@ -28,13 +28,8 @@ from ...ingest.spaces import Json, box_json, multi_discrete_json, text_json
 FORMATS = ("hdf5", "arrow", "parquet")
 #: Keys that are not kept among "what else it says": they have places of their own, or say nothing about the values.
 _PLACED = {
-    "observation_space",
-    "action_space",
-    "env_spec",
-    "data_format",
-    "total_steps",
-    "total_episodes",
-    "dataset_size",
+    *("observation_space", "action_space", "env_spec"),
+    *("data_format", "total_steps", "total_episodes", "dataset_size"),
 }
 _DEEPEST = 16
 
@@ -59,10 +54,7 @@ class Metadata:
 
 def parse_metadata(data: bytes, where: str) -> Metadata:
     """The contents of ``metadata.json``. Raises CorruptSourceError."""
-    try:
-        record = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise CorruptSourceError(f"{where} is not JSON: {error}") from error
+    record = _parse(data, where)
     if not isinstance(record, dict):
         raise CorruptSourceError(f"{where} is not a JSON object")
     return metadata_from(record, where)
@@ -78,7 +70,8 @@ def metadata_from(record: Mapping[str, Any], where: str) -> Metadata:
     for name in ("observation", "action"):
         stated = record.get(f"{name}_space")
         if stated is not None:
-            spaces[name] = _space(_inner(stated, f"{where}: {name}_space"), f"{where}: {name}_space", 0)
+            inside = f"{where}: {name}_space"
+            spaces[name] = _space(_parse(stated, inside) if isinstance(stated, str) else stated, inside, 0)
     environment = record.get("env_spec")
     with contextlib.suppress(ValueError):  # a string is as good for the manifest
         environment = json.loads(environment) if isinstance(environment, str) else environment
@@ -88,11 +81,9 @@ def metadata_from(record: Mapping[str, Any], where: str) -> Metadata:
     )
 
 
-def _inner(stated: Any, where: str) -> Any:
-    if not isinstance(stated, str):
-        return stated
+def _parse(text: str | bytes, where: str) -> Any:
     try:
-        return json.loads(stated)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise CorruptSourceError(f"{where} is not JSON: {error}") from error
 

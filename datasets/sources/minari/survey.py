@@ -11,15 +11,15 @@ and where an episode does not have it, its rows are zeros and ``info_mask/<name>
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from ....errors import CorruptSourceError, SchemaError, UsageError
 from ....storage.schema import clean_keys
-from ...ingest.spaces import Json, SpaceLeaf, TextAs, renamed, space_leaves, stored_dtype
+from ...ingest.spaces import Json, SpaceLeaf, TextAs, is_taken, renamed, space_leaves, stored_dtype
 from ...ingest.trajectories import Column
 from .metadata import Metadata
 from .reader import Field, Kind, Place, Reader
@@ -52,20 +52,13 @@ class Survey:
     keys: dict[str, str]
     left_out: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=dict)
 
     @property
     def columns(self) -> list[Column]:
         return [source.column for source in self.sources]
 
 
-def survey(
-    reader: Reader,
-    metadata: Metadata,
-    name: str,
-    text: TextAs,
-    on_progress: Callable[[int, int], None] = lambda *_: None,
-) -> Survey:
+def survey(reader: Reader, metadata: Metadata, name: str, text: TextAs) -> Survey:
     """Look through a dataset without reading its rows.
 
     Raises CorruptSourceError where the files do not hold what the spaces say, UsageError for what cannot be stored.
@@ -74,39 +67,29 @@ def survey(
         raise CorruptSourceError(f"{name} holds no episodes")
     spaces = {key: metadata.spaces.get(key) or reader.space((key + "s",)) for key in ("observation", "action")}
     left_out: dict[str, str] = {}
-    leaves: list[tuple[SpaceLeaf, Place]] = []
+    described: list[_Merged] = []
     for base in ("observation", "action"):
         found, omitted = space_leaves(spaces[base], base, text)
-        leaves += [(leaf, (base + "s", *leaf.path)) for leaf in found]
+        described += [_Merged(leaf, (base + "s", *leaf.path)) for leaf in found]
         left_out.update(omitted)
-    if not any(place[0] == "observations" for _, place in leaves) or not any(
-        place[0] == "actions" for _, place in leaves
-    ):
+    if {one.place[0] for one in described} != {"observations", "actions"}:
         raise UsageError(f"{name}: nothing is left of its observations or its actions: {left_out}")
-    described: list[_Merged] = [_Merged(leaf, place) for leaf, place in leaves]
-    infos = _Infos(len(reader.episodes))
+    infos = _Infos()
     steps, states = (np.zeros(len(reader.episodes), np.int64) for _ in range(2))
     for index, episode in enumerate(reader.episodes):
         steps[index] = reader.steps(episode)
         rows = {one.place[0]: one.add(reader, episode, name) for one in described}
         for one in described:
             if one.rows != rows[one.place[0]]:
-                raise CorruptSourceError(
-                    f"{name}: episode {episode} has {one.place} of {one.rows} rows, others of its space more"
-                )
+                message = f"{name}: episode {episode} has {one.place} of {one.rows} rows, others of its space more"
+                raise CorruptSourceError(message)
         states[index] = rows["observations"]
         _check_rows(name, episode, int(steps[index]), rows["observations"], rows["actions"])
-        infos.add(index, int(steps[index]), reader.infos(episode))
-        if not index % 64:
-            on_progress(index, len(reader.episodes))
+        infos.add(index, reader.infos(episode))
     sources = [one.source(name) for one in described]
     kept, why_not = infos.sources(steps, {source.column.key.lower() for source in sources})
-    left_out.update(why_not)
-    all_sources = [*sources, *kept]
-    result = Survey(
-        reader.episodes, steps, states, all_sources, spaces, renamed([leaf for leaf, _ in leaves]), left_out
-    )
-    result.keys.update(infos.keys)
+    keys = {**renamed([one.leaf for one in described]), **infos.keys}
+    result = Survey(reader.episodes, steps, states, [*sources, *kept], spaces, keys, {**left_out, **why_not})
     result.notes = _notes(result, metadata, infos)
     return result
 
@@ -161,17 +144,14 @@ class _Merged:
 class _Infos:
     """All infos of all episodes, by place."""
 
-    def __init__(self, episodes: int) -> None:
-        self._episodes = episodes
+    def __init__(self) -> None:
         self._found: dict[Place, dict[int, Field]] = {}
-        self._steps: dict[int, int] = {}
         self.keys: dict[str, str] = {}
         #: Names that some episodes lack, and names of which the reset's row is dropped.
         self.masked: list[str] = []
         self.shortened: list[str] = []
 
-    def add(self, index: int, steps: int, fields: dict[Place, Field]) -> None:
-        self._steps[index] = steps
+    def add(self, index: int, fields: dict[Place, Field]) -> None:
         for place, one in fields.items():
             self._found.setdefault(place, {})[index] = one
 
@@ -185,9 +165,7 @@ class _Infos:
             try:
                 (key,) = clean_keys([f"info/{names[place]}"]).values()
                 plain = key.lower()  # on many disks names that differ in case alone are one file
-                if plain in taken or any(
-                    other.startswith(plain + "/") or plain.startswith(other + "/") for other in taken
-                ):
+                if is_taken(plain, taken):
                     raise SchemaError(f"its key {key} is taken")
                 sources = self._columns(place, key, fields, steps)
             except (UsageError, SchemaError) as error:
@@ -201,40 +179,34 @@ class _Infos:
 
     def _columns(self, place: Place, key: str, fields: dict[int, Field], steps: np.ndarray) -> list[Source]:
         """The column of an info, and that of its mask. Raises UsageError with what keeps it from being one."""
-        for one in fields.values():
-            if one.kind != "numbers":
-                raise UsageError(one.why or f"it holds {one.kind}")
+        unusable = [one for one in fields.values() if one.kind != "numbers"]
+        if unusable:
+            raise UsageError(unusable[0].why or f"it holds {unusable[0].kind}")
         present = {index: one for index, one in fields.items() if one.rows}
-        shapes = {one.shape for one in present.values()}
+        shapes = sorted({one.shape for one in present.values()})
         if len(shapes) != 1:
-            raise UsageError(
-                f"its shape varies: {', '.join(map(str, sorted(shapes)))}" if shapes else "it is empty everywhere"
-            )
-        (shape,) = shapes
-        if 0 in shape:
-            raise UsageError(f"its shape {shape} is empty")
-        shape = shape or (1,)  # TED wants a dimension for a single number
-        dtype = stored_dtype(_common(list({one.dtype: None for one in present.values()})), key)
-        rows = np.full(self._episodes, -1, np.int64)
+            raise UsageError(f"its shape varies: {', '.join(map(str, shapes))}" if shapes else "it is empty everywhere")
+        if 0 in shapes[0]:
+            raise UsageError(f"its shape {shapes[0]} is empty")
+        shape = shapes[0] or (1,)  # TED wants a dimension for a single number
+        dtype = stored_dtype(_common(list(dict.fromkeys(one.dtype for one in present.values()))), key)
+        rows = np.full(len(steps), -1, np.int64)
         for index, one in present.items():
-            if one.rows - self._steps[index] in (0, 1):
+            if one.rows - steps[index] in (0, 1):
                 rows[index] = one.rows
         there = rows >= 0
         if not there.any():
             raise UsageError("it has neither n nor n + 1 rows in any episode")
-        per_state = bool((rows[there] == steps[there] + 1).all())
-        name = key.removeprefix("info/")
-        lacks = bool((~there & (steps > 0)).any())
-        if not per_state and (rows[there] == steps[there] + 1).any():
+        has_reset = rows[there] == steps[there] + 1
+        per: Literal["state", "step"] = "state" if has_reset.all() else "step"
+        prefix, name = "" if per == "state" else "next/", key.removeprefix("info/")
+        if per == "step" and has_reset.any():
             self.shortened.append(name)
-        prefix = "" if per_state else "next/"
-        per: Any = "state" if per_state else "step"
         found = [Source(Column(prefix + key, dtype, shape, per), place, "numbers", rows)]
-        if lacks:
+        if (~there & (steps > 0)).any():
             self.masked.append(name)
-            found.append(
-                Source(Column(f"{prefix}info_mask/{name}", "bool", (1,), per), place, "numbers", rows, mask=True)
-            )
+            mask = Column(f"{prefix}info_mask/{name}", "bool", (1,), per)
+            found.append(Source(mask, place, "numbers", rows, mask=True))
         return found
 
 
@@ -252,29 +224,22 @@ def _common(dtypes: list[np.dtype]) -> np.dtype:
 
 def _notes(found: Survey, metadata: Metadata, infos: _Infos) -> list[str]:
     """What a user should know about the values, in sentences."""
-    notes = []
-    pictures = [source.column.key for source in found.sources if source.kind == "jpeg"]
-    if pictures:
-        notes.append(f"Minari stored {', '.join(pictures)} as JPEG, which is lossy: the frames are as decoded.")
-    texts = [source.column.key for source in found.sources if source.kind == "text"]
-    if texts:
-        notes.append(f"Text is stored as UTF-8 bytes, zero-padded: {', '.join(texts)}.")
-    if infos.masked:
-        notes.append(f"Not in every episode, zeros with a mask (info_mask) elsewhere: {', '.join(infos.masked)}.")
-    if infos.shortened:
-        notes.append(f"The info of the reset is dropped, as some episodes lack it: {', '.join(infos.shortened)}.")
-    if found.left_out:
-        notes.append(f"Left out: {'; '.join(f'{path} ({why})' for path, why in list(found.left_out.items())[:8])}.")
-    wider = [
-        source.column
-        for source in found.sources
-        if source.column.dtype == "float64" and source.column.key == "observation"
-    ]
-    stated = found.spaces["observation"].get("dtype")
-    if wider and stated == "float32":
+    by_kind = {kind: [one.column.key for one in found.sources if one.kind == kind] for kind in ("jpeg", "text")}
+    left_out = [f"{path} ({why})" for path, why in list(found.left_out.items())[:8]]
+    listed = {
+        "Minari stored {} as JPEG, which is lossy: the frames are as decoded.": by_kind["jpeg"],
+        "Text is stored as UTF-8 bytes, zero-padded: {}.": by_kind["text"],
+        "Not in every episode, zeros with a mask (info_mask) elsewhere: {}.": infos.masked,
+        "The info of the reset is dropped, as some episodes lack it: {}.": infos.shortened,
+    }
+    notes = [sentence.format(", ".join(names)) for sentence, names in listed.items() if names]
+    if left_out:
+        notes.append(f"Left out: {'; '.join(left_out)}.")
+    dtypes = [column.dtype for column in found.columns if column.key == "observation"]
+    if dtypes == ["float64"] and found.spaces["observation"].get("dtype") == "float32":
         notes.append("The observation space says float32, the data are float64, and kept as they are.")
-    if metadata.steps not in (None, int(found.steps.sum())):
-        notes.append(f"The metadata state {metadata.steps} steps, the files hold {int(found.steps.sum())}.")
-    if metadata.episodes not in (None, len(found.episodes)):
-        notes.append(f"The metadata state {metadata.episodes} episodes, the files hold {len(found.episodes)}.")
+    counted = (("steps", metadata.steps, int(found.steps.sum())), ("episodes", metadata.episodes, len(found.episodes)))
+    for what, stated, held in counted:
+        if stated not in (None, held):
+            notes.append(f"The metadata state {stated} {what}, the files hold {held}.")
     return notes
