@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
-from ....errors import UsageError
-from ....storage.codecs import resolve_choice
-from ....storage.schema import Leaf, Schema, ted_flags
-from ...ingest.protocol import ConvertOptions
+from ....errors import ObjectNotFoundError, UsageError
+from ...fetch import Location, RemoteObject
+from ...ingest.number_ranges import format_numbers
+from ...ingest.protocol import ConvertOptions, Job
+from ...ingest.trajectories import Column, lay_out
 from .ring import TIME_LIMIT
-from .shards import FRAME
+from .rl_unplugged.files import EpisodeFile
+from .shards import FRAME, Shard
+
+Piece = TypeVar("Piece", Shard, EpisodeFile)
 
 LICENCE = "not stated for the data (the code is Apache-2.0); see https://research.google/resources/datasets/dqn-replay/"
 CITATION = (
     "Rishabh Agarwal, Dale Schuurmans, Mohammad Norouzi. An Optimistic Perspective on Offline Reinforcement Learning. "
     "ICML 2020. arXiv:1907.04543"
 )
+COLUMNS = (Column("observation", "uint8", FRAME, "state"), Column("action", "int32", (), "step"))
 CLIPPED = "Rewards were clipped to [-1, 1] before they were published; game scores cannot be recovered."
-
-
-def schema(options: ConvertOptions) -> Schema:
-    """Frames as a state leaf (or, with layout ``ted``, twice as step leaves), the rest as TED has it."""
-    small = (Leaf("action", "step", "int32", ()), *ted_flags())
-    if options.layout == "ted":
-        big: tuple[Leaf, ...] = (
-            Leaf("observation", "step", "uint8", FRAME),
-            Leaf("next/observation", "step", "uint8", FRAME),
-        )
-    else:
-        big = (Leaf("observation", "state", "uint8", FRAME, codec=resolve_choice(options.codec)),)
-    return Schema((*big, *small))
 
 
 def time_limit(options: ConvertOptions) -> int:
@@ -48,23 +41,93 @@ def spaces() -> dict[str, Any]:
     }
 
 
-def about(upstream: str, dataset: str | None, options: ConvertOptions, shards: list[int]) -> dict[str, Any]:
-    """``source`` of the manifest, and ``licence`` and ``citation``; ``shards`` are the numbers of the raw files taken."""
-    return {
-        "source": {
+def describe(item: RemoteObject, found: str | None = None) -> dict[str, Any]:
+    """An object as the manifest records it; the checksum is the one found, or else the one stated."""
+    return {"name": item.name, "size": item.size, "crc32c": found or item.checksums.get("crc32c")}
+
+
+class RunJob(Job, Generic[Piece]):
+    """One run from its pieces (shards or files) at a place to a dataset: what both upstreams have in common.
+
+    ``available`` are the pieces that are there, ``chosen`` those that are taken, both by number.
+    """
+
+    upstream: str
+    #: What a piece is called: "shard" or "file".
+    piece: str
+    citation = CITATION
+    available: Sequence[Piece]
+    chosen: Sequence[Piece]
+
+    def __init__(
+        self, name: str | None, location: Location, available: Sequence[Piece], options: ConvertOptions
+    ) -> None:
+        self.name, self.location, self.available, self.options = name, location, available, options
+        self.title = name or location.url
+        self.decided = {"upstream": self.upstream}
+        self.time_limit = time_limit(options)
+        self.schema, self.bulk = lay_out(COLUMNS, options)
+
+    def select(self) -> list[Piece]:
+        """The pieces asked for, all where none are. Raises UsageError, ObjectNotFoundError for those that are not there."""
+        there = {one.number: one for one in self.available}
+        numbers = sorted(there if self.options.parts is None else set(self.options.parts))
+        hint = f"it has {format_numbers(sorted(there))}"
+        if not numbers:
+            raise UsageError(f"no {self.piece}s of {self.title} are asked for", hint=hint)
+        absent = [str(number) for number in numbers if number not in there]
+        if absent:
+            raise ObjectNotFoundError(f"{self.title} has no {self.piece} {', '.join(absent)}", hint=hint)
+        return [there[number] for number in numbers]
+
+    def identity(self) -> dict[str, Any]:
+        return {
+            "converter": f"atari-{self.upstream} 1",
+            "leaves": [leaf.to_json() for leaf in self.schema],
+            "unknown_next": self.options.unknown_next,
+            "time_limit": self.time_limit,
+        }
+
+    def parts(self) -> int:
+        return len(self.chosen)
+
+    def about(self) -> dict[str, Any]:
+        options = {
+            "codec": self.schema["observation"].codec,
+            "layout": self.options.layout,
+            "unknown_next": self.options.unknown_next,
+            "time_limit": self.time_limit,
+            "upstream": self.upstream,
+        }
+        source = {
             "name": "atari",
-            "upstream": upstream,
-            "dataset": dataset,
-            "options": {
-                "codec": schema(options)["observation"].codec,
-                "layout": options.layout,
-                "unknown_next": options.unknown_next,
-                "time_limit": time_limit(options),
-                "upstream": upstream,
-            },
-            "shards": shards,
-            "all_shards": options.parts is None,
-        },
-        "licence": LICENCE,
-        "citation": CITATION,
-    }
+            "upstream": self.upstream,
+            "dataset": self.name,
+            "options": options,
+            "shards": [one.number for one in self.chosen],
+            "all_shards": self.options.parts is None,
+        }
+        return {"source": source, "licence": LICENCE, "citation": self.citation}
+
+    def sentences(
+        self, counts: Mapping[str, Any], first: str, given_up: str, gaps: Iterable[str], absent: Iterable[str] = ()
+    ) -> Iterator[str]:
+        """What a user should know about the values: what is the same for both upstreams, and between it what is not."""
+        yield first
+        yield CLIPPED
+        if counts["time_limit_episodes"]:
+            yield (
+                f"{counts['time_limit_episodes']} episodes of exactly {self.time_limit} rows ended by the clock: the data "
+                "say terminal, they are truncated here."
+            )
+        if self.options.unknown_next == "zero" and (counts["cut_episodes"] or counts["time_limit_episodes"]):
+            yield "Rows whose successor is not in the data are kept, truncated, with a successor of zeros."
+        elif counts["given_up_steps"]:
+            yield given_up
+        yield from gaps
+        if counts["unclipped_rewards"]:
+            yield f"{counts['unclipped_rewards']} rewards lie outside [-1, 1], unlike in the published data."
+        yield from absent
+        left_out = {one.number for one in self.available} - {one.number for one in self.chosen}
+        if left_out:
+            yield f"{self.piece.capitalize()}s not taken: {format_numbers(sorted(left_out))}."

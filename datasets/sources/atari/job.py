@@ -14,16 +14,16 @@ import numpy as np
 from ....errors import ChecksumError, CorruptSourceError
 from ....storage.checksums import crc32c
 from ....storage.column_writer import ColumnWriter
-from ...fetch import Location, RemoteObject, read_all, resolve
+from ...fetch import Location, read_all, resolve
 from ...formats.gunzip import gunzip
 from ...formats.npy import NpyStream
-from ...ingest.number_ranges import format_numbers
-from ...ingest.protocol import ConvertOptions, Job, PartSpec, Plan, RawObject
+from ...ingest.protocol import ConvertOptions, PartSpec, Plan, RawObject
+from ...ingest.trajectories import results
 from . import frames
-from .common import CLIPPED, about, schema, spaces, time_limit
+from .common import RunJob, describe, spaces
 from .laps import RingArrays
-from .ring import PartPlan, RingPlanner
-from .shards import ARRAYS, UPSTREAM, Shard, select
+from .ring import Counts, PartPlan, RingPlanner
+from .shards import ARRAYS, UPSTREAM, Shard
 
 #: The arrays that the plan is made from.
 SMALL = ("action", "reward", "terminal", "add_count")
@@ -31,15 +31,20 @@ SMALL = ("action", "reward", "terminal", "add_count")
 _SMALL_BYTES = 1 << 28
 
 
-class AtariJob(Job):
+class AtariJob(RunJob[Shard]):
     """One run, from shards at a place to a dataset."""
 
-    decided: Mapping[str, Any] = {"upstream": UPSTREAM}
+    upstream, piece = UPSTREAM, "shard"
+    #: Set by `plan`.
+    _parts: list[PartPlan]
 
     def __init__(self, name: str | None, location: Location, shards: list[Shard], options: ConvertOptions) -> None:
-        self.name, self.location, self.options = name, location, options
-        self.available = shards
-        chosen = select(shards, options.parts, f"{name or location.url}")
+        super().__init__(name, location, shards, options)
+        chosen = self.select()
+        for shard in chosen:
+            if shard.missing:
+                message = f"shard {shard.number} of {self.title} lacks {', '.join(shard.missing)}"
+                raise CorruptSourceError(message, hint="complete the mirror, or leave the shard out with --shards")
         earlier = [shard for shard in shards if shard.number < chosen[0].number and not shard.missing][-1:]
         objects = [item for shard in earlier + chosen for item in shard.objects.values()]
         stated = {item.url: item for item in resolve(location, objects)}
@@ -49,27 +54,15 @@ class AtariJob(Job):
         ]
         #: The shard right before the first one wanted, where there is one: it knows what that one begins with.
         self.before = described[0] if earlier else None
-        self.shards = described[len(earlier) :]
-        self.time_limit = time_limit(options)
-        self.schema = schema(options)
-        self.bulk = tuple(name for name in ("observation", "next/observation") if name in self.schema)
-        self._parts: list[Any] = []
+        self.chosen = described[len(earlier) :]
         self._found: dict[str, str] = {}
 
     def identity(self) -> dict[str, Any]:
-        return {
-            "converter": "atari-dqn-replay 1",
-            "leaves": [leaf.to_json() for leaf in self.schema],
-            "unknown_next": self.options.unknown_next,
-            "time_limit": self.time_limit,
-            # Not the checksums: one mirror states them, another does not. The plan's digest is of the contents.
-            "objects": [
-                [shard.number, key, item.size] for shard in self.shards for key, item in sorted(shard.objects.items())
-            ],
-        }
-
-    def parts(self) -> int:
-        return len(self.shards)
+        # Not the checksums: one mirror states them, another does not. The plan's digest is of the contents.
+        objects = [
+            [shard.number, key, item.size] for shard in self.chosen for key, item in sorted(shard.objects.items())
+        ]
+        return {**super().identity(), "objects": objects}
 
     # -- plan ------------------------------------------------------------------------------------------------------
 
@@ -77,25 +70,17 @@ class AtariJob(Job):
         """Fetches the small arrays of every shard (about 1 MB each) and lays out all rows."""
 
         def emit(action: np.ndarray, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> None:
-            columns.append(
-                {
-                    "action": action,
-                    "next/reward": reward[:, None],
-                    "next/done": (terminated | truncated)[:, None],
-                    "next/terminated": terminated[:, None],
-                    "next/truncated": truncated[:, None],
-                }
-            )
+            columns.append({"action": action, **results(reward, terminated, truncated)})
 
         def peek(number: int, rows: list[int]) -> list[bool]:
-            (shard,) = (shard for shard in self.shards if shard.number == number)
+            (shard,) = (shard for shard in self.chosen if shard.number == number)
             return frames.peek_blank(self.location, shard.observation, rows)
 
         planner = RingPlanner(emit, peek, unknown_next=self.options.unknown_next, time_limit=self.time_limit)
         before = self._neighbour()
         for done, ring in enumerate(self._small_arrays()):
             planner.add(ring, before if not done else None)
-            on_progress(done + 1, len(self.shards))
+            on_progress(done + 1, len(self.chosen))
         planner.finish()
         self._parts = planner.parts
         parts = [
@@ -105,19 +90,19 @@ class AtariJob(Job):
                 first_state=part.first,
                 states=part.states,
                 layout=_layout(part),
-                object=_describe(shard.observation),
+                object=describe(shard.observation),
                 fetch_bytes=shard.observation.size or 0,
             )
-            for part, shard in zip(planner.parts, self.shards)
+            for part, shard in zip(planner.parts, self.chosen)
         ]
         small = sorted(
-            (shard.number, key, self._found[shard.objects[key].url]) for shard in self.shards for key in SMALL
+            (shard.number, key, self._found[shard.objects[key].url]) for shard in self.chosen for key in SMALL
         )
         return Plan(
             digest=crc32c(json.dumps([small, [part.layout for part in parts]]).encode()),
             episodes=planner.episodes.table(),
             counts=dataclasses.asdict(planner.counts),
-            notes=_notes(planner, self),
+            notes=self._notes(planner.counts),
             parts=parts,
             spaces=spaces(),
         )
@@ -136,11 +121,11 @@ class AtariJob(Job):
         ahead = 4
         pool = ThreadPoolExecutor(ahead, "rbdata-plan")
         try:
-            futures = deque(pool.submit(self._read_small, shard) for shard in self.shards[:ahead])
-            for index in range(len(self.shards)):
+            futures = deque(pool.submit(self._read_small, shard) for shard in self.chosen[:ahead])
+            for index in range(len(self.chosen)):
                 yield futures.popleft().result()
-                if index + ahead < len(self.shards):
-                    futures.append(pool.submit(self._read_small, self.shards[index + ahead]))
+                if index + ahead < len(self.chosen):
+                    futures.append(pool.submit(self._read_small, self.chosen[index + ahead]))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -152,13 +137,13 @@ class AtariJob(Job):
             self._found[item.url] = crc32c(data)
             arrays[key] = NpyStream(gunzip([data], item.url), ARRAYS[key], item.url).array()
         count = int(arrays.pop("add_count"))
-        label = f"shard {shard.number} of {self.name or self.location.url}"
+        label = f"shard {shard.number} of {self.title}"
         return RingArrays(shard.number, label, add_count=count, **arrays)
 
     # -- frames ----------------------------------------------------------------------------------------------------
 
     def sample_rows(self) -> np.ndarray:
-        pairs = [(part, shard.observation) for part, shard in zip(self._parts, self.shards)]
+        pairs = [(part, shard.observation) for part, shard in zip(self._parts, self.chosen)]
         samples = frames.sample_rows(self.location, pairs)
         if not len(samples):
             raise CorruptSourceError(f"no frames could be sampled from {self.location.url}")
@@ -166,15 +151,15 @@ class AtariJob(Job):
 
     def row_sources(self) -> list[frames.FrameSource]:
         return [
-            frames.FrameSource(part, shard.observation, self.location) for part, shard in zip(self._parts, self.shards)
+            frames.FrameSource(part, shard.observation, self.location) for part, shard in zip(self._parts, self.chosen)
         ]
 
     # -- what the manifest says ------------------------------------------------------------------------------------
 
     def objects(self) -> list[dict[str, Any]]:
         return [
-            _describe(item, self._found.get(item.url))
-            for shard in self.shards
+            describe(item, self._found.get(item.url))
+            for shard in self.chosen
             for key, item in sorted(shard.objects.items())
             if key != "observation"  # these are in the parts
         ]
@@ -182,53 +167,29 @@ class AtariJob(Job):
     def raw_objects(self) -> list[RawObject]:
         return [
             RawObject(f"dqn/{self.name}/replay_logs/{item.name}", item, self.location)
-            for shard in self.shards
+            for shard in self.chosen
             for item in shard.objects.values()
         ]
 
-    def about(self) -> dict[str, Any]:
-        return about(UPSTREAM, self.name, self.options, [shard.number for shard in self.shards])
+    def _notes(self, counts: Counts) -> list[str]:
+        first = (
+            f"From the DQN Replay shards: {counts.pad_rows} rows of padding before episodes were left out; an episode that "
+            "goes on in the next shard is whole."
+        )
+        given_up = (
+            f"Given up: {counts.given_up_steps} row{'s' * (counts.given_up_steps != 1)} whose successor is not in the data "
+            "(the data end there, a lap is missing, or the clock ran out). Their frame is the final observation of the "
+            "step before."
+        )
+        gaps = []
+        for gap in counts.gaps:
+            lost = gap["laps_missing"]
+            what = "an unknown number of laps is" if lost is None else f"{lost} lap{'s are' if lost != 1 else ' is'}"
+            gaps.append(f"Before shard {gap['before_shard']} {what} missing.")
+        return list(self.sentences(dataclasses.asdict(counts), first, given_up, gaps))
 
 
 def _layout(part: PartPlan) -> str:
     """Stands for which frames of an object become which state rows of a part."""
     rows = [part.capacity, part.valid, part.seam, part.states, part.segments.tolist()]
     return crc32c(json.dumps(rows).encode())
-
-
-def _describe(item: RemoteObject, found: str | None = None) -> dict[str, Any]:
-    """An object as the manifest records it; the checksum is the one found, or else the one stated."""
-    return {"name": item.name, "size": item.size, "crc32c": found or item.checksums.get("crc32c")}
-
-
-def _notes(planner: RingPlanner, job: AtariJob) -> list[str]:
-    """What a user should know about the values, in sentences."""
-    counts = planner.counts
-    notes = [
-        f"From the DQN Replay shards: {counts.pad_rows} rows of padding before episodes were left out; an episode that goes "
-        "on in the next shard is whole.",
-        CLIPPED,
-    ]
-    if counts.time_limit_episodes:
-        notes.append(
-            f"{counts.time_limit_episodes} episodes of exactly {job.time_limit} rows ended by the clock: the data say "
-            "terminal, they are truncated here."
-        )
-    if job.options.unknown_next == "zero" and (counts.cut_episodes or counts.time_limit_episodes):
-        notes.append("Rows whose successor is not in the data are kept, truncated, with a successor of zeros.")
-    elif counts.given_up_steps:
-        notes.append(
-            f"Given up: {counts.given_up_steps} row{'s' * (counts.given_up_steps != 1)} whose successor is not in the data "
-            "(the data end there, a lap is missing, or the clock ran out). Their frame is the final observation of the "
-            "step before."
-        )
-    for gap in counts.gaps:
-        lost = gap["laps_missing"]
-        what = "an unknown number of laps is" if lost is None else f"{lost} lap{'s are' if lost != 1 else ' is'}"
-        notes.append(f"Before shard {gap['before_shard']} {what} missing.")
-    if counts.unclipped_rewards:
-        notes.append(f"{counts.unclipped_rewards} rewards lie outside [-1, 1], unlike in the published data.")
-    left_out = sorted({shard.number for shard in job.available} - {shard.number for shard in job.shards})
-    if left_out:
-        notes.append(f"Shards not taken: {format_numbers(left_out)}.")
-    return notes

@@ -18,10 +18,9 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ....errors import CorruptSourceError, ObjectNotFoundError, UsageError
+from ....errors import ObjectNotFoundError
 from ...fetch import Location, RemoteObject
 from ...formats.array_spec import Expected
-from ...ingest.number_ranges import format_numbers
 
 UPSTREAM = "dqn-replay"
 FRAME = (84, 84)
@@ -82,23 +81,3 @@ def group(objects: Iterable[RemoteObject]) -> list[Shard]:
         if match:
             shards.setdefault(int(match[2]), {})[match[1]] = item
     return [Shard(number, members) for number, members in sorted(shards.items())]
-
-
-def select(shards: list[Shard], wanted: Iterable[int] | None, what: str) -> list[Shard]:
-    """The shards asked for in numerical order, all when ``wanted`` is None.
-
-    Raises ObjectNotFoundError for those that are not there, CorruptSourceError for those that lack an array.
-    """
-    there = {shard.number: shard for shard in shards}
-    numbers = sorted(there if wanted is None else set(wanted))
-    if not numbers:
-        raise UsageError(f"no shards of {what} are asked for", hint=f"it has {format_numbers(sorted(there))}")
-    absent = [number for number in numbers if number not in there]
-    if absent:
-        message = f"{what} has no shard {', '.join(map(str, absent))}"
-        raise ObjectNotFoundError(message, hint=f"it has {format_numbers(sorted(there))}")
-    for number in numbers:
-        if there[number].missing:
-            message = f"shard {number} of {what} lacks {', '.join(there[number].missing)}"
-            raise CorruptSourceError(message, hint="complete the mirror, or leave the shard out with --shards")
-    return [there[number] for number in numbers]

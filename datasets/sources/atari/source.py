@@ -18,7 +18,7 @@ from ..source_option import SourceOption
 from .games import GAMES, RUNS
 from .rl_unplugged.files import group as group_episodes
 from .shards import group
-from .upstream import AUTO, DQN_REPLAY, HOME, RL_UNPLUGGED, open_run
+from .upstream import AUTO, DQN_REPLAY, HOME, RL_UNPLUGGED, make_job, open_run
 
 if TYPE_CHECKING:
     from .upstream import AnyJob
@@ -56,14 +56,10 @@ class AtariSource(Source):
             except ObjectNotFoundError:
                 continue
             if shards:
-                from .job import AtariJob
-
-                return AtariJob(None, location, shards, options)
+                return make_job(DQN_REPLAY, None, location, shards, options)
         episodes = group_episodes(location.list(), None, location.url) if wanted in (AUTO, RL_UNPLUGGED) else []
         if episodes:
-            from .rl_unplugged.job import RluJob
-
-            return RluJob(None, location, episodes, options)
+            return make_job(RL_UNPLUGGED, None, location, episodes, options)
         message = f"{location.url} holds no DQN Replay shards and no RL Unplugged episodes"
         hint = "expected files like $store$_observation_ckpt.0.gz or run_1-00000-of-00050 directly in it"
         raise ObjectNotFoundError(message, hint=hint)

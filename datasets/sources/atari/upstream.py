@@ -9,18 +9,18 @@ dataset, except that episodes which cross two checkpoints are whole in the shard
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ....errors import FetchError, ForbiddenError, ObjectNotFoundError
 from ...fetch import Location, open_location
 from ...fetch.http_errors import status_of
 from ...ingest.protocol import ConvertOptions
-from .rl_unplugged.files import FOLDER, LEFT_OUT, EpisodeFile, find_files
+from .rl_unplugged.files import FOLDER, find_files
 from .rl_unplugged.files import HOME as RLU_HOME
 from .rl_unplugged.files import UPSTREAM as RL_UNPLUGGED
 from .shards import UPSTREAM as DQN_REPLAY
-from .shards import Shard, find_shards
+from .shards import find_shards
 
 if TYPE_CHECKING:
     from .job import AtariJob
@@ -28,10 +28,13 @@ if TYPE_CHECKING:
 
     AnyJob: TypeAlias = AtariJob | RluJob
 
-Found: TypeAlias = "list[Shard] | list[EpisodeFile]"
-
 AUTO = "auto"
 HOME = "gs://atari-replay-datasets/dqn"
+#: Where each upstream is, and what finds the raw objects of a run there, in the order in which they are tried.
+_UPSTREAMS: dict[str, tuple[str, Callable[[Location, str, int], Sequence[Any]]]] = {
+    DQN_REPLAY: (HOME, find_shards),
+    RL_UNPLUGGED: (RLU_HOME, find_files),
+}
 
 
 def open_run(name: str, location: Location, options: ConvertOptions) -> AnyJob:
@@ -39,72 +42,42 @@ def open_run(name: str, location: Location, options: ConvertOptions) -> AnyJob:
 
     Raises ObjectNotFoundError when no place has them, ForbiddenError when access is denied where they may be.
     """
-    wanted = options.extra["upstream"]
-    if location.url != HOME:
-        return _job(name, location, options, _find_at_mirror(name, location, wanted))
+    game, _, run = name.partition("/")
+    at_home = location.url == HOME
     errors: dict[str, FetchError] = {}
-    if wanted in (AUTO, DQN_REPLAY):
-        found = _try(_find_shards, name, location, errors)
-        if found is not None:
-            return _job(name, location, options, found)
-    if wanted in (AUTO, RL_UNPLUGGED):
-        location = open_location(RLU_HOME, options=location.options)
-        found = _try(_find_episodes, name, location, errors)
-        if found is not None:
-            job = _job(name, location, options, found)
-            if errors:
-                job.why = f"upstream rl-unplugged, because {HOME}: {_describe(errors[HOME])}"
-            return job
-    raise _not_available(name, errors) from next(iter(errors.values()))
+    for upstream, (home, find) in _UPSTREAMS.items():
+        if options.extra["upstream"] not in (AUTO, upstream):
+            continue
+        place = open_location(home, options=location.options) if at_home and home != HOME else location
+        try:
+            found = find(place, game, int(run))
+        except (ForbiddenError, ObjectNotFoundError) as error:
+            if not at_home and isinstance(error, ForbiddenError):
+                raise
+            errors[home] = error
+            continue
+        job = make_job(upstream, name, place, found, options)
+        if at_home and errors:
+            job.why = f"upstream {upstream}, because {HOME}: {_describe(errors[HOME])}"
+        return job
+    first = next(iter(errors.values()))
+    if at_home:
+        raise _not_available(name, errors) from first
+    if len(errors) == 1:
+        raise first
+    message = f"no shards and no episodes of {name} at {location.url}"
+    raise ObjectNotFoundError(message, hint="; ".join(str(error.hint) for error in errors.values())) from first
 
 
-def _job(name: str, location: Location, options: ConvertOptions, found: Found) -> AnyJob:
-    """The job for what was found."""
-    if isinstance(found[0], EpisodeFile):
+def make_job(upstream: str, name: str | None, location: Location, found: Any, options: ConvertOptions) -> AnyJob:
+    """The job for the shards or files that were found."""
+    if upstream == RL_UNPLUGGED:
         from .rl_unplugged.job import RluJob
 
         return RluJob(name, location, found, options)
     from .job import AtariJob
 
     return AtariJob(name, location, found, options)
-
-
-def _find_shards(name: str, location: Location) -> Found:
-    game, _, run = name.partition("/")
-    return find_shards(location, game, int(run))
-
-
-def _find_episodes(name: str, location: Location) -> Found:
-    game, _, run = name.partition("/")
-    if location.url == RLU_HOME and game in LEFT_OUT:
-        raise ObjectNotFoundError(f"RL Unplugged does not have {game}")
-    return find_files(location, game, int(run))
-
-
-def _find_at_mirror(name: str, location: Location, wanted: str) -> Found:
-    missing = []
-    for upstream, find in ((DQN_REPLAY, _find_shards), (RL_UNPLUGGED, _find_episodes)):
-        if wanted not in (AUTO, upstream):
-            continue
-        try:
-            return find(name, location)
-        except ObjectNotFoundError as error:
-            missing.append(error)
-    if len(missing) == 1:
-        raise missing[0]
-    message = f"no shards and no episodes of {name} at {location.url}"
-    raise ObjectNotFoundError(message, hint="; ".join(str(error.hint) for error in missing)) from missing[0]
-
-
-def _try(
-    find: Callable[[str, Location], Found], name: str, location: Location, errors: dict[str, FetchError]
-) -> Found | None:
-    """What is there; None, with the error noted, where access is denied or nothing is found. Other errors pass."""
-    try:
-        return find(name, location)
-    except (ForbiddenError, ObjectNotFoundError) as error:
-        errors[location.url] = error
-        return None
 
 
 def _not_available(name: str, errors: dict[str, FetchError]) -> FetchError:

@@ -68,6 +68,8 @@ def end_episode(rows: int, terminal: bool, unknown_next: str, time_limit: int) -
     After a terminal row comes a blank state. The last row of an episode that was cut, or that lasted ``time_limit`` rows and
     so was ended by the clock, has no known successor: it is given up (``truncate``) or gets a blank one (``zero``).
     """
+    if not rows:
+        return Ending(0, CUT, False)
     clocked = terminal and rows == time_limit
     if terminal and not clocked:
         return Ending(rows, TERMINATED, True)
@@ -113,13 +115,9 @@ def decode(task: DecodeTask, on_block: OnBlock) -> dict[str, Any]:
 
         blocks = _Blocks(write, encode)
         for where, episode in source.episodes():
-            ending = (
-                end_episode(len(episode), episode.terminal, task.unknown_next, task.time_limit)
-                if len(episode)
-                else None
-            )
+            ending = end_episode(len(episode), episode.terminal, task.unknown_next, task.time_limit)
             made.add(episode, ending)
-            if ending is not None and ending.steps:
+            if ending.steps:
                 for _ in blocks.add(episode.frames, ending.blank, where):
                     on_block(min(source.fetched, task.rows), source.fetched, source.retries)
         blocks.flush()
@@ -150,9 +148,9 @@ class Columns:
     lengths: list[np.ndarray] = field(default_factory=list)
     silent_ends: int = 0
 
-    def add(self, episode: Episode, ending: Ending | None) -> None:
-        """Take an episode's numbers; without an ending, it has no rows at all."""
-        steps, outcome, blank = ending or Ending(0, CUT, False)
+    def add(self, episode: Episode, ending: Ending) -> None:
+        """Take an episode's numbers."""
+        steps, outcome, blank = ending
         self.episodes.append((episode.checkpoint, episode.index, len(episode), steps, outcome, int(blank)))
         self.action.append(episode.action[:steps])
         self.reward.append(episode.reward[:steps])

@@ -44,6 +44,8 @@ def find_files(location: Location, game: str, run: int) -> list[EpisodeFile]:
 
     A mirror may have been copied from one level up or down.
     """
+    if location.url == HOME and game in LEFT_OUT:
+        raise ObjectNotFoundError(f"RL Unplugged does not have {game}")
     folders = (f"{FOLDER}/{game}", f"rl_unplugged/{FOLDER}/{game}", game)
     for folder in folders:
         try:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .....errors import ObjectNotFoundError
 from .....storage.checksums import crc32c
 from .....storage.codecs import codec_of
 from .....storage.codecs.compressed import CompressedCodec, compressed_codec
@@ -16,50 +15,39 @@ from .....storage.episodes import TERMINATED
 from .....storage.folder import remove_tree
 from ....fetch import Location, resolve
 from ....ingest.number_ranges import format_numbers
-from ....ingest.protocol import ConvertOptions, Expectation, Job, PartSpec, Plan, RawObject
+from ....ingest.protocol import ConvertOptions, Expectation, PartSpec, Plan, RawObject
 from ....ingest.staging import StagedPart, StagedRows
-from ..common import CITATION, CLIPPED, about, schema, spaces, time_limit
+from ....ingest.trajectories import results
+from ..common import CITATION, RunJob, describe, spaces
 from .decode import ROWS, STEPS, DecodeTask, is_of
 from .files import FOLDER, UPSTREAM, EpisodeFile
 from .frame_sample import Sample, take_sample
 from .order import DecodedFile, Order, Part
 
 DICTIONARY = "dictionary"
-_CITATION = f"{CITATION} Distributed in: Caglar Gulcehre et al. RL Unplugged. NeurIPS 2020. arXiv:2006.13888"
 
 
-class RluJob(Job):
+class RluJob(RunJob[EpisodeFile]):
     """Files are fetched and decoded first (`decode`), and planned when all of them are."""
 
-    decided: Mapping[str, Any] = {"upstream": UPSTREAM}
+    upstream, piece = UPSTREAM, "file"
+    citation = f"{CITATION} Distributed in: Caglar Gulcehre et al. RL Unplugged. NeurIPS 2020. arXiv:2006.13888"
     staging = "sampling frames"
+    #: Set by `plan`.
+    _order: Order
 
     def __init__(self, name: str | None, location: Location, files: list[EpisodeFile], options: ConvertOptions) -> None:
-        self.name, self.location, self.options = name, location, options
-        self.available = files
-        chosen = _select(files, options.parts, name or location.url)
+        super().__init__(name, location, files, options)
+        chosen = self.select()
         objects = resolve(location, [file.obj for file in chosen])
         self.chosen = [EpisodeFile(file.number, file.total, obj) for file, obj in zip(chosen, objects)]
-        self.time_limit = time_limit(options)
-        self.schema = schema(options)
-        self.bulk = tuple(name for name in ("observation", "next/observation") if name in self.schema)
         self._sample: Sample | None = None
-        self._order: Order | None = None
         self._folder: Path | None = None
 
     def identity(self) -> dict[str, Any]:
-        return {
-            "converter": "atari-rl-unplugged 1",
-            "leaves": [leaf.to_json() for leaf in self.schema],
-            "unknown_next": self.options.unknown_next,
-            "time_limit": self.time_limit,
-            # Decoded files are compared with their objects, and the plan's digest is of the contents: an interrupted
-            # run may be continued with another mirror.
-            "files": [file.number for file in self.chosen],
-        }
-
-    def parts(self) -> int:
-        return len(self.chosen)
+        # Decoded files are compared with their objects, and the plan's digest is of the contents: an interrupted run may be
+        # continued with another mirror.
+        return {**super().identity(), "files": [file.number for file in self.chosen]}
 
     # -- before the plan -------------------------------------------------------------------------------------------
 
@@ -111,27 +99,17 @@ class RluJob(Job):
         self._order = order = Order(decoded)
         columns.reserve(int(order.table[:, 3].sum()))
         for action, reward, outcome in order.steps():
-            done = outcome != 0
             terminated = outcome == TERMINATED
-            columns.append(
-                {
-                    "action": action,
-                    "next/reward": reward[:, None],
-                    "next/done": done[:, None],
-                    "next/terminated": terminated[:, None],
-                    "next/truncated": (done & ~terminated)[:, None],
-                }
-            )
+            columns.append({"action": action, **results(reward, terminated, (outcome != 0) & ~terminated)})
         on_progress(len(self.chosen), len(self.chosen))
         episodes = order.episode_table()
-        counts = order.summary()
         parts = [self._describe_part(part) for part in order.parts]
         found = [[file.number, done.about["crc32c"]] for file, done in zip(self.chosen, order.files)]
         return Plan(
             digest=crc32c(json.dumps([found, [part.layout for part in parts]]).encode()),
             episodes=episodes,
-            counts=counts,
-            notes=self._notes(counts),
+            counts=order.counts,
+            notes=self._notes(order.counts),
             parts=parts,
             spaces=spaces(),
         )
@@ -140,7 +118,6 @@ class RluJob(Job):
         return self._dictionary.read_bytes()
 
     def row_sources(self) -> list[StagedPart]:
-        assert self._order is not None
         files = self._order.files
         return [
             StagedPart(
@@ -187,10 +164,6 @@ class RluJob(Job):
         game = (self.name or "").partition("/")[0]
         return [RawObject(f"{FOLDER}/{game}/{file.obj.name}", file.obj, self.location) for file in self.chosen]
 
-    def about(self) -> dict[str, Any]:
-        numbers = [file.number for file in self.chosen]
-        return {**about(UPSTREAM, self.name, self.options, numbers), "citation": _CITATION}
-
     def _describe_part(self, part: Part) -> PartSpec:
         file = self.chosen[part.file]
         return PartSpec(
@@ -199,57 +172,31 @@ class RluJob(Job):
             first_state=part.first_state,
             states=part.states,
             layout=f"rlu-{crc32c(repr([(run.file, run.first_state, run.states) for run in part.runs]).encode())}",
-            object={"name": file.obj.name, "size": file.obj.size, "crc32c": file.obj.checksums.get("crc32c")},
+            object=describe(file.obj),
             fetch_bytes=file.obj.size or 0,
         )
 
     def _notes(self, counts: Mapping[str, Any]) -> list[str]:
-        """What a user should know about the values, in sentences."""
-        notes = [
+        first = (
             "From RL Unplugged's ordered episodes, which hold the experience of DQN Replay without its padding; episodes "
             "are cut where a checkpoint of 1 M rows ends. The reward of a terminated episode's last row is real: "
-            f"{counts['silent_ends']} of {counts['terminated_episodes'] + counts['time_limit_episodes']} end with 0.",
-            CLIPPED,
-        ]
-        if counts["time_limit_episodes"]:
-            notes.append(
-                f"{counts['time_limit_episodes']} episodes of exactly {self.time_limit} rows ended by the clock: the data "
-                "say terminal, they are truncated here."
-            )
-        if self.options.unknown_next == "zero" and (counts["cut_episodes"] or counts["time_limit_episodes"]):
-            notes.append("Rows whose successor is not in the data are kept, truncated, with a successor of zeros.")
-        elif counts["given_up_steps"]:
-            notes.append(
-                f"{counts['given_up_steps']} rows whose successor is not in the data (the episode is cut there, or the "
-                "clock ran out) were given up; their frame is the final observation of the step before."
-            )
+            f"{counts['silent_ends']} of {counts['terminated_episodes'] + counts['time_limit_episodes']} end with 0."
+        )
+        given_up = (
+            f"{counts['given_up_steps']} rows whose successor is not in the data (the episode is cut there, or the "
+            "clock ran out) were given up; their frame is the final observation of the step before."
+        )
+        gaps = []
         if counts["midway_episodes"]:
-            notes.append(
+            gaps.append(
                 f"{counts['midway_episodes']} episodes are the first of a checkpoint whose predecessor ends in an open "
                 "episode, or is not there: they may have begun before their first row."
             )
         for gap in counts["gaps"]:
             lost = gap["checkpoints_missing"]
             is_missing = "checkpoint is" if lost == 1 else "checkpoints are"
-            notes.append(f"Before checkpoint {gap['before_checkpoint']} {lost} {is_missing} missing.")
-        if counts["unclipped_rewards"]:
-            notes.append(f"{counts['unclipped_rewards']} rewards lie outside [-1, 1], unlike in the published data.")
+            gaps.append(f"Before checkpoint {gap['before_checkpoint']} {lost} {is_missing} missing.")
         total = self.available[0].total
-        absent = sorted(set(range(total)) - {file.number for file in self.available})
-        if absent:
-            notes.append(f"Of the run's {total} files these are not at the source: {format_numbers(absent)}.")
-        left_out = sorted({file.number for file in self.available} - {file.number for file in self.chosen})
-        if left_out:
-            notes.append(f"Files not taken: {format_numbers(left_out)}.")
-        return notes
-
-
-def _select(files: list[EpisodeFile], wanted: Sequence[int] | None, what: str) -> list[EpisodeFile]:
-    if wanted is None:
-        return files
-    there = {file.number: file for file in files}
-    missing = sorted(set(wanted) - set(there))
-    if missing:
-        message = f"{what} has no file {', '.join(map(str, missing))}"
-        raise ObjectNotFoundError(message, hint=f"it has {format_numbers(sorted(there))}")
-    return [there[number] for number in sorted(set(wanted))]
+        absent = format_numbers(sorted(set(range(total)) - {file.number for file in self.available}))
+        not_there = [f"Of the run's {total} files these are not at the source: {absent}."] if absent else []
+        return list(self.sentences(counts, first, given_up, gaps, not_there))

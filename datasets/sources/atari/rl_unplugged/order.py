@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .....errors import CorruptSourceError
-from .....storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeTable
+from .....storage.episodes import CUT, EpisodeTable
+from ....ingest.trajectories import count_outcomes
 from .decode import ABOUT, CHECKPOINT, FILE_ROWS, INDEX, OUTCOME, STEPS
 
 
@@ -64,24 +65,6 @@ class Part:
     runs: list[Run] = field(default_factory=list)
 
 
-@dataclass
-class Counts:
-    """What the files held and what became of it; part of the manifest."""
-
-    rows_read: int = 0
-    pad_rows: int = 0
-    given_up_steps: int = 0
-    given_up_episodes: int = 0
-    empty_episodes: int = 0
-    terminated_episodes: int = 0
-    time_limit_episodes: int = 0
-    cut_episodes: int = 0
-    midway_episodes: int = 0
-    silent_ends: int = 0
-    unclipped_rewards: int = 0
-    gaps: list[dict[str, int]] = field(default_factory=list)
-
-
 class Order:
     """All episodes of some files in training order; the work is done on construction.
 
@@ -91,19 +74,17 @@ class Order:
 
     def __init__(self, files: Sequence[DecodedFile]) -> None:
         self.files = files
-        self.counts = Counts(silent_ends=sum(int(file.about["silent_ends"]) for file in files))
         everything = np.concatenate([_with_place(number, file.episodes) for number, file in enumerate(files)])
         everything = everything[np.lexsort((everything[:, INDEX], everything[:, CHECKPOINT]))]
         self._refuse_twins(everything)
-        midway = self._find_midway(everything)
+        midway, gaps = _find_midway(everything)
         kept = everything[:, STEPS] > 0
-        self._count(everything, kept)
         self.table, self.midway = everything[kept], midway[kept]
-        self.counts.midway_episodes = int(self.midway.sum())
         if not len(self.table):
             raise CorruptSourceError("the files hold not one complete step")
-        self.runs = self._runs()
-        self.parts = self._parts()
+        self._lay_out()
+        #: For the manifest: what the files held and what became of it; complete after `episode_table`.
+        self.counts = self._count(everything, gaps)
 
     def steps(self, block: int = 1 << 20) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """``(action, reward, outcome)`` of all steps in order, in blocks; outcome is 0 but in an episode's last step."""
@@ -124,15 +105,11 @@ class Order:
         returns = np.empty(len(length))
         for run in self.runs:
             reward = self.files[run.file].column("reward")[run.first_step : run.first_step + run.steps]
-            self.counts.unclipped_rewards += int((np.abs(reward) > 1).sum())
+            self.counts["unclipped_rewards"] += int((np.abs(reward) > 1).sum())
             begins = np.cumsum(length[run.episodes]) - length[run.episodes]
             returns[run.episodes] = np.add.reduceat(reward.astype(np.float64), begins)
         outcome = self.table[:, OUTCOME].astype(np.uint8)
         return EpisodeTable(np.cumsum(length) - length, length, returns, outcome, self.midway)
-
-    def summary(self) -> dict[str, Any]:
-        """The counts as the manifest has them; call after `episode_table`."""
-        return asdict(self.counts)
 
     def _refuse_twins(self, table: np.ndarray) -> None:
         same = (np.diff(table[:, CHECKPOINT]) == 0) & (np.diff(table[:, INDEX]) == 0)
@@ -143,60 +120,55 @@ class Order:
             message = f"episode {index} of checkpoint {checkpoint} is there twice, in {one} and in {other}"
             raise CorruptSourceError(message, hint="files of different versions or runs are mixed; check the mirror")
 
-    def _find_midway(self, table: np.ndarray) -> np.ndarray:
-        """Which episodes may have begun before their first row; counts the gaps between checkpoints on the way."""
-        midway = np.zeros(len(table), bool)
-        if not len(table):
-            return midway
-        checkpoint = table[:, CHECKPOINT]
-        firsts = np.flatnonzero(np.diff(checkpoint, prepend=-1))
-        for row in firsts.tolist():
-            before = int(checkpoint[row - 1]) if row else -1
-            missing = int(checkpoint[row]) - before - 1
-            if missing and row:
-                self.counts.gaps.append({"before_checkpoint": int(checkpoint[row]), "checkpoints_missing": missing})
-            open_end = bool(row) and table[row - 1, OUTCOME] == CUT and table[row - 1, FILE_ROWS] > 0
-            midway[row] = bool(missing) or open_end
-        return midway
+    def _count(self, table: np.ndarray, gaps: list[dict[str, int]]) -> dict[str, Any]:
+        rows, steps = table[:, FILE_ROWS], table[:, STEPS]
+        empty = int((rows == 0).sum())
+        return {
+            "rows_read": int(rows.sum()),
+            "pad_rows": 0,
+            "given_up_steps": int((rows - steps).sum()),
+            "given_up_episodes": len(table) - len(self.table) - empty,
+            "empty_episodes": empty,
+            **count_outcomes(self.table[:, OUTCOME]),
+            "midway_episodes": int(self.midway.sum()),
+            "silent_ends": sum(int(file.about["silent_ends"]) for file in self.files),
+            "unclipped_rewards": 0,
+            "gaps": gaps,
+        }
 
-    def _count(self, table: np.ndarray, kept: np.ndarray) -> None:
-        counts, outcome = self.counts, table[:, OUTCOME]
-        counts.rows_read = int(table[:, FILE_ROWS].sum())
-        counts.given_up_steps = int((table[:, FILE_ROWS] - table[:, STEPS]).sum())
-        counts.empty_episodes = int((table[:, FILE_ROWS] == 0).sum())
-        counts.given_up_episodes = int((~kept).sum()) - counts.empty_episodes
-        counts.terminated_episodes = int((kept & (outcome == TERMINATED)).sum())
-        counts.time_limit_episodes = int((kept & (outcome == TRUNCATED)).sum())
-        counts.cut_episodes = int((kept & (outcome == CUT)).sum())
-
-    def _runs(self) -> list[Run]:
-        """Runs, broken also where a part ends."""
-        table = self.table
-        breaks = (np.diff(table[:, -2]) != 0) | (np.diff(table[:, -1]) != 1)
-        starts = np.unique([0, *(np.flatnonzero(breaks) + 1).tolist(), *self._part_starts()])
-        runs = []
-        before = [np.concatenate([[0], np.cumsum(s.episodes[s.episodes[:, STEPS] > 0][:, STEPS])]) for s in self.files]
+    def _lay_out(self) -> None:
+        """Set runs, broken also where a part ends, and parts: each has as many episodes as the file whose turn it is."""
+        table, files = self.table, self.files
+        turns = list(dict.fromkeys(table[:, -2].tolist()))
+        turns += [number for number in range(len(files)) if number not in turns]
+        bounds = np.concatenate([[0], np.cumsum(np.bincount(table[:, -2], minlength=len(files))[turns])])
+        breaks = np.flatnonzero((np.diff(table[:, -2]) != 0) | (np.diff(table[:, -1]) != 1)) + 1
+        starts = np.unique(np.concatenate([breaks, bounds[bounds < len(table)]]))
+        before = [np.concatenate([[0], np.cumsum(s.episodes[s.episodes[:, STEPS] > 0][:, STEPS])]) for s in files]
+        self.runs = []
         for low, high in zip(starts.tolist(), [*starts[1:].tolist(), len(table)]):
             file, place = int(table[low, -2]), int(table[low, -1])
             step, steps = int(before[file][place]), int(table[low:high, STEPS].sum())
-            runs.append(Run(file, slice(low, high), step, steps, step + place, steps + high - low))
-        return runs
-
-    def _part_starts(self) -> list[int]:
-        """First episodes of parts: each has as many as the file whose turn it is."""
-        self._turns = list(dict.fromkeys(self.table[:, -2].tolist()))
-        self._turns += [number for number in range(len(self.files)) if number not in self._turns]
-        sizes = np.bincount(self.table[:, -2], minlength=len(self.files))[self._turns]
-        self._bounds = np.concatenate([[0], np.cumsum(sizes)])
-        return [bound for bound in self._bounds[:-1].tolist() if bound < len(self.table)]
-
-    def _parts(self) -> list[Part]:
-        states = np.concatenate([[0], np.cumsum(self.table[:, STEPS] + 1)])
-        parts = []
-        for file, low, high in zip(self._turns, self._bounds, self._bounds[1:]):
+            self.runs.append(Run(file, slice(low, high), step, steps, step + place, steps + high - low))
+        states = np.concatenate([[0], np.cumsum(table[:, STEPS] + 1)])
+        self.parts = []
+        for file, low, high in zip(turns, bounds, bounds[1:]):
             runs = [run for run in self.runs if low <= run.episodes.start < high]
-            parts.append(Part(int(file), int(states[low]), int(states[high] - states[low]), runs))
-        return parts
+            self.parts.append(Part(file, int(states[low]), int(states[high] - states[low]), runs))
+
+
+def _find_midway(table: np.ndarray) -> tuple[np.ndarray, list[dict[str, int]]]:
+    """Which episodes may have begun before their first row, bool; and the gaps between checkpoints."""
+    midway, gaps = np.zeros(len(table), bool), []
+    checkpoint = table[:, CHECKPOINT]
+    for row in np.flatnonzero(np.diff(checkpoint, prepend=-1)).tolist():
+        before = int(checkpoint[row - 1]) if row else -1
+        missing = int(checkpoint[row]) - before - 1
+        if missing and row:
+            gaps.append({"before_checkpoint": int(checkpoint[row]), "checkpoints_missing": missing})
+        open_end = bool(row) and table[row - 1, OUTCOME] == CUT and table[row - 1, FILE_ROWS] > 0
+        midway[row] = bool(missing) or open_end
+    return midway, gaps
 
 
 def _with_place(number: int, episodes: np.ndarray) -> np.ndarray:
