@@ -25,10 +25,6 @@ class OutputClosed(Exception):
     """The reader of stdout has ended (``| head``). Not a failure: the rest of the output is not needed."""
 
 
-#: Width in characters where the terminal does not state its own.
-DEFAULT_WIDTH = 80
-
-
 @dataclass(frozen=True)
 class Column:
     """A table's column. ``show`` formats a value on a terminal; pipes get the bare value. None is shown as ``-``.
@@ -88,8 +84,8 @@ class Console:
 
     @property
     def width(self) -> int:
-        """Columns of the terminal."""
-        return shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns
+        """Columns of the terminal, 80 where it does not state them."""
+        return shutil.get_terminal_size().columns
 
     # -- the result: stdout ------------------------------------------------------------------------------------------
 

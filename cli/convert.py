@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Context, Option
 
 from .options import Codec, DryRun, Force, Layout, Procs, Root, Shards, SourceName, UnknownNext
 
@@ -20,10 +20,10 @@ SOURCE_OPTIONS = True
 
 
 def run(
-    ctx: typer.Context,
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="The folder with the raw files.", show_default=False)],
+    ctx: Context,
+    path: Annotated[Path, Argument(metavar="PATH", help="The folder with the raw files.", show_default=False)],
     source: SourceName,
-    name: Annotated[str, typer.Option(metavar="ID", help="The id of the new dataset, such as my/pong.")],
+    name: Annotated[str, Option(metavar="ID", help="The id of the new dataset, such as my/pong.")],
     procs: Procs = None,
     shards: Shards = None,
     codec: Codec = "auto",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from ..errors import UsageError
 from . import text
@@ -22,7 +22,7 @@ _COLUMNS = (Column("id"), Column("size", text.size, right=True), Column("path"))
 
 def run(
     ids: AnyLocalIds,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
+    yes: Annotated[bool, Option("--yes", "-y", help="Delete without asking.")] = False,
     dry_run: DryRun = False,
     root: Root = None,
 ) -> int:

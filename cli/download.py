@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Context, Option
 
 from .options import AnyIds, Codec, DryRun, Force, Layout, Procs, Root, Shards, UnknownNext, UserProject
 
@@ -21,18 +21,18 @@ SOURCE_OPTIONS = True
 
 
 def run(
-    ctx: typer.Context,
+    ctx: Context,
     ids: AnyIds,
     procs: Procs = None,
     shards: Shards = None,
     mirror: Annotated[
         str | None,
-        typer.Option(metavar="M", help="Download from this mirror instead: a folder, http(s)://, gs://, s3://."),
+        Option(metavar="M", help="Download from this mirror instead: a folder, http(s)://, gs://, s3://."),
     ] = None,
     codec: Codec = "auto",
     layout: Layout = "auto",
     unknown_next: UnknownNext = "truncate",
-    keep_raw: Annotated[bool, typer.Option("--keep-raw", help="Keep the raw files as well, under ROOT/.raw.")] = False,
+    keep_raw: Annotated[bool, Option("--keep-raw", help="Keep the raw files as well, under ROOT/.raw.")] = False,
     force: Force = False,
     dry_run: DryRun = False,
     root: Root = None,

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 from typer.core import TyperGroup
 
 from .._version import __version__
@@ -105,13 +106,11 @@ def _common_options() -> list[Any]:
 
     @app.command()
     def options(
-        json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.", expose_value=False)] = False,
+        json: Annotated[bool, Option("--json", help="Print the result as JSON.", expose_value=False)] = False,
         quiet: Annotated[
-            bool, typer.Option("--quiet", "-q", help="Print only ids or paths, for scripts.", expose_value=False)
+            bool, Option("--quiet", "-q", help="Print only ids or paths, for scripts.", expose_value=False)
         ] = False,
-        debug: Annotated[
-            bool, typer.Option("--debug", help="Print the traceback of an error.", expose_value=False)
-        ] = False,
+        debug: Annotated[bool, Option("--debug", help="Print the traceback of an error.", expose_value=False)] = False,
     ) -> None: ...
 
     return list(typer.main.get_command(app).params)
@@ -141,7 +140,7 @@ def invoke(arguments: list[str]) -> int:
     @app.callback()
     def rbdata(
         version: Annotated[
-            bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+            bool, Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
         ] = False,
     ) -> None:
         """Datasets for offline reinforcement learning: download once, sample at memory speed."""

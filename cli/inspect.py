@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 from . import text
 from .console import Column, Fact, out
@@ -41,14 +41,12 @@ _EPISODES = (
 
 def run(
     dataset: LocalId,
-    episodes: Annotated[
-        bool, typer.Option("--episodes", help="List the episodes: start, length, return, outcome.")
-    ] = False,
+    episodes: Annotated[bool, Option("--episodes", help="List the episodes: start, length, return, outcome.")] = False,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a plot of episode returns and lengths, such as out.png.")
+        Path | None, Option(metavar="FILE", help="Write a plot of episode returns and lengths, such as out.png.")
     ] = None,
     frames: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a picture of evenly spaced frames, such as out.png.")
+        Path | None, Option(metavar="FILE", help="Write a picture of evenly spaced frames, such as out.png.")
     ] = None,
     root: Root = None,
 ) -> None:
@@ -125,10 +123,12 @@ def _span(numbers: dict[str, float]) -> str:
 
 
 def _leaf_rows(manifest: Manifest) -> list[tuple[Any, ...]]:
-    """The leaves: as a tree of TED keys on a terminal, by their full names in a pipe."""
+    """The keys of a batch and the leaves they are read from: as a tree on a terminal, by their full names in a pipe."""
     rows: list[tuple[Any, ...]] = []
     seen: set[str] = set()
-    for name, leaf in _ted_keys(manifest):
+    keys = [(leaf.name, leaf) for leaf in manifest.schema]
+    keys += [("next/" + leaf.name, leaf) for leaf in manifest.schema.states]
+    for name, leaf in sorted(keys, key=lambda entry: (entry[0].startswith("next/"), "/" in entry[0], entry[0])):
         shown = name
         if out.on_terminal:
             *folders, last = name.split("/")
@@ -148,13 +148,6 @@ def _leaf_rows(manifest: Manifest) -> list[tuple[Any, ...]]:
     return rows
 
 
-def _ted_keys(manifest: Manifest) -> list[tuple[str, Leaf]]:
-    """Every key of a batch with the leaf it is read from; keys below ``next`` last."""
-    keys = [(leaf.name, leaf) for leaf in manifest.schema]
-    keys += [("next/" + leaf.name, leaf) for leaf in manifest.schema.states]
-    return sorted(keys, key=lambda entry: (entry[0].startswith("next/"), "/" in entry[0], entry[0]))
-
-
 def _bytes_of(manifest: Manifest, leaf: Leaf) -> int:
     files = (leaf.name + ".memmap", leaf.name + "/")
     return sum(length for path, ranges in manifest.files.items() if path.startswith(files) for length, _ in ranges)
@@ -163,17 +156,14 @@ def _bytes_of(manifest: Manifest, leaf: Leaf) -> int:
 def _origin(manifest: Manifest) -> list[Fact]:
     provenance, objects = manifest.provenance, manifest.source.get("objects", [])
     raw = sum(entry.get("size") or 0 for entry in objects)
-    stated = bool(objects) and all(entry.get("checksums") for entry in objects)
+    stated = ", checksums stated" if all(entry.get("checksums") for entry in objects) else ""
     facts = [
         ("source", manifest.source.get("name")),
         ("options", ", ".join(f"{key} {value}" for key, value in manifest.source.get("options", {}).items())),
         ("location", provenance.get("location")),
         ("reason", provenance.get("why")),
         ("created", f"{provenance.get('created')} by rbdata {provenance.get('rbdata_version')}"),
-        (
-            "objects",
-            objects and f"{text.count(len(objects))}, {text.size(raw)}{', checksums stated' if stated else ''}",
-        ),
+        ("objects", objects and f"{text.count(len(objects))}, {text.size(raw)}{stated}"),
         ("licence", manifest.licence),
         ("citation", manifest.citation),
     ]

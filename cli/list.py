@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from . import text
 from .console import AMOUNTS, Column, out
@@ -31,14 +31,12 @@ _COLUMNS = (Column("id"), Column("state"), *AMOUNTS)
 
 def run(
     source: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only this source.", autocompletion=complete_source)
+        str | None, Option(metavar="NAME", help="Only this source.", autocompletion=complete_source)
     ] = None,
-    local: Annotated[bool, typer.Option("--local", help="Only datasets on this machine.")] = False,
-    match: Annotated[
-        str | None, typer.Option(metavar="GLOB", help="Only ids or names that match, such as 'pong*'.")
-    ] = None,
+    local: Annotated[bool, Option("--local", help="Only datasets on this machine.")] = False,
+    match: Annotated[str | None, Option(metavar="GLOB", help="Only ids or names that match, such as 'pong*'.")] = None,
     refresh: Annotated[
-        bool, typer.Option("--refresh", help="Update the lists of sources that have one from their servers.")
+        bool, Option("--refresh", help="Update the lists of sources that have one from their servers.")
     ] = False,
     root: Root = None,
 ) -> None:

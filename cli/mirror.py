@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from . import text
 from .console import Column, Fact, out
@@ -21,7 +21,7 @@ EXAMPLES = """
 """
 
 MirrorUrl = Annotated[
-    str, typer.Argument(metavar="MIRROR", help="A folder, gs://, or s3:// (with the extra remote).", show_default=False)
+    str, Argument(metavar="MIRROR", help="A folder, gs://, or s3:// (with the extra remote).", show_default=False)
 ]
 
 _COLUMNS = (
@@ -37,10 +37,8 @@ _COLUMNS = (
 def push(
     dataset: LocalId,
     url: MirrorUrl,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Copy the raw files kept by `download --keep-raw` instead.")
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a different dataset of the same id.")] = False,
+    raw: Annotated[bool, Option("--raw", help="Copy the raw files kept by `download --keep-raw` instead.")] = False,
+    force: Annotated[bool, Option("--force", help="Replace a different dataset of the same id.")] = False,
     root: Root = None,
     user_project: UserProject = None,
 ) -> int:
@@ -95,10 +93,8 @@ def ls(url: MirrorUrl, user_project: UserProject = None) -> int:
         for entry in entries:
             out.line(entry.name)
     else:
-        out.table(
-            _COLUMNS,
-            [(entry.kind, entry.name, entry.files, entry.bytes, entry.steps, entry.episodes) for entry in entries],
-        )
+        rows = [(entry.kind, entry.name, entry.files, entry.bytes, entry.steps, entry.episodes) for entry in entries]
+        out.table(_COLUMNS, rows)
     if not entries:
         out.note(f"{url}: no datasets and no raw files")
     for entry in entries:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
+from typer import Argument, Context, Option
 
 from ..storage.codecs import choices
 from . import text
@@ -18,20 +18,20 @@ def _starting_with(incomplete: str, ids: list[str]) -> list[str]:
     return full or [name for name in (one.partition("/")[2] for one in ids) if name.startswith(incomplete)]
 
 
-def _complete_any(ctx: typer.Context, incomplete: str) -> list[str]:
+def _complete_any(ctx: Context, incomplete: str) -> list[str]:
     from ..datasets import catalogue, local
 
     ids = {*local.local_ids(ctx.params.get("root")), *catalogue.known_ids()}
     return _starting_with(incomplete, sorted(ids))
 
 
-def _complete_local(ctx: typer.Context, incomplete: str) -> list[str]:
+def _complete_local(ctx: Context, incomplete: str) -> list[str]:
     from ..datasets import local
 
     return _starting_with(incomplete, local.local_ids(ctx.params.get("root")))
 
 
-def _complete_any_local(ctx: typer.Context, incomplete: str) -> list[str]:
+def _complete_any_local(ctx: Context, incomplete: str) -> list[str]:
     from ..datasets import local
 
     return _starting_with(incomplete, [dataset.id for dataset in local.list_local(ctx.params.get("root"))])
@@ -44,7 +44,7 @@ def complete_source(incomplete: str) -> list[str]:
 
 
 def _argument(what: str, complete: Callable[..., list[str]], metavar: str) -> Any:
-    return typer.Argument(metavar=metavar, help=what, autocompletion=complete, show_default=False)
+    return Argument(metavar=metavar, help=what, autocompletion=complete, show_default=False)
 
 
 AnyIds = Annotated[
@@ -57,37 +57,31 @@ LocalId = Annotated[str, _argument("A dataset on this machine: its id or its fol
 
 Root = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Folder of the datasets (default: RBDATA_ROOT, else the user cache folder)."),
+    Option(metavar="DIR", help="Folder of the datasets (default: RBDATA_ROOT, else the user cache folder)."),
 ]
 SourceName = Annotated[
     str,
-    typer.Option(
-        "--source", metavar="NAME", help="The source that the files are from.", autocompletion=complete_source
-    ),
+    Option("--source", metavar="NAME", help="The source that the files are from.", autocompletion=complete_source),
 ]
 Procs = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Worker processes (default: one per CPU core, at most 8).")
+    int | None, Option(min=1, metavar="N", help="Worker processes (default: one per CPU core, at most 8).")
 ]
-Shards = Annotated[str | None, typer.Option(metavar="LIST", help="Only these shards of the run, such as 0-4,7.")]
+Shards = Annotated[str | None, Option(metavar="LIST", help="Only these shards of the run, such as 0-4,7.")]
 if TYPE_CHECKING:
     Codec = str
 else:
-    Codec = Annotated[Literal[choices()], typer.Option(help="How frames are stored. auto: zstd (Atari: 1/27 of raw).")]
+    Codec = Annotated[Literal[choices()], Option(help="How frames are stored. auto: zstd (Atari: 1/27 of raw).")]
 Layout = Annotated[
     Literal["auto", "ted"],
-    typer.Option(help="ted: plain TED for any tensordict program; stores each frame twice, raw."),
+    Option(help="ted: plain TED for any tensordict program; stores each frame twice, raw."),
 ]
 UnknownNext = Annotated[
     Literal["truncate", "zero"],
-    typer.Option(
-        help="Steps whose next state is unknown. truncate: drop them; zero: keep them with a next state of zeros."
-    ),
+    Option(help="Steps whose next state is unknown. truncate: drop them; zero: keep them with a next state of zeros."),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Start over and replace an existing dataset.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")]
-UserProject = Annotated[
-    str | None, typer.Option(metavar="P", help="Google Cloud project billed for requester-pays buckets.")
-]
+Force = Annotated[bool, Option("--force", help="Start over and replace an existing dataset.")]
+DryRun = Annotated[bool, Option("--dry-run", help="Only show what would be done.")]
+UserProject = Annotated[str | None, Option(metavar="P", help="Google Cloud project billed for requester-pays buckets.")]
 
 
 def suggest_command(name: str, dataset_id: str, root: Path | None) -> str:

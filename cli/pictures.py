@@ -54,9 +54,8 @@ def draw_episodes(table: EpisodeTable, title: str, target: Path) -> None:
     try:
         figure.savefig(target)
     except ValueError as error:
-        raise UsageError(
-            f"cannot write {target}: {error}", hint="choose a name that ends in .png, .pdf or .svg"
-        ) from error
+        hint = "choose a name that ends in .png, .pdf or .svg"
+        raise UsageError(f"cannot write {target}: {error}", hint=hint) from error
 
 
 def draw_frames(folder: Path, target: Path) -> None:

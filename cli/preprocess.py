@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
+from typer import Option
 
 from ..storage.codecs import choices
 from . import text
@@ -36,17 +36,17 @@ def run(
     dataset: LocalId,
     fn: Annotated[
         list[str],
-        typer.Option(
+        Option(
             "--fn",
             metavar="F",
             help="pkg.mod:function, file.py:function or rbdata:NAME; takes and returns a TED TensorDict. "
             "Repeatable: the functions are applied in order.",
         ),
     ],
-    dest: Annotated[str, typer.Option(metavar="ID", help="The id of the new dataset, such as my/pong.")],
+    dest: Annotated[str, Option(metavar="ID", help="The id of the new dataset, such as my/pong.")],
     per: Annotated[
         Literal["batch", "sample", "episode"] | None,
-        typer.Option(
+        Option(
             help="What the function receives: any batch of steps, one step, or a whole episode (which it may shorten, "
             "lengthen or drop). [default: batch, unless the function needs episodes]",
             show_default=False,
@@ -54,38 +54,36 @@ def run(
     ] = None,
     args: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--args",
             metavar="KEY=VALUE",
             help="An argument of the function; NAME.KEY=VALUE for one of several functions.",
         ),
     ] = None,
     frame_stack: Annotated[
-        int | None, typer.Option(metavar="K", help="Pass stacks of K observations, as a sampler returns them.")
+        int | None, Option(metavar="K", help="Pass stacks of K observations, as a sampler returns them.")
     ] = None,
-    n_step: Annotated[int | None, typer.Option(metavar="N", help="Pass n-step rewards and next states.")] = None,
-    gamma: Annotated[float, typer.Option(help="The discount of --n-step.")] = 0.99,
+    n_step: Annotated[int | None, Option(metavar="N", help="Pass n-step rewards and next states.")] = None,
+    gamma: Annotated[float, Option(help="The discount of --n-step.")] = 0.99,
     slice_len: Annotated[
-        int | None, typer.Option(metavar="L", help="Cut episodes into slices of L steps; each becomes an episode.")
+        int | None, Option(metavar="L", help="Cut episodes into slices of L steps; each becomes an episode.")
     ] = None,
-    num_frames: Annotated[int | None, typer.Option(metavar="N", help="Only the first N steps.")] = None,
-    batch_size: Annotated[int | None, typer.Option(metavar="N", help="Steps per batch (default: about 8 MB).")] = None,
+    num_frames: Annotated[int | None, Option(metavar="N", help="Only the first N steps.")] = None,
+    batch_size: Annotated[int | None, Option(metavar="N", help="Steps per batch (default: about 8 MB).")] = None,
     procs: Procs = None,
     codec: Annotated[
         Literal[choices()],  # type: ignore[valid-type]
-        typer.Option(help="How frames are stored. auto: zstd if it saves a third."),
+        Option(help="How frames are stored. auto: zstd if it saves a third."),
     ] = "auto",
     layout: Annotated[
-        Literal["auto", "ted"], typer.Option(help="ted: plain TED; stores observations and next observations, raw.")
+        Literal["auto", "ted"], Option(help="ted: plain TED; stores observations and next observations, raw.")
     ] = "auto",
-    seed: Annotated[int, typer.Option(help="Seed of the function's random numbers; the same for any --procs.")] = 0,
-    engine: Annotated[
-        Literal["local", "ray"], typer.Option(help="Processes on this machine, or a Ray cluster.")
-    ] = "local",
-    address: Annotated[str | None, typer.Option(metavar="A", help="Address of the Ray cluster, such as auto.")] = None,
+    seed: Annotated[int, Option(help="Seed of the function's random numbers; the same for any --procs.")] = 0,
+    engine: Annotated[Literal["local", "ray"], Option(help="Processes on this machine, or a Ray cluster.")] = "local",
+    address: Annotated[str | None, Option(metavar="A", help="Address of the Ray cluster, such as auto.")] = None,
     force: Force = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Run the function on one chunk and show the result; write nothing.")
+        bool, Option("--dry-run", help="Run the function on one chunk and show the result; write nothing.")
     ] = False,
     root: Root = None,
 ) -> int:

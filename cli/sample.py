@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 from ..errors import DatasetExistsError
 from . import text
@@ -41,19 +41,15 @@ _COLUMNS = (
 
 def run(
     dataset: LocalId,
-    n: Annotated[int, typer.Option("-n", "--batch-size", min=1, metavar="N", help="Steps in a batch.")] = 32,
-    slice_len: Annotated[
-        int | None, typer.Option(min=1, metavar="L", help="Draw slices of L consecutive steps.")
-    ] = None,
-    frame_stack: Annotated[int | None, typer.Option(min=1, metavar="K", help="Stack the last K observations.")] = None,
-    seed: Annotated[int | None, typer.Option(metavar="S", help="Same seed, same batch.")] = None,
+    n: Annotated[int, Option("-n", "--batch-size", min=1, metavar="N", help="Steps in a batch.")] = 32,
+    slice_len: Annotated[int | None, Option(min=1, metavar="L", help="Draw slices of L consecutive steps.")] = None,
+    frame_stack: Annotated[int | None, Option(min=1, metavar="K", help="Stack the last K observations.")] = None,
+    seed: Annotated[int | None, Option(metavar="S", help="Same seed, same batch.")] = None,
     save: Annotated[
         Path | None,
-        typer.Option(
-            "--out", metavar="PATH", help="Write the batch: NAME.npz, or a folder for TensorDict.load_memmap."
-        ),
+        Option("--out", metavar="PATH", help="Write the batch: NAME.npz, or a folder for TensorDict.load_memmap."),
     ] = None,
-    bench: Annotated[bool, typer.Option("--bench", help="Measure the batches per second.")] = False,
+    bench: Annotated[bool, Option("--bench", help="Measure the batches per second.")] = False,
     root: Root = None,
 ) -> None:
     """Draw a batch and show it.
@@ -97,13 +93,18 @@ def run(
 def _rows(batch: TensorDict) -> list[tuple[Any, ...]]:
     """Key, shape, dtype, min, mean, max of every tensor."""
     rows: list[tuple[Any, ...]] = []
-    for key, value in batch.items(include_nested=True, leaves_only=True):
-        name = "/".join(key) if isinstance(key, tuple) else key
+    for name, value in _tensors(batch):
         numbers = value.double()
         low, mean, high = (float(part) for part in (numbers.min(), numbers.mean(), numbers.max()))
         shape = list(value.shape) if out.json else f"[{', '.join(map(str, value.shape))}]"
         rows.append((name, shape, str(value.dtype).removeprefix("torch."), low, mean, high))
     return sorted(rows, key=lambda row: (row[0].startswith("next/"), row[0] == "index", row[0]))
+
+
+def _tensors(batch: TensorDict) -> list[tuple[str, Any]]:
+    """The tensors of a batch with their keys as paths."""
+    items = batch.items(include_nested=True, leaves_only=True)
+    return [("/".join(key) if isinstance(key, tuple) else key, value) for key, value in items]
 
 
 def _check_target(target: Path) -> None:
@@ -119,10 +120,7 @@ def _write(batch: TensorDict, target: Path) -> None:
         return
     import numpy as np
 
-    arrays = {
-        "/".join(key) if isinstance(key, tuple) else key: value.numpy()
-        for key, value in batch.items(include_nested=True, leaves_only=True)
-    }
+    arrays = {name: value.numpy() for name, value in _tensors(batch)}
     with target.open("xb") as file:
         np.savez(file, **arrays)
 
@@ -165,17 +163,11 @@ def _median_seconds(*functions: Callable[[], object]) -> list[float]:
 
 
 def _speed_facts(speed: dict[str, float]) -> list[Fact]:
+    batches, transitions, size = (speed[f"{name}_per_second"] for name in ("batches", "transitions", "bytes"))
+    share, floor = speed["share_of_floor"], speed["floor_batches_per_second"]
     return [
-        Fact("batches", f"{text.real(speed['batches_per_second'])} per second", speed["batches_per_second"]),
-        Fact(
-            "transitions",
-            f"{text.count(round(speed['transitions_per_second']))} per second",
-            speed["transitions_per_second"],
-        ),
-        Fact("bytes", f"{text.size(speed['bytes_per_second'])}/s", speed["bytes_per_second"]),
-        Fact(
-            "copy floor",
-            f"{text.percent(speed['share_of_floor'])} of {text.real(speed['floor_batches_per_second'])} batches per second",
-            speed["share_of_floor"],
-        ),
+        Fact("batches", f"{text.real(batches)} per second", batches),
+        Fact("transitions", f"{text.count(round(transitions))} per second", transitions),
+        Fact("bytes", f"{text.size(size)}/s", size),
+        Fact("copy floor", f"{text.percent(share)} of {text.real(floor)} batches per second", share),
     ]

@@ -8,13 +8,14 @@ from inspect import Parameter, Signature
 from typing import Annotated, Any, Literal, Optional
 
 import typer
+from typer import Context, Option
 
 from ..errors import UsageError
 
 _META = "rbdata.source_options"
 
 
-def selected_options(ctx: typer.Context) -> dict[str, Any]:
+def selected_options(ctx: Context) -> dict[str, Any]:
     """The options on the command line, by name; the source rejects those that it does not declare."""
     return dict(ctx.meta.get(_META, {}))
 
@@ -27,13 +28,16 @@ def parameters(command: str, taken: Collection[str]) -> list[Any]:
     """
     from ..datasets import catalogue
 
+    def kind(option: Any) -> tuple[Any, ...]:
+        return option.name, option.type, bool(option.choices)
+
     declared: dict[str, list[tuple[str, Any]]] = {}
     for source_name, source in catalogue.sources().items():
         for option in source.options:
             if command not in option.commands:
                 continue
             flag, shared = option.flag, declared.get(option.flag)
-            if flag in taken or (shared and _kind(shared[0][1]) != _kind(option)):
+            if flag in taken or (shared and kind(shared[0][1]) != kind(option)):
                 flag = f"--{source_name}-{flag.removeprefix('--')}"
             declared.setdefault(flag, []).append((source_name, option))
 
@@ -47,17 +51,12 @@ def parameters(command: str, taken: Collection[str]) -> list[Any]:
     return list(typer.main.get_command(app).params)
 
 
-def _kind(option: Any) -> tuple[Any, ...]:
-    """What options must have in common to share a flag."""
-    return option.name, option.type, bool(option.choices)
-
-
 def _parameter(flag: str, shared: Sequence[tuple[str, Any]]) -> Parameter:
     """A parameter as Typer reads it from a function, for the options of one flag."""
     first = shared[0][1]
     choices = tuple(dict.fromkeys(choice for _, option in shared for choice in option.choices))
     kind: Any = list[str] if first.type is dict else Literal[choices] if choices else first.type
-    option = typer.Option(
+    option = Option(
         flag,
         help=_help(shared),
         metavar=first.metavar or (None if choices or first.type is bool else first.name.upper()),
@@ -85,7 +84,7 @@ def _help(shared: Sequence[tuple[str, Any]]) -> str:
 def _store(option: Any, flag: str) -> Any:
     """A callback that stores the value under the option's name."""
 
-    def store(ctx: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
+    def store(ctx: Context, param: typer.CallbackParam, value: Any) -> Any:
         if value is not None and value is not False and value != []:
             stored = parse_key_values(value, flag) if option.type is dict else value
             ctx.meta.setdefault(_META, {})[option.name] = stored

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from ..errors import RbdataError
 from . import text
@@ -45,7 +45,7 @@ class CannotCheckError(RbdataError):
 
 def run(
     ids: LocalIds,
-    quick: Annotated[bool, typer.Option("--quick", help="Compare the sizes of files only.")] = False,
+    quick: Annotated[bool, Option("--quick", help="Compare the sizes of files only.")] = False,
     root: Root = None,
 ) -> int:
     """Check datasets against their checksums.

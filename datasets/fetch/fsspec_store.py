@@ -164,16 +164,13 @@ def check_installed(scheme: str, url: str) -> None:
     if scheme in registry:
         return
     if scheme not in known_implementations:
-        message = f"{without_login(url)}: unsupported URL scheme {scheme}://"
-        raise UsageError(
-            message, hint="give a directory, file://, http(s)://, gs://, s3://, or another scheme of fsspec"
-        )
+        hint = "give a directory, file://, http(s)://, gs://, s3://, or another scheme of fsspec"
+        raise UsageError(f"{without_login(url)}: unsupported URL scheme {scheme}://", hint=hint)
     known = known_implementations[scheme]
     if find_spec(known["class"].partition(".")[0]) is None:
         message = f"{without_login(url)}: {known.get('err') or f'{scheme}:// needs another package'}"
-        raise MissingExtraError(
-            message, hint="pip install 'rbdata[remote]'" if scheme in _S3 else "see the documentation of fsspec"
-        )
+        hint = "pip install 'rbdata[remote]'" if scheme in _S3 else "see the documentation of fsspec"
+        raise MissingExtraError(message, hint=hint)
 
 
 def translate_error(error: Exception, url: str) -> Exception:

@@ -63,14 +63,12 @@ def parse_index(page: str, url: str) -> Index:
             continue
         if target.netloc != urlsplit(url).netloc or target.query or target.scheme not in ("http", "https"):
             continue
-        there = target.path.split("/")
-        is_folder = there[-1] == ""
-        names = [unquote(part, errors="surrogateescape") for part in there if part]
+        names = _segments(target.geturl())
         if names == here[:-1]:
             has_parent = True
         if len(names) != len(here) + 1 or names[:-1] != here or not is_plain_name(names[-1]):
             continue
-        (folders if is_folder else files).add(names[-1])
+        (folders if target.path.endswith("/") else files).add(names[-1])
     titled = any(word in parser.title.lower() for word in _TITLES)
     is_index = bool(titled or files or folders or has_parent)
     return Index(tuple(sorted(files - folders)), tuple(sorted(folders)), is_index)

@@ -157,9 +157,8 @@ class _Session:
             answer = self._request(f"{self.http.url}/api/datasets/{quote(repository)}/revision/main", place)[0]
             sha = answer.get("sha") if isinstance(answer, dict) else None
             if not isinstance(sha, str) or not is_plain_name(sha):
-                raise FetchError(
-                    f"{place}: the Hub states no commit", hint="try again later, or use a mirror (--mirror)"
-                )
+                hint = "try again later, or use a mirror (--mirror)"
+                raise FetchError(f"{place}: the Hub states no commit", hint=hint)
             self._commits[repository] = sha
         return self._commits[repository]
 

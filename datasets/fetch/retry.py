@@ -60,14 +60,7 @@ def next_try(error: TransientFetchError, url: str, offset: int, failures: int, o
     raise TransientFetchError(f"{error}; {why}", hint=error.hint) from error
 
 
-def call_with_retries(
-    call: Callable[[], T],
-    *,
-    url: str,
-    options: FetchOptions,
-    on_retry: Callable[[Retry], None] | None = None,
-    sleep: Callable[[float], None] = time.sleep,
-) -> T:
+def call_with_retries(call: Callable[[], T], *, url: str, options: FetchOptions) -> T:
     """The result of `call`, which is repeated while it raises TransientFetchError, as often as `options` allow."""
     failures = 0
     while True:
@@ -76,6 +69,4 @@ def call_with_retries(
         except TransientFetchError as error:
             failures += 1
             retry = next_try(error, url, 0, failures, options)
-        if on_retry is not None:
-            on_retry(retry)
-        sleep(retry.wait)
+        time.sleep(retry.wait)

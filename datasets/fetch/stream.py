@@ -8,7 +8,7 @@ from contextlib import closing
 
 from ...errors import FetchError, TransientFetchError
 from .http_errors import LATER
-from .location import FetchOptions, Location, RemoteObject
+from .location import Location, RemoteObject
 from .retry import Retry, next_try
 from .verifier import Verifier
 
@@ -41,7 +41,6 @@ def stream(
     location: Location,
     obj: RemoteObject,
     *,
-    options: FetchOptions | None = None,
     start: int = 0,
     verifier: Verifier | None = None,
     on_bytes: OnBytes | None = None,
@@ -50,8 +49,8 @@ def stream(
 ) -> Generator[bytes, None, None]:
     """A generator of the object's stored bytes from `start`: each exactly once, in order, verified at the end.
 
-    After a lost connection it continues at the same byte of the same version, as often as `options` (default: those of
-    the location) allow; every received byte resets the count of failures.
+    After a lost connection it continues at the same byte of the same version, as often as the options of the
+    location allow; every received byte resets the count of failures.
 
     `verifier` must have processed the first `start` bytes; without one, a stream that does not start at 0 is verified by
     size only. `on_bytes` is called with the length of each piece, `on_retry` with a `Retry` before each wait.
@@ -60,7 +59,6 @@ def stream(
     TransientFetchError after the last attempt. Bytes yielded before an error are not verified, and neither are those of
     an object without stated size and checksum.
     """
-    options = options or location.options
     obj = pin(location, obj)
     if verifier is None:
         verifier = Verifier.of_size(obj, received=start) if start else Verifier(obj)
@@ -86,31 +84,18 @@ def stream(
                 return
             message = f"{obj.url}: connection closed after {position} of {obj.size} bytes"
             failure = TransientFetchError(message, hint=LATER)
-        if position and not can_resume(obj):
+        if position and obj.version is None and obj.size is None and not obj.checksums:
+            # A replacement of the object between two requests could not be detected.
             message = f"{failure}; cannot be resumed, as the server states neither size nor version"
             raise TransientFetchError(message, hint=failure.hint) from failure
         failures = 1 if position > before else failures + 1
-        retry = next_try(failure, obj.url, position, failures, options)
+        retry = next_try(failure, obj.url, position, failures, location.options)
         if on_retry is not None:
             on_retry(retry)
         sleep(retry.wait)
 
 
-def can_resume(obj: RemoteObject) -> bool:
-    """Whether the location states enough to detect that the object was replaced between two requests."""
-    return obj.version is not None or obj.size is not None or bool(obj.checksums)
-
-
-def read_all(
-    location: Location,
-    obj: RemoteObject,
-    *,
-    limit_bytes: int,
-    options: FetchOptions | None = None,
-    on_bytes: OnBytes | None = None,
-    on_retry: OnRetry | None = None,
-    sleep: Sleep = time.sleep,
-) -> bytes:
+def read_all(location: Location, obj: RemoteObject, *, limit_bytes: int) -> bytes:
     """The whole of a small object, verified. Raises FetchError if it is larger than the limit, else as `stream`."""
     obj = pin(location, obj)
     message = f"{obj.url} is larger than the limit of {limit_bytes} bytes"
@@ -118,7 +103,7 @@ def read_all(
     if obj.size is not None and obj.size > limit_bytes:
         raise FetchError(message, hint=hint)
     content = bytearray()
-    with closing(stream(location, obj, options=options, on_bytes=on_bytes, on_retry=on_retry, sleep=sleep)) as pieces:
+    with closing(stream(location, obj)) as pieces:
         for piece in pieces:
             content += piece
             if len(content) > limit_bytes:

@@ -13,7 +13,6 @@ import errno
 import fcntl
 import json
 import os
-import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -22,8 +21,8 @@ from typing import IO, Any
 
 from ...errors import ChecksumError, DatasetBusyError, DiskSpaceError
 from ...storage.durable import sync_folder
-from .location import FetchOptions, Location, RemoteObject
-from .stream import OnBytes, OnRetry, Sleep, pin, stream
+from .location import Location, RemoteObject
+from .stream import OnBytes, pin, stream
 from .verifier import Verifier
 
 FORMAT = 1
@@ -35,15 +34,12 @@ def fetch_to_file(
     obj: RemoteObject,
     path: str | os.PathLike[str],
     *,
-    options: FetchOptions | None = None,
     on_bytes: OnBytes | None = None,
     on_resume: Callable[[int], None] | None = None,
-    on_retry: OnRetry | None = None,
-    sleep: Sleep = time.sleep,
 ) -> RemoteObject:
     """Fetch the object to `path`, continuing an earlier process's part; returns it with its size and checksum.
 
-    `on_resume` is called with the number of bytes of that part; `on_bytes` and `on_retry` are `stream`'s. The folder must
+    `on_resume` is called with the number of bytes of that part; `on_bytes` is `stream`'s. The folder must
     exist; a file at `path` is replaced. Raises as `stream` does, DiskSpaceError if the disk is full, DatasetBusyError if
     another process is fetching to the same path.
     """
@@ -58,16 +54,7 @@ def fetch_to_file(
                 on_resume(kept)
             try:
                 _write_record(path, obj)
-                pieces = stream(
-                    location,
-                    obj,
-                    options=options,
-                    start=kept,
-                    verifier=verifier,
-                    on_bytes=on_bytes,
-                    on_retry=on_retry,
-                    sleep=sleep,
-                )
+                pieces = stream(location, obj, start=kept, verifier=verifier, on_bytes=on_bytes)
                 with closing(pieces):
                     for piece in pieces:
                         _write(part, piece)
@@ -85,9 +72,8 @@ def fetch_to_file(
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
                 message = f"{path}: the disk is full; no space for {obj.url}"
-                raise DiskSpaceError(
-                    message, hint="free some space and run the same command again: it continues"
-                ) from error
+                hint = "free some space and run the same command again: it continues"
+                raise DiskSpaceError(message, hint=hint) from error
             break
         _part(path).replace(path)
         _record(path).unlink(missing_ok=True)

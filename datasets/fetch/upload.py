@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,7 +22,7 @@ from .gcs import GcsLocation, translate_error
 from .google_login import make_client, may_have_credentials
 from .location import FetchOptions, Location, RemoteObject, check_path, join_path
 from .retry import call_with_retries
-from .stream import stream
+from .stream import OnBytes, stream
 from .to_file import fetch_to_file
 from .transports import open_location
 from .verifier import Verifier
@@ -33,8 +32,6 @@ S3_PIECE = 64 << 20
 #: Bytes per piece of a resumable upload to Google; a multiple of 256 KiB.
 GCS_PIECE = 16 << 20
 _BLOCK = 1 << 20
-
-OnBytes = Callable[[int], None]
 
 
 class Uploader(Protocol):
@@ -70,18 +67,9 @@ class LocalFile:
 
     def s3_tag(self, piece: int = S3_PIECE) -> str:
         """S3's tag of an object uploaded in pieces: the MD5 of the MD5s of its pieces, and their number."""
-        digests = []
         with self.path.open("rb") as file:
-            while True:
-                digest, left = hashlib.md5(usedforsecurity=False), piece
-                while left and (block := file.read(min(_BLOCK, left))):
-                    digest.update(block)
-                    left -= len(block)
-                if left == piece:
-                    break
-                digests.append(digest.digest())
-                if left:
-                    break
+            pieces = iter(lambda: file.read(piece), b"")
+            digests = [hashlib.md5(data, usedforsecurity=False).digest() for data in pieces]
         return f"{hashlib.md5(b''.join(digests), usedforsecurity=False).hexdigest()}-{len(digests)}"
 
 
@@ -179,9 +167,8 @@ class GcsUploader:
         def send_once() -> None:
             with _CountingFile(file.path, on_bytes) as source:
                 try:
-                    blob = (
-                        self._connect().bucket(bucket, user_project=options.user_project).blob(join_path(prefix, path))
-                    )
+                    target = self._connect().bucket(bucket, user_project=options.user_project)
+                    blob = target.blob(join_path(prefix, path))
                     blob.chunk_size = GCS_PIECE
                     blob.upload_from_file(
                         source,

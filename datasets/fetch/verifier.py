@@ -35,11 +35,6 @@ class _Crc32c:
         return f"{self._value:08x}"
 
 
-def preferred_algorithm(obj: RemoteObject) -> str:
-    """The checksum to compute: the fastest one stated, else crc32c, for the manifest."""
-    return next((name for name in ALGORITHMS if name in obj.checksums), "crc32c")
-
-
 class Verifier:
     """Counts and hashes an object's bytes as they are received, and compares at the end.
 
@@ -48,7 +43,8 @@ class Verifier:
 
     def __init__(self, obj: RemoteObject) -> None:
         self.obj = obj
-        self.algorithm = preferred_algorithm(obj)
+        # The fastest one stated, else crc32c, for the manifest.
+        self.algorithm = next((name for name in ALGORITHMS if name in obj.checksums), "crc32c")
         self.size = 0
         crc32c = self.algorithm == "crc32c"
         self._hash: _Hash | None = _Crc32c() if crc32c else hashlib.new(self.algorithm, usedforsecurity=False)

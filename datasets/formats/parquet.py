@@ -23,7 +23,12 @@ class Reader:
     """
 
     def __init__(self, path: Path, name: str, nominal: Mapping[str, tuple[str, ...] | None]) -> None:
-        pyarrow, parquet = _pyarrow()
+        try:
+            import pyarrow
+            from pyarrow import parquet
+        except ImportError as error:
+            message = "reading Parquet needs pyarrow, which is not installed"
+            raise MissingExtraError(message, hint="pip install pyarrow, or use the ARFF file: --format arff") from error
         self._name, self._pyarrow = name, pyarrow
         try:
             self._file = parquet.ParquetFile(path)
@@ -41,13 +46,11 @@ class Reader:
 
     def _attribute(self, column: Any, nominal: Mapping[str, tuple[str, ...] | None]) -> Attribute:
         types = self._pyarrow.types
-        if column.name in nominal:
-            values = nominal[column.name] or (("false", "true") if types.is_boolean(column.type) else None)
+        if column.name in nominal or types.is_boolean(column.type):
+            values = nominal.get(column.name) or (("false", "true") if types.is_boolean(column.type) else None)
             if values is None:
                 raise CorruptSourceError(f"{self._name}: the values of {column.name!r} are stated nowhere")
             return Attribute(column.name, "nominal", values)
-        if types.is_boolean(column.type):
-            return Attribute(column.name, "nominal", ("false", "true"))
         if types.is_integer(column.type) or types.is_floating(column.type) or types.is_decimal(column.type):
             return Attribute(column.name, "numeric")
         return Attribute(column.name, "string")
@@ -72,13 +75,3 @@ class Reader:
         if isinstance(value, float) and str(value) in codes:
             return codes[str(value)]
         raise CorruptSourceError(f"{self._name}: {text[:40]!r} is not among the declared values of {attribute.name!r}")
-
-
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        message = "reading Parquet needs pyarrow, which is not installed"
-        raise MissingExtraError(message, hint="pip install pyarrow, or use the ARFF file: --format arff") from error
-    return pyarrow, pyarrow.parquet

@@ -89,9 +89,8 @@ def push(
     manifest = read_manifest(folder)
     base = uploader.location.url
     if base.startswith("/") and Path(base, manifest.id).resolve() == folder.resolve():
-        raise UsageError(
-            f"{base} is the root that holds {manifest.id}", hint="choose another folder or bucket as the mirror"
-        )
+        message = f"{base} is the root that holds {manifest.id}"
+        raise UsageError(message, hint="choose another folder or bucket as the mirror")
     _check_replaceable(uploader, manifest, force)
 
     def check(file: LocalFile) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import WorkerLostError
-from .task import Report, T, Task, TaskProgress, Work, do_task, modules_of
+from .task import Report, T, Task, TaskProgress, Unit, Work, do_task, modules_of
 
 
 def fork_server_is_available() -> bool:
@@ -130,23 +130,21 @@ class Workers:
         try:
             at_most = self._in_flight or len(tasks)
             given = 0
-            futures: dict[Any, int] = {}
-            waiting: set[Any] = set()
+            waiting: dict[Any, int] = {}
             while waiting or given < len(tasks):
                 while given < len(tasks) and len(waiting) < at_most:
                     try:
                         future = executor.submit(_do, work, tasks[given], path, given)
                     except (TerminatedWorkerError, EOFError, ConnectionError) as error:  # or the fork server was killed
                         raise _lost() from error
-                    futures[future] = given
-                    waiting.add(future)
+                    waiting[future] = given
                     given += 1
-                done, waiting = wait(waiting, timeout=POLL, return_when=FIRST_COMPLETED)
-                begun = sorted(slot for slot in futures.values() if counters[slot, 0])
-                report([TaskProgress(tasks[i].index, *_counts(counters, i, tasks[i].rows)) for i in begun])
+                done, _ = wait(waiting, timeout=POLL, return_when=FIRST_COMPLETED)
+                begun = sorted(slot for slot in waiting.values() if counters[slot, 0])
+                report([_progress(tasks[slot], counters[slot]) for slot in begun])
+                slots = [(future, waiting.pop(future)) for future in done]
                 idle = not waiting and given == len(tasks)
-                for future in done:
-                    slot = futures.pop(future)
+                for future, slot in slots:
                     try:
                         record = future.result()
                     except TerminatedWorkerError as error:
@@ -174,9 +172,9 @@ def _lost() -> WorkerLostError:
     return WorkerLostError(message, hint=hint)
 
 
-def _counts(counters: np.ndarray, slot: int, total: int) -> tuple[int, int, int, int]:
-    rows, fetched, retries = counters[slot].tolist()
-    return rows, total, fetched, retries
+def _progress(task: Unit, counters: np.ndarray) -> TaskProgress:
+    rows, fetched, retries = counters.tolist()
+    return TaskProgress(task.index, rows, task.rows, fetched, retries)
 
 
 def _do(work: Work[T], task: T, path: Path, slot: int) -> dict[str, Any]:

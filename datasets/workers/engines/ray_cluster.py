@@ -105,9 +105,8 @@ class RayEngine:
         if not references or not ray.is_initialized():
             return
         if self._way != "started":
-            patience = (
-                PATIENCE if self._way == "joined" else None
-            )  # a connection that the program made is not closed here
+            # A connection that the program made is not closed here.
+            patience = PATIENCE if self._way == "joined" else None
             _, references = ray.wait(references, num_returns=len(references), timeout=patience)
         if references:
             self.close()
@@ -187,9 +186,8 @@ def _check_port(address: str) -> None:
 
 def _no_cluster(address: str, error: BaseException) -> UsageError:
     message = f"no Ray cluster answers at {address}: {_first_line(error)}"
-    return UsageError(
-        message, hint="start one with `ray start --head`, or leave --address out for a Ray on this machine"
-    )
+    hint = "start one with `ray start --head`, or leave --address out for a Ray on this machine"
+    return UsageError(message, hint=hint)
 
 
 def _call(shared: tuple[Path, tuple[str, ...], bytes], task: bytes) -> dict[str, Any]:

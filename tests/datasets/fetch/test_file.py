@@ -44,7 +44,7 @@ def interrupted(location: Location, target: Path, faults: object, after: int) ->
     faults.cut(after=after)  # type: ignore[attr-defined]
     faults.cut(after=0, times=2)  # type: ignore[attr-defined]
     with pytest.raises(TransientFetchError):
-        fetch_to_file(location, location.stat(NAME), target, options=QUICK)
+        fetch_to_file(location, location.stat(NAME), target)
     assert not target.exists()
     assert target.with_name(target.name + ".part").stat().st_size == after
     # What a GCS fault left over belongs to nobody.
