@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDict
 
 from ..storage.dataset import Dataset
-from ..storage.tree import nest
+from ..storage.nesting import nest
 from .episode_view import view_episodes
 from .passthrough import SourceRows, SourceStates
 from .read_options import ReadOptions

@@ -18,12 +18,13 @@ import torch
 from tensordict import TensorDict
 
 from ..errors import UnknownKeyError, UsageError
+from .codecs import codec_of
 from .codecs.codec import Rows
 from .episodes import EpisodeTable, open_episodes
 from .manifest import Manifest, read_manifest
-from .rows import open_rows
-from .schema import Schema
-from .tree import nest
+from .memory_map import keep_freed_memory
+from .nesting import nest
+from .schema import Leaf, Schema
 from .window import Pad, read_window
 
 
@@ -73,7 +74,11 @@ class Dataset:
     @cached_property
     def rows(self) -> dict[str, Rows]:
         """The leaves by name, mapped."""
-        return {leaf.name: open_rows(self.path, leaf, self.manifest.rows(leaf)) for leaf in self.schema}
+        keep_freed_memory()
+        return {leaf.name: self._open(leaf, self.manifest.rows(leaf)) for leaf in self.schema}
+
+    def _open(self, leaf: Leaf, count: int) -> Rows:
+        return codec_of(leaf).open_rows(self.path, count) if leaf.constant is None else ConstantRows(leaf, count)
 
     def episode_of(self, steps: torch.Tensor) -> torch.Tensor:
         """The episode each step belongs to, int64, same shape."""
@@ -212,3 +217,27 @@ class Dataset:
         if len(index) and (int(index.min()) < 0 or int(index.max()) >= len(self)):
             raise UsageError(f"steps {int(index.min())}..{int(index.max())} are not all below {len(self)}")
         return index
+
+
+class ConstantRows:
+    """A leaf whose rows all hold one value: its file is not touched."""
+
+    def __init__(self, leaf: Leaf, count: int) -> None:
+        self.leaf, self.count = leaf, count
+        self._dtype = getattr(torch, leaf.dtype)
+
+    def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
+        return self._full(len(first), length)
+
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        return self._full(len(index))
+
+    def block(self, start: int, stop: int) -> torch.Tensor:
+        return self._full(stop - start)
+
+    def _full(self, *batch: int) -> torch.Tensor:
+        value = self.leaf.constant
+        assert value is not None
+        if not value:
+            return torch.zeros(*batch, *self.leaf.shape, dtype=self._dtype)
+        return torch.full((*batch, *self.leaf.shape), value, dtype=self._dtype)

@@ -20,18 +20,21 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..errors import RbdataError, UnfinishedDatasetError
 from .checksums import crc32c
 from .codecs import PLAIN, codec_of
-from .codecs.codec import Codec
+from .codecs.codec import Codec, Sink
 from .column_writer import ColumnWriter
 from .durable import has_bytes, preallocate, sync_files, write_atomically
+from .episodes import FOLDER as EPISODES
 from .episodes import EpisodeTable
 from .folder import JOURNAL, RAW, DatasetPlace, remove_tree
 from .journal import Journal
 from .leaf import Leaf
 from .manifest import Manifest, write_manifest
-from .parts import PARTS, remove_unfinished
+from .parts import PARTS, TedSink, remove_unfinished
 from .schema import Schema
 from .tensordict_meta import write_meta
 
@@ -247,6 +250,18 @@ class DatasetWriter:
         (self.folder / JOURNAL).unlink()
         self.place.install()
         return self.place.path
+
+
+def open_sink(folder: Path, leaf: Leaf, number: int, first: int, rows: int, states: int, threads: int = 1) -> Sink:
+    """The sink for one part of a bulk leaf in a working folder. Called in the workers.
+
+    ``first`` and ``rows`` are the part's state rows, ``states`` those of the whole dataset. A step leaf takes state rows
+    all the same (plain TED holds every state twice), and its ``next/`` twin is filled with it. ``threads`` encode at once.
+    """
+    if leaf.kind == "step":
+        start = np.fromfile(folder / EPISODES / "start.memmap", "<i8")
+        return TedSink(folder, leaf, first, rows, start + np.arange(len(start)), states)
+    return codec_of(leaf).open_sink(folder, number, first, rows, threads)
 
 
 def fingerprint(content: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...storage.codecs.codec import Sink
 from ...storage.schema import Schema
-from ...storage.sinks import open_sink
+from ...storage.writer import open_sink
 from ..workers.task import OnBlock
 from .protocol import Job, Plan
 from .row_source import RowSource
@@ -52,7 +52,7 @@ class FillTask:
 
     def _open_sink(self, name: str) -> Sink:
         where = (self.index, self.first_state, self.states, self.all_states)
-        return open_sink(self.folder, self.schema, name, *where, self.threads)
+        return open_sink(self.folder, self.schema[name], *where, self.threads)
 
 
 def fill_tasks(job: Job, plan: Plan, folder: Path, threads: int) -> list[FillTask]:

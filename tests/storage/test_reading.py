@@ -21,11 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rbdata.errors import DamagedDatasetError, NotADatasetError, UsageError
 from rbdata.storage import memory_map as mapped
-from rbdata.storage.dataset import Dataset
+from rbdata.storage.dataset import ConstantRows, Dataset
 from rbdata.storage.episodes import EpisodeTable
 from rbdata.storage.leaf import DTYPES
 from rbdata.storage.manifest import Manifest, write_manifest
-from rbdata.storage.rows import ConstantRows
 from rbdata.storage.schema import Leaf, Schema, ted_flags
 from rbdata.storage.tensordict_meta import write_meta
 from storage_tools import (

@@ -23,9 +23,8 @@ from rbdata.storage.integrity import verify
 from rbdata.storage.journal import Journal
 from rbdata.storage.leaf import DTYPES
 from rbdata.storage.manifest import FILENAME, read_manifest
-from rbdata.storage.parts import PARTS, RowsInPlace
+from rbdata.storage.parts import PARTS, RowsInPlace, TedSink
 from rbdata.storage.schema import Leaf, Schema, ted_flags
-from rbdata.storage.sinks import TedSink
 from rbdata.storage.writer import DatasetWriter, fingerprint
 from storage_tools import LAYOUTS, Recipe, Stopped, columns, contents, make_episodes, names, table, write_dataset
 

@@ -25,8 +25,7 @@ from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeBuilder, 
 from rbdata.storage.folder import DatasetPlace
 from rbdata.storage.manifest import Manifest
 from rbdata.storage.schema import Leaf, Schema, ted_flags
-from rbdata.storage.sinks import open_sink
-from rbdata.storage.writer import DatasetWriter
+from rbdata.storage.writer import DatasetWriter, open_sink
 
 LAYOUTS = ("flat", "raw", "zstd", "ted")
 
@@ -214,7 +213,7 @@ class Recipe:
         rows = state_rows(self.episodes, name)[low:high]
         leaf = writer.schema[name]
         data = np.frombuffer(np.ascontiguousarray(rows, leaf.np_dtype).tobytes(), np.uint8)
-        sink = open_sink(writer.folder, writer.schema, name, number, low, high - low, writer.states, self.threads)
+        sink = open_sink(writer.folder, leaf, number, low, high - low, writer.states, self.threads)
         positions = np.arange(high - low)
         runs = [positions[at : at + self.block] for at in range(0, len(positions), self.block)]
         if self.scrambled and len(positions) > 1:

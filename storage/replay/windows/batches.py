@@ -18,6 +18,7 @@ from tensordict import TensorDict
 
 from ....errors import UsageError
 from ...codecs import load_codec
+from ...nesting import nest
 from ...schema import FLAGS, LARGE_ROW
 from ...window import Windows, plan_windows, read_window, read_windows
 from ..storages.gather import Readable, by_position
@@ -25,7 +26,6 @@ from ..storages.storage import Storage
 from .draw import Draw
 from .edges import Edges
 from .n_step_return import NStep
-from .nesting import Nesting
 from .slice_flags import mark_slices
 from .timeline import Timeline
 
@@ -95,7 +95,7 @@ class BatchReader:
         self.storage, self.stack, self.n_step, self._with_info = storage, frame_stack, n_step, with_info
         self._edges = edges or Edges()
         self._fields = fields
-        self._tail, self._nesting = storage.batch_tail, Nesting()
+        self._tail = storage.batch_tail
         self._windowed = frame_stack is not None or n_step is not None
         states = [rows for rows in fields.values() if rows.leaf.kind == "state"]
         self._stacked = self._stacked_names(fields, stack_keys) if frame_stack else []
@@ -218,7 +218,7 @@ class BatchReader:
             self._read_stacks(timeline, prepared.position, prepared.last, columns)
         if self._with_info:
             columns["index"] = index
-        return self._nesting.build(columns, (len(index), *self._tail))
+        return nest(columns, (len(index), *self._tail))
 
     def _read_states(self, rows: Readable, prepared: Prepared) -> tuple[torch.Tensor, torch.Tensor]:
         """A state leaf at the steps drawn, and after them."""

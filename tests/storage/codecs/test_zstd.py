@@ -11,8 +11,7 @@ from codec_tools import KINDS, encode, make_rows, train_dictionary
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rbdata.errors import DamagedDatasetError
-from rbdata.storage.codecs.dictionary import MIN_SAMPLES
-from rbdata.storage.codecs.zstd import ParallelDecoder, RowDecoder, RowEncoder
+from rbdata.storage.codecs.zstd import HELD_OUT, MIN_SAMPLES, RowDecoder, RowEncoder, ZstdCodec
 
 
 @settings(max_examples=120, deadline=None)
@@ -29,7 +28,7 @@ def test_round_trip(count, row_bytes, kind, with_dictionary, threads, seed):
     dictionary = train_dictionary(make_rows(MIN_SAMPLES, row_bytes, kind, seed + 1)) if with_dictionary else b""
     blob, starts, lengths = encode(rows, dictionary)
     order = np.random.default_rng(seed).permutation(count)
-    decoded = ParallelDecoder(dictionary, row_bytes, threads).decode(blob, starts[order], lengths[order])
+    decoded = RowDecoder(dictionary, row_bytes, threads).decode(blob, starts[order], lengths[order])
     assert decoded.dtype == np.uint8 and decoded.flags.writeable
     assert np.array_equal(decoded, rows[order])
 
@@ -39,7 +38,7 @@ def test_round_trip(count, row_bytes, kind, with_dictionary, threads, seed):
 def test_round_trip_of_any_content(rows):
     array = np.frombuffer(b"".join(rows), np.uint8).reshape(-1, 5)
     blob, starts, lengths = encode(array)
-    assert np.array_equal(ParallelDecoder(b"", 5, 2).decode(blob, starts, lengths), array)
+    assert np.array_equal(RowDecoder(b"", 5, 2).decode(blob, starts, lengths), array)
 
 
 def test_same_bytes_for_any_number_of_threads():
@@ -67,7 +66,7 @@ def test_rows_may_repeat_overlap_and_come_in_any_order():
     starts = np.array([200, 0, 0, 3, 100, 246])
     blob, lengths = RowEncoder(b"").encode(data, starts, 10)
     begin = np.cumsum(lengths) - lengths
-    decoded = ParallelDecoder(b"", 10, 1).decode(np.frombuffer(blob, np.uint8), begin, lengths)
+    decoded = RowDecoder(b"", 10, 1).decode(np.frombuffer(blob, np.uint8), begin, lengths)
     assert np.array_equal(decoded, np.stack([data[start : start + 10] for start in starts]))
 
 
@@ -89,25 +88,24 @@ def test_damage_never_crashes_nor_changes_the_shape(kind, with_dictionary):
         for change in (1, 0x80, 0xFF):
             damaged = blob.copy()
             damaged[at] ^= change
-            out = np.full((10, 61), 7, np.uint8)
             try:
-                decoder.decode_into(damaged, starts[:10], lengths[:10], out)
+                out = decoder.decode(damaged, starts[:10], lengths[:10])
             except DamagedDatasetError as error:
                 assert error.hint
                 errors += 1
                 continue
+            assert out.shape == (10, 61)
             row = int(np.searchsorted(starts, at, "right")) - 1
             intact = [number for number in range(10) if number != row]
             assert np.array_equal(out[intact], rows[intact])  # only the damaged row is affected
     assert errors
-    decoder.decode_into(blob, starts, lengths, out := np.empty_like(rows))  # and the decoder still works
-    assert np.array_equal(out, rows)
+    assert np.array_equal(decoder.decode(blob, starts, lengths), rows)  # and the decoder still works
 
 
 def test_wrong_boundaries_and_truncation():
     rows = make_rows(70, 100, "frames")
     blob, starts, lengths = encode(rows)
-    decoder = ParallelDecoder(b"", 100, 2)
+    decoder = RowDecoder(b"", 100, 2)
     for change in ((starts + 1, lengths), (starts, lengths - 1), (starts, lengths * 0)):
         with pytest.raises(DamagedDatasetError):
             decoder.decode(blob, *change)
@@ -115,7 +113,7 @@ def test_wrong_boundaries_and_truncation():
         decoder.decode(blob[:-1], starts, lengths)
     for row_bytes in (99, 101, 1):
         with pytest.raises(DamagedDatasetError):
-            ParallelDecoder(b"", row_bytes, 1).decode(blob, starts, lengths)
+            RowDecoder(b"", row_bytes, 1).decode(blob, starts, lengths)
     assert np.array_equal(decoder.decode(blob, starts, lengths), rows)
 
 
@@ -125,14 +123,14 @@ def test_wrong_dictionary():
     other = train_dictionary(make_rows(300, 1000, "frames", seed=9))
     for dictionary in (b"", other, b"no dictionary at all" * 9):
         try:
-            decoded = ParallelDecoder(dictionary, 1000, 1).decode(blob, starts, lengths)
+            decoded = RowDecoder(dictionary, 1000, 1).decode(blob, starts, lengths)
         except DamagedDatasetError:
             continue
         assert decoded.shape == rows.shape
 
 
 def test_no_rows():
-    decoded = ParallelDecoder(b"", 10, 2).decode(np.empty(0, np.uint8), np.empty(0, np.int64), np.empty(0, np.int64))
+    decoded = RowDecoder(b"", 10, 2).decode(np.empty(0, np.uint8), np.empty(0, np.int64), np.empty(0, np.int64))
     assert decoded.shape == (0, 10)
 
 
@@ -143,7 +141,7 @@ def test_decoding_in_threads_each_with_its_own_decoder():
     barrier = threading.Barrier(4)
 
     def work(seed: int) -> bool:
-        decoder = ParallelDecoder(dictionary, 3000, 2)
+        decoder = RowDecoder(dictionary, 3000, 2)
         rng = np.random.default_rng(seed)
         barrier.wait()
         for _ in range(20):
@@ -162,4 +160,49 @@ def test_two_thread_split_with_very_uneven_rows():
     rows[0] = make_rows(1, 2000, "noise", 1)
     blob, starts, lengths = encode(rows)
     for threads in (2, 3, 7):
-        assert np.array_equal(ParallelDecoder(b"", 2000, threads).decode(blob, starts, lengths), rows)
+        assert np.array_equal(RowDecoder(b"", 2000, threads).decode(blob, starts, lengths), rows)
+
+
+# -- training dictionaries ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row_bytes", [1, 2, 7, 8, 9, 64, 7056])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [1, MIN_SAMPLES - 1, MIN_SAMPLES, 300])
+def test_training_never_fails_and_repeats(row_bytes, kind, count):
+    rows = make_rows(count, row_bytes, kind)
+    dictionary = train_dictionary(rows)
+    assert dictionary == train_dictionary(rows.copy())
+    blob, starts, lengths = encode(rows, dictionary)
+    assert np.array_equal(RowDecoder(dictionary, row_bytes, 1).decode(blob, starts, lengths), rows)
+
+
+def test_dictionary_helps_frames():
+    rows = make_rows(2000, 7056, "frames")
+    dictionary = train_dictionary(rows[::4])
+    assert dictionary
+    assert encode(rows, dictionary)[2].sum() < encode(rows)[2].sum() / 2
+
+
+def test_rows_may_differ_in_size():
+    rows = [row[: 500 + number % 7] for number, row in enumerate(make_rows(300, 600, "frames"))]
+    dictionary = train_dictionary(iter(rows))
+    assert dictionary == train_dictionary(rows)
+    lengths = ZstdCodec.encoded_lengths(rows, dictionary)
+    assert lengths.dtype == np.int64 and len(lengths) == len(rows)
+    assert lengths.sum() < ZstdCodec.encoded_lengths(rows, b"").sum()
+
+
+def test_the_one_that_makes_unseen_rows_smallest(monkeypatch):
+    """Rows kept from training decide; those that were trained on do not."""
+    rows = make_rows(10 * HELD_OUT, 400, "frames")
+    judged: list[int] = []
+    inner = ZstdCodec.encoded_lengths
+
+    def counted(samples, dictionary):
+        judged.append(len(samples))
+        return inner(samples, dictionary)
+
+    monkeypatch.setattr(ZstdCodec, "encoded_lengths", counted)
+    assert train_dictionary(rows)
+    assert set(judged) == {10}
