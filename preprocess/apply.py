@@ -22,7 +22,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from ..errors import FunctionError, RbdataError, ResultError
 from ..storage.codecs import codec_of
-from .chunks import Chunk, Span, batches, step_range
+from .chunks import Chunk, split, step_range
 from .function import BoundFunction
 from .input_view import InputView
 from .layout import is_observation_pair
@@ -83,7 +83,7 @@ class Applier:
         config, episodes = self.config, self.view.episodes
         mapped = self.state_functions if map_states and not undecoded else 0
         apply = self._apply_to_episodes if config.whole_episodes else self._apply_to_batch
-        for span in batches(chunk, episodes, config.batch, config.whole_episodes):
+        for span in split(chunk, episodes, config.batch, config.whole_episodes):
             td, source = self._read(span, mapped, undecoded)
             yield apply(td, span, mapped, counts, source)
 
@@ -92,7 +92,7 @@ class Applier:
         config, episodes = self.config, self.view.episodes
         # The next function ignores observations as well: they need not be read.
         read = self.view.read_step_leaves if count < config.ignores_observations else self.view.read
-        for span in batches(chunk, episodes, config.batch, config.whole_episodes):
+        for span in split(chunk, episodes, config.batch, config.whole_episodes):
             td = read(span.start, span.stop)
             for low, high in self._episodes(span) if config.whole_episodes else [(span.start, span.stop)]:
                 where = self._describe(low, high)
@@ -109,7 +109,7 @@ class Applier:
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def _read(self, span: Span, mapped: int, undecoded: Collection[str]) -> tuple[TensorDict, SourceStates | None]:
+    def _read(self, span: Chunk, mapped: int, undecoded: Collection[str]) -> tuple[TensorDict, SourceStates | None]:
         """Steps to which the first ``mapped`` functions have been applied, and the states that are still as stored."""
         start, stop = span.start, span.stop
         if self.config.read_options.reads_neighbours or not self.view.dataset.schema.states:
@@ -145,7 +145,7 @@ class Applier:
     # -- calling -------------------------------------------------------------------------------------------------------
 
     def _apply_to_batch(
-        self, td: TensorDict, span: Span, mapped: int, counts: ResultCounts, source: SourceStates | None
+        self, td: TensorDict, span: Chunk, mapped: int, counts: ResultCounts, source: SourceStates | None
     ) -> ResultBatch:
         starts = self.view.episodes.starts
         where = self._describe(span.start, span.stop)
@@ -202,7 +202,7 @@ class Applier:
         return columns_of(stacked, name, where)
 
     def _apply_to_episodes(
-        self, td: TensorDict, span: Span, mapped: int, counts: ResultCounts, source: SourceStates | None
+        self, td: TensorDict, span: Chunk, mapped: int, counts: ResultCounts, source: SourceStates | None
     ) -> ResultBatch:
         pieces: list[Columns] = []
         wheres: list[str] = []
@@ -260,7 +260,7 @@ class Applier:
 
     # ------------------------------------------------------------------------------------------------------------------
 
-    def _episodes(self, span: Span) -> list[tuple[int, int]]:
+    def _episodes(self, span: Chunk) -> list[tuple[int, int]]:
         """First step and end of each episode."""
         return list(pairwise(self.view.episodes.starts[span.first : span.last + 1].tolist()))
 

@@ -1,4 +1,4 @@
-"""The work in pieces: chunks, which are finished and resumed as a whole, and the batches within them.
+"""The work in pieces: chunks, which are finished and resumed as a whole, and within them batches, which are cut alike.
 
 Both follow from the data and the batch size alone, not from the number of processes: the random numbers of a chunk, its bytes
 and the ranges of checksums are the same for any engine.
@@ -9,9 +9,7 @@ and the ranges of checksums are the same for any engine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -42,56 +40,35 @@ class Chunk:
         return step_range(self.start, self.stop)
 
 
-class Span(NamedTuple):
-    """Steps ``start..stop-1``, of the episodes ``first..last-1`` of the view."""
-
-    start: int
-    stop: int
-    first: int
-    last: int
-
-
 def step_range(start: int, stop: int) -> str:
     """``steps 0..65,535``, or ``step 7``"""
     return f"steps {start:,}..{stop - 1:,}" if stop - start > 1 else f"step {start:,}"
 
 
-def default_batch(step_bytes: int) -> int:
-    """The steps of a batch, for steps of ``step_bytes``."""
-    return max(1, min(BATCH_STEPS, BATCH_BYTES // step_bytes))
-
-
-def chunk_steps(batch: int, step_bytes: int) -> int:
-    """The steps of a chunk: whole batches."""
+def choose_sizes(batch_size: int | None, step_bytes: int) -> tuple[int, int]:
+    """The steps of a batch, as requested or for steps of ``step_bytes``, and of a chunk, which is whole batches."""
+    batch = batch_size or max(1, min(BATCH_STEPS, BATCH_BYTES // step_bytes))
     steps = min(CHUNK_STEPS, CHUNK_BYTES // step_bytes)
-    return batch * max(1, min(CHUNK_BATCHES, steps // batch))
+    return batch, batch * max(1, min(CHUNK_BATCHES, steps // batch))
 
 
 def cut(episodes: Episodes, size: int, whole_episodes: bool) -> list[Chunk]:
     """All chunks, in order."""
+    return split(Chunk(0, 0, episodes.steps, 0, len(episodes)), episodes, size, whole_episodes)
+
+
+def split(chunk: Chunk, episodes: Episodes, size: int, whole_episodes: bool) -> list[Chunk]:
+    """The pieces of a chunk, such as its batches, in order and numbered from 0."""
     starts = episodes.starts
     if whole_episodes:
-        edges = _runs(starts, 0, len(episodes), size)
+        edges = _runs(starts, chunk.first, chunk.last, size)
         return [Chunk(n, int(starts[a]), int(starts[b]), a, b) for n, (a, b) in enumerate(edges)]
-    steps = np.arange(0, episodes.steps, size)
-    stops = np.minimum(steps + size, episodes.steps)
+    steps = np.arange(chunk.start, chunk.stop, size)
+    stops = np.minimum(steps + size, chunk.stop)
     first = np.searchsorted(starts, steps, "right") - 1
     last = np.searchsorted(starts, stops, "left")
     rows = zip(steps.tolist(), stops.tolist(), first.tolist(), last.tolist())
     return [Chunk(n, *row) for n, row in enumerate(rows)]
-
-
-def batches(chunk: Chunk, episodes: Episodes, size: int, whole_episodes: bool) -> Iterator[Span]:
-    """The batches of a chunk."""
-    starts = episodes.starts
-    if whole_episodes:
-        for low, high in _runs(starts, chunk.first, chunk.last, size):
-            yield Span(int(starts[low]), int(starts[high]), low, high)
-        return
-    for start in range(chunk.start, chunk.stop, size):
-        stop = min(start + size, chunk.stop)
-        first = int(np.searchsorted(starts, start, "right")) - 1
-        yield Span(start, stop, first, int(np.searchsorted(starts, stop, "left")))
 
 
 def _runs(starts: np.ndarray, first: int, last: int, size: int) -> list[tuple[int, int]]:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +28,17 @@ from ..storage.integrity import check_leaves
 from ..storage.manifest import Manifest, read_manifest
 from ..storage.schema import Schema
 from ..storage.writer import DatasetWriter
-from .chunks import Chunk, chunk_steps, default_batch
+from .chunks import Chunk, choose_sizes
 from .dry_run import dry_run
 from .finish import EdgeCheck, make_manifest
 from .first_pass import collect_statistics
-from .function_chain import FunctionChain, examine_functions
+from .function_chain import FunctionChain, examine_functions, examine_in_worker
 from .layout import Layout
 from .preprocess_request import Listener, Preprocessed, Request
 from .probe import passthrough_leaves, prepare_layout
 from .records import ProbeResult, has_collected
 from .run_context import RunContext, make_context
-from .tasks import WORKER, ExamineFunctions, WorkerCall
+from .tasks import WORKER, call_worker
 
 MAX_PROCS = 8
 #: Starting a process takes seconds: by default there is one per this many chunks.
@@ -91,8 +92,7 @@ def _choose_procs(request: Request, source: Manifest) -> int | None:
     procs: int | None = settings.procs(request.procs)
     if request.engine != "local":
         return procs
-    step_bytes = request.read_options.step_bytes(source.schema)
-    size = chunk_steps(request.batch_size or default_batch(step_bytes), step_bytes)
+    _, size = choose_sizes(request.batch_size, request.read_options.step_bytes(source.schema))
     chunks = -(-min(source.steps, request.num_frames or source.steps) // size)
     default = min(MAX_PROCS, usable_cpus(), chunks // CHUNKS_PER_PROCESS)
     return max(1, min(procs or default, chunks))
@@ -118,7 +118,7 @@ def _examine(request: Request, engine: Engine | None) -> FunctionChain:
     given = tuple(one for one in request.functions if isinstance(one, str))
     if engine is None or not engine.separate or len(given) < len(request.functions):
         return examine_functions(request.functions, request.args, folder, request.per)
-    work = ExamineFunctions(given, request.args, folder, request.per)
+    work = partial(examine_in_worker, given, request.args, folder, request.per)
     ((_, record),) = engine.run(work, [Chunk(0, 0, 0, 0, 0)], lambda progress: None)
     chain: FunctionChain = record["chain"]
     return chain
@@ -187,17 +187,17 @@ def _write_parts(
     listener.on_estimate(estimate)
     check_space(context.place.path, estimate.disk_bytes, context.place.id)
     undecoded = frozenset[str]()
-    if config.all_ignore_observations:
+    if config.ignores_observations == len(config.chain.functions):
         undecoded = frozenset(passthrough_leaves(context, probe)).intersection(layout.compressed)
     check_leaves(config.path, context.input, undecoded)  # copied bytes get new checksums: they must be intact
     edges = EdgeCheck(context, layout)
     for number, record in records.items():
         edges.add(number, record, records)
     writer.merge()
-    options = {"schema": layout.schema, "shapes": layout.shapes, "undecoded": undecoded}
+    work = call_worker("write_part", config, schema=layout.schema, shapes=layout.shapes, undecoded=undecoded)
     next_merge = time.monotonic() + MERGE_EVERY
     left = [chunk for chunk in chunks if chunk.index not in records]
-    for index, record in engine.run(WorkerCall("write_part", config, options), left, listener.on_progress):
+    for index, record in engine.run(work, left, listener.on_progress):
         edges.add(index, record, records)
         writer.part_done(index, record)
         records[index] = record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +11,6 @@ import numpy as np
 
 from ..storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeTable
 from ..storage.manifest import Manifest
-from ..storage.schema import Leaf
 from ..storage.writer import DatasetWriter
 from .layout import Layout
 from .lineage import describe_input, leaf_changes, named_statistics, remaining_spaces
@@ -73,15 +73,14 @@ def make_manifest(
     episodes = _make_episodes(context, layout, dones, writer, steps)
     writer.planned(files, episodes)
     returns, lengths = episodes.summary()
-    nans: dict[str, int] = {}
+    nans: Counter[str] = Counter()
     for part in parts:
-        for name, number in part["nans"].items():
-            nans[name] = nans.get(name, 0) + number
+        nans.update(part["nans"])
     counts = {
         "input_steps": context.episodes.steps,
         "dropped_episodes": int((dones == 0).sum()),
         "ended_episodes": sum(part["ended"] for part in parts),
-        "nans": nans,
+        "nans": dict(nans),
     }
     notes, warnings = _make_notes(len(dones), counts, unchained)
     states = [part["steps"] + int(unpack_counts(part["dones"]).sum()) for part in parts]
@@ -113,8 +112,9 @@ def _make_episodes(
 ) -> EpisodeTable:
     """The episode table from the flags that were written; ``dones``: how many episodes each one of the view became."""
     view = context.episodes
+    leaves = (layout.schema["next/" + name] for name in ("done", "terminated", "reward"))
     done, terminated, reward = (
-        _map_column(writer, layout.schema["next/" + name], steps) for name in ("done", "terminated", "reward")
+        np.memmap(writer.folder / leaf.memmap, leaf.np_dtype, "r", shape=(steps,)) for leaf in leaves
     )
     ends, returns, open_return = [], [], 0.0
     for low in range(0, steps, _BLOCK_STEPS):
@@ -137,11 +137,6 @@ def _make_episodes(
     outcome[is_last & view.cut[source] & (outcome == TRUNCATED)] = CUT
     midway = view.midway[source] & is_first
     return EpisodeTable(start, end - start + 1, np.concatenate(returns), outcome.astype(np.uint8), midway)
-
-
-def _map_column(writer: DatasetWriter, leaf: Leaf, steps: int) -> np.ndarray:
-    """A leaf of one number per step, memory-mapped: ``[steps]``."""
-    return np.memmap(writer.folder / leaf.memmap, leaf.np_dtype, "r", shape=(steps,))
 
 
 def _make_notes(episodes: int, counts: Mapping[str, Any], unchained: set[str]) -> tuple[list[str], list[str]]:

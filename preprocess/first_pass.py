@@ -7,6 +7,7 @@ merged in the order of the chunks, so that sums do not depend on the order in wh
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..datasets.workers.engines import Engine
@@ -15,6 +16,7 @@ from ..storage.writer import DatasetWriter
 from .chunks import Chunk
 from .preprocess_request import Listener
 from .run_config import RunConfig
+from .tasks import call_worker
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +40,7 @@ def collect_statistics(
             statistics[number] = _collect_one(config, number, chunks, engine, listener)
             if writer is not None:
                 writer.remember("statistics", {"statistics": statistics[number]}, number)
-        config = config.with_statistics(statistics)
+        config = replace(config, statistics=tuple(statistics))
     return config
 
 
@@ -49,7 +51,6 @@ def _collect_one(
     import torch
 
     from .records import collected_path, load_arrays
-    from .tasks import WorkerCall
 
     fn = config.chain.functions[number]
     fit = fn.fit
@@ -58,7 +59,7 @@ def _collect_one(
     paths = {chunk.index: collected_path(config.folder, number, chunk.index) for chunk in chunks}
     left = [chunk for chunk in chunks if not paths[chunk.index].is_file()]
     done = len(chunks) - len(left)
-    for _ in engine.run(WorkerCall("collect_statistics", config, {"number": number}), left, lambda progress: None):
+    for _ in engine.run(call_worker("collect_statistics", config, number=number), left, lambda progress: None):
         done += 1
         listener.on_stage(f"first pass for {fn.label}, {done} of {len(chunks)} chunks")
     merged: dict[str, torch.Tensor] | None = None

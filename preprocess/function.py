@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UsageError
 from .functions.lookup import find_function, is_builtin_name
 from .functions.traits import Fit, Traits, traits_of
-from .identity import content_hash, identify, qualified_name
+from .identity import content_hash, identify, qualified_name, strip_partials
 
 if TYPE_CHECKING:
     import torch
@@ -69,12 +69,17 @@ class Function:
         return _load(self.text, self.folder, self.payload)
 
     @property
+    def signature(self) -> inspect.Signature | None:
+        """None for functions written in C that have none."""
+        try:
+            return inspect.signature(self.load())
+        except (TypeError, ValueError):
+            return None
+
+    @property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
         """Those of its signature; none for functions written in C that have no signature."""
-        try:
-            return inspect.signature(self.load()).parameters
-        except (TypeError, ValueError):
-            return {}
+        return self.signature.parameters if self.signature is not None else {}
 
     @property
     def traits(self) -> Traits | None:
@@ -101,10 +106,9 @@ class Function:
         if self.traits is not None:
             self.traits.check(**self.args)
             return
-        try:
-            signature = inspect.signature(self.load())
-        except (TypeError, ValueError):
-            return  # written in C, without a signature
+        signature = self.signature
+        if signature is None:
+            return
         passed = {name: None for name in (GENERATOR,) if name in signature.parameters}
         try:
             signature.bind(None, **{**passed, **self.args})
@@ -127,10 +131,7 @@ def _load(text: str | None, folder: Path, payload: bytes | None) -> Callable[...
 def _pickle(fn: Callable[..., Any]) -> bytes:
     import cloudpickle  # a dependency of loky
 
-    inner: Any = fn
-    while isinstance(inner, functools.partial):
-        inner = inner.func
-    module = sys.modules.get(getattr(inner, "__module__", None) or "")
+    module = sys.modules.get(getattr(strip_partials(fn), "__module__", None) or "")
     by_value = module is not None and module.__name__ != "__main__" and not _is_importable(module.__name__)
     try:
         if by_value:

@@ -1,7 +1,7 @@
 """The functions of a run with everything that the process that distributes the work needs to know of them.
 
 Looking up a function runs the user's module, which usually loads torch. Where there are worker processes, one of them does it
-(`tasks.ExamineTask`), so that the process that distributes the work does not load torch.
+(`examine_in_worker`), so that the process that distributes the work does not load torch.
 """
 
 from __future__ import annotations
@@ -58,6 +58,13 @@ def examine_functions(
         tuple(fn.fit is not None for fn in functions),
         sum(1 for _ in ignoring),
     )
+
+
+def examine_in_worker(
+    given: Sequence[str], args: Mapping[str, Any], folder: Path, per: Per | None, chunk: object, on_block: object
+) -> dict[str, Any]:
+    """The same as the work of an engine; the chunk is not used. Returns ``{chain}``."""
+    return {"chain": examine_functions(given, args, folder, per)}
 
 
 def _choose_per(functions: Sequence[Function], requested: Per | None) -> Per:

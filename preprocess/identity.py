@@ -12,7 +12,7 @@ import hashlib
 import inspect
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,16 @@ def identify(fn: Callable[..., Any]) -> tuple[str, str, str | None]:
     return (recorded_identity(traits.name) if traits else None) or (qualified_name(fn), content_hash(fn), file_hash(fn))
 
 
+def strip_partials(fn: Callable[..., Any]) -> Any:
+    """The function inside partials of it."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return fn
+
+
 def qualified_name(fn: Callable[..., Any]) -> str:
     """``package.module:function``."""
-    if isinstance(fn, functools.partial):
-        return qualified_name(fn.func)
+    fn = strip_partials(fn)
     named = fn if hasattr(fn, "__qualname__") else type(fn)
     return f"{getattr(named, '__module__', None) or '?'}:{named.__qualname__}"
 
@@ -46,9 +52,7 @@ def content_hash(value: Any) -> str:
 
 def file_hash(fn: Callable[..., Any]) -> str | None:
     """sha256 (hex) of the file that defines a function; None where there is no file (a console, a notebook)."""
-    inner: Any = fn
-    while isinstance(inner, functools.partial):
-        inner = inner.func
+    inner = strip_partials(fn)
     inner = inspect.unwrap(inner) if callable(inner) else inner
     try:
         path = inspect.getsourcefile(inner if hasattr(inner, "__code__") or isinstance(inner, type) else type(inner))
@@ -67,34 +71,30 @@ def _add(digest: Any, value: Any, seen: set[int]) -> None:
         return
     seen = seen | {id(value)}
     digest.update(f"{type(value).__module__}.{type(value).__qualname__}(".encode())
+    parts: Iterable[Any] = ()
     if isinstance(value, functools.partial):
-        for part in (value.func, value.args, value.keywords):
-            _add(digest, part, seen)
+        parts = (value.func, value.args, value.keywords)
     elif isinstance(value, types.MethodType):
-        _add(digest, value.__func__, seen)
-        _add(digest, value.__self__, seen)
+        parts = (value.__func__, value.__self__)
     elif isinstance(value, types.FunctionType):
         _add_function(digest, value, seen)
     elif isinstance(value, types.CodeType):
         digest.update(value.co_code)
-        for part in (value.co_names, value.co_consts):
-            _add(digest, part, seen)
+        parts = (value.co_names, value.co_consts)
     elif isinstance(value, (type, types.ModuleType, types.BuiltinFunctionType)):
         digest.update(f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)}".encode())
         if isinstance(value, type):
             digest.update((_source(value) or "").encode())
     elif isinstance(value, Mapping):
-        for key, item in sorted(value.items(), key=lambda entry: repr(entry[0])):
-            _add(digest, key, seen)
-            _add(digest, item, seen)
+        parts = (part for key in sorted(value, key=repr) for part in (key, value[key]))
     elif isinstance(value, (list, tuple)):
-        for item in value:
-            _add(digest, item, seen)
+        parts = value
     elif isinstance(value, (set, frozenset)):
-        for item in sorted(value, key=repr):
-            _add(digest, item, seen)
+        parts = sorted(value, key=repr)
     else:
         _add_object(digest, value, seen)
+    for part in parts:
+        _add(digest, part, seen)
     digest.update(b");")
 
 

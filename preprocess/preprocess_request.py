@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ..datasets.ingest.request import Estimate, Outcome
 from ..datasets.ingest.request import Listener as Listener
 from ..errors import UsageError
 from ..storage.codecs import resolve_choice
 from .function_chain import Per
+from .functions.checks import choice, whole
 from .layout import Shapes
 from .read_options import ReadOptions
 from .records import ProbeResult
@@ -56,15 +57,12 @@ class Request:
 
     def __post_init__(self) -> None:
         for name in ("num_frames", "batch_size", "procs"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise UsageError(f"{name} must be a whole number of at least 1, and is {value!r}")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
-            raise UsageError(f"seed must be a whole number of at least 0, and is {self.seed!r}")
-        if self.per not in (None, "batch", "sample", "episode"):
-            raise UsageError(f"per is batch, sample, episode, not {self.per!r}")
-        if self.layout not in ("auto", "ted"):
-            raise UsageError(f"layout is auto or ted, not {self.layout!r}")
+            if getattr(self, name) is not None:
+                whole(name, getattr(self, name), low=1)
+        whole("seed", self.seed)
+        if self.per is not None:
+            choice("per", self.per, get_args(Per))
+        choice("layout", self.layout, ("auto", "ted"))
         resolve_choice(self.codec, plain=self.layout == "ted")
         if not self.functions:
             raise UsageError("there is no function", hint="for example --fn my.module:fn, or --fn rbdata:to_float")

@@ -16,7 +16,7 @@ from .preprocess_request import Listener
 from .records import ROWS_PER_SAMPLE, ProbeResult, load_arrays, nothing_left_error, sample_path
 from .run_config import RunConfig
 from .run_context import RunContext
-from .tasks import WorkerCall
+from .tasks import call_worker
 
 #: Chunks that rows for the dictionary are taken from.
 _SAMPLED_CHUNKS = SAMPLE_ROWS // ROWS_PER_SAMPLE
@@ -51,7 +51,7 @@ def probe_functions(context: RunContext, engine: Engine, batches: int | None = 2
 
     Raises ResultError where every chunk is dropped.
     """
-    probe = WorkerCall("probe_chunk", context.config, {"batches": batches})
+    probe = call_worker("probe_chunk", context.config, batches=batches)
     for chunk in context.chunks:
         for _, record in engine.run(probe, [chunk], lambda progress: None):
             if record["probe"] is not None:
@@ -107,7 +107,7 @@ def _sample_results(
     sampled = [chunks[place] for place in sorted(set(places.tolist()))]
     if len(chunks) < _SAMPLED_CHUNKS and not config.whole_episodes:
         sampled = _split(sampled, _SAMPLED_CHUNKS)
-    for _ in engine.run(WorkerCall("sample_results", config, {"names": names}), sampled, lambda progress: None):
+    for _ in engine.run(call_worker("sample_results", config, names=names), sampled, lambda progress: None):
         pass
     samples: dict[str, np.ndarray] = {}
     for name in names:

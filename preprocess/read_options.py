@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import UsageError
 from ..storage.schema import Leaf, Schema
+from .functions.checks import positive, whole
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,9 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         for name in ("frame_stack", "n_step", "slice_len"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise UsageError(f"{name} must be a whole number of at least 1, and is {value!r}")
-        if not 0 < self.gamma <= 1:
-            raise UsageError(f"gamma must lie in (0, 1], and is {self.gamma!r}")
+            if getattr(self, name) is not None:
+                whole(name, getattr(self, name), low=1)
+        positive("gamma", self.gamma, high=1)
 
     @property
     def reads_neighbours(self) -> bool:

@@ -9,6 +9,7 @@ copied from the input where the number of steps is the same. The checked result 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,7 +32,7 @@ class InputSummary:
 
     steps: int
     columns: Columns
-    nans: dict[str, int]
+    nans: Counter[str]
 
     @classmethod
     def of(cls, td: TensorDict) -> InputSummary:
@@ -45,7 +46,7 @@ class ResultCounts:
     """Counts over the results of a chunk, for the manifest."""
 
     #: NaN values by leaf that the input does not have.
-    nans: dict[str, int] = field(default_factory=dict)
+    nans: Counter[str] = field(default_factory=Counter)
     #: Episodes whose last step was no longer done, and was truncated.
     ended: int = 0
 
@@ -56,13 +57,10 @@ def leaves_of(td: TensorDictBase) -> Columns:
     return {key if isinstance(key, str) else "/".join(key): value for key, value in items}
 
 
-def count_nans(leaves: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """The number of NaN values by path, of leaves that have any."""
-    counts = {}
-    for name, tensor in leaves.items():
-        if tensor.is_floating_point() and bool(tensor.isnan().any()):
-            counts[name] = int(tensor.isnan().sum())
-    return counts
+def count_nans(leaves: Mapping[str, torch.Tensor]) -> Counter[str]:
+    """The number of NaN values by path, of leaves with floating-point numbers."""
+    floats = {name: tensor for name, tensor in leaves.items() if tensor.is_floating_point()}
+    return Counter({name: int(tensor.isnan().count_nonzero()) for name, tensor in floats.items()})
 
 
 def check_batch(returned: Any, name: str, where: str, steps: int | None) -> TensorDictBase:
@@ -157,10 +155,7 @@ def complete(
             message = f"{name} set {flag!r} at the root, at row {row} of {where}"
             raise ResultError(message, hint=f"an episode ends with ('next', {flag!r}); at the root it is always false")
     _complete_flags(columns, before, name, where, ends, counts)
-    for path, number in count_nans(columns).items():
-        more = number - before.nans.get(path, 0)
-        if more > 0:
-            counts.nans[path] = counts.nans.get(path, 0) + more
+    counts.nans += count_nans(columns) - before.nans
     return columns
 
 

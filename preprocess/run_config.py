@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -33,9 +32,6 @@ class RunConfig:
     seed: int
     statistics: tuple[dict[str, Any] | None, ...]
 
-    def with_statistics(self, statistics: Sequence[dict[str, Any] | None]) -> RunConfig:
-        return replace(self, statistics=tuple(statistics))
-
     @cached_property
     def key(self) -> str:
         """Equal for configurations that read and call alike: a worker keeps what it opened for one."""
@@ -50,8 +46,3 @@ class RunConfig:
         """How many functions at the beginning of the chain work without observations, on steps and episodes as stored."""
         as_stored = self.chain.per != "sample" and self.read_options == ReadOptions()
         return self.chain.ignores_observations if as_stored else 0
-
-    @property
-    def all_ignore_observations(self) -> bool:
-        """Whether compressed observations may be copied without being decoded."""
-        return self.ignores_observations == len(self.chain.functions)

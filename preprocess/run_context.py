@@ -12,7 +12,7 @@ from ..storage.episodes import open_episodes
 from ..storage.folder import DatasetPlace, free_bytes
 from ..storage.manifest import Manifest, read_manifest
 from ..storage.writer import fingerprint
-from .chunks import Chunk, chunk_steps, cut, default_batch
+from .chunks import Chunk, choose_sizes, cut
 from .episode_view import Episodes, view_episodes
 from .function_chain import FunctionChain
 from .lineage import content_id, versions
@@ -77,9 +77,7 @@ def make_context(
     episodes = view_episodes(open_episodes(path, manifest.episodes), request.num_frames, options.slice_len)
     if not episodes.steps:
         raise UsageError(f"{manifest.id} has no steps: there is nothing to preprocess")
-    step_bytes = options.step_bytes(manifest.schema)
-    batch = request.batch_size or default_batch(step_bytes)
-    size = chunk_steps(batch, step_bytes)
+    batch, size = choose_sizes(request.batch_size, options.step_bytes(manifest.schema))
     # The keys and values are part of the fingerprints of existing datasets.
     identity = {
         "preprocess": 2,

@@ -1,49 +1,28 @@
-"""The work that engines send to workers: picklable objects that are called with a chunk.
+"""The work that engines send to workers.
 
 Nothing here imports torch, so that the process that distributes the work does not load it; workers do (`worker`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
-from ..datasets.workers.task import OnBlock
+from ..datasets.workers.task import OnBlock, Work
 from .chunks import Chunk
-from .function_chain import Per
 from .run_config import RunConfig
 
 #: The module that does the work. It imports torch, so that workers are forked after it has been imported.
 WORKER = f"{__package__}.worker"
 
 
-@dataclass(frozen=True)
-class ExamineFunctions:
-    """Look up functions, see `function_chain.examine_functions`; the chunk is not used. Returns ``{chain}``."""
-
-    given: tuple[str, ...]
-    args: Mapping[str, Any]
-    folder: Path
-    per: Per | None
-
-    def __call__(self, chunk: Chunk, on_block: OnBlock) -> dict[str, Any]:
-        from .function_chain import examine_functions
-
-        return {"chain": examine_functions(self.given, self.args, self.folder, self.per)}
+def call_worker(function: str, config: RunConfig, **options: Any) -> Work[Chunk]:
+    """The work ``worker.FUNCTION(config, chunk, on_block, **options)`` of each chunk; picklable."""
+    return partial(_call, function, config, **options)
 
 
-@dataclass(frozen=True)
-class WorkerCall:
-    """Calls ``worker.FUNCTION(config, chunk, on_block, **options)``."""
+def _call(function: str, config: RunConfig, chunk: Chunk, on_block: OnBlock, **options: Any) -> dict[str, Any]:
+    from . import worker
 
-    function: Literal["collect_statistics", "probe_chunk", "sample_results", "write_part"]
-    config: RunConfig
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def __call__(self, chunk: Chunk, on_block: OnBlock) -> dict[str, Any]:
-        from . import worker
-
-        record: dict[str, Any] = getattr(worker, self.function)(self.config, chunk, on_block, **self.options)
-        return record
+    record: dict[str, Any] = getattr(worker, function)(config, chunk, on_block, **options)
+    return record

@@ -1,6 +1,6 @@
 """The work of one chunk, in a worker: write a part; before that probe, sample and collect statistics.
 
-All four are called by `tasks.WorkerCall`; they return the record that the engine yields.
+All four are called by `tasks.call_worker`; they return the record that the engine yields.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rbdata.preprocess.chunks import batches, cut
+from rbdata.preprocess.chunks import cut, split
 from rbdata.preprocess.episode_view import view_episodes
 from storage_tools import make_episodes, table
 
@@ -21,10 +21,11 @@ class TestChunks:
         assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
         assert all(a.stop == b.start for a, b in pairwise(chunks))
         for chunk in chunks:
-            parts = list(batches(chunk, episodes, batch, whole))
-            assert [parts[0][0], parts[-1][1]] == [chunk.start, chunk.stop]
-            assert all(a[1] == b[0] for a, b in pairwise(parts))
-            for start, stop, first, last in parts:
+            parts = split(chunk, episodes, batch, whole)
+            assert [parts[0].start, parts[-1].stop] == [chunk.start, chunk.stop]
+            assert all(a.stop == b.start for a, b in pairwise(parts))
+            for part in parts:
+                start, stop, first, last = part.start, part.stop, part.first, part.last
                 assert episodes.starts[first] <= start < episodes.starts[first + 1]
                 assert episodes.starts[last - 1] < stop <= episodes.starts[last]
                 if whole:
