@@ -30,7 +30,7 @@ from .argument_checks import (
 from .checkpoints.mixin import CheckpointMixin
 from .pipeline import BatchSpec, Info, Pipeline, RetiredError
 from .samplers.uniform import Sampler
-from .storages.column_access import is_key, read_column, write_column
+from .storages.column_access import is_key, read_column, read_records, write_column, write_records
 from .storages.dataset_storage import DatasetStorage
 from .storages.list_storage import ListStorage
 from .storages.storage import Storage
@@ -267,6 +267,8 @@ class ReplayBuffer(CheckpointMixin):
 
     def _notify_sampler(self, index: Any) -> Any:
         if index is not None:
+            if self._storage.ndim > 1:
+                self._sampler.reserve(self._storage.capacity * self._storage.width)
             self._sampler.extend(self._storage.flat([index] if isinstance(index, int) else index))
         return index
 
@@ -299,14 +301,15 @@ class ReplayBuffer(CheckpointMixin):
 
         Raises UsageError without a batch size, SamplingError when the batch cannot be drawn.
         """
-        batch, info = self._sample(self._size(batch_size))
+        size = self._size(batch_size)
+        batch, info = self._sample(size, size == self.batch_size)
         return (batch, info()) if return_info else batch
 
-    def _sample(self, size: int) -> tuple[Any, Info]:
-        """A batch, and what makes its info."""
+    def _sample(self, size: int, ahead: bool) -> tuple[Any, Info]:
+        """A batch, and what makes its info; ``ahead``: further batches of this size may be prefetched."""
         while True:
             with suppress(RetiredError):
-                batch, info, self._ran_out = self._pipeline.sample(size, size == self.batch_size)
+                batch, info, self._ran_out = self._pipeline.sample(size, ahead)
                 return batch, info
 
     def _size(self, batch_size: int | None) -> int:
@@ -349,18 +352,18 @@ class ReplayBuffer(CheckpointMixin):
     def __len__(self) -> int:
         return len(self._storage)
 
+    @property
+    def _swapped_dim(self) -> int:
+        """Where `extend` is given the first dimension of the storage, if elsewhere than in front."""
+        return self._dim_extend if self._storage.ndim > 1 else 0
+
     def __getitem__(self, index: Any) -> Any:
         """Records by number or slice (through the transforms), or one column by key."""
         if is_key(index):
             whole = self.dataset if isinstance(self._storage, DatasetStorage) and not len(self._transforms) else self[:]
             return read_column(self._storage, whole, index)
         with self._lock:
-            if self._dim_extend:
-                data = self._storage.get(index)
-                batched = getattr(data, "ndim", 0) > self._dim_extend
-                data = data.transpose(self._dim_extend, 0) if batched else data
-            else:
-                data = self._storage.get(index)
+            data = read_records(self._storage, index, self._swapped_dim)
         if isinstance(self._storage, ListStorage) and isinstance(data, list):
             data = (self._spec.collate or stack_records)(data)
         return self._transforms(data) if len(self._transforms) else data
@@ -368,12 +371,12 @@ class ReplayBuffer(CheckpointMixin):
     def __setitem__(self, index: Any, value: Any) -> None:
         if is_key(index):
             with self._writing():
-                write_column(self._storage, index, value)
+                write_column(self._storage, index, value, self._swapped_dim)
             return
         if len(self._transforms):
             value = self._transforms.inv(value)
         with self._writing():
-            self._storage.set(index, value, set_cursor=False)
+            write_records(self._storage, index, value, self._swapped_dim)
 
     def __repr__(self) -> str:
         return (

@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from ...errors import ReadOnlyError, SamplingError, UsageError
-from .argument_checks import check_batch_size, check_seed, make_generator
+from .argument_checks import check_batch_size, check_prefetch, check_seed, make_generator
 from .batch_order import OrderState
 from .buffer import ReplayBuffer
 from .checkpoints.checkpoint import CheckpointWriter
@@ -26,11 +26,12 @@ class ReplayBufferEnsemble:
 
     - ``p``: probabilities of the members, any positive numbers; without it they are alike.
     - ``sample_from_all``: a part from every member, in order; excludes ``p``.
+    - ``prefetch``: each member makes so many of its parts ahead, see `ReplayBuffer`.
     - ``transform``: applied after the members' own. ``collate_fn``: makes a batch of the parts; the default stacks them.
 
     A batch is ``[num_buffer_sampled, batch_size / num_buffer_sampled]``; members must therefore give the same keys and
-    shapes. ``index`` is a TensorDict of ``buffer_ids`` and ``index``, in the batch where members put theirs there, and in the
-    info. Read-only: write to the members.
+    shapes. ``index`` is a TensorDict of ``buffer_ids`` and ``index``, in batches of TensorDicts and in the info. Read-only:
+    write to the members.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class ReplayBufferEnsemble:
         seed: int | None = None,
         pin_memory: bool = False,
         device: Any = None,
+        prefetch: int | None = None,
     ) -> None:
         strangers = [type(buffer).__name__ for buffer in buffers if not isinstance(buffer, ReplayBuffer)]
         if not buffers or strangers:
@@ -65,6 +67,10 @@ class ReplayBufferEnsemble:
         if transform is not None and not isinstance(transform, Transforms):
             self._transforms.append(transform)
         self._collate = collate_fn
+        self._prefetch = check_prefetch(prefetch, self.batch_size)
+        if self._prefetch:
+            for buffer in buffers:
+                buffer._set_prefetch(self._prefetch)
         self._pin, self._device = pin_memory, None if device is None else torch.device(device)
         self._generator = make_generator(int(torch.randint(1 << 62, ()))) if generator is None else generator
         if seed is not None:
@@ -102,7 +108,9 @@ class ReplayBufferEnsemble:
         part = size // self.num_buffer_sampled
         batches, infos = [], []
         for member in ids.tolist():
-            data, info = self.buffers[member]._sample(part)
+            data, info = self.buffers[member]._sample(
+                part, self._prefetch > 0 or part == self.buffers[member].batch_size
+            )
             batches.append(data)
             infos.append(info())
         index = self._index(ids, infos)
@@ -136,8 +144,7 @@ class ReplayBufferEnsemble:
             from .storages.trees import stack
 
             return stack(batches)
-        own = all(buffer._info_in_batch for buffer in self.buffers)
-        batches = [batch.exclude("index") if own else batch for batch in batches]
+        batches = [batch.exclude("index") for batch in batches]
         lengths = {len(batch) for batch in batches}
         if len(lengths) > 1:
             message = f"the members' parts have {', '.join(map(str, sorted(lengths)))} records"
@@ -147,9 +154,20 @@ class ReplayBufferEnsemble:
         except (RuntimeError, KeyError) as error:
             message = f"the members' batches are not alike: {error}"
             raise SamplingError(message, hint="give members a transform that makes them so, or a collate_fn") from error
-        if own:
-            joined.set("index", index)
-        return joined
+        return joined.set("index", index)
+
+    def update_priority(self, index: Any, priority: Any) -> None:
+        """Set priorities of the members' rows; ``index`` is that of a batch (``buffer_ids`` and ``index``)."""
+        ids, rows = index["buffer_ids"], index["index"]
+        values = torch.as_tensor(priority)
+        values = values.reshape(ids.shape) if values.numel() == ids.numel() else values.expand(ids.shape)
+        for member in ids.unique().tolist():
+            chosen = ids == member
+            self.buffers[member].update_priority(rows[chosen], values[chosen])
+
+    def update_tensordict_priority(self, data: TensorDictBase, priority_key: Any = "td_error") -> None:
+        """Set the priorities of a batch's rows from ``priority_key``, one value for each."""
+        self.update_priority(data["index"], data[priority_key])
 
     def add(self, data: Any) -> Any:
         raise ReadOnlyError("an ensemble doesn't allow writing", hint="write to its members: ensemble[0].extend(...)")

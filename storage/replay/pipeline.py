@@ -32,7 +32,7 @@ from .windows.batches import BatchReader, Prepared
 from .windows.draw import Draw
 from .windows.edges import Edges, as_key
 from .windows.n_step_return import NStep
-from .windows.slice_flags import slice_flags
+from .windows.slice_flags import expand_to_records, slice_flags
 
 #: Batches that take fewer seconds to make are not prefetched.
 QUICK = 0.0003
@@ -161,15 +161,18 @@ class Pipeline:
 
     def _put_in(self, batch: TensorDictBase, prepared: Prepared, *, read_whole: bool) -> None:
         """What a reader has not put into the batch already."""
+        tail = tuple(batch.batch_size[1:])
         if self.storage.ndim > 1:
-            batch.set("index", torch.stack(torch.unravel_index(prepared.index, self.storage.shape), -1))
+            index = torch.stack(torch.unravel_index(prepared.index, self.storage.shape), -1)
+            batch.set("index", expand_to_records(index, tail))
         if not read_whole:
             return
         if self.storage.ndim == 1:
-            batch.set("index", prepared.index)
-        flags = slice_flags(prepared.draw, lambda key: batch.get(_key(key), None))
-        for name, value in (*prepared.draw.info.items(), *((_key(key), value) for key, value in flags.items())):
-            batch.set(name, value)
+            batch.set("index", expand_to_records(prepared.index, tail))
+        for name, value in prepared.draw.info.items():
+            batch.set(name, expand_to_records(value, tail))
+        for key, value in slice_flags(prepared.draw, lambda key: batch.get(_key(key), None), tail).items():
+            batch.set(_key(key), value)
 
     def _finish(self, prepared: Prepared, batch: Any) -> tuple[Any, Info]:
         columns: dict[str, torch.Tensor] = prepared.columns

@@ -102,7 +102,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
         if index is None or values is None:
             missing = "index" if index is None else "/".join(key)
             raise UsageError(f"the batch has no {missing}: it takes both to set priorities")
-        rows = index.reshape(-1, self._storage.ndim) if self._storage.ndim > 1 else index.reshape(-1)
+        rows = index.reshape(len(index), -1)  # the same for all steps of a record
+        rows = rows[:, -self._storage.ndim :] if self._storage.ndim > 1 else rows[:, 0]
         if values.numel() % len(rows):
             raise SamplingError(f"{values.numel()} priorities for {len(rows)} rows")
         self.update_priority(rows, reduce(values.reshape(len(rows), -1), self._sampler.reduction))

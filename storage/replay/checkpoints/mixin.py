@@ -6,6 +6,7 @@ States and copies hold the state of the order of batches (see `batch_order`), ne
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from multiprocessing import parent_process
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from ....errors import UsageError
 from ..argument_checks import make_generator, rank_seed
 from ..batch_order import OrderState
 from ..locking import LockMixin
+from ..pipeline import BatchSpec
 from ..samplers.uniform import Sampler
 from ..storages.storage import Storage
 from ..transforms.chain import Transforms
@@ -32,6 +34,7 @@ class CheckpointMixin(LockMixin):
     _writer: Writer
     _transforms: Transforms
     _generator: torch.Generator
+    _spec: BatchSpec
     _rank: int
     _world: int
     _save_hooks: list[Any]
@@ -139,6 +142,11 @@ class CheckpointMixin(LockMixin):
             if passes is not None and passes.position()[0] < 0:
                 passes.seed(seed)
             self._make_pipeline(make_generator(rank_seed(seed, self._rank)))
+
+    def _set_prefetch(self, batches: int) -> None:
+        with self._exclusive():
+            self._spec = replace(self._spec, prefetch=batches)
+            self._make_pipeline(self._generator)
 
     def as_iterable(self, batches: int | None = None) -> Any:
         """A ``torch.utils.data.IterableDataset`` of this buffer's batches; see `iterable`."""

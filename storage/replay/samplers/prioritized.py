@@ -139,6 +139,13 @@ class PrioritizedSampler(Sampler):
         self._largest = self.default_priority  # which counts as seen, also the 1 of the very first records
         self._set(rows, np.full(len(rows), self._largest))
 
+    def reserve(self, rows: int) -> None:
+        if rows > self.max_capacity:
+            priorities = full(rows, torch.nan)
+            priorities[: self.max_capacity] = self._priorities
+            self.max_capacity, self._priorities, self.tree = rows, priorities, SumTree(rows)
+            self._refill()
+
     def add(self, index: torch.Tensor) -> None:
         self.mark_update(index)
 

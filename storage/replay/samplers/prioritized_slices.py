@@ -27,7 +27,7 @@ from .sum_tree import SumTree
 class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
     """`SliceSampler` and `PrioritizedSampler` in one; the weight of a slice's start comes with all its steps.
 
-    Slices may end after their episode (right ``span``), but not begin before it.
+    Slices may end after their episode (right ``span``, which a single value sets), but not begin before it.
     """
 
     ahead = False
@@ -44,6 +44,8 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         max_priority_within_buffer: bool = False,
         **slices: Any,
     ) -> None:
+        if isinstance(slices.get("span"), (bool, int)):
+            slices["span"] = (False, slices["span"])
         SliceSampler.__init__(self, **slices)
         PrioritizedSampler.__init__(self, max_capacity, alpha, beta, eps, dtype, reduction, max_priority_within_buffer)
         if self.span[0]:
@@ -91,6 +93,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
 
     def _refill(self) -> None:
         super()._refill()
+        self._eligible = torch.zeros(self.max_capacity, dtype=torch.bool)
         self._starts = self._known = None
 
     def empty(self) -> None:

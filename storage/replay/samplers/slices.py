@@ -23,7 +23,7 @@ from ..windows.timeline import Timeline
 from .uniform import PassSampler, Sampler, require_records
 
 UniformOver = Literal["trajectories", "transitions"]
-Span = bool | int | tuple[bool | int, bool | int]
+Span = bool | int | Sequence[bool | int]
 KeyLike = str | tuple[str, ...]
 
 
@@ -82,7 +82,7 @@ class SliceSampler(Sampler):
             raise UsageError(f"uniform_over is {uniform_over!r}, not 'trajectories' or 'transitions'")
         self.slice_len, self.num_slices = slice_len, num_slices
         self.strict_length, self.pad_output, self.uniform_over = strict_length, pad_output, uniform_over
-        self.span: tuple[bool | int, bool | int] = span if isinstance(span, tuple) else (span, span)
+        self.span = _both_sides(span)
         if uniform_over == "transitions" and any(self.span):
             raise UsageError("span goes with uniform_over='trajectories'")
         self.edges = Edges(
@@ -200,6 +200,15 @@ class EpisodePool:
             return None
         lengths = (self.lengths[chosen] - offset).clamp(max=self.length)
         return lengths if bool((lengths < self.length).any()) else None
+
+
+def _both_sides(span: Span) -> tuple[bool | int, bool | int]:
+    """``(left, right)``. Raises UsageError for anything but flags and numbers of steps."""
+    left, right = (span, span) if isinstance(span, (bool, int)) else (*span, None, None)[:2]
+    for side in (left, right):
+        if not isinstance(side, (bool, int)) or side < 0 or (not isinstance(span, (bool, int)) and len(span) != 2):
+            raise UsageError(f"span is a flag, a number of steps, or two of them (left, right), not {span!r}")
+    return left, right
 
 
 def _reach(span: bool | int, length: int) -> int:

@@ -14,7 +14,8 @@ import torch
 
 from ....errors import SamplingError, UsageError
 from ..storages.storage import Storage
-from ..windows.draw import Draw
+from ..windows.draw import Draw, Key
+from ..windows.slice_flags import slice_flags
 from .permutation import Permutation
 
 
@@ -46,7 +47,16 @@ class Sampler:
         draw = self.draw(storage, batch_size, self._rng if self._rng is not None else torch.default_generator)
         places = draw.indices()
         rows = places if draw.timeline is None else draw.timeline.rows(places)
-        return storage.coordinates(rows), dict(draw.info)
+
+        def column(key: Key) -> torch.Tensor | None:
+            values = storage.column(key)
+            return None if values is None else values[rows].clone()
+
+        flags = {key if len(key) > 1 else key[0]: flag for key, flag in slice_flags(draw, column).items()}
+        return storage.coordinates(rows), {**draw.info, **flags}
+
+    def reserve(self, rows: int) -> None:
+        """A storage of several dimensions has rounded its size up to so many rows."""
 
     def add(self, index: torch.Tensor) -> None:
         """Records were written to these flat rows."""

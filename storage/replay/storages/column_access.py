@@ -1,4 +1,8 @@
-"""One leaf of all records of a buffer: ``buffer["action"]``, ``buffer["next", "reward"] = rewards``."""
+"""Access by index: one leaf of all records, and records of storages with several dimensions.
+
+buffer["action"]        buffer["next", "reward"] = rewards
+buffer[env, 3:6]        buffer[:, -1] = records            dimensions in the order in which `extend` is given them
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from tensordict import is_tensor_collection
 from ....errors import SchemaError, UnknownKeyError, UsageError
 from ..windows.edges import as_key
 from .storage import Storage
+from .trees import tree_map
 
 
 def is_key(index: Any) -> bool:
@@ -17,6 +22,21 @@ def is_key(index: Any) -> bool:
     if isinstance(index, tuple):
         return bool(index) and all(isinstance(name, str) for name in index)
     return isinstance(index, str)
+
+
+def read_records(storage: Storage, index: Any, dim: int) -> Any:
+    """Records by ``index``; ``dim`` is where `extend` is given the storage's first dimension."""
+    if not dim:
+        return storage.get(index)
+    return tree_map(lambda leaf: leaf.transpose(dim, 0)[index], storage.get(slice(None)))
+
+
+def write_records(storage: Storage, index: Any, value: Any, dim: int) -> None:
+    """Change records by ``index``, which must be there; see `read_records`. Raises SchemaError for what does not fit."""
+    if storage.ndim > 1:
+        rows = torch.arange(len(storage)).view(storage.shape).transpose(dim, 0)[index]
+        index = tuple(torch.unravel_index(rows, storage.shape))
+    storage.set(index, value, set_cursor=False)
 
 
 def read_column(storage: Storage, records: Any, key: Any) -> Any:
@@ -27,7 +47,7 @@ def read_column(storage: Storage, records: Any, key: Any) -> Any:
         raise _unknown(storage, key) from error
 
 
-def write_column(storage: Storage, key: Any, value: Any) -> None:
+def write_column(storage: Storage, key: Any, value: Any, dim: int) -> None:
     """Change a leaf of all records. Raises UnknownKeyError, SchemaError for values that do not fit, ReadOnlyError."""
     if storage.immutable:
         storage.set(key, value)  # which refuses
@@ -38,7 +58,7 @@ def write_column(storage: Storage, key: Any, value: Any) -> None:
     if leaf is None:
         raise _unknown(storage, key)
     try:
-        leaf.copy_(torch.as_tensor(value))
+        leaf.transpose(dim, 0).copy_(torch.as_tensor(value))
     except (RuntimeError, TypeError, ValueError) as error:
         raise SchemaError(f"what is to be written to {'/'.join(as_key(key))} does not fit: {error}") from error
     storage.set(slice(0, storage.filled), records, set_cursor=False)

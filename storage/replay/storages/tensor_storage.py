@@ -145,7 +145,7 @@ class TensorStorage(Storage):
             self._allocate(tree_map(lambda leaf: leaf[0], data))
         elif isinstance(cursor, range):
             cursor = torch.arange(cursor.start, cursor.stop, cursor.step)
-        _check_same(self._data, data, self.ndim)
+        _check_same(self._data, data, self.ndim, cursor[0].ndim if isinstance(cursor, tuple) else None)
         rows = _highest(cursor, self.capacity) + 1
         if rows > self.capacity:
             raise SchemaError(f"row {rows - 1} is beyond a storage of {self.capacity}")
@@ -334,8 +334,11 @@ def _describe(leaf: torch.Tensor, ndim: int) -> str:
     return f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape[ndim:])}"
 
 
-def _check_same(stored: Any, data: Any, ndim: int) -> None:
-    """Raise SchemaError unless the data have the stored keys, dtypes and shapes."""
+def _check_same(stored: Any, data: Any, ndim: int, lead: int | None = None) -> None:
+    """Raise SchemaError unless the data have the stored keys, dtypes and shapes.
+
+    ``lead`` dimensions of the data number records, where they do not stand for the storage's own.
+    """
     if is_tensor_collection(stored) != is_tensor_collection(data):
         raise SchemaError(f"the storage holds a {type(stored).__name__}, not a {type(data).__name__}")
     if not is_tensor_collection(stored):
@@ -357,9 +360,10 @@ def _check_same(stored: Any, data: Any, ndim: int) -> None:
     for name, (old, new) in pairs:
         if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
             continue
-        if old.shape[1:] != new.shape[1:] or old.dtype != new.dtype:
+        fits = old.shape[1:] == new.shape[1:] if lead is None else old.shape[ndim:] == new.shape[lead:]
+        if not fits or old.dtype != new.dtype:
             message = f"key {name}: got {_describe(new, ndim)}, the storage holds {_describe(old, ndim)}"
-            if old.shape[1:ndim] != new.shape[1:ndim]:
+            if lead is None and old.shape[1:ndim] != new.shape[1:ndim]:
                 message += f", and {list(new.shape[1:ndim])} beside each other instead of {list(old.shape[1:ndim])}"
             raise SchemaError(message)
 

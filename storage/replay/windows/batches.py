@@ -26,7 +26,7 @@ from ..storages.storage import Storage
 from .draw import Draw
 from .edges import Edges
 from .n_step_return import NStep
-from .slice_flags import mark_slices
+from .slice_flags import expand_to_records, mark_slices
 from .timeline import Timeline
 
 #: Small leaves of this many batches are read together, as long as they stay within ``AHEAD_BYTES``.
@@ -155,8 +155,8 @@ class BatchReader:
             assert timeline is not None and position is not None
             self._read_stacks(timeline, position, last, columns)
         if self._with_info:
-            columns.update(together.info)
-            mark_slices(together, columns)
+            columns.update({name: expand_to_records(value, self._tail) for name, value in together.info.items()})
+            mark_slices(together, columns, self._tail)
         found = (
             self._state_rows(timeline or self.storage.timeline(self._edges), together, index) if self._states else None
         )
@@ -217,7 +217,7 @@ class BatchReader:
             assert timeline is not None and prepared.position is not None
             self._read_stacks(timeline, prepared.position, prepared.last, columns)
         if self._with_info:
-            columns["index"] = index
+            columns["index"] = expand_to_records(index, self._tail)
         return nest(columns, (len(index), *self._tail))
 
     def _read_states(self, rows: Readable, prepared: Prepared) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,16 +12,29 @@ import torch
 from .draw import Draw, Key
 
 
-def mark_slices(draw: Draw, columns: dict[str, torch.Tensor]) -> None:
+def expand_to_records(value: torch.Tensor, tail: tuple[int, ...]) -> torch.Tensor:
+    """A value for each record, ``[n, *shape]``, for all steps of records with batch dimensions: ``[n, *tail, *shape]``."""
+    if not tail:
+        return value
+    return (
+        value.view(len(value), *[1] * len(tail), *value.shape[1:])
+        .expand(len(value), *tail, *value.shape[1:])
+        .contiguous()
+    )
+
+
+def mark_slices(draw: Draw, columns: dict[str, torch.Tensor], tail: tuple[int, ...] = ()) -> None:
     """Put the flags into columns (by path, ``[steps, ...]``) that belong to nobody else."""
-    flags = slice_flags(draw, lambda key: columns.get("/".join(key)))
+    flags = slice_flags(draw, lambda key: columns.get("/".join(key)), tail)
     columns.update({"/".join(key): value for key, value in flags.items()})
 
 
-def slice_flags(draw: Draw, column: Callable[[Key], torch.Tensor | None]) -> dict[Key, torch.Tensor]:
+def slice_flags(
+    draw: Draw, column: Callable[[Key], torch.Tensor | None], tail: tuple[int, ...] = ()
+) -> dict[Key, torch.Tensor]:
     """``truncated``, ``done`` and ``terminated`` (bool ``[steps, 1]``, or like the data's), ``is_init`` and the mask.
 
-    Tensors that ``column`` gives are written to.
+    Tensors that ``column`` gives are written to. ``tail`` are the batch dimensions of a record.
     """
     marks = draw.marks
     flags: dict[Key, torch.Tensor] = {}
@@ -34,7 +47,7 @@ def slice_flags(draw: Draw, column: Callable[[Key], torch.Tensor | None]) -> dic
             key = (*above, name)
             flag = column(key)
             if flag is None:
-                flag = torch.zeros(draw.steps, 1, dtype=torch.bool)
+                flag = torch.zeros(draw.steps, *tail, 1, dtype=torch.bool)
             if name != "terminated":
                 flag.index_fill_(0, ends, True)
             flags[key] = flag
@@ -43,5 +56,5 @@ def slice_flags(draw: Draw, column: Callable[[Key], torch.Tensor | None]) -> dic
         if flag is not None:  # data that do not say where episodes begin are not told either
             flags[marks.init] = flag.index_fill_(0, draw.beginnings(), True)
     if draw.padded:
-        flags["collector", "mask"] = draw.mask()
+        flags["collector", "mask"] = expand_to_records(draw.mask(), tail)
     return flags

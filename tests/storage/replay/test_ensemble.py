@@ -8,6 +8,8 @@ import torch
 from rbdata.errors import ReadOnlyError, SamplingError, UsageError
 from rbdata.storage.replay import (
     LazyTensorStorage,
+    PrioritizedSampler,
+    ReplayBuffer,
     ReplayBufferEnsemble,
     TensorDictReplayBuffer,
 )
@@ -85,3 +87,36 @@ def test_ensemble_errors():
     pair[1].append_transform(lambda batch: batch.exclude("action"))
     with pytest.raises(SamplingError, match="not alike"):
         ReplayBufferEnsemble(*pair, batch_size=4, sample_from_all=True).sample()
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
+def test_members_rows_and_priorities(kind):
+    """Batches say which member's row each record is, also those of plain buffers; priorities go back to the members."""
+    buffers = [
+        kind(storage=LazyTensorStorage(20), sampler=PrioritizedSampler(20, 1, 1, eps=0), seed=number)
+        for number in range(3)
+    ]
+    for number, buffer in enumerate(buffers):
+        buffer.extend(TensorDict({"x": torch.arange(20) + 100 * number}, [20]))
+    ensemble = ReplayBufferEnsemble(*buffers, batch_size=12, seed=0)
+    batch = ensemble.sample()
+    assert torch.equal(batch["index", "buffer_ids"] * 100 + batch["index", "index"], batch["x"])
+    ensemble.update_priority(batch["index"], (batch["x"] + 2).float())
+    batch["td_error"] = (batch["x"] + 5).float()
+    ensemble.update_tensordict_priority(batch)
+    for value in batch["x"].flatten().tolist():
+        sampler = buffers[value // 100].sampler
+        assert isinstance(sampler, PrioritizedSampler)
+        assert float(sampler.tree.values[value % 100]) == value + 5
+
+
+def test_prefetching_members_changes_nothing():
+    def make(**options) -> ReplayBufferEnsemble:
+        return ReplayBufferEnsemble(*members(10, 20), batch_size=8, seed=3, **options)
+
+    plain, ahead = make(), make(prefetch=2)
+    assert all(equal(plain.sample(), ahead.sample()) for _ in range(30))
+    with pytest.raises(UsageError, match="batch_size"):
+        ReplayBufferEnsemble(*members(10), prefetch=2)
+    for buffer in ahead.buffers:
+        buffer.close()

@@ -9,6 +9,7 @@ import faulthandler
 import itertools
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -176,41 +177,42 @@ def test_members_beside_their_ensemble(tmp_path):
 
 
 def test_a_fork_while_threads_hold_the_lock():
+    """In a process of its own: torch's pool of threads, which other tests have started, does not survive a fork."""
+    done = subprocess.run([sys.executable, __file__, "--fork"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def fork_while_threads_hold_the_lock() -> None:
+    torch.set_num_threads(1)
     buffer = make()
     buffer.sample()
     stop = threading.Event()
 
     def busy() -> None:
         while not stop.is_set():
-            with buffer._lock:  # and nothing of torch, which has locks that do not survive a fork
+            with buffer._lock:  # and nothing of torch
                 time.sleep(0.001)
 
-    threads = [threading.Thread(target=busy) for _ in range(2)]
+    threads = [threading.Thread(target=busy, daemon=True) for _ in range(2)]
     for thread in threads:
         thread.start()
-    try:
-        for _ in range(10):
-            child = os.fork()
-            if not child:
-                signal.alarm(20)
-                os._exit(0 if _child_works(buffer) else 1)
-            assert os.waitpid(child, 0)[1] == 0
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-        buffer.close()
-
-
-def _child_works(buffer: TensorDictReplayBuffer) -> bool:
-    torch.set_num_threads(1)  # the pool of torch's own threads does not survive a fork
-    faulthandler.dump_traceback_later(10)
-    buffer.extend(records(9))
-    buffer.empty()
-    buffer.extend(records(9))
-    return whole(buffer.sample())
+    for _ in range(10):
+        child = os.fork()
+        if not child:
+            faulthandler.dump_traceback_later(10)
+            signal.alarm(20)
+            buffer.extend(records(9))
+            buffer.empty()
+            buffer.extend(records(9))
+            os._exit(0 if whole(buffer.sample()) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    stop.set()
+    buffer.close()
 
 
 if __name__ == "__main__":
+    if "--fork" in sys.argv:
+        fork_while_threads_hold_the_lock()
+        sys.exit()
     os.environ["RBDATA_HAMMER_SECONDS"] = sys.argv[sys.argv.index("--hammer") + 1] if "--hammer" in sys.argv else "1"
     sys.exit(pytest.main([__file__, "-q", "-x", "-p", "no:cacheprovider"]))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rbdata.errors import UsageError
+from rbdata.errors import SchemaError, UsageError
 from rbdata.storage.replay import (
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
     PrioritizedReplayBuffer,
+    PrioritizedSampler,
     TensorDictMaxValueWriter,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
@@ -70,3 +71,61 @@ def test_single_records(storage):
     ]
     batch = buffer.sample()
     assert batch.batch_size == (4,) and torch.equal(batch["index"], batch["x"].long() % 10)
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
+@pytest.mark.parametrize("priorities", [False, True])
+def test_trajectories_are_records(storage, priorities):
+    """Records with a time dimension: ``index`` and weights come for every step."""
+    data = TensorDict({"x": torch.arange(50).view(5, 10)}, [5, 10])
+    options = {"sampler": PrioritizedSampler(20, 1, 1, eps=0)} if priorities else {}
+    buffer = TensorDictReplayBuffer(storage=storage(20), batch_size=4, **options)
+    for trajectory in data:
+        buffer.add(trajectory)
+    buffer.extend(data)
+    batch = buffer.sample()
+    assert batch.batch_size == batch["index"].shape == (4, 10)
+    assert torch.equal(batch["x"] // 10, batch["index"] % 5)
+    assert batch.reshape(-1).batch_size == (40,)
+    if priorities:
+        assert batch["priority_weight"].shape == (4, 10)
+        batch["td_error"] = torch.arange(10.0).expand(4, 10).unsqueeze(-1) + batch["index"].unsqueeze(-1)
+        buffer.update_tensordict_priority(batch)
+        assert isinstance(buffer.sampler, PrioritizedSampler)
+        rows = batch["index"][:, 0]
+        assert torch.equal(buffer.sampler.tree.values[rows], rows.double() + 9)
+
+
+@pytest.mark.parametrize("dim_extend", [None, 0])
+@pytest.mark.parametrize("capacity", [15, 40])
+def test_indices_of_several_dimensions(dim_extend, capacity):
+    """Records are read and written in the order of dimensions in which `extend` is given them."""
+    data = TensorDict({"x": torch.arange(15).view(3, 5), "y": torch.zeros(3, 5, 2)}, [3, 5])
+    options = {} if dim_extend is None else {"dim_extend": dim_extend}
+    for index in (slice(None), 0, -1, (1, 2), (0, slice(3, 6)), (slice(None), 1), slice(1, 3), torch.tensor([0, 2])):
+        buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(capacity, ndim=2), batch_size=4, **options)
+        buffer.extend(data)
+        expected = data.clone()
+        assert torch.equal(buffer[index]["x"], expected["x"][index])
+        value = expected[index].clone()
+        value["x"] = -value["x"]
+        buffer[index] = value
+        expected["x"][index] = value["x"]
+        assert torch.equal(buffer["x"], expected["x"])
+        buffer["x"] = data["x"] * 2
+        assert torch.equal(buffer["x"], data["x"] * 2)
+        with pytest.raises(SchemaError):
+            buffer[index] = TensorDict({"x": value["x"], "y": torch.zeros(*value.batch_size, 3)}, value.batch_size)
+
+
+@pytest.mark.parametrize("size", [149, 7])
+def test_priorities_of_a_storage_that_is_rounded_up(size):
+    """Of 149 rows in threes there are 150."""
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(size, ndim=2), sampler=PrioritizedSampler(size, 0.7, 0.5), batch_size=4
+    )
+    for _ in range(4):
+        buffer.extend(TensorDict({"x": torch.zeros(3, 50)}, [3, 50]))
+    batch = buffer.sample()
+    buffer.update_priority(batch["index"], torch.rand(4))
+    assert len(buffer) == -(-size // 3) * 3

@@ -68,9 +68,27 @@ def test_slices_over_a_dataset(tmp_path):
     assert batch["observation"].shape == (40, 2, 4)
     assert batch["priority_weight"].shape == (40,)
     with pytest.raises(UsageError, match="right span"):
-        PrioritizedSliceSampler(10, 1, 1, slice_len=2, span=True)
+        PrioritizedSliceSampler(10, 1, 1, slice_len=2, span=(True, True))
     nothing = torch.zeros(18)
     vars(buffer.sampler).update(eps=0)
     buffer.update_priority(torch.arange(18), nothing)
     with pytest.raises(SamplingError, match="priority above zero"):
         buffer.sample()
+
+
+@pytest.mark.parametrize("span", [2, True, [False, 2], (0, 2)], ids=str)
+@pytest.mark.parametrize("strict", [True, False])
+def test_spans(span, strict):
+    """A single value is the right span: slices begin where their priority lies."""
+    sampler = PrioritizedSliceSampler(40, 1, 1, slice_len=4, span=span, strict_length=strict)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(40), sampler=sampler, batch_size=8)
+    buffer.extend(rollout([5, 7, 6]))
+    lengths = set()
+    for _ in range(50):
+        batch = buffer.sample()
+        ends = batch["next", "truncated"].squeeze(-1).nonzero().squeeze(1)
+        lengths |= set(ends.diff(prepend=torch.tensor([-1])).tolist())
+    assert lengths == ({1, 2, 3, 4} if span is True else {2, 3, 4})
+    for bad in ((1, 2), [True, 0], (1, 2, 3), "two", -1):
+        with pytest.raises(UsageError):
+            PrioritizedSliceSampler(40, 1, 1, slice_len=4, span=bad)

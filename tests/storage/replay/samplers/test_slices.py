@@ -16,7 +16,7 @@ from rbdata.storage.replay import (
     SliceSamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
-from replay_tools import chi_square, rollout
+from replay_tools import chi_square, equal, rollout
 from storage_tools import make_episodes, write_dataset
 
 LENGTHS = [10, 100, 3, 40]
@@ -101,3 +101,15 @@ def test_an_empty_buffer(sampler):
     buffer.empty()
     with pytest.raises(SamplingError, match="empty"):
         buffer.sample()
+
+
+def test_flags_of_a_sampler_by_hand():
+    """What `sample` of a sampler returns beside the rows, and nothing in the storage is changed."""
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(30), batch_size=6)
+    buffer.extend(rollout([5, 7]))
+    before = buffer[:].clone()
+    index, info = SliceSampler(slice_len=3).sample(buffer.storage, 6)
+    assert info["next", "truncated"].squeeze(-1).tolist() == [False, False, True] * 2
+    assert bool(info["next", "done"][2::3].all()) and info["next", "terminated"].shape == (6, 1)
+    assert torch.equal(index.view(2, 3).diff(dim=1), torch.ones(2, 2, dtype=torch.int64))
+    assert equal(before, buffer[:])
