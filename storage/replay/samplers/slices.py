@@ -204,11 +204,10 @@ class EpisodePool:
 
 def _both_sides(span: Span) -> tuple[bool | int, bool | int]:
     """``(left, right)``. Raises UsageError for anything but flags and numbers of steps."""
-    left, right = (span, span) if isinstance(span, (bool, int)) else (*span, None, None)[:2]
-    for side in (left, right):
-        if not isinstance(side, (bool, int)) or side < 0 or (not isinstance(span, (bool, int)) and len(span) != 2):
-            raise UsageError(f"span is a flag, a number of steps, or two of them (left, right), not {span!r}")
-    return left, right
+    sides = (span, span) if isinstance(span, (bool, int)) else tuple(span)
+    if len(sides) != 2 or not all(isinstance(side, (bool, int)) and side >= 0 for side in sides):
+        raise UsageError(f"span is a flag, a number of steps, or two of them (left, right), not {span!r}")
+    return sides[0], sides[1]
 
 
 def _reach(span: bool | int, length: int) -> int:
