@@ -23,13 +23,7 @@ EXAMPLES = """
   rbdata preprocess hopper-medium-v2 --fn rbdata:normalize_observations --fn rbdata:returns_to_go --dest my/dt
 """
 
-_TREE = (
-    Column("leaf"),
-    Column("dtype"),
-    Column("shape"),
-    Column("change", optional=True),
-    Column("stored", optional=True),
-)
+_TREE = (*map(Column, ("leaf", "dtype", "shape")), Column("change", optional=True), Column("stored", optional=True))
 
 
 def run(
@@ -169,16 +163,12 @@ def _rows(found: DryRun) -> list[tuple[Any, ...]]:
         if before is None or after is None:
             change = "new" if before is None else "dropped"
         elif after != before:
-            change = "was " + _type(before)
+            change = f"was {before[0]} {list(before[1])}"
         else:
             unchanged = "same type" if probe.changed is None else "unchanged"
             change = "changed" if name in (probe.changed or ()) else unchanged
-        rows.append((name, dtype, f"[{', '.join(map(str, shape))}]", change, found.stored.get(name)))
+        rows.append((name, dtype, str(list(shape)), change, found.stored.get(name)))
     return rows
-
-
-def _type(leaf: tuple[str, tuple[int, ...]]) -> str:
-    return f"{leaf[0]} [{', '.join(map(str, leaf[1]))}]"
 
 
 def _record(outcome: Preprocessed, found: DryRun, estimate: Estimate) -> dict[str, Any]:

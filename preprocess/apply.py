@@ -22,6 +22,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from ..errors import FunctionError, RbdataError, ResultError
 from ..storage.codecs import codec_of
+from ..storage.nesting import nest
 from .chunks import Chunk, split, step_range
 from .function import BoundFunction
 from .input_view import InputView
@@ -104,7 +105,7 @@ class Applier:
     def apply_to_steps(self, steps: torch.Tensor) -> Columns:
         """The results of all functions for steps in any order; not for whole episodes."""
         td = self.view.read_scattered(steps)
-        where = f"{len(steps)} steps between {int(steps[0]):,} and {int(steps[-1]):,} of {self.view.id}"
+        where = f"{len(steps)} steps between {int(steps[0]):,} and {int(steps[-1]):,} of {self.view.dataset.id}"
         return self._columns(td, where, torch.zeros(0, dtype=torch.int64), ResultCounts(), self.chain)
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -191,14 +192,12 @@ class Applier:
                 raise ResultError(message, hint="every result must have the keys of the first one")
             for path, value in leaves.items():
                 columns[path].append(value)
-        stacked = TensorDict({}, [len(td)])
-        for path, values in columns.items():
-            try:
-                stacked.set(tuple(path.split("/")), torch.stack(values))
-            except (RuntimeError, TypeError) as error:
-                message = f"{name} returned steps of different shapes or dtypes, for {where}: {error}"
-                hint = "every result must have the dtypes and shapes of the first one"
-                raise ResultError(message, hint=hint) from error
+        try:
+            stacked = nest({path: torch.stack(values) for path, values in columns.items()}, (len(td),))
+        except (RuntimeError, TypeError) as error:
+            message = f"{name} returned steps of different shapes or dtypes, for {where}: {error}"
+            hint = "every result must have the dtypes and shapes of the first one"
+            raise ResultError(message, hint=hint) from error
         return columns_of(stacked, name, where)
 
     def _apply_to_episodes(
@@ -269,7 +268,7 @@ class Applier:
         first = int(np.searchsorted(starts, start, "right")) - 1
         last = int(np.searchsorted(starts, stop, "left")) - 1
         which = f"episode {first:,}" if first >= last else f"episodes {first:,}..{last:,}"
-        return f"{step_range(start, stop)} ({which}) of {self.view.id}"
+        return f"{step_range(start, stop)} ({which}) of {self.view.dataset.id}"
 
     def _last_name(self, chain: Sequence[BoundFunction]) -> str:
         return (chain or self.chain)[-1].name

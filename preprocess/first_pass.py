@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import reduce
+from typing import Any
 
 from ..datasets.workers.engines import Engine
 from ..errors import ResultError
@@ -17,9 +18,6 @@ from .chunks import Chunk
 from .preprocess_request import Listener
 from .run_config import RunConfig
 from .tasks import call_worker
-
-if TYPE_CHECKING:
-    import torch
 
 
 def collect_statistics(
@@ -62,15 +60,12 @@ def _collect_one(
     for _ in engine.run(call_worker("collect_statistics", config, number=number), left, lambda progress: None):
         done += 1
         listener.on_stage(f"first pass for {fn.label}, {done} of {len(chunks)} chunks")
-    merged: dict[str, torch.Tensor] | None = None
-    for chunk in chunks:
-        arrays = load_arrays(paths[chunk.index])
-        if arrays:
-            partial = {name: torch.from_numpy(array) for name, array in arrays.items()}
-            merged = partial if merged is None else fit.merge(merged, partial)
-    if merged is None:
+    loaded = (load_arrays(paths[chunk.index]) for chunk in chunks)
+    partials = ({name: torch.from_numpy(array) for name, array in arrays.items()} for arrays in loaded if arrays)
+    first = next(partials, None)
+    if first is None:
         raise ResultError(f"there is nothing left for {fn.name}: the functions before it dropped every episode")
-    finished = fit.finish(merged, **fn.args)
+    finished = fit.finish(reduce(fit.merge, partials, first), **fn.args)
     for path in paths.values():
         path.unlink(missing_ok=True)
     return finished

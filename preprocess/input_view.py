@@ -26,10 +26,7 @@ class InputView:
     def __init__(self, path: Path, num_frames: int | None, options: ReadOptions) -> None:
         self.dataset, self.options = Dataset(path), options
         self.episodes = view_episodes(self.dataset.episodes, num_frames, options.slice_len)
-
-    @property
-    def id(self) -> str:
-        return self.dataset.id
+        self._added_ends = self.episodes.starts[1:][self.episodes.added] - 1
 
     def read(self, start: int, stop: int) -> TensorDict:
         """Steps ``start..stop-1`` as TED, batch ``[stop - start]``; no two tensors share memory."""
@@ -37,15 +34,13 @@ class InputView:
             td = self.dataset[start:stop]
         else:
             td = self._read_with_neighbours(torch.arange(start, stop))
-        self._truncate_added_ends(td, start, stop)
-        return td
+        return self._truncate_added_ends(td, torch.arange(start, stop))
 
     def read_step_leaves(self, start: int, stop: int) -> TensorDict:
         """The same without state leaves; not where steps are read with their neighbours."""
         leaves = {name: rows for name, rows in self.dataset.rows.items() if rows.leaf.kind == "step"}
         td = nest({name: rows.block(start, stop).clone() for name, rows in leaves.items()}, (stop - start,))
-        self._truncate_added_ends(td, start, stop)
-        return td
+        return self._truncate_added_ends(td, torch.arange(start, stop))
 
     def read_states(self, start: int, stop: int, undecoded: Collection[str]) -> SourceStates:
         """The states of the same steps, one row each: the successor of a step is the row after the one it begins with.
@@ -64,9 +59,7 @@ class InputView:
     def read_scattered(self, steps: torch.Tensor) -> TensorDict:
         """Steps in any order, as ``read`` returns them."""
         td = self._read_with_neighbours(steps) if self.options.reads_neighbours else self.dataset[steps]
-        added_ends = torch.from_numpy((self.episodes.starts[1:] - 1)[self.episodes.added])
-        _truncate(td, torch.isin(steps, added_ends))
-        return td
+        return self._truncate_added_ends(td, steps)
 
     def release(self) -> None:
         """Unmap the files: pages that were read count as memory of this process while they are mapped."""
@@ -85,18 +78,13 @@ class InputView:
         (prepared,) = reader.prepare([Draw(steps)])
         return reader.complete(prepared).clone()  # stacks are overlapping views of the same memory
 
-    def _truncate_added_ends(self, td: TensorDict, start: int, stop: int) -> None:
-        """Set truncated where an episode of the view ends and that of the dataset continues."""
-        episodes = self.episodes
-        low, high = np.searchsorted(episodes.starts[1:], [start, stop], "right")
-        ends = (episodes.starts[1:][low:high] - 1)[episodes.added[low:high]]
-        if len(ends):
-            mask = torch.zeros(stop - start, dtype=torch.bool)
-            mask[torch.from_numpy(ends - start)] = True
-            _truncate(td, mask)
-
-
-def _truncate(td: TensorDict, mask: torch.Tensor) -> None:
-    mask = mask.view(-1, 1) & ~td.get(("next", "terminated"))
-    for name in ("truncated", "done"):
-        td.set(("next", name), td.get(("next", name)) | mask)
+    def _truncate_added_ends(self, td: TensorDict, steps: torch.Tensor) -> TensorDict:
+        """The steps, truncated where an episode of the view ends and that of the dataset continues."""
+        ends = self._added_ends
+        low, high = np.searchsorted(ends, [int(steps.min()), int(steps.max()) + 1])
+        if low < high:
+            is_end = torch.isin(steps, torch.from_numpy(ends[low:high]))
+            mask = is_end.view(-1, 1) & ~td.get(("next", "terminated"))
+            for name in ("truncated", "done"):
+                td.set(("next", name), td.get(("next", name)) | mask)
+        return td

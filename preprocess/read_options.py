@@ -31,9 +31,8 @@ class ReadOptions:
 
     def to_json(self) -> dict[str, Any]:
         """The options that are set."""
-        given = {name: getattr(self, name) for name in ("frame_stack", "n_step", "slice_len")}
-        given = {name: value for name, value in given.items() if value is not None}
-        return {**given, **({"gamma": self.gamma} if self.n_step is not None else {})}
+        names = ("frame_stack", "n_step", "slice_len", *(["gamma"] if self.n_step is not None else []))
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def step_bytes(self, schema: Schema) -> int:
         """The approximate size of a step as functions get it, in bytes."""

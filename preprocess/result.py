@@ -75,9 +75,7 @@ def check_batch(returned: Any, name: str, where: str, steps: int | None) -> Tens
         message = f"{name} returned a {type(returned).__name__}, not a TensorDict, for {where}"
         raise ResultError(message, hint="change the TensorDict that it gets, and return it")
     size = tuple(returned.batch_size)
-    if steps is None and len(size) >= 1 and size[0] >= 1:
-        return returned
-    if steps is not None and size[:1] == (steps,):
+    if size[:1] == (steps,) or (steps is None and size and size[0] >= 1):
         return returned
     wanted = "at least one step" if steps is None else f"[{steps}]"
     message = f"{name} returned batch size {list(size)} instead of {wanted} for {where}"

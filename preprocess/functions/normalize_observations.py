@@ -82,13 +82,9 @@ def _merge(a: Partial, b: Partial) -> Partial:
     merged: Partial = {}
     for name in (key.removesuffix("/count") for key in a if key.endswith("/count")):
         n1, n2 = int(a[f"{name}/count"]), int(b[f"{name}/count"])
-        if not n1 or not n2:
-            one = b if not n1 else a
-            merged.update({key: one[key] for key in (f"{name}/count", f"{name}/mean", f"{name}/squares")})
-            continue
-        n = n1 + n2
+        n = max(1, n1 + n2)
         delta = b[f"{name}/mean"] - a[f"{name}/mean"]
-        merged[f"{name}/count"] = torch.tensor(n)
+        merged[f"{name}/count"] = torch.tensor(n1 + n2)
         merged[f"{name}/mean"] = a[f"{name}/mean"] + delta * (n2 / n)
         merged[f"{name}/squares"] = a[f"{name}/squares"] + b[f"{name}/squares"] + delta.square() * (n1 / n * n2)
     return merged
