@@ -26,7 +26,7 @@ from ..storage.nesting import nest
 from .chunks import Chunk, split, step_range
 from .function import BoundFunction
 from .input_view import InputView
-from .layout import is_observation_pair
+from .layout import observation_pairs
 from .passthrough import SourceStates
 from .result import Columns, InputSummary, ResultCounts, check_batch, columns_of, complete, concatenate, leaves_of
 from .run_config import RunConfig
@@ -121,11 +121,11 @@ class Applier:
         if mapped:  # fixed rows are views of the mapped file
             views = [name for name in states if codec_of(self.view.dataset.schema[name]).fixed_rows]
             states.update({name: states[name].clone() for name in views})
-        names = set(leaves_of(td))
+        pairs = observation_pairs(leaves_of(td))
         for fn in self.chain[:mapped]:
             for name in states:
                 states[name] = self._map_states(fn, name, states[name], where)
-            for name in sorted(name for name in names if is_observation_pair(name, names)):
+            for name in pairs:
                 for path in (name, "next/" + name):
                     key = tuple(path.split("/"))
                     td.set(key, self._map_states(fn, name, td.get(key), where))

@@ -63,14 +63,10 @@ class Layout:
         return shapes
 
 
-def is_observation_pair(name: str, names: set[str]) -> bool:
-    """Whether a root key has a successor under ``next`` and is no flag."""
-    return not name.startswith("next/") and "next/" + name in names and name not in FLAGS
-
-
 def observation_pairs(names: Mapping[str, Any]) -> list[str]:
-    """Root keys that have a successor under ``next``."""
-    return sorted(name for name in names if is_observation_pair(name, set(names)))
+    """Root keys that have a successor under ``next`` and are no flags."""
+    roots = (name for name in names if not name.startswith("next/") and name not in FLAGS)
+    return sorted(name for name in roots if "next/" + name in names)
 
 
 def choose_schema(

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ..datasets.ingest.request import Estimate, Outcome
 from ..datasets.ingest.request import Listener as Listener
+from ..datasets.ingest.request import Outcome
 from ..errors import UsageError
 from ..storage.codecs import resolve_choice
 from .function_chain import Per
@@ -90,6 +90,3 @@ class Preprocessed(Outcome):
 
     dry_run: DryRun | None = None
     warnings: Sequence[str] = ()
-
-
-__all__ = ["DryRun", "Estimate", "Listener", "Outcome", "Preprocessed", "Request"]

@@ -205,12 +205,11 @@ def check_same(columns: Columns, expected: Mapping[str, Any], name: str, where: 
     if missing or extra:
         what = f"without {missing[0]!r}" if missing else f"with a new key {extra[0]!r}"
         raise ResultError(f"{name} returned a TensorDict {what}, for {where}", hint=hint)
-    for path, tensor in columns.items():
-        dtype, shape = expected[path]
-        if dtype_name(tensor.dtype) != dtype or tuple(tensor.shape[1:]) != tuple(shape):
-            now = f"{dtype_name(tensor.dtype)} {list(tensor.shape[1:])}"
-            message = f"{name} returned {path!r} as {now}, and before as {dtype} {list(shape)}, for {where}"
-            raise ResultError(message, hint=hint)
+    for path, (dtype, shape) in shapes_of(columns).items():
+        before, shape_before = expected[path]
+        if (dtype, shape) != (before, tuple(shape_before)):
+            now, then = f"{dtype} {list(shape)}", f"{before} {list(shape_before)}"
+            raise ResultError(f"{name} returned {path!r} as {now}, and before as {then}, for {where}", hint=hint)
 
 
 def concatenate(pieces: list[Columns], name: str, wheres: list[str]) -> Columns:
