@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -112,13 +111,7 @@ def delete(place: DatasetPlace) -> None:
 
 def disk_use(path: Path) -> int:
     """Bytes that a folder takes on disk (holes in files do not count), links not followed."""
-    return sum(stat.st_blocks * 512 for stat in _stats(path))
-
-
-def _stats(path: Path) -> Iterator[os.stat_result]:
-    for folder, _, files in os.walk(path):
-        for name in files:
-            yield (Path(folder) / name).lstat()
+    return sum((Path(folder) / name).lstat().st_blocks * 512 for folder, _, files in os.walk(path) for name in files)
 
 
 def _describe(dataset_id: str, path: Path, complete: bool) -> LocalDataset:

@@ -116,7 +116,9 @@ class _Run:
         job, writer = self.job, self.writer
         remote = _remote_files(job)
         paths = self._fetch(remote)
-        expected = self._stage() if job.staging else None
+        expected = None
+        if job.staging:
+            expected = stage_all(job, writer.folder / RAW, self.place, self._procs, usable_cpus(), self.listener)
         job.inspect_files(paths)
         writer.lay_out(job.schema, job.bulk, job.parts())
         plan = self._plan(paths)
@@ -149,10 +151,6 @@ class _Run:
             raw = [RawObject(_file_name(item), item, job.location) for item in remote]
             fetch_all(folder, raw, self.listener.on_fetched)
         return {item.url: Path(item.url) if is_local(item) else folder / _file_name(item) for item in job.files()}
-
-    def _stage(self) -> Estimate:
-        folder = self.writer.folder / RAW
-        return stage_all(self.job, folder, self.place, self._procs, usable_cpus(), self.listener)
 
     def _plan(self, paths: dict[str, Path]) -> Plan:
         columns = self.writer.columns()

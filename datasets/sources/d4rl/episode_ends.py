@@ -26,6 +26,19 @@ from ....storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeTable
 By = Literal["timeouts", "terminals", "both", "horizon"]
 
 
+@dataclass(frozen=True)
+class Flags:
+    """The flags of a file's rows, bool ``[N]``: ``timeouts`` where it has them.
+
+    ``terminals_end``: a terminal is the last row of its trajectory. ``horizon``: the time limit, where it is known.
+    """
+
+    terminals: np.ndarray
+    timeouts: np.ndarray | None
+    terminals_end: bool
+    horizon: int | None
+
+
 @dataclass
 class Layout:
     """What becomes of every row; arrays ``[N]``.
@@ -65,21 +78,14 @@ class Layout:
         return EpisodeTable(start, ends + 1 - start, returns, outcome.astype(np.uint8), np.zeros(len(ends), bool))
 
 
-def choose(
-    asked: str,
-    terminals: np.ndarray,
-    timeouts: np.ndarray | None,
-    *,
-    terminals_end: bool,
-    horizon: int | None,
-    name: str,
-) -> By:
+def choose(asked: str, flags: Flags, name: str) -> By:
     """What ends trajectories in a file: as asked, or, asked ``auto``, what the file has.
 
     Time-outs where they are flagged, together with terminals where these end a trajectory; where time-outs are missing
     (or never flagged in a file with trajectories beyond the horizon), the horizon, counted from the last boundary.
     Raises UsageError when what is asked for is not there.
     """
+    terminals, timeouts, horizon = flags.terminals, flags.timeouts, flags.horizon
     if asked in ("timeouts", "both") and timeouts is None:
         message = f"{name} flags no time-outs, so they cannot end its episodes"
         raise UsageError(message, hint="use --episodes-by terminals or horizon")
@@ -87,43 +93,35 @@ def choose(
         raise UsageError(f"the horizon of {name} is not known", hint="give it: --horizon N")
     if asked != "auto":
         return asked  # type: ignore[return-value]
-    flagged: By = "both" if terminals_end else "timeouts"
+    flagged: By = "both" if flags.terminals_end else "timeouts"
     if timeouts is not None and timeouts.any():
         return flagged
     if timeouts is not None:
-        ends = terminals.copy() if terminals_end else np.zeros_like(terminals)
+        ends = terminals.copy() if flags.terminals_end else np.zeros_like(terminals)
         ends[-1] = True
         if horizon is None or longest(ends) <= horizon + 1:
             return flagged
     if horizon is not None:
         return "horizon"
-    if terminals.any() and terminals_end:
+    if terminals.any() and flags.terminals_end:
         return "terminals"
     message = f"nothing in {name} says where its trajectories end: no time-outs, no terminals, no known horizon"
     raise UsageError(message, hint="give the horizon: --horizon N")
 
 
-def lay_out(
-    by: By,
-    terminals: np.ndarray,
-    timeouts: np.ndarray | None,
-    *,
-    terminals_end: bool,
-    horizon: int | None,
-    has_next: bool,
-    unknown_next: str,
-) -> Layout:
+def lay_out(by: By, flags: Flags, *, has_next: bool, unknown_next: str) -> Layout:
     """What becomes of every row. ``has_next``: the file states the successor of every row."""
+    terminals = flags.terminals
     clock = np.zeros_like(terminals)
     ends_here = np.zeros_like(terminals)
     if by in ("timeouts", "both"):
-        assert timeouts is not None
-        clock = timeouts.copy()
-    if by in ("terminals", "both") or (by == "horizon" and terminals_end):
+        assert flags.timeouts is not None
+        clock = flags.timeouts.copy()
+    if by in ("terminals", "both") or (by == "horizon" and flags.terminals_end):
         ends_here = terminals.copy()
     if by == "horizon":
-        assert horizon is not None
-        clock = _every(horizon, ends_here)
+        assert flags.horizon is not None
+        clock = _every(flags.horizon, ends_here)
     end = ends_here | clock
     end[-1] = True
     terminated = terminals & end

@@ -26,7 +26,7 @@ from ...ingest.whole_file import ACCEPT, WholeFileJob, hash_file
 from ...workers.pool import usable_cpus
 from . import contents as hdf5
 from . import pixels
-from .episode_ends import Layout, choose, lay_out, longest
+from .episode_ends import Flags, Layout, choose, lay_out, longest
 from .families import family_of
 from .notes import INNER, notes
 from .registry import Entry
@@ -82,17 +82,9 @@ class D4rlJob(WholeFileJob):
             contents = hdf5.survey(file, name)
             terminals = hdf5.flags(file, name, "terminals")
             timeouts = hdf5.flags(file, name, "timeouts") if "timeouts" in contents.arrays else None
-        ends, horizon = self.family.terminals_end, self.horizon
-        by = choose(self._asked, terminals, timeouts, terminals_end=ends, horizon=horizon, name=name)
-        self._layout = lay_out(
-            by,
-            terminals,
-            timeouts,
-            terminals_end=ends,
-            horizon=horizon,
-            has_next="next_observations" in contents.arrays,
-            unknown_next=self.options.unknown_next,
-        )
+        flags = Flags(terminals, timeouts, self.family.terminals_end, self.horizon)
+        by, has_next = choose(self._asked, flags, name), "next_observations" in contents.arrays
+        self._layout = lay_out(by, flags, has_next=has_next, unknown_next=self.options.unknown_next)
         if not self._layout.steps:
             raise CorruptSourceError(f"{name} holds no step whose successor is known")
         self._contents, self._keys = contents, _info_keys(contents, name)

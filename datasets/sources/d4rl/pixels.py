@@ -6,7 +6,7 @@ of a row that was given up, or zeros after a terminal.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,13 +79,12 @@ def state_rows(layout: Layout, low: int, high: int, observations: int, has_next:
 
 def sample(path: Path, name: str, rows: int) -> np.ndarray:
     """Observations spread over the file, uint8 ``[n, row_bytes]``, to train a dictionary on."""
-    return np.concatenate(list(_runs(path, name, rows)))
-
-
-def _runs(path: Path, name: str, rows: int) -> Iterator[np.ndarray]:
     count = max(1, min(_SAMPLE_ROWS, rows) // _SAMPLE_RUNS)
+    blocks = []
     with opened(path, name) as file:
         observations = file["observations"]
         for low in np.unique(np.linspace(0, rows - count, _SAMPLE_RUNS).astype(int)).tolist():
             block = np.ascontiguousarray(observations[low : low + count])
-            yield block.astype(block.dtype.newbyteorder("<"), copy=False).view(np.uint8).reshape(len(block), -1)
+            block = block.astype(block.dtype.newbyteorder("<"), copy=False)
+            blocks.append(block.view(np.uint8).reshape(len(block), -1))
+    return np.concatenate(blocks)

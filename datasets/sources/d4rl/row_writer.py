@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +50,8 @@ class RowWriter:
         ``observations``: whether they are among the columns. ``inner_key``: the column for terminals inside trajectories.
         """
         layout = self._layout
-        for low, high in self._blocks():
+        for low in range(0, self._contents.rows, self._block):
+            high = min(low + self._block, self._contents.rows)
             if observations or self._has_next:
                 states, successors = self._states(low, high)
             kept: Any = layout.keep[low:high]
@@ -70,10 +71,6 @@ class RowWriter:
             if len(reward):
                 columns.append(block)
         return np.concatenate(self._rewards) if self._rewards else np.zeros(0, np.float32)
-
-    def _blocks(self) -> Iterator[tuple[int, int]]:
-        for low in range(0, self._contents.rows, self._block):
-            yield low, min(low + self._block, self._contents.rows)
 
     def _read(self, path: str, low: int, high: int) -> np.ndarray:
         return self._arrays[path].read(low, high)

@@ -21,18 +21,16 @@ if TYPE_CHECKING:
     from .job import D4rlJob  # loaded when a dataset is opened: lists do without
 
 
+ENDS = ("auto", "timeouts", "terminals", "both", "horizon")
+
+
 class D4rlSource(Source):
     """Names are D4RL's own (``hopper-medium-v2``)."""
 
     name = "d4rl"
     home = HOME
     options = (
-        SourceOption(
-            "episodes_by",
-            "what ends an episode",
-            choices=("auto", "timeouts", "terminals", "both", "horizon"),
-            default="auto",
-        ),
+        SourceOption("episodes_by", "what ends an episode", choices=ENDS, default="auto"),
         SourceOption(
             "horizon",
             "maximum episode length, for files without time-out flags; by default the environment's limit",

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ....errors import ObjectNotFoundError, UsageError
+from ....errors import UsageError
 from ....storage.codecs import PLAIN, load_codec
 from ....storage.column_writer import ColumnWriter
 from ....storage.episodes import CUT, TERMINATED, TRUNCATED
-from ...fetch import FetchOptions, Location, RemoteObject
-from ...fetch.location import Names, Objects
+from ...fetch import Location
+from ...fetch.directory import DirectoryLocation
 from ...ingest.protocol import ConvertOptions, Expectation, Job, PartSpec, Plan
 from ...ingest.spaces import renamed, space_json, space_leaves
 from ...ingest.staging import StagedPart
@@ -34,29 +33,6 @@ _RECORDING = "recording"
 _GUESSED_RATIO = 0.1
 
 
-@dataclass(frozen=True)
-class Here:
-    """Stands where other sources have a place: recordings are made on this machine, and there is nothing to fetch."""
-
-    url: str = "this machine"
-    options: FetchOptions = field(default_factory=FetchOptions)
-
-    def list(self, folder: str = "") -> Objects:
-        return []
-
-    def folders(self, folder: str = "") -> Names:
-        return []
-
-    def stat(self, path: str) -> RemoteObject:
-        raise ObjectNotFoundError(f"a recording has no object {path}")
-
-    def refresh(self, obj: RemoteObject) -> RemoteObject:
-        return obj
-
-    def open(self, obj: RemoteObject, offset: int = 0) -> Any:
-        raise ObjectNotFoundError(f"a recording has no object {obj.url}")
-
-
 class RecordingJob(Job):
     """One recording, from an environment to a dataset."""
 
@@ -64,7 +40,7 @@ class RecordingJob(Job):
 
     def __init__(self, name: str, options: ConvertOptions) -> None:
         self.name, self.options = name, options
-        self.location: Location = Here()
+        self.location: Location = DirectoryLocation("this machine")  # only its name is used: there is nothing to fetch
         self.given = _checked(options)
         self.made = Made(name, self.given["env_args"], self.given["num_envs"])
         self._notes: list[str] = []

@@ -34,7 +34,15 @@ def load_function(text: str) -> tuple[Callable[..., Any], Path | None]:
     where, _, name = text.rpartition(":")
     if not where or not name.isidentifier():
         raise UsageError(f"{text!r} names no function", hint=_FORM)
-    module = _load_file(Path(where).expanduser(), text) if where.endswith(".py") else _load_module(where, text)
+    path = Path(where).expanduser() if where.endswith(".py") else None
+    if path and not path.is_file():
+        raise UsageError(f"there is no file {path}", hint=_FORM)
+    try:
+        module = _load_file(path) if path else importlib.import_module(where)
+    except Exception as error:
+        message = f"{text} cannot be imported: {type(error).__name__}: {error}"
+        hint = None if path else "modules in the current directory are found as well"
+        raise UsageError(message, hint=hint) from error
     function = getattr(module, name, None)
     if function is None:
         there = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
@@ -45,27 +53,17 @@ def load_function(text: str) -> tuple[Callable[..., Any], Path | None]:
     return function, Path(file) if file else None
 
 
-def _load_file(path: Path, text: str) -> Any:
-    if not path.is_file():
-        raise UsageError(f"there is no file {path}", hint=_FORM)
+def _load_file(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(f"rbdata_policy_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and the like look their module up
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except Exception:
         del sys.modules[spec.name]
-        raise UsageError(f"{text} cannot be imported: {type(error).__name__}: {error}") from error
+        raise
     return module
-
-
-def _load_module(name: str, text: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except Exception as error:
-        message = f"{text} cannot be imported: {type(error).__name__}: {error}"
-        raise UsageError(message, hint="modules in the current directory are found as well") from error
 
 
 class Actor:

@@ -52,36 +52,32 @@ class RecordTask:
         return self.steps
 
     def __call__(self, on_block: OnBlock) -> dict[str, Any]:
-        return record(self, on_block)
+        """Make a recording in the folder ``target``. Returns an empty record.
 
-
-def record(task: RecordTask, on_block: OnBlock) -> dict[str, Any]:
-    """Make a recording in the folder ``target``. Returns an empty record.
-
-    Raises UsageError for a policy that cannot be used, RbdataError when policy or environment fail. A recording that did not
-    end leaves nothing behind: the same seed gives the same one again.
-    """
-    partial = task.target.with_name(task.target.name + ".part")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        with importable(), seeded(task.seed):
-            notes: list[str] = []
-            with heard(notes):
-                env = task.made.open()
-                actor = Actor(env, task.made.count, task.policy, task.epsilon, task.seed)
-            try:
-                _Recording(task, env, actor, partial, notes).run(on_block)
-            finally:
-                env.close()
-        partial.rename(task.target)
-    except BaseException:
+        Raises UsageError for a policy that cannot be used, RbdataError when policy or environment fail. A recording that did
+        not end leaves nothing behind: the same seed gives the same one again.
+        """
+        partial = self.target.with_name(self.target.name + ".part")
         shutil.rmtree(partial, ignore_errors=True)
-        if not any(task.target.parent.iterdir()):
-            task.target.parent.rmdir()  # so that nothing is left to be continued
-        raise
-    sync_folder(task.target.parent)
-    return {}
+        partial.mkdir(parents=True)
+        try:
+            with importable(), seeded(self.seed):
+                notes: list[str] = []
+                with heard(notes):
+                    env = self.made.open()
+                    actor = Actor(env, self.made.count, self.policy, self.epsilon, self.seed)
+                try:
+                    _Recording(self, env, actor, partial, notes).run(on_block)
+                finally:
+                    env.close()
+            partial.rename(self.target)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            if not any(self.target.parent.iterdir()):
+                self.target.parent.rmdir()  # so that nothing is left to be continued
+            raise
+        sync_folder(self.target.parent)
+        return {}
 
 
 def columns_of(observation: Sequence[SpaceLeaf], action: Sequence[SpaceLeaf]) -> list[Column]:

@@ -154,14 +154,11 @@ class Hdf5Reader:
             if not isinstance(array, self._h5py.h5d.DatasetID):
                 raise CorruptSourceError(f"{self._name}: {path} is a group, its space says an array")
             if not self._checked:
-                self._check_storage(array, path)
+                check_storage(array, f"{self._name}: {path}", least=1 << 20)
+                if not array.shape and place[0] != "infos":
+                    raise CorruptSourceError(f"{self._name}: {path} has shape {array.shape}, not one row a step")
             self._open[path] = array
         return array
-
-    def _check_storage(self, array: Any, path: str) -> None:
-        check_storage(array, f"{self._name}: {path}", least=1 << 20)
-        if not array.shape and not path.partition("/")[2].startswith("infos/"):
-            raise CorruptSourceError(f"{self._name}: {path} has shape {array.shape}, not one row a step")
 
     # -- describing ----------------------------------------------------------------------------------------------------
 
@@ -205,12 +202,10 @@ class Hdf5Reader:
             return {"type": "Dict", "spaces": {name: self._guess((*place, name), depth + 1) for name in names}}
         field = self._describe(self._array(first, place), (), path)
         if field.kind == "text":
-            longest = max((len(text) for episode in self.episodes for text in self._texts(episode, place)), default=1)
+            every = (self.read(one, place, 0, self._array(one, place).shape[0], "text") for one in self.episodes)
+            longest = max((len(text) for texts in every for text in texts), default=1)
             return {"type": "Text", "min_length": 0, "max_length": max(1, longest), "charset": ""}
         return {"type": "Box", "dtype": str(field.dtype), "shape": list(field.shape), "low": None, "high": None}
-
-    def _texts(self, episode: int, place: Place) -> list[bytes]:
-        return self.read(episode, place, 0, self._array(episode, place).shape[0], "text")
 
     def _sound(self) -> AbstractContextManager[None]:
         return damage_reported(self._name)
