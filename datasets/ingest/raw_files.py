@@ -20,12 +20,7 @@ FOLDER = ".raw"
 CONNECTIONS = 4
 
 
-def keep_raw(
-    root: Path,
-    source: str,
-    objects: Sequence[RawObject],
-    on_bytes: Callable[[str, int, int], None],
-) -> Path:
+def keep_raw(root: Path, source: str, objects: Sequence[RawObject], on_bytes: Callable[[str, int, int], None]) -> Path:
     """Store objects by their paths; returns the mirror's folder.
 
     What is there already and sound is not fetched again; what was begun is continued. ``on_bytes`` receives a name, the bytes

@@ -46,9 +46,7 @@ FAMILIES = {
         jump=2.0,
     ),
     "adroit": Family(),
-    "kitchen": Family(
-        notes=("A terminal marks the end of a demonstration, whether or not all its tasks were done.",),
-    ),
+    "kitchen": Family(notes=("A terminal marks the end of a demonstration, whether or not all its tasks were done.",)),
     "flow": Family(notes=("The generator went on stepping after done, without a reset.",)),
     "carla": Family(),
     "minigrid": Family(notes=("Everything was stored as float32, actions and pixels included.",)),

@@ -96,21 +96,8 @@ class RecordingJob(Job):
         target = folder / _RECORDING
         if target.is_dir():
             return []
-        return [
-            RecordTask(
-                index=0,
-                made=self.made,
-                observation=tuple(self.observation),
-                action=tuple(self.action),
-                steps=self.given["steps"],
-                policy=self.given["policy"],
-                epsilon=self.given["epsilon"],
-                seed=self.given["seed"],
-                codec=self._codec,
-                threads=threads,
-                target=target,
-            )
-        ]
+        leaves = (tuple(self.observation), tuple(self.action))
+        return [RecordTask(0, self.made, *leaves, self.given, self._codec, threads, target)]
 
     # -- plan and fill -------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,8 +69,9 @@ def _load_file(path: Path) -> Any:
 class Actor:
     """Chooses actions for an environment (or several: ``count``), and checks what a policy returns."""
 
-    def __init__(self, env: Any, count: int, policy: str, epsilon: float, seed: int) -> None:
-        self._name, self._count, self._epsilon = policy, count, epsilon
+    def __init__(self, env: Any, count: int, given: Mapping[str, Any]) -> None:
+        policy, seed = given["policy"], given["seed"]
+        self._name, self._count, self._epsilon = policy, count, given["epsilon"]
         self._space: gymnasium.Space = env.action_space if count == 1 else env.single_action_space
         self._all: gymnasium.Space = env.action_space
         self._all.seed(seed)

@@ -10,7 +10,7 @@ observation is known as well. Infos are not recorded.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,17 +39,15 @@ class RecordTask:
     made: Made
     observation: tuple[SpaceLeaf, ...]
     action: tuple[SpaceLeaf, ...]
-    steps: int
-    policy: str
-    epsilon: float
-    seed: int
+    #: The options of the recording: steps, policy, epsilon, seed.
+    given: Mapping[str, Any]
     codec: str
     threads: int
     target: Path
 
     @property
     def rows(self) -> int:
-        return self.steps
+        return self.given["steps"]
 
     def __call__(self, on_block: OnBlock) -> dict[str, Any]:
         """Make a recording in the folder ``target``. Returns an empty record.
@@ -61,11 +59,11 @@ class RecordTask:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         try:
-            with importable(), seeded(self.seed):
+            with importable(), seeded(self.given["seed"]):
                 notes: list[str] = []
                 with heard(notes):
                     env = self.made.open()
-                    actor = Actor(env, self.made.count, self.policy, self.epsilon, self.seed)
+                    actor = Actor(env, self.made.count, self.given)
                 try:
                     _Recording(self, env, actor, partial, notes).run(on_block)
                 finally:
@@ -109,9 +107,9 @@ class _Recording:
         self._cast: set[str] = set()
 
     def run(self, on_block: OnBlock) -> None:
-        count, steps = self._task.made.count, self._task.steps
+        count, steps = self._task.made.count, self._task.rows
         with heard(self._notes):
-            observation = self._call("reset", seed=self._task.seed)[0]
+            observation = self._call("reset", seed=self._task.given["seed"])[0]
         if count == 1:
             self._run_one(observation, steps, on_block)
         else:

@@ -15,7 +15,6 @@ that exists only when it is complete:
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ import numpy as np
 
 from ....errors import DiskSpaceError
 from ....storage.codecs.compressed import compressed_codec
+from ....storage.durable import sync_files
 from ....storage.parts import Encode
 from ...ingest.staging import StagedRows, lengths_path
 from ...ingest.trajectories import Column
@@ -69,9 +69,7 @@ class RecordingWriter:
         if self._compressed and self._encode is None:
             self._train()
         (self._folder / ABOUT).write_text(json.dumps(about), encoding="utf-8")
-        for path in self._folder.iterdir():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+        sync_files(self._folder, [path.name for path in self._folder.iterdir()])
 
     def _train(self) -> None:
         """Train the dictionary on what waits, and let it through."""

@@ -22,7 +22,6 @@ is not in the data.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -35,7 +34,7 @@ import numpy as np
 from .....errors import CorruptSourceError
 from .....storage.checksums import Crc32c
 from .....storage.codecs.compressed import compressed_codec
-from .....storage.durable import sync_folder
+from .....storage.durable import close_durably, sync_folder, write_durably
 from .....storage.episodes import CUT, TERMINATED, TRUNCATED
 from .....storage.parts import Encode
 from ....fetch import Location, RemoteObject, readahead, stream
@@ -97,45 +96,40 @@ class DecodeTask:
         return self.obj.size or 1
 
     def __call__(self, on_block: OnBlock) -> dict[str, Any]:
-        return decode(self, on_block)
+        """Fetch and decode one file. Returns an empty record: everything is in the folder."""
+        partial = self.target.with_name(self.target.name + ".part")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        made = Columns()
+        encode = compressed_codec(self.codec).encoder(self.dictionary.read_bytes(), self.threads)
+        with closing(EpisodeStream(self.location, self.obj)) as source, (partial / ROWS).open("wb") as rows:
 
+            def write(data: bytes, lengths: np.ndarray) -> None:
+                rows.write(data)
+                made.lengths.append(lengths)
 
-def decode(task: DecodeTask, on_block: OnBlock) -> dict[str, Any]:
-    """Fetch and decode one file. Returns an empty record: everything is in the folder."""
-    partial = task.target.with_name(task.target.name + ".part")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    made = Columns()
-    encode = compressed_codec(task.codec).encoder(task.dictionary.read_bytes(), task.threads)
-    with closing(EpisodeStream(task.location, task.obj)) as source, (partial / ROWS).open("wb") as rows:
-
-        def write(data: bytes, lengths: np.ndarray) -> None:
-            rows.write(data)
-            made.lengths.append(lengths)
-
-        blocks = _Blocks(write, encode)
-        for where, episode in source.episodes():
-            ending = end_episode(len(episode), episode.terminal, task.unknown_next, task.time_limit)
-            made.add(episode, ending)
-            if ending.steps:
-                for _ in blocks.add(episode.frames, ending.blank, where):
-                    on_block(min(source.fetched, task.rows), source.fetched, source.retries)
-        blocks.flush()
-        rows.flush()
-        os.fsync(rows.fileno())
-        about = {
-            "crc32c": source.crc32c,
-            "size": source.fetched,
-            "records": source.records,
-            "silent_ends": made.silent_ends,
-        }
-    made.save(partial)
-    _write(partial / ABOUT, json.dumps(about).encode())
-    sync_folder(partial)
-    partial.rename(task.target)
-    sync_folder(task.target.parent)
-    on_block(task.rows, source.fetched, source.retries)
-    return {}
+            blocks = _Blocks(write, encode)
+            for where, episode in source.episodes():
+                ending = end_episode(len(episode), episode.terminal, self.unknown_next, self.time_limit)
+                made.add(episode, ending)
+                if ending.steps:
+                    for _ in blocks.add(episode.frames, ending.blank, where):
+                        on_block(min(source.fetched, self.rows), source.fetched, source.retries)
+            blocks.flush()
+            close_durably(rows)
+            about = {
+                "crc32c": source.crc32c,
+                "size": source.fetched,
+                "records": source.records,
+                "silent_ends": made.silent_ends,
+            }
+        made.save(partial)
+        write_durably(partial / ABOUT, json.dumps(about).encode())
+        sync_folder(partial)
+        partial.rename(self.target)
+        sync_folder(self.target.parent)
+        on_block(self.rows, source.fetched, source.retries)
+        return {}
 
 
 @dataclass
@@ -157,19 +151,16 @@ class Columns:
         self.silent_ends += bool(episode.terminal and episode.reward[-1] == 0)
 
     def save(self, folder: Path) -> None:
-        table = np.array(self.episodes, np.int64).reshape(-1, 6)
-        arrays = {"episodes": table}
-        for name, pieces, dtype in (
-            ("action", self.action, np.int32),
-            ("reward", self.reward, np.float32),
-        ):
-            arrays[name] = np.concatenate([np.empty(0, dtype), *pieces]).astype(dtype)
+        arrays = {
+            "episodes": np.array(self.episodes, np.int64).reshape(-1, 6),
+            "action": np.concatenate([np.empty(0, np.int32), *self.action]),
+            "reward": np.concatenate([np.empty(0, np.float32), *self.reward]),
+        }
         for name, array in arrays.items():
             with (folder / f"{name}.npy").open("wb") as file:
                 np.lib.format.write_array(file, array, allow_pickle=False)
-                file.flush()
-                os.fsync(file.fileno())
-        _write(lengths_path(folder / ROWS), np.concatenate([np.empty(0, np.int64), *self.lengths]).tobytes())
+                close_durably(file)
+        write_durably(lengths_path(folder / ROWS), np.concatenate([np.empty(0, np.int64), *self.lengths]).tobytes())
 
 
 class _Blocks:
@@ -285,10 +276,3 @@ def is_of(target: Path, obj: RemoteObject) -> bool:
         return False
     stated = obj.checksums.get("crc32c")
     return obj.size in (None, about["size"]) and stated in (None, about["crc32c"])
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())

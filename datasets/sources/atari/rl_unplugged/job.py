@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from .....storage.checksums import crc32c
 from .....storage.codecs import codec_of
 from .....storage.codecs.compressed import CompressedCodec, compressed_codec
 from .....storage.column_writer import ColumnWriter
+from .....storage.durable import write_atomically
 from .....storage.episodes import TERMINATED
 from .....storage.folder import remove_tree
 from ....fetch import Location, resolve
@@ -41,7 +43,6 @@ class RluJob(RunJob[EpisodeFile]):
         chosen = self.select()
         objects = resolve(location, [file.obj for file in chosen])
         self.chosen = [EpisodeFile(file.number, file.total, obj) for file, obj in zip(chosen, objects)]
-        self._sample: Sample | None = None
         self._folder: Path | None = None
 
     def identity(self) -> dict[str, Any]:
@@ -52,7 +53,7 @@ class RluJob(RunJob[EpisodeFile]):
     # -- before the plan -------------------------------------------------------------------------------------------
 
     def expect(self) -> Expectation:
-        sample = self._sampled()
+        sample = self._sample
         fetch = sum(file.obj.size or 0 for file in self.chosen)
         rows = int(fetch / max(1.0, sample.packed_bytes))
         episodes = int(rows / max(1.0, sample.rows_per_episode))
@@ -69,21 +70,10 @@ class RluJob(RunJob[EpisodeFile]):
                 remove_tree(folder / file.obj.name)
         dictionary = self._dictionary
         if not dictionary.is_file():
-            partial = dictionary.with_name(DICTIONARY + ".part")
-            partial.write_bytes(self._train())
-            partial.replace(dictionary)
+            write_atomically(dictionary, self._train())
+        how = (dictionary, self._codec.name, self.options.unknown_next, self.time_limit, threads)
         return [
-            DecodeTask(
-                index,
-                file.obj,
-                self.location,
-                folder / file.obj.name,
-                dictionary,
-                self._codec.name,
-                self.options.unknown_next,
-                self.time_limit,
-                threads,
-            )
+            DecodeTask(index, file.obj, self.location, folder / file.obj.name, *how)
             for index, file in enumerate(self.chosen)
             if not (folder / file.obj.name).is_dir()
         ]
@@ -138,10 +128,9 @@ class RluJob(RunJob[EpisodeFile]):
         assert self._folder is not None
         return self._folder / DICTIONARY
 
-    def _sampled(self) -> Sample:
-        if self._sample is None:
-            self._sample = take_sample(self.location, self.chosen)
-        return self._sample
+    @cached_property
+    def _sample(self) -> Sample:
+        return take_sample(self.location, self.chosen)
 
     @property
     def _codec(self) -> type[CompressedCodec]:
@@ -149,12 +138,11 @@ class RluJob(RunJob[EpisodeFile]):
         return compressed_codec(self.schema[self.bulk[0]].codec)
 
     def _train(self) -> bytes:
-        return self._codec.train(self._sampled().rows)
+        return self._codec.train(self._sample.rows)
 
     def _packed_row_bytes(self) -> float:
         """Bytes of a compressed row with its offset, measured on a few sample rows."""
-        rows = self._sampled().rows
-        rows = rows[:: max(1, len(rows) // 500)]
+        rows = self._sample.rows[:: max(1, len(self._sample.rows) // 500)]
         dictionary = self._dictionary.read_bytes() if self._folder and self._dictionary.is_file() else self._train()
         return self._codec.estimate_row_bytes(rows, dictionary)
 
