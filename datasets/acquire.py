@@ -17,7 +17,8 @@ from ..storage.folder import DatasetPlace, make_writable
 from . import catalogue
 from .fetch import open_location
 from .ingest.existing import find_existing, list_missing
-from .ingest.raw_files import keep_raw
+from .ingest.raw_files import FOLDER as RAW_FOLDER
+from .ingest.raw_files import fetch_all
 from .ingest.request import Estimate as Estimate
 from .ingest.request import Listener as Listener
 from .ingest.request import Outcome as Outcome
@@ -67,7 +68,8 @@ def download(request: Request, listener: Listener | None = None) -> Outcome:
         make_writable(root)
         listener.on_stage("fetching the raw files")
         home, why = job.location.url, job.why
-        kept = keep_raw(root, source.name, job.raw_objects(), listener.on_fetched)
+        kept = root / RAW_FOLDER / source.name
+        fetch_all(kept, job.raw_objects(), listener.on_fetched)
         options = replace(request.options, extra={**request.options.extra, **job.decided})
         job = source.open(name, open_location(kept, options=request.fetch), options)
         job.why = why

@@ -20,19 +20,12 @@ FOLDER = ".raw"
 CONNECTIONS = 4
 
 
-def keep_raw(root: Path, source: str, objects: Sequence[RawObject], on_bytes: Callable[[str, int, int], None]) -> Path:
-    """Store objects by their paths; returns the mirror's folder.
+def fetch_all(folder: Path, objects: Sequence[RawObject], on_bytes: Callable[[str, int, int], None]) -> None:
+    """Store objects by their paths in a folder: over several connections, resumable across processes, checked.
 
     What is there already and sound is not fetched again; what was begun is continued. ``on_bytes`` receives a name, the bytes
     stored so far and the bytes in all.
     """
-    mirror = root / FOLDER / source
-    fetch_all(mirror, objects, on_bytes)
-    return mirror
-
-
-def fetch_all(folder: Path, objects: Sequence[RawObject], on_bytes: Callable[[str, int, int], None]) -> None:
-    """The same into any folder: several connections, resumable across processes, checked."""
     missing = [raw for raw in objects if not _is_sound(folder / raw.path, raw.item)]
     total = sum(raw.item.size or 0 for raw in missing)
     check_space(folder, total, "the raw data")

@@ -20,7 +20,7 @@ import numpy as np
 
 from ...errors import RbdataError
 from ...storage.codecs import codec_of
-from ...storage.codecs.compressed import CompressedCodec, compressed_codec
+from ...storage.codecs.compressed import compressed_codec
 from ...storage.folder import DatasetPlace, check_space, remove_tree
 from ...storage.memory_map import map_array
 from ...storage.schema import Leaf
@@ -98,24 +98,20 @@ class StagedPart(RowSource):
         codec = compressed_codec(leaf.codec)(leaf)
         lengths = [read_lengths(run.path) for run in runs]
         if len(runs) == 1 and runs[0].rows == len(lengths[0]):
-            return self._rename(codec, runs[0].path, folder, index, lengths[0])
+            try:
+                return codec.adopt_part(folder, index, runs[0].path, lengths[0])
+            except FileNotFoundError as error:
+                # An earlier run renamed it and was interrupted, and the part was lost: it must be staged again.
+                staged = runs[0].path.parent
+                shutil.rmtree(staged)
+                message = f"the decoded rows of {self.name} are gone from {staged.parent}"
+                raise RbdataError(message, hint="run the command again: they are decoded anew") from error
         part = codec.open_appender(folder, index)
         for run, every in zip(runs, lengths):
             stop = run.first + run.rows
             blob = map_array(run.path, np.dtype(np.uint8), int(every[:stop].sum()))
             part.append_encoded(blob[int(every[: run.first].sum()) :], every[run.first : stop])
         return part.finish()
-
-    def _rename(
-        self, codec: CompressedCodec, staged: Path, folder: Path, index: int, lengths: np.ndarray
-    ) -> dict[str, Any]:
-        try:
-            return codec.adopt_part(folder, index, staged, lengths)
-        except FileNotFoundError as error:
-            # An earlier run renamed it and was interrupted, and the part was lost: it must be staged again.
-            shutil.rmtree(staged.parent)
-            message = f"the decoded rows of {self.name} are gone from {staged.parent.parent}"
-            raise RbdataError(message, hint="run the command again: they are decoded anew") from error
 
 
 def lengths_path(path: Path) -> Path:

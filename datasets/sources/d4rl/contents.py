@@ -97,7 +97,10 @@ def survey(file: h5py.File, name: str) -> Contents:
     for key in (*REQUIRED, *OPTIONAL):
         if key in found:
             contents.arrays[key] = _main_array(found[key], key, rows, name)
-    _check_successors(contents, name)
+    here, after = contents.arrays["observations"], contents.arrays.get("next_observations")
+    if after is not None and (here.shape, here.dtype) != (after.shape, after.dtype):
+        message = f"{name}: next_observations are {after.dtype} {after.shape}, observations {here.dtype} {here.shape}"
+        raise CorruptSourceError(message)
     for path, dataset in found.items():
         if path in contents.arrays:
             continue
@@ -161,13 +164,6 @@ def _main_array(dataset: h5py.Dataset, key: str, rows: int, name: str) -> Array:
     if key.endswith("observations") and not array.shape:
         return Array(array.path, array.dtype, (1,))  # TED wants a dimension for a single number
     return array
-
-
-def _check_successors(contents: Contents, name: str) -> None:
-    here, after = contents.arrays["observations"], contents.arrays.get("next_observations")
-    if after is not None and (here.shape, here.dtype) != (after.shape, after.dtype):
-        message = f"{name}: next_observations are {after.dtype} {after.shape}, observations {here.dtype} {here.shape}"
-        raise CorruptSourceError(message)
 
 
 def _why_not(dataset: h5py.Dataset, rows: int) -> str | None:

@@ -53,27 +53,7 @@ FAMILIES = {
     "bullet": Family(),
 }
 
-_ENTRY_NOTES = {
-    "hopper-medium-expert-v0": "This file holds expert and medium-replay data, not expert and medium (D4RL issue 19).",
-    "hopper-medium-v1": "Medium and expert were swapped in the first upload of hopper v1 (D4RL issues 76, 86).",
-    "hopper-expert-v1": "Medium and expert were swapped in the first upload of hopper v1 (D4RL issues 76, 86).",
-}
-
 
 def family_of(entry: Entry | None) -> Family:
     """The family of a dataset; of none known, one that takes flags at their word."""
     return FAMILIES[entry.family] if entry else UNKNOWN
-
-
-def notes_of(entry: Entry | None) -> list[str]:
-    """What a user should know about a dataset before looking at a single row."""
-    if entry is None:
-        return []
-    notes = [*family_of(entry).notes]
-    if entry.name in _ENTRY_NOTES:
-        notes.append(_ENTRY_NOTES[entry.name])
-    if entry.path.startswith("ant_maze_new/"):
-        notes.append("AntMaze v0 time-outs are out of step with the resets (D4RL issue 77): prefer v2.")
-    if not entry.listed:
-        notes.append("D4RL registers this id but does not list it among its downloads.")
-    return notes

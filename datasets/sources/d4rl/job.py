@@ -74,10 +74,9 @@ class D4rlJob(WholeFileJob):
         """Look into the file: what it holds decides the leaves. Raises CorruptSourceError, UsageError."""
         self.path = files[self.item.url]
         with self.discard_if_useless():
-            self._look()
+            self._look(self.item.url)
 
-    def _look(self) -> None:
-        name = self.item.url
+    def _look(self, name: str) -> None:
         with hdf5.opened(self.path, name) as file:
             contents = hdf5.survey(file, name)
             terminals = hdf5.flags(file, name, "terminals")

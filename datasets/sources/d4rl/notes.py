@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from .contents import Contents
-from .families import notes_of
+from .families import family_of
 from .registry import Entry
 
 #: Where terminals that do not end a trajectory go.
 INNER = "next/terminal"
 
+_ENTRY_NOTES = {
+    "hopper-medium-expert-v0": "This file holds expert and medium-replay data, not expert and medium (D4RL issue 19).",
+    "hopper-medium-v1": "Medium and expert were swapped in the first upload of hopper v1 (D4RL issues 76, 86).",
+    "hopper-expert-v1": "Medium and expert were swapped in the first upload of hopper v1 (D4RL issues 76, 86).",
+}
 _BY = {
     "timeouts": "Episodes end where the file flags a time-out.",
     "terminals": "Episodes end where the file flags a terminal.",
@@ -39,7 +44,14 @@ def notes(
     entry: Entry | None, contents: Contents, by: str, horizon: int | None, counts: Mapping[str, int], sha256: str
 ) -> Iterator[str]:
     """All sentences that apply; ``counts`` are those of the plan."""
-    yield from notes_of(entry)
+    if entry:
+        yield from family_of(entry).notes
+        if entry.name in _ENTRY_NOTES:
+            yield _ENTRY_NOTES[entry.name]
+        if entry.path.startswith("ant_maze_new/"):
+            yield "AntMaze v0 time-outs are out of step with the resets (D4RL issue 77): prefer v2."
+        if not entry.listed:
+            yield "D4RL registers this id but does not list it among its downloads."
     yield _BY[by].format(horizon=horizon)
     for name, sentence in _COUNTED.items():
         if counts[name]:

@@ -169,15 +169,12 @@ class RecordingJob(Job):
 
     def _all_notes(self, counts: Mapping[str, Any], recording: Recording) -> list[str]:
         notes = list(dict.fromkeys([*self._notes, *recording.notes]))
-        if counts["cut_episodes"]:
-            is_cut = "episode was" if counts["cut_episodes"] == 1 else "episodes were"
-            notes.append(
-                f"{counts['cut_episodes']} {is_cut} cut by the end of the recording; the final observation is true."
-            )
-        if counts["actions_out_of_bounds"]:
-            notes.append(
-                f"{counts['actions_out_of_bounds']} actions lie outside their Box; stored as the policy gave them."
-            )
+        cut, outside = counts["cut_episodes"], counts["actions_out_of_bounds"]
+        if cut:
+            is_cut = "episode was" if cut == 1 else "episodes were"
+            notes.append(f"{cut} {is_cut} cut by the end of the recording; the final observation is true.")
+        if outside:
+            notes.append(f"{outside} actions lie outside their Box; stored as the policy gave them.")
         if any(leaf.is_text for leaf in [*self.observation, *self.action]):
             notes.append("Texts are stored as UTF-8 bytes, zero-padded.")
         return notes

@@ -24,7 +24,6 @@ from .names import HOME, KNOWN, is_id, local_names, local_root, remote_url, spli
 
 if TYPE_CHECKING:
     from .job import MinariJob  # loaded when a dataset is opened: lists do without
-    from .metadata import Metadata
 
 METADATA = "metadata.json"
 #: Atari's is 1 MB: the bounds of its frames are written in full.
@@ -96,33 +95,26 @@ def _open(name: str | None, folder: str, location: Location, options: ConvertOpt
     from .arrow import is_part
     from .hdf5 import FILE
     from .job import MinariJob
+    from .metadata import parse_metadata
 
-    described, metadata = _metadata(location, folder)
-    if metadata is None or metadata.format == "hdf5":
+    try:
+        item = location.stat(join_path(folder, METADATA))
+    except ObjectNotFoundError as missing:  # a dataset older than it must have its HDF5 file
+        try:
+            objects = [(FILE, location.stat(join_path(folder, FILE)))]
+        except ObjectNotFoundError:
+            message = f"{location.url}/{folder} holds no Minari dataset: there is neither {METADATA} nor {FILE}"
+            raise ObjectNotFoundError(message, hint=missing.hint) from missing
+        return MinariJob(name, location, objects, None, None, options, why)
+    data = read_all(location, item, limit_bytes=_LARGEST_METADATA)
+    metadata = parse_metadata(data, item.url)
+    if metadata.format == "hdf5":
         objects = [(FILE, location.stat(join_path(folder, FILE)))]
     else:
         objects = [(path, item) for path, item in _tree(location, folder) if is_part(path)]
         if not objects:
             raise CorruptSourceError(f"{location.url}/{folder} holds no episodes in {metadata.format} format")
-    return MinariJob(name, location, objects, described, metadata, options, why)
-
-
-def _metadata(location: Location, folder: str) -> tuple[tuple[RemoteObject, bytes] | None, Metadata | None]:
-    """``metadata.json``; None for datasets older than it, which must have their HDF5 file."""
-    from .hdf5 import FILE
-    from .metadata import parse_metadata
-
-    try:
-        item = location.stat(join_path(folder, METADATA))
-    except ObjectNotFoundError as missing:
-        try:
-            location.stat(join_path(folder, FILE))
-        except ObjectNotFoundError:
-            message = f"{location.url}/{folder} holds no Minari dataset: there is neither {METADATA} nor {FILE}"
-            raise ObjectNotFoundError(message, hint=missing.hint) from missing
-        return None, None
-    data = read_all(location, item, limit_bytes=_LARGEST_METADATA)
-    return (item, data), parse_metadata(data, item.url)
+    return MinariJob(name, location, objects, (item, data), metadata, options, why)
 
 
 def _tree(location: Location, folder: str) -> list[tuple[str, RemoteObject]]:

@@ -185,14 +185,11 @@ class OpenmlJob(WholeFileJob):
                     except UnicodeDecodeError:
                         self._encoding = "latin-1"
         self._digests = {name: digest.hexdigest() for name, digest in digests.items()}
-        self._check_bytes()
-        return parquet.Reader(self.path, self.item.url, {}).rows if self.is_parquet else lines + 1
-
-    def _check_bytes(self) -> None:
         if self._md5 and self._digests["md5"] != self._md5:
             message = f"{self.item.url}: its md5 is {self._digests['md5']}, OpenML states {self._md5}"
             raise ChecksumError(message, hint=f"fetch it again, or use another mirror; {ACCEPT}")
         self.check_recorded(self._digests["sha256"])
+        return parquet.Reader(self.path, self.item.url, {}).rows if self.is_parquet else lines + 1
 
     # -- what the manifest says ------------------------------------------------------------------------------------
 
@@ -252,14 +249,13 @@ class OpenmlJob(WholeFileJob):
         ]
         if about.status not in ("active", "unknown"):
             notes.append(f"This version is {about.status} on OpenML.")
-        if counts["missing_values"]:
-            notes.append(f"{counts['missing_values']} values are missing; {_MISSING[self.table.missing]}.")
-        if counts["dropped_rows"]:
-            notes.append(f"Left out: {counts['dropped_rows']} of {counts['rows']} rows, which miss a value.")
-        if counts["rounded_integers"]:
-            notes.append(f"{counts['rounded_integers']} whole numbers above 2**24 are rounded to float32.")
-        if counts["not_finite"]:
-            notes.append(f"{counts['not_finite']} values of observations are infinite.")
+        counted = {
+            "missing_values": f"{{n}} values are missing; {_MISSING[self.table.missing]}.",
+            "dropped_rows": "Left out: {n} of {rows} rows, which miss a value.",
+            "rounded_integers": "{n} whole numbers above 2**24 are rounded to float32.",
+            "not_finite": "{n} values of observations are infinite.",
+        }
+        notes += [text.format(n=counts[name], rows=counts["rows"]) for name, text in counted.items() if counts[name]]
         if self.table.standardize != "none":
             notes.append("Columns are standardised with the mean and deviation of all rows kept, which spaces hold.")
         if self._roles.left_out:
