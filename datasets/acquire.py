@@ -7,7 +7,6 @@ id what it holds already (`ingest.run`).
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from .ingest.request import Estimate as Estimate
 from .ingest.request import Listener as Listener
 from .ingest.request import Outcome as Outcome
 from .ingest.request import Request as Request
-from .ingest.run import run
+from .ingest.run import make_dataset, run
 from .mirrors import pull as converted
 
 
@@ -104,15 +103,8 @@ def _copy(url: str, place: DatasetPlace, request: Request, listener: Listener) -
     if differs:
         recorded = found[1].source.get("options", {})
         return [f"{name} {recorded.get(name, 'of its own')}" for name in differs]
-    began = time.monotonic()
-    if request.dry_run:
-        estimate, _ = converted.fetch_converted(*found, place, listener, force=request.force, dry_run=True)
-        return Outcome(place.id, place.path, "planned", None, time.monotonic() - began, estimate)
-    make_writable(place.root)
-    with place.lock():
-        place.recover()
-        existing = find_existing(place, request)
-        if existing is not None:
-            return Outcome(place.id, place.path, "complete", existing)
-        estimate, manifest = converted.fetch_converted(*found, place, listener, force=request.force, dry_run=False)
-    return Outcome(place.id, place.path, "written", manifest, time.monotonic() - began, estimate)
+    return make_dataset(
+        place,
+        request,
+        lambda lock: converted.fetch_converted(*found, place, listener, force=request.force, dry_run=lock is None),
+    )

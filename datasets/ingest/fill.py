@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...storage.codecs.codec import Sink
 from ...storage.schema import Schema
 from ...storage.writer import open_sink
 from ..workers.task import OnBlock
@@ -40,7 +39,9 @@ class FillTask:
     def __call__(self, on_block: OnBlock) -> dict[str, Any]:
         """Write all rows of the part. Returns its record: what each sink returns, and the object's checksum if computed."""
         records = {name: self.source.adopt(self.schema[name], self.folder, self.index) for name in self.leaves}
-        sinks = {name: self._open_sink(name) for name, record in records.items() if record is None}
+        where = (self.index, self.first_state, self.states, self.all_states, self.threads)
+        rest = [name for name, record in records.items() if record is None]
+        sinks = {name: open_sink(self.folder, self.schema[name], *where) for name in rest}
         crc32c = None
         with closing(self.source.blocks([self.schema[name] for name in sinks], self.threads)) as blocks:
             for block in blocks:
@@ -49,10 +50,6 @@ class FillTask:
                 crc32c = block.crc32c
                 on_block(block.done, block.fetched, block.retries)
         return {"leaves": {**records, **{name: sink.finish() for name, sink in sinks.items()}}, "crc32c": crc32c}
-
-    def _open_sink(self, name: str) -> Sink:
-        where = (self.index, self.first_state, self.states, self.all_states)
-        return open_sink(self.folder, self.schema[name], *where, self.threads)
 
 
 def fill_tasks(job: Job, plan: Plan, folder: Path, threads: int) -> list[FillTask]:

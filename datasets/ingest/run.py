@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,6 +27,7 @@ from ...storage.checksums import crc32c
 from ...storage.codecs import codec_of
 from ...storage.column_writer import ColumnWriter
 from ...storage.folder import RAW, DatasetPlace, check_space, make_writable, remove_tree
+from ...storage.lock import WriterLock
 from ...storage.manifest import Manifest
 from ...storage.reuse import OldDataset
 from ...storage.schema import Schema
@@ -50,17 +51,12 @@ def run(job: Job, place: DatasetPlace, request: Request, listener: Listener, url
     Raises the fetch errors of `errors`, CorruptSourceError, DiskSpaceError, RootNotWritableError, DatasetBusyError,
     DatasetExistsError. What is finished before an error or KeyboardInterrupt is kept for the next run.
     """
-    began = time.monotonic()
-    if request.dry_run:
-        estimate = dry_run(job, place, listener)
-        listener.on_estimate(estimate)
-        return Outcome(place.id, place.path, "planned", None, time.monotonic() - began, estimate)
-    make_writable(place.root)
-    with place.lock() as lock:
-        place.recover()
-        existing = find_existing(place, request)  # another process may have finished it meanwhile
-        if existing is not None:
-            return Outcome(place.id, place.path, "complete", existing)
+
+    def make(lock: WriterLock | None) -> tuple[Estimate, Manifest | None]:
+        if lock is None:
+            estimate = dry_run(job, place, listener)
+            listener.on_estimate(estimate)
+            return estimate, None
         if request.force and place.exists():
             job.set_previous_objects(read_objects(place))
         # The plan of a staged job needs all of its data, so that parts of an old dataset are of no use.
@@ -77,6 +73,26 @@ def run(job: Job, place: DatasetPlace, request: Request, listener: Listener, url
             if not writer.parts_done() and not (writer.folder / RAW).exists():
                 remove_tree(writer.folder)  # nothing worth keeping for the next run
             raise
+        return estimate, manifest
+
+    return make_dataset(place, request, make)
+
+
+def make_dataset(
+    place: DatasetPlace, request: Request, make: Callable[[WriterLock | None], tuple[Estimate, Manifest | None]]
+) -> Outcome:
+    """Have ``make`` put a dataset at a place, with the place's lock; for a dry run without one, when it writes nothing."""
+    began = time.monotonic()
+    if request.dry_run:
+        estimate, _ = make(None)
+        return Outcome(place.id, place.path, "planned", None, time.monotonic() - began, estimate)
+    make_writable(place.root)
+    with place.lock() as lock:
+        place.recover()
+        existing = find_existing(place, request)  # another process may have finished it meanwhile
+        if existing is not None:
+            return Outcome(place.id, place.path, "complete", existing)
+        estimate, manifest = make(lock)
     return Outcome(place.id, place.path, "written", manifest, time.monotonic() - began, estimate)
 
 

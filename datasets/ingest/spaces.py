@@ -217,11 +217,6 @@ def text_rows(values: Sequence[str | bytes], width: int, name: str) -> np.ndarra
     return rows
 
 
-def text_of(row: np.ndarray) -> str:
-    """The text that a row of bytes stands for."""
-    return np.asarray(row, np.uint8).tobytes().rstrip(b"\0").decode()
-
-
 def is_taken(key: str, taken: Collection[str]) -> bool:
     """Whether a key falls together with one of those taken, or one would be a folder of the other; all in lower case."""
     return any(key == other or key.startswith(other + "/") or other.startswith(key + "/") for other in taken)

@@ -19,9 +19,9 @@ from paths import DATA
 from rbdata.datasets.acquire import download
 from rbdata.datasets.ingest.protocol import ConvertOptions
 from rbdata.datasets.ingest.request import Request
-from rbdata.datasets.ingest.spaces import text_of
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import verify
+from text_rows import text_of
 
 FIXTURES = DATA / "minari"
 

@@ -25,14 +25,6 @@ COLUMNS = (Column("observation", "uint8", FRAME, "state"), Column("action", "int
 CLIPPED = "Rewards were clipped to [-1, 1] before they were published; game scores cannot be recovered."
 
 
-def time_limit(options: ConvertOptions) -> int:
-    """Rows after which the clock ended an episode, 0 for none. Raises UsageError for what makes no sense."""
-    limit = TIME_LIMIT if options.time_limit is None else options.time_limit
-    if limit == 1 or limit < 0:
-        raise UsageError(f"a time limit of {limit} steps makes no sense", hint="0 means no time limit")
-    return limit
-
-
 def spaces() -> dict[str, Any]:
     """Observation and action space for the manifest."""
     return {
@@ -65,7 +57,10 @@ class RunJob(Job, Generic[Piece]):
         self.name, self.location, self.available, self.options = name, location, available, options
         self.title = name or location.url
         self.decided = {"upstream": self.upstream}
-        self.time_limit = time_limit(options)
+        #: Rows after which the clock ended an episode, 0 for none.
+        self.time_limit = TIME_LIMIT if options.time_limit is None else options.time_limit
+        if self.time_limit == 1 or self.time_limit < 0:
+            raise UsageError(f"a time limit of {self.time_limit} steps makes no sense", hint="0 means no time limit")
         self.schema, self.bulk = lay_out(COLUMNS, options)
 
     def select(self) -> list[Piece]:

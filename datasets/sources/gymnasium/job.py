@@ -41,8 +41,12 @@ class RecordingJob(Job):
     def __init__(self, name: str, options: ConvertOptions) -> None:
         self.name, self.options = name, options
         self.location: Location = DirectoryLocation("this machine")  # only its name is used: there is nothing to fetch
-        self.given = _checked(options)
-        self.made = Made(name, self.given["env_args"], self.given["num_envs"])
+        self.given = dict(options.extra)
+        count, steps = self.given["num_envs"], self.given["steps"]
+        if count > min(steps, _MOST_ENVS):
+            message = f"num_envs is {count}: at most {_MOST_ENVS}, and no more than steps ({steps})"
+            raise UsageError(message, hint="record fewer environments, or more steps")
+        self.made = Made(name, self.given["env_args"], count)
         self._notes: list[str] = []
         with importable(), heard(self._notes):
             self._policy_sha256 = _policy_digest(self.given["policy"])
@@ -182,15 +186,6 @@ class RecordingJob(Job):
 
 #: From the end of a step in a recording to the outcome of its episode.
 _OUTCOMES = np.array([0, TERMINATED, TRUNCATED, TERMINATED, CUT], np.uint8)
-
-
-def _checked(options: ConvertOptions) -> dict[str, Any]:
-    """All options of a recording. Raises UsageError for more environments than there can be."""
-    given = dict(options.extra)
-    if given["num_envs"] > min(given["steps"], _MOST_ENVS):
-        message = f"num_envs is {given['num_envs']}: at most {_MOST_ENVS}, and no more than steps ({given['steps']})"
-        raise UsageError(message, hint="record fewer environments, or more steps")
-    return given
 
 
 def _policy_digest(policy: str) -> str | None:

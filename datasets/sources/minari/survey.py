@@ -84,7 +84,12 @@ def survey(reader: Reader, metadata: Metadata, name: str, text: TextAs) -> Surve
                 message = f"{name}: episode {episode} has {one.place} of {one.rows} rows, others of its space more"
                 raise CorruptSourceError(message)
         states[index] = rows["observations"]
-        _check_rows(name, episode, int(steps[index]), rows["observations"], rows["actions"])
+        if rows["actions"] != steps[index]:
+            message = f"{name}: episode {episode} has {rows['actions']} actions and {steps[index]} rewards"
+            raise CorruptSourceError(message)
+        if steps[index] and states[index] - steps[index] not in (0, 1):
+            message = f"{name}: episode {episode} has {states[index]} observations and {steps[index]} steps"
+            raise CorruptSourceError(message, hint="an episode of n steps has n + 1 observations")
         infos.add(index, reader.infos(episode))
     sources = [one.source(name) for one in described]
     kept, why_not = infos.sources(steps, {source.column.key.lower() for source in sources})
@@ -92,14 +97,6 @@ def survey(reader: Reader, metadata: Metadata, name: str, text: TextAs) -> Surve
     result = Survey(reader.episodes, steps, states, [*sources, *kept], spaces, keys, {**left_out, **why_not})
     result.notes = _notes(result, metadata, infos)
     return result
-
-
-def _check_rows(name: str, episode: int, steps: int, states: int, actions: int) -> None:
-    if actions != steps:
-        raise CorruptSourceError(f"{name}: episode {episode} has {actions} actions and {steps} rewards")
-    if states not in (steps, steps + 1) and steps:
-        message = f"{name}: episode {episode} has {states} observations and {steps} steps"
-        raise CorruptSourceError(message, hint="an episode of n steps has n + 1 observations")
 
 
 class _Merged:

@@ -16,7 +16,6 @@ from rbdata.datasets.ingest.spaces import (
     space_json,
     space_leaves,
     stored_dtype,
-    text_of,
     text_rows,
     text_width,
 )
@@ -26,6 +25,7 @@ from rbdata.errors import CorruptSourceError, SchemaError, UsageError
 from rbdata.storage.column_writer import ColumnWriter
 from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED
 from rbdata.storage.leaf import check_key
+from text_rows import text_of
 
 LETTERS = st.text("abcé ", min_size=1, max_size=5)
 BASIC = st.one_of(

@@ -21,11 +21,11 @@ from paths import SUPPORT
 from rbdata.datasets.acquire import download
 from rbdata.datasets.ingest.protocol import ConvertOptions
 from rbdata.datasets.ingest.request import Listener, Request
-from rbdata.datasets.ingest.spaces import text_of
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED
 from rbdata.storage.integrity import verify
 from tensordict import TensorDict
+from text_rows import text_of
 
 gymnasium_envs.register()
 
