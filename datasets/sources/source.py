@@ -112,11 +112,9 @@ class Source:
             raise UsageError(f"datasets of {self.name} have no shards to choose from", hint="leave out --shards")
         if options.time_limit is not None and "time_limit" not in self.supports:
             raise UsageError(f"datasets of {self.name} take no time limit", hint="leave out time_limit")
-        extra = {name: self._value(option, given.get(name)) for name, option in own.items()}
+        extra = {name: option.check(given[name]) if name in given else _default(option) for name, option in own.items()}
         return replace(options, extra=extra)
 
-    @staticmethod
-    def _value(option: SourceOption, given: Any) -> Any:
-        if given is not None:
-            return option.check(given)
-        return settings.source_option(option).value if option.setting else option.default
+
+def _default(option: SourceOption) -> Any:
+    return settings.source_option(option).value if option.setting else option.default

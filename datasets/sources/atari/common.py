@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from ....errors import ObjectNotFoundError, UsageError
 from ...fetch import Location, RemoteObject
 from ...ingest.number_ranges import format_numbers
-from ...ingest.protocol import ConvertOptions, Job
+from ...ingest.protocol import ConvertOptions, Job, PartSpec
 from ...ingest.trajectories import Column, lay_out
 from .ring import TIME_LIMIT
 from .rl_unplugged.files import EpisodeFile
@@ -85,6 +85,11 @@ class RunJob(Job, Generic[Piece]):
 
     def parts(self) -> int:
         return len(self.chosen)
+
+    def describe_part(self, number: int, first_state: int, states: int, layout: str, item: RemoteObject) -> PartSpec:
+        """The part that one piece fills from its largest object."""
+        name = f"{self.piece} {number}"
+        return PartSpec(name, states, layout, describe(item), number, first_state, item.size or 0)
 
     def about(self) -> dict[str, Any]:
         options = {

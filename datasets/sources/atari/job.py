@@ -17,7 +17,7 @@ from ....storage.column_writer import ColumnWriter
 from ...fetch import Location, read_all, resolve
 from ...formats.gunzip import gunzip
 from ...formats.npy import NpyStream
-from ...ingest.protocol import ConvertOptions, PartSpec, Plan, RawObject
+from ...ingest.protocol import ConvertOptions, Plan, RawObject
 from ...ingest.trajectories import results
 from . import frames
 from .common import RunJob, describe, spaces
@@ -84,15 +84,7 @@ class AtariJob(RunJob[Shard]):
         planner.finish()
         self._parts = planner.parts
         parts = [
-            PartSpec(
-                name=f"shard {part.number}",
-                number=part.number,
-                first_state=part.first,
-                states=part.states,
-                layout=_layout(part),
-                object=describe(shard.observation),
-                fetch_bytes=shard.observation.size or 0,
-            )
+            self.describe_part(part.number, part.first, part.states, _layout(part), shard.observation)
             for part, shard in zip(planner.parts, self.chosen)
         ]
         small = sorted(

@@ -80,9 +80,8 @@ class RecordTask:
 
 def columns_of(observation: Sequence[SpaceLeaf], action: Sequence[SpaceLeaf]) -> list[Column]:
     """The columns of a recording: observations per state, actions per step."""
-    return [Column(leaf.key, leaf.dtype, leaf.shape, "state") for leaf in observation] + [
-        Column(leaf.key, leaf.dtype, leaf.shape, "step") for leaf in action
-    ]
+    states = [Column(leaf.key, leaf.dtype, leaf.shape, "state") for leaf in observation]
+    return states + [Column(leaf.key, leaf.dtype, leaf.shape, "step") for leaf in action]
 
 
 class _Recording:
@@ -120,12 +119,8 @@ class _Recording:
             self._notes.append(
                 f"The environment gave {names} in another dtype than its space states; stored as it states."
             )
-        about = {
-            "states": self._all_states.tolist(),
-            "counts": {"actions_out_of_bounds": self._outside},
-            "notes": self._notes,
-        }
-        self._writer.finish(about)
+        counts = {"actions_out_of_bounds": self._outside}
+        self._writer.finish({"states": self._all_states.tolist(), "counts": counts, "notes": self._notes})
 
     # -- one environment -----------------------------------------------------------------------------------------------
 

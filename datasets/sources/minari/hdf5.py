@@ -172,19 +172,14 @@ class Hdf5Reader:
             first = self._h5py.Dataset(array)[0].tobytes() if rows and vlen in (None, np.uint8) else b""
             if is_jpeg(first):
                 return Field(rows, "jpeg", np.dtype("uint8"), frame_shape(first, f"{self._name}: {path}"))
-        if dtype.hasobject or dtype.kind not in "biuf":
-            return Field(rows, "other", dtype, tuple(found), f"its dtype is {array.dtype}")
-        return Field(rows, "numbers", dtype, tuple(found))
+        return _numbers(array)
 
     def _info(self, episode: int, place: Place) -> Field:
         """Infos have no space: what is not numbers is not used."""
         array = self._array(episode, place)
         if not array.shape:
             return Field(0, "other", np.dtype("O"), (), f"its shape is {array.shape}, not one row a step")
-        dtype = array.dtype.newbyteorder("=")
-        if dtype.kind in "biuf":
-            return Field(array.shape[0], "numbers", dtype, tuple(array.shape[1:]))
-        return Field(array.shape[0], "other", dtype, tuple(array.shape[1:]), f"its dtype is {dtype}")
+        return _numbers(array)
 
     def _guess(self, place: Place, depth: int) -> Json:
         if not self.episodes or depth > DEEPEST:
@@ -209,6 +204,14 @@ class Hdf5Reader:
 
     def _sound(self) -> AbstractContextManager[None]:
         return damage_reported(self._name)
+
+
+def _numbers(array: Any) -> Field:
+    """What an array of numbers holds; one of anything else cannot be used."""
+    dtype = array.dtype.newbyteorder("=")
+    if dtype.kind in "biuf":
+        return Field(array.shape[0], "numbers", dtype, tuple(array.shape[1:]))
+    return Field(array.shape[0], "other", dtype, tuple(array.shape[1:]), f"its dtype is {array.dtype}")
 
 
 def _path(episode: int, place: Place) -> str:

@@ -20,7 +20,7 @@ from ....ingest.number_ranges import format_numbers
 from ....ingest.protocol import ConvertOptions, Expectation, PartSpec, Plan, RawObject
 from ....ingest.staging import StagedPart, StagedRows
 from ....ingest.trajectories import results
-from ..common import CITATION, RunJob, describe, spaces
+from ..common import CITATION, RunJob, spaces
 from .decode import ROWS, STEPS, DecodeTask, is_of
 from .files import FOLDER, UPSTREAM, EpisodeFile
 from .frame_sample import Sample, take_sample
@@ -93,7 +93,7 @@ class RluJob(RunJob[EpisodeFile]):
             columns.append({"action": action, **results(reward, terminated, (outcome != 0) & ~terminated)})
         on_progress(len(self.chosen), len(self.chosen))
         episodes = order.episode_table()
-        parts = [self._describe_part(part) for part in order.parts]
+        parts = [self._plan_part(part) for part in order.parts]
         found = [[file.number, done.about["crc32c"]] for file, done in zip(self.chosen, order.files)]
         return Plan(
             digest=crc32c(json.dumps([found, [part.layout for part in parts]]).encode()),
@@ -152,17 +152,10 @@ class RluJob(RunJob[EpisodeFile]):
         game = (self.name or "").partition("/")[0]
         return [RawObject(f"{FOLDER}/{game}/{file.obj.name}", file.obj, self.location) for file in self.chosen]
 
-    def _describe_part(self, part: Part) -> PartSpec:
+    def _plan_part(self, part: Part) -> PartSpec:
         file = self.chosen[part.file]
-        return PartSpec(
-            name=f"file {file.number}",
-            number=file.number,
-            first_state=part.first_state,
-            states=part.states,
-            layout=f"rlu-{crc32c(repr([(run.file, run.first_state, run.states) for run in part.runs]).encode())}",
-            object=describe(file.obj),
-            fetch_bytes=file.obj.size or 0,
-        )
+        layout = f"rlu-{crc32c(repr([(run.file, run.first_state, run.states) for run in part.runs]).encode())}"
+        return self.describe_part(file.number, part.first_state, part.states, layout, file.obj)
 
     def _notes(self, counts: Mapping[str, Any]) -> list[str]:
         first = (
