@@ -9,7 +9,6 @@ final one of the step before (or, asked for ``unknown_next`` zero, it is kept wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,10 +33,6 @@ class Run:
     terminated: bool
     truncated: bool
     outcome: int
-
-    @property
-    def states(self) -> int:
-        return self.steps + 1
 
 
 def split_episode(states: int, terminated: np.ndarray, truncated: np.ndarray, unknown_next: str) -> list[Run]:
@@ -116,9 +111,12 @@ class Planner:
             truncated = self._flags(episode, "truncations", steps)
             rewards = self._rewards(episode, steps)
             given = split_episode(states, terminated, truncated, self._unknown_next)
-            self._count(steps, states, given)
+            kept = sum(one.steps for one in given)
+            self.counts["given_up_steps"] += steps - kept
+            self.counts["split_episodes"] += max(0, len(given) - 1)
+            self.counts["blank_successors"] += bool(given) and states <= steps and kept == steps
             for one in given:
-                runs.append((index, one.first, one.states))
+                runs.append((index, one.first, one.steps + 1))
                 self._append(index, one, rewards)
             if not index % 64:
                 on_progress(index, len(found.episodes))
@@ -169,10 +167,3 @@ class Planner:
         if values.dtype.kind == "f" and np.isnan(values).any():
             raise CorruptSourceError(f"{self._name}: episode {episode} has {name} that are NaN")
         return values.astype(bool)
-
-    def _count(self, steps: int, states: int, runs: Sequence[Run]) -> None:
-        kept = sum(run.steps for run in runs)
-        self.counts["given_up_steps"] += steps - kept
-        self.counts["split_episodes"] += max(0, len(runs) - 1)
-        if runs and states <= steps and kept == steps:
-            self.counts["blank_successors"] += 1
