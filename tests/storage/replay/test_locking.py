@@ -207,6 +207,8 @@ def fork_while_threads_hold_the_lock() -> None:
             os._exit(0 if whole(buffer.sample()) else 1)
         assert os.waitpid(child, 0)[1] == 0
     stop.set()
+    for thread in threads:
+        thread.join()
     buffer.close()
 
 
