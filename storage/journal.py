@@ -35,7 +35,11 @@ class Journal:
 
     def record(self, *entries: dict[str, Any]) -> None:
         """Add finished pieces of work; durable when this returns."""
-        self._append(*entries)
+        try:
+            self._append(*entries)
+        except BaseException:
+            self._read()  # Ctrl-C may come between the sync and here: what is in the file counts
+            raise
         self.entries.extend(entries)
 
     def forget(self, kinds: tuple[str, ...]) -> None:
@@ -57,6 +61,7 @@ class Journal:
         except FileNotFoundError:
             return
         records: list[dict[str, Any]] = []
+        self._sound = 0
         for line in lines[:-1]:  # what follows the last line feed was cut short, or is empty
             try:
                 record = json.loads(line)
