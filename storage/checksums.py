@@ -19,8 +19,6 @@ import google_crc32c
 BLOCK = 1 << 22
 _COPY = 1 << 18
 
-Range = tuple[int, str]
-
 
 class Crc32c:
     """A running crc32c that also counts bytes."""
@@ -46,7 +44,7 @@ class Crc32c:
         return f"{self._value:08x}"
 
     @property
-    def range(self) -> Range:
+    def range(self) -> tuple[int, str]:
         """What the manifest records."""
         return (self.length, self.hex)
 
@@ -59,20 +57,16 @@ def crc32c(data: Any) -> str:
 
 
 def check_ranges(path: Path, ranges: Sequence[Sequence[Any]]) -> Iterator[tuple[int, bool]]:
-    """The bytes found of each of a manifest's ``ranges`` of a file, and whether they are what was written."""
-    found = sum_ranges(path, [int(length) for length, _ in ranges])
-    for (length, checksum), (_, wanted) in zip(found, ranges):
-        yield length, checksum == wanted
+    """The bytes found of each of a manifest's ``ranges`` of a file, and whether they are what was written.
 
-
-def sum_ranges(path: Path, lengths: list[int]) -> Iterator[Range]:
-    """Sum consecutive ranges of a file, a block at a time; a file that ends early gives shorter ranges."""
+    A block is read at a time; a file that ends early gives shorter ranges.
+    """
     with path.open("rb") as file:
-        for length in lengths:
+        for length, wanted in ranges:
             checksum = Crc32c()
             while checksum.length < length:
                 block = file.read(min(BLOCK, length - checksum.length))
                 if not block:
                     break
                 checksum.update(block)
-            yield checksum.range
+            yield checksum.length, checksum.hex == wanted

@@ -60,10 +60,8 @@ class ColumnWriter:
         for leaf in self._leaves:
             array = columns[leaf.name]
             if array.shape[1:] != leaf.shape or array.dtype.newbyteorder("=") != np.dtype(leaf.dtype):
-                message = (
-                    f"key {leaf.name}: got {array.dtype} {array.shape[1:]}, the schema says {leaf.dtype} {leaf.shape}"
-                )
-                raise SchemaError(message)
+                got, wanted = f"{array.dtype} {array.shape[1:]}", f"{leaf.dtype} {leaf.shape}"
+                raise SchemaError(f"key {leaf.name}: got {got}, the schema says {wanted}")
             if self._folder is not None:
                 data = np.ascontiguousarray(array, leaf.np_dtype).tobytes()
                 self._checksums[leaf.name].update(data)

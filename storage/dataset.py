@@ -141,9 +141,7 @@ class Dataset:
             if index.shape != (len(self),):
                 raise UsageError(f"a mask of shape {tuple(index.shape)} does not fit {len(self)} steps")
             index = index.nonzero().squeeze(1)
-        if index.numel() and (index.is_floating_point() or index.is_complex()):
-            raise UsageError(f"steps are whole numbers, not {index.dtype}")
-        index = index.long()
+        index = _whole_numbers(index)
         index = torch.where(index < 0, index + len(self), index)
         return self._steps(index.reshape(-1)).reshape(index.shape)
 
@@ -209,14 +207,18 @@ class Dataset:
 
     def _checked(self, steps: torch.Tensor | Iterable[int]) -> torch.Tensor:
         index = torch.as_tensor(steps if isinstance(steps, (torch.Tensor, np.ndarray)) else list(steps))
-        if index.numel() and (index.is_floating_point() or index.dtype == torch.bool):
-            raise UsageError(f"steps are whole numbers, not {index.dtype}")
-        index = index.long()
+        index = _whole_numbers(index)
         if index.ndim != 1:
             raise UsageError(f"steps must be one-dimensional, not {tuple(index.shape)}")
         if len(index) and (int(index.min()) < 0 or int(index.max()) >= len(self)):
             raise UsageError(f"steps {int(index.min())}..{int(index.max())} are not all below {len(self)}")
         return index
+
+
+def _whole_numbers(index: torch.Tensor) -> torch.Tensor:
+    if index.numel() and (index.is_floating_point() or index.is_complex() or index.dtype == torch.bool):
+        raise UsageError(f"steps are whole numbers, not {index.dtype}")
+    return index.long()
 
 
 class ConstantRows:
@@ -236,8 +238,6 @@ class ConstantRows:
         return self._full(stop - start)
 
     def _full(self, *batch: int) -> torch.Tensor:
-        value = self.leaf.constant
-        assert value is not None
-        if not value:
+        if not self.leaf.constant:
             return torch.zeros(*batch, *self.leaf.shape, dtype=self._dtype)
-        return torch.full((*batch, *self.leaf.shape), value, dtype=self._dtype)
+        return torch.full((*batch, *self.leaf.shape), self.leaf.constant, dtype=self._dtype)

@@ -47,11 +47,8 @@ def sync_files(folder: Path, names: Iterable[str]) -> None:
     """Make files of a folder durable, and their names."""
     names = list(names)
     for name in names:
-        descriptor = os.open(folder / name, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        with (folder / name).open("rb") as file:
+            os.fsync(file.fileno())
     for parent in sorted({(folder / name).parent for name in names}):
         sync_folder(parent)
 

@@ -22,7 +22,7 @@ import numpy as np
 from ..errors import InvariantError
 from .checksums import crc32c
 from .memory_map import map_array
-from .tensordict_meta import write_meta
+from .tensordict_folder import write_meta
 
 FOLDER = "episodes"
 TERMINATED, TRUNCATED, CUT = 1, 2, 3
@@ -58,11 +58,8 @@ class EpisodeTable:
         """Raise InvariantError unless the episodes are contiguous, in order and not empty."""
         if not len(self):
             return
-        if (
-            self.start[0] != 0
-            or (self.length < 1).any()
-            or (self.start[1:] != self.start[:-1] + self.length[:-1]).any()
-        ):
+        ends = self.start + self.length
+        if self.start[0] != 0 or (self.length < 1).any() or (self.start[1:] != ends[:-1]).any():
             raise InvariantError("the episode table leaves gaps, overlaps, or has empty episodes")
 
     def summary(self) -> tuple[dict[str, float], dict[str, float]]:
@@ -79,9 +76,8 @@ class EpisodeTable:
             data = np.ascontiguousarray(array, np.dtype(_COLUMNS[name]).newbyteorder("<")).tobytes()
             (target / f"{name}.memmap").write_bytes(data)
             ranges[f"{FOLDER}/{name}.memmap"] = [[len(data), crc32c(data)]]
-        leaves = {name: (dtype, (len(self),)) for name, dtype in _COLUMNS.items()}
-        ranges.update(write_meta(folder, FOLDER, leaves, len(self)))
-        return ranges
+        leaves: dict[str, tuple[str, tuple[int, ...]]] = {name: (dtype, ()) for name, dtype in _COLUMNS.items()}
+        return {**ranges, **write_meta(folder, FOLDER, leaves, len(self))}
 
 
 def open_episodes(folder: Path, episodes: int) -> EpisodeTable:
@@ -120,11 +116,4 @@ class EpisodeBuilder:
 
 
 def _statistics(values: np.ndarray) -> dict[str, float]:
-    if not len(values):
-        return {}
-    return {
-        "mean": float(np.mean(values)),
-        "std": float(np.std(values)),
-        "min": float(np.min(values)),
-        "max": float(np.max(values)),
-    }
+    return {name: float(getattr(values, name)()) for name in ("mean", "std", "min", "max")} if len(values) else {}

@@ -134,17 +134,15 @@ def check_id(dataset_id: str) -> None:
 def make_writable(root: Path) -> None:
     """Create the root if need be; raises RootNotWritableError naming the ways to choose another one."""
     hint = "choose another one with --root or RBDATA_ROOT"
+    step = "created"
     try:
         root.mkdir(parents=True, exist_ok=True)
+        step = "written to"
+        tempfile.TemporaryFile(dir=root).close()
     except (FileExistsError, NotADirectoryError) as error:
         raise RootNotWritableError(f"the root {root} is not a folder", hint=hint) from error
     except OSError as error:
-        raise RootNotWritableError(f"the root {root} cannot be created: {error.strerror}", hint=hint) from error
-    try:
-        with tempfile.TemporaryFile(dir=root):
-            pass
-    except OSError as error:
-        raise RootNotWritableError(f"the root {root} cannot be written to: {error.strerror}", hint=hint) from error
+        raise RootNotWritableError(f"the root {root} cannot be {step}: {error.strerror}", hint=hint) from error
 
 
 def _is_empty_folder(path: Path) -> bool:

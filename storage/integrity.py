@@ -51,22 +51,22 @@ def verify(
     for path, ranges in sorted(manifest.files.items()):
         report.files += 1
         what = _check_size(folder, path, sum(int(length) for length, _ in ranges))
-        if what is None and not quick:
-            at = 0
-            try:
-                for number, (length, sound) in enumerate(check_ranges(folder / path, ranges)):
-                    if not sound:
-                        where = _where(manifest, path, number)
-                        what = f"bytes {at}..{at + length} are not what was written{where}"
-                        report.problems.append(Problem(path, what))
-                    at += length
-                    report.bytes += length
-                    if on_progress is not None:
-                        on_progress(report.bytes, manifest.bytes)
-            except OSError as error:  # a failing disk
-                report.problems.append(Problem(path, f"cannot be read after byte {at}: {error.strerror}"))
-        elif what is not None:
+        if what is not None:
             report.problems.append(Problem(path, what))
+        if what is not None or quick:
+            continue
+        at = 0
+        try:
+            for number, (length, sound) in enumerate(check_ranges(folder / path, ranges)):
+                if not sound:
+                    what = f"bytes {at}..{at + length} are not what was written{_where(manifest, path, number)}"
+                    report.problems.append(Problem(path, what))
+                at += length
+                report.bytes += length
+                if on_progress is not None:
+                    on_progress(report.bytes, manifest.bytes)
+        except OSError as error:  # a failing disk
+            report.problems.append(Problem(path, f"cannot be read after byte {at}: {error.strerror}"))
     if report.ok and invariants and not quick:
         from .dataset import Dataset
         from .ted import check_invariants
@@ -100,10 +100,6 @@ def _check_size(folder: Path, path: str, size: int) -> str | None:
 
 def _where(manifest: Manifest, path: str, number: int) -> str:
     """The ranges of what parts are appended to are those parts: name the source object."""
-    appended = {
-        codec.path(name)
-        for codec in map(codec_of, manifest.schema.states)
-        if not codec.fixed_rows
-        for name in codec.appended
-    }
+    codecs = [codec for codec in map(codec_of, manifest.schema.states) if not codec.fixed_rows]
+    appended = {codec.path(name) for codec in codecs for name in codec.appended}
     return f" ({manifest.parts[number].get('name')})" if path in appended and number < len(manifest.parts) else ""

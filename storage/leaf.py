@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,17 +20,7 @@ if TYPE_CHECKING:
 Kind = Literal["step", "state"]
 
 #: numpy dtypes a leaf may have; all little-endian on disk. bfloat16 has no numpy dtype and is not among them.
-DTYPES = (
-    "bool",
-    "uint8",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "float16",
-    "float32",
-    "float64",
-)
+DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 
 #: Names at the top that leaves may not take: the folder's own, and what reading adds to a batch.
 RESERVED = frozenset({"episodes", "index", "mask"})
@@ -94,34 +84,22 @@ class Leaf:
 
     def to_json(self) -> dict[str, Any]:
         """The manifest's form."""
-        record: dict[str, Any] = {
-            "name": self.name,
-            "kind": self.kind,
-            "dtype": self.dtype,
-            "shape": list(self.shape),
-            "codec": self.codec,
-        }
-        if self.constant is not None:
-            record["constant"] = self.constant
+        record = {**asdict(self), "shape": list(self.shape)}
+        if self.constant is None:
+            del record["constant"]
         return record
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Leaf:
         """Raises SchemaError on anything that ``to_json`` does not write."""
         try:
-            return cls(
-                name=str(record["name"]),
-                kind=record["kind"],
-                dtype=str(record["dtype"]),
-                shape=tuple(int(size) for size in record["shape"]),
-                codec=str(record["codec"]),
-                constant=record.get("constant"),
-            )
+            name, dtype, codec = (str(record[key]) for key in ("name", "dtype", "codec"))
+            shape = tuple(int(size) for size in record["shape"])
+            return cls(name, record["kind"], dtype, shape, codec, record.get("constant"))
         except SchemaError:
             raise
         except (KeyError, TypeError, ValueError) as error:
-            message = f"a leaf of the manifest is malformed: {record!r}"
-            raise SchemaError(message) from error
+            raise SchemaError(f"a leaf of the manifest is malformed: {record!r}") from error
 
 
 def check_key(name: str) -> None:

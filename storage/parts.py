@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import RbdataError
 from .checksums import Crc32c, crc32c
-from .durable import close_durably, has_bytes, sync_folder, write_durably
+from .durable import close_durably, sync_folder, write_durably
 from .leaf import Leaf
 
 PARTS = ".parts"  # a name that no leaf can have
@@ -251,24 +251,8 @@ def read_pieces(path: Path, pieces: list[dict[str, Any]]) -> Iterator[bytes]:
                 yield data
 
 
-def part_is_there(path: Path, record: Mapping[str, Any], *, lengths: bool, contents: bool) -> bool:
-    """Whether a part's files have the sizes, and with ``contents`` the checksums, that its record states.
-
-    ``lengths``: whether a file of lengths belongs to it. A record of an earlier version may state no checksums.
-    """
-    pieces = record["pieces"]
-    if not has_bytes(path, sum(piece["length"] for piece in pieces), exactly=True):
-        return False
-    if lengths and not has_bytes(lengths_path(path), 8 * sum(piece["rows"] for piece in pieces), exactly=True):
-        return False
-    if not contents:
-        return True
-    if lengths and record.get("lengths") not in (None, crc32c(lengths_path(path).read_bytes())):
-        return False
-    return all(piece["crc32c"] in ("", _checksum(path, piece)) for piece in pieces)
-
-
-def _checksum(path: Path, piece: dict[str, Any]) -> str:
+def sum_piece(path: Path, piece: dict[str, Any]) -> str:
+    """crc32c of a piece of a part file."""
     checksum = Crc32c()
     for block in read_pieces(path, [piece]):
         checksum.update(block)

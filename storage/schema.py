@@ -11,18 +11,19 @@ them, in order, so that one leaf serves both ``key`` and ``("next", key)`` witho
 
 so the state row of step i in episode e is ``i + e``, and its successor is the row after it.
 
-Keys are limited to what every tensordict version reads without renaming files: letters, digits and underscore. Two keys (or
-two levels of keys) may not differ in case alone: on many disks they would be one file.
+Two keys (or two levels of keys) may not differ in case alone: on many disks they would be one file.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 
 from ..errors import SchemaError
-from .codecs import check_codec
+from .codecs import CODECS
 from .leaf import RESERVED, RESERVED_EVERYWHERE, Leaf, check_key
 
 #: The flags of TED: bool ``[1]`` per step, at the root (state at t) and under ``next`` (result of the action).
@@ -40,9 +41,15 @@ class Schema:
 
     def __post_init__(self) -> None:
         for leaf in self.leaves:
-            check_codec(leaf.codec, f"leaf {leaf.name}: codec")
+            if leaf.codec not in CODECS:
+                raise SchemaError(f"leaf {leaf.name}: codec {leaf.codec!r} is not one of {', '.join(CODECS)}")
         names = self.names
-        check_case(names)
+        spelled: dict[str, str] = {}
+        for name in names:
+            for path in accumulate(name.split("/"), lambda above, part: f"{above}/{part}"):
+                if not _is_spelled(path, spelled):
+                    other = spelled[path.lower()]
+                    raise SchemaError(f"keys {other} and {path} differ in case only: some disks hold but one")
         for name in names:
             if names.count(name) > 1:
                 raise SchemaError(f"key {name} is there twice (a state leaf gives its key and the one under next)")
@@ -53,17 +60,18 @@ class Schema:
         return iter(self.leaves)
 
     def __getitem__(self, name: str) -> Leaf:
-        for leaf in self.leaves:
-            if leaf.name == name:
-                return leaf
-        raise KeyError(name)
+        return self._by_name[name]
 
     def get(self, name: str) -> Leaf | None:
         """The leaf of this name, None where there is none."""
-        return next((leaf for leaf in self.leaves if leaf.name == name), None)
+        return self._by_name.get(name)
 
     def __contains__(self, name: str) -> bool:
-        return any(leaf.name == name for leaf in self.leaves)
+        return name in self._by_name
+
+    @cached_property
+    def _by_name(self) -> dict[str, Leaf]:
+        return {leaf.name: leaf for leaf in self.leaves}
 
     @property
     def names(self) -> list[str]:
@@ -79,10 +87,6 @@ class Schema:
     def states(self) -> tuple[Leaf, ...]:
         """The state leaves."""
         return tuple(leaf for leaf in self.leaves if leaf.kind == "state")
-
-    def with_codec(self, name: str, codec: str) -> Schema:
-        """The same schema with another codec for one leaf."""
-        return Schema(tuple(replace(leaf, codec=codec) if leaf.name == name else leaf for leaf in self.leaves))
 
 
 def clean_keys(names: Iterable[str]) -> dict[str, str]:
@@ -113,19 +117,6 @@ def clean_keys(names: Iterable[str]) -> dict[str, str]:
         mapping[name] = key
         check_key(key)
     return mapping
-
-
-def check_case(names: Iterable[str]) -> None:
-    """Raise SchemaError for keys of which two, or two levels, differ in case alone."""
-    spelled: dict[str, str] = {}
-    for name in names:
-        parts = name.split("/")
-        for level in range(len(parts)):
-            path = "/".join(parts[: level + 1])
-            if not _is_spelled(path, spelled):
-                raise SchemaError(
-                    f"keys {spelled[path.lower()]} and {path} differ in case only: some disks hold but one"
-                )
 
 
 def _is_spelled(path: str, spelled: dict[str, str]) -> bool:

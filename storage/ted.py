@@ -78,14 +78,11 @@ def check_invariants(dataset: Dataset, block: int = 65_536) -> list[str]:
 
 def _check_keys(dataset: Dataset) -> list[str]:
     problems = []
-    for prefix in ("", "next/"):
-        for name in FLAGS:
-            leaf = dataset.schema.get(prefix + name)
-            if leaf is None or leaf.dtype != "bool" or leaf.shape != (1,):
-                problems.append(f"{prefix + name} is missing, or not bool [1]")
-    reward = dataset.schema.get("next/reward")
-    if reward is None or reward.dtype != "float32" or reward.shape != (1,):
-        problems.append("next/reward is missing, or not float32 [1]")
+    flags = {prefix + name: "bool" for prefix in ("", "next/") for name in FLAGS}
+    for name, dtype in {**flags, "next/reward": "float32"}.items():
+        leaf = dataset.schema.get(name)
+        if leaf is None or (leaf.dtype, leaf.shape) != (dtype, (1,)):
+            problems.append(f"{name} is missing, or not {dtype} [1]")
     if "reward" in dataset.schema:
         problems.append("a reward at the root: rewards belong under next")
     return problems

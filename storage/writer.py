@@ -14,6 +14,7 @@ working folder with another fingerprint is not silently thrown away.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from itertools import takewhile
@@ -36,7 +37,7 @@ from .leaf import Leaf
 from .manifest import Manifest, write_manifest
 from .parts import PARTS, TedSink, remove_unfinished
 from .schema import Schema
-from .tensordict_meta import write_meta
+from .tensordict_folder import write_meta
 
 Files = dict[str, list[list[Any]]]
 
@@ -134,15 +135,12 @@ class DatasetWriter:
 
     def _rows_are_there(self) -> bool:
         """Whether the files that finished parts were written to are as large as the journal says."""
+        finished, merged = self._journal.find("part"), self._journal.find("merged")
         for leaf in self._in_place():
-            size = self._plain_bytes(leaf)
-            if self._journal.find("part") and not has_bytes(self.folder / leaf.memmap, size, exactly=True):
+            if finished and not has_bytes(self.folder / leaf.memmap, self._plain_bytes(leaf), exactly=True):
                 return False
-        merged = self._journal.find("merged")
-        if not merged:
-            return True
-        last = merged[max(merged)]["leaves"]
-        return all(codec.has_appended(self.folder, last[codec.leaf.name]) for codec in self._in_parts())
+        last = merged[max(merged)]["leaves"] if merged else {}
+        return not last or all(codec.has_appended(self.folder, last[codec.leaf.name]) for codec in self._in_parts())
 
     def stored_dictionary(self, leaf: Leaf) -> bytes | None:
         """The dictionary that an interrupted run stored, if it is still what was stored."""
@@ -219,8 +217,7 @@ class DatasetWriter:
 
     def _in_place(self) -> list[Leaf]:
         """The leaves whose parts are written at their place in a preallocated file."""
-        in_parts = [codec.leaf for codec in self._in_parts()]
-        return [leaf for leaf in self.bulk if leaf not in in_parts]
+        return [leaf for leaf in self.bulk if not self.appended and codec_of(leaf).fixed_rows]
 
     # -- commit ----------------------------------------------------------------------------------------------------
 
@@ -238,9 +235,7 @@ class DatasetWriter:
             for codec in self._in_parts():
                 for name, piece in merged[number]["leaves"][codec.leaf.name]["ranges"].items():
                     self.files.setdefault(codec.path(name), []).append(piece)
-        shown = {
-            leaf.name: (leaf.dtype, (self.steps, *leaf.shape)) for leaf in self.schema.steps if leaf.codec == PLAIN
-        }
+        shown = {leaf.name: (leaf.dtype, leaf.shape) for leaf in self.schema.steps if leaf.codec == PLAIN}
         self.files.update(write_meta(self.folder, "", shown, self.steps))
         manifest.files = dict(sorted(self.files.items()))
         sync_files(self.folder, manifest.files)
@@ -266,6 +261,4 @@ def open_sink(folder: Path, leaf: Leaf, number: int, first: int, rows: int, stat
 
 def fingerprint(content: Mapping[str, Any]) -> str:
     """A short string for everything the resulting bytes depend on."""
-    import hashlib
-
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

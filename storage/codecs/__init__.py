@@ -10,7 +10,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ...errors import SchemaError, UsageError
+from ...errors import UsageError
 
 if TYPE_CHECKING:
     from ..leaf import Leaf
@@ -41,12 +41,6 @@ def resolve_choice(choice: str, *, plain: bool = False) -> str:
         message = f"layout ted is for readers that know no codec: its frames are {PLAIN}"
         raise UsageError(message, hint=f"leave out --codec {choice}, or --layout ted")
     return PLAIN if plain else DEFAULT if choice == "auto" else choice
-
-
-def check_codec(name: str, what: str) -> None:
-    """Raise SchemaError for a name that is no codec; ``what`` begins the message."""
-    if name not in CODECS:
-        raise SchemaError(f"{what} {name!r} is not one of {', '.join(CODECS)}")
 
 
 @cache

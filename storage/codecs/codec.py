@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 
 from ...errors import DamagedDatasetError
-from ..checksums import check_ranges
+from ..checksums import check_ranges, crc32c
 from ..durable import append_blocks, has_bytes
 from ..leaf import Leaf
 from ..memory_map import VERIFY
-from ..parts import PartFile, lengths_path, part_is_there, part_path, read_pieces
+from ..parts import PartFile, lengths_path, part_path, read_pieces, sum_piece
 
 if TYPE_CHECKING:
     import torch
@@ -98,7 +98,7 @@ class Codec(ABC):
         """Map the leaf; reads no rows. Raises DamagedDatasetError when a file is missing or too short."""
 
     def is_like(self, folder: Path, other: Leaf, other_folder: Path) -> bool:
-        """Whether stored rows of another leaf can be appended as they are (`Appender.copy`)."""
+        """Whether stored rows of another leaf can be appended as they are (`PartFile.copy`)."""
         return False
 
     # -- writing one part ------------------------------------------------------------------------------------------
@@ -125,10 +125,18 @@ class Codec(ABC):
     def part_is_there(self, folder: Path, number: int, record: Mapping[str, Any], *, contents: bool) -> bool:
         """Whether the files of a finished part that is not appended yet are as its record states.
 
-        Sizes are compared, with ``contents`` checksums as well.
+        Sizes are compared, with ``contents`` checksums as well: a record of an earlier version may state none.
         """
-        path = part_path(folder, self.leaf, number)
-        return part_is_there(path, record, lengths=not self.fixed_rows, contents=contents)
+        path, pieces = part_path(folder, self.leaf, number), record["pieces"]
+        if not has_bytes(path, sum(piece["length"] for piece in pieces), exactly=True):
+            return False
+        if not self.fixed_rows:
+            lengths = lengths_path(path)
+            if not has_bytes(lengths, 8 * sum(piece["rows"] for piece in pieces), exactly=True):
+                return False
+            if contents and record.get("lengths") not in (None, crc32c(lengths.read_bytes())):
+                return False
+        return not contents or all(piece["crc32c"] in ("", sum_piece(path, piece)) for piece in pieces)
 
     def has_appended(self, folder: Path, last: Mapping[str, int]) -> bool:
         """Whether the leaf's files are as large as the entry of the last part appended states."""
@@ -156,8 +164,8 @@ class Codec(ABC):
     def remove_part(self, folder: Path, number: int) -> None:
         """Remove the files of a part that is appended."""
         path = part_path(folder, self.leaf, number)
-        for file in (path, lengths_path(path)):
-            file.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        lengths_path(path).unlink(missing_ok=True)
 
     # -- dictionaries and estimates --------------------------------------------------------------------------------
 

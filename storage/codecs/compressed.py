@@ -16,8 +16,9 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -46,8 +47,6 @@ class CompressedCodec(Codec):
     index_bytes = 8
     appended = ("blob", "offsets")
 
-    _encoders: ClassVar[dict[tuple[str, int], Encode]] = {}
-
     @classmethod
     @abstractmethod
     def encoder(cls, dictionary: bytes, threads: int = 1) -> Encode:
@@ -58,12 +57,8 @@ class CompressedCodec(Codec):
     def decoder(cls, dictionary: bytes, row_bytes: int, threads: int = 1) -> Decode:
         """What decompresses rows of ``row_bytes`` bytes."""
 
-    # -- files -----------------------------------------------------------------------------------------------------
-
     def path(self, name: str) -> str:
         return f"{self.leaf.name}/{name}"
-
-    # -- reading ---------------------------------------------------------------------------------------------------
 
     def open_rows(self, folder: Path, count: int) -> CompressedRows:
         return CompressedRows(self, folder, count)
@@ -74,13 +69,12 @@ class CompressedCodec(Codec):
             return False
         return self.read_dictionary(folder) == type(self)(other).read_dictionary(other_folder)
 
-    # -- writing one part ------------------------------------------------------------------------------------------
-
     def open_sink(self, folder: Path, number: int, first: int, rows: int, threads: int = 1) -> PartFile:
         return PartFile(folder, self.leaf, number, self.encoder(self.read_dictionary(folder), threads), rows)
 
     def open_appender(self, folder: Path, number: int) -> PartFile:
-        return PartFile(folder, self.leaf, number, self._encoder(folder))
+        encode = _shared_encoder(type(self), self.read_dictionary(folder), folder / self.leaf.name)
+        return PartFile(folder, self.leaf, number, encode)
 
     def copy_part(
         self, source: Path, files: Files, old: OldPart, folder: Path, number: int, first: int
@@ -114,18 +108,6 @@ class CompressedCodec(Codec):
         pieces = [{"position": 0, "rows": len(lengths), "offset": 0, "length": size, "crc32c": ""}]
         return {"pieces": pieces if len(lengths) else [], "lengths": checksum}
 
-    def _encoder(self, folder: Path) -> Encode:
-        """The encoder of a working folder's leaf; its dictionary is digested once in each process."""
-        path = folder / self.path("dictionary" if self.uses_dictionary else "")
-        key = (f"{self.name} {path}", path.stat().st_mtime_ns if self.uses_dictionary else 0)
-        if key not in self._encoders:
-            if len(self._encoders) >= 8:
-                self._encoders.clear()
-            self._encoders[key] = self.encoder(self.read_dictionary(folder))
-        return self._encoders[key]
-
-    # -- finished parts --------------------------------------------------------------------------------------------
-
     def has_appended(self, folder: Path, last: Mapping[str, int]) -> bool:
         return super().has_appended(folder, last) and has_bytes(folder / self.path("offsets"), 8 * (last["rows"] + 1))
 
@@ -145,8 +127,6 @@ class CompressedCodec(Codec):
         for entry, checksum in zip(entries, append_blocks(folder / self.path("offsets"), at, blocks)):
             entry["ranges"]["offsets"] = list(checksum.range)
         return entries
-
-    # -- estimates -------------------------------------------------------------------------------------------------
 
     @classmethod
     def encoded_lengths(cls, rows: Iterable[np.ndarray], dictionary: bytes) -> np.ndarray:
@@ -214,6 +194,12 @@ class CompressedRows:
         decoded = decode(self._blob, starts, lengths)
         idle.append(decode)
         return torch.from_numpy(decoded.view(self.leaf.np_dtype))
+
+
+@lru_cache(8)
+def _shared_encoder(codec: type[CompressedCodec], dictionary: bytes, leaf: Path) -> Encode:
+    """The encoder for all parts of a leaf that this process appends: digesting a dictionary takes long."""
+    return codec.encoder(dictionary)
 
 
 def _damaged() -> DamagedDatasetError:

@@ -90,11 +90,11 @@ def test_unfinished_files_of_killed_workers_are_removed(stopped):
 
 def test_sums_are_made_once(stopped, monkeypatch):
     """Parts are asked for after every part that is done: files are read again once in a run."""
-    from rbdata.storage import parts
+    from rbdata.storage.codecs import codec
 
     read: list[str] = []
-    inner = parts._checksum
-    monkeypatch.setattr(parts, "_checksum", lambda path, piece: read.append(path.name) or inner(path, piece))
+    inner = codec.sum_piece
+    monkeypatch.setattr(codec, "sum_piece", lambda path, piece: read.append(path.name) or inner(path, piece))
     go_on(stopped)
     assert set(read) == {"observation.1.blob", "observation.2.blob"}
     assert len(read) == 4  # each in two pieces: the last row was written first

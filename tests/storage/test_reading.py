@@ -26,7 +26,7 @@ from rbdata.storage.episodes import EpisodeTable
 from rbdata.storage.leaf import DTYPES
 from rbdata.storage.manifest import Manifest, write_manifest
 from rbdata.storage.schema import Leaf, Schema, ted_flags
-from rbdata.storage.tensordict_meta import write_meta
+from rbdata.storage.tensordict_folder import write_meta
 from storage_tools import (
     LAYOUTS,
     Episode,
@@ -488,7 +488,7 @@ def huge_dataset(folder: Path, steps: int, episodes: int, shape: tuple[int, ...]
         if leaf.codec == "raw":
             with path.open("wb") as file:
                 file.truncate(manifest.rows(leaf) * leaf.row_bytes)
-    write_meta(folder, "", {leaf.name: (leaf.dtype, (steps, *leaf.shape)) for leaf in schema.steps}, steps)
+    write_meta(folder, "", {leaf.name: (leaf.dtype, leaf.shape) for leaf in schema.steps}, steps)
     manifest.files = files
     write_manifest(folder, manifest)
     return folder

@@ -192,7 +192,6 @@ def test_schema_access():
         schema["c"]
     assert [entry.name for entry in schema.states] == ["a"]
     assert schema.names[0] == "a" and schema.names[-1] == "next/a"
-    assert schema.with_codec("a", "zstd")["a"].codec == "zstd"
     assert schema["a"].codec == "raw"
 
 

@@ -26,7 +26,7 @@ from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from torch.utils import _pytree as pytree
 
 from ....errors import DamagedDatasetError, RbdataError, UsageError
-from ...tensordict_reader import read_memmap
+from ...tensordict_folder import read_memmap
 from ..batch_order import OrderState
 from ..storages.list_storage import ListStorage
 from ..storages.memmap_storage import LazyMemmapStorage

@@ -16,7 +16,7 @@ from ....errors import DamagedDatasetError, DatasetExistsError, NotADatasetError
 from ...checksums import Crc32c, crc32c
 from ...durable import sync_folder, write_atomically
 from ...folder import remove_tree
-from ...tensordict_reader import read_json, regular_size
+from ...tensordict_folder import read_json, regular_size
 from .state_files import read_state, write_state
 
 FORMAT, FORMAT_VERSION = "rbdata-replay", 1

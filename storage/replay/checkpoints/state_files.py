@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ....errors import DamagedDatasetError, UsageError
-from ...tensordict_reader import read_json, regular_size
+from ...tensordict_folder import read_json, regular_size
 
 FORMAT_VERSION = 1
 #: A list storage's state holds an entry for each record.

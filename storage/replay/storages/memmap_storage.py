@@ -27,7 +27,7 @@ from tensordict import is_tensor_collection
 
 from ....errors import DamagedDatasetError, DatasetExistsError, SchemaError, UsageError
 from ...manifest import write_atomically
-from ...tensordict_reader import read_json, read_memmap, regular_size
+from ...tensordict_folder import read_json, read_memmap, regular_size
 from .gather import Readable
 from .process_lock import ProcessLock
 from .tensor_storage import LazyTensorStorage

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rbdata.errors import DamagedDatasetError, RbdataError, UsageError
-from rbdata.storage.tensordict_reader import read_json, read_memmap
+from rbdata.storage.tensordict_folder import read_json, read_memmap
 from tensordict import TensorDict
 
 

@@ -1,8 +1,8 @@
-"""Read folders written by ``TensorDict.memmap`` without running any code that they name.
+"""Folders as ``TensorDict.memmap`` writes them, read without running any code that they name.
 
 ``TensorDict.load_memmap`` takes the class to load from a string in ``meta.json``, and some of those classes unpickle files
 that the same JSON names: a folder from elsewhere can run code. This reader never imports a class, never unpickles and never
-follows a link. It reads the format that tensordict 0.13 and 0.14 write:
+follows a link. The format is that of tensordict 0.13 and 0.14 (the tests compare with what it writes itself):
 
     meta.json            {"shape": batch size, "device", "_type": class of the folder, key: entry, ...}
         a tensor         {"device", "shape", "dtype": "torch.float32", "is_nested": false}, its elements in <key>.memmap
@@ -11,7 +11,7 @@ follows a link. It reads the format that tensordict 0.13 and 0.14 write:
     of NonTensorData     {"_type", "data": a JSON value, ...}
 
 Keys with characters that file systems refuse are percent-encoded in file names. Everything else (tensor classes, stacks of
-values, pickled objects, nested jagged tensors) is refused.
+values, pickled objects, nested jagged tensors) is refused. Writing needs neither tensordict nor torch.
 """
 
 from __future__ import annotations
@@ -20,10 +20,13 @@ import json
 import math
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DamagedDatasetError, UsageError
+from .checksums import crc32c
+from .durable import write_atomically
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -38,15 +41,39 @@ _OWN_ENTRIES = frozenset({"shape", "device", "_type"})
 _META_BYTES, _DEPTH = 16 << 20, 32
 
 
+def write_meta(
+    folder: Path, prefix: str, leaves: Mapping[str, tuple[str, tuple[int, ...]]], rows: int
+) -> dict[str, list[list[object]]]:
+    """Write ``meta.json`` for ``prefix`` (a path in the folder, "" for its top) and every level below it.
+
+    ``leaves`` maps a path below the prefix to (dtype name, shape of one row). Returns the checksum ranges.
+    """
+    levels: dict[str, dict[str, Any]] = {"": {}}
+    for name, (dtype, shape) in leaves.items():
+        *parents, last = name.split("/")
+        level = ""
+        for parent in parents:
+            levels[level][parent] = {"type": "TensorDict"}
+            level += parent + "/"
+            levels.setdefault(level, {})
+        levels[level][last] = {"device": "cpu", "shape": [rows, *shape], "dtype": f"torch.{dtype}", "is_nested": False}
+    ranges: dict[str, list[list[object]]] = {}
+    for level, entries in levels.items():
+        data = json.dumps({**entries, "shape": [rows], "device": "cpu", "_type": _TENSORDICT}).encode()
+        path = Path(prefix, level, "meta.json")
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / path, data)
+        ranges[path.as_posix()] = [[len(data), crc32c(data)]]
+    return ranges
+
+
 def read_memmap(folder: Path) -> TensorDict:
     """Map a folder of tensors: writes to the tensors reach the files, as with ``TensorDict.load_memmap``.
 
     Raises DamagedDatasetError for files that are missing, too short or malformed, and UsageError for contents that are not
     plain tensors or JSON values. ``folder`` itself may be a link; nothing inside it may be one.
     """
-    found = _read_folder(Path(folder), 0)
-    found.lock_()
-    return found
+    return _read_folder(Path(folder), 0).lock_()
 
 
 def read_json(path: Path, limit: int = _META_BYTES) -> dict[str, Any]:
@@ -65,16 +92,21 @@ def read_json(path: Path, limit: int = _META_BYTES) -> dict[str, Any]:
 
 def regular_size(path: Path) -> int:
     """Size of a regular file in bytes. Raises DamagedDatasetError for a link, a device, a pipe, or nothing at all."""
-    try:
-        found = os.lstat(path)
-    except (OSError, ValueError) as error:
-        raise DamagedDatasetError(f"{path} is missing or cannot be read: {error}") from error
+    found = _status(path)
     if not stat.S_ISREG(found.st_mode):
         raise DamagedDatasetError(f"{path} is not a regular file")
     return found.st_size
 
 
+def _status(path: Path) -> os.stat_result:
+    try:
+        return os.lstat(path)
+    except (OSError, ValueError) as error:
+        raise DamagedDatasetError(f"{path} is missing or cannot be read: {error}") from error
+
+
 def _read_folder(folder: Path, depth: int) -> TensorDict:
+    import torch
     from tensordict import TensorDict
 
     if depth > _DEPTH:
@@ -92,38 +124,28 @@ def _read_folder(folder: Path, depth: int) -> TensorDict:
     result = TensorDict(batch_size=batch, device="cpu" if record.get("device") == "cpu" else None)
     for key, value in leaves.items():
         try:
-            if isinstance(value, _Value):
-                result.set_non_tensor(key, value.data)
-            else:
+            if isinstance(value, (torch.Tensor, TensorDict)):
                 result.set(key, value)
+            else:
+                result.set_non_tensor(key, value)
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             raise DamagedDatasetError(f"{folder}: {key!r} does not fit batch {list(batch)}: {error}") from error
     return result
-
-
-class _Value:
-    """A value that is no tensor."""
-
-    def __init__(self, data: Any) -> None:
-        self.data = data
 
 
 def _read_entry(folder: Path, key: str, entry: dict[str, Any], depth: int) -> Any:
     if "type" not in entry:
         return _map_tensor(folder, key, entry)
     below = _existing(folder, key, "")
-    try:
-        if not stat.S_ISDIR(os.lstat(below).st_mode):
-            raise DamagedDatasetError(f"{below} is not a folder")
-    except (OSError, ValueError) as error:
-        raise DamagedDatasetError(f"{below} is missing or cannot be read: {error}") from error
+    if not stat.S_ISDIR(_status(below).st_mode):
+        raise DamagedDatasetError(f"{below} is not a folder")
     record = read_json(below / "meta.json")
     if record.get("_type") != _VALUE:
         return _read_folder(below, depth + 1)
     _check_class(below, record, _VALUE)
     if "data" not in record or not _is_plain(record["data"]):
         raise UsageError(f"{below} holds a value that is no number, text or list of these: it is not read")
-    return _Value(record["data"])
+    return record["data"]
 
 
 def _map_tensor(folder: Path, key: str, entry: dict[str, Any]) -> Any:
