@@ -66,8 +66,8 @@ class InputView:
         self.dataset.__dict__.pop("rows", None)
 
     def _read_with_neighbours(self, steps: torch.Tensor) -> TensorDict:
+        from ..storage.replay.batches import BatchReader
         from ..storage.replay.storages.dataset_storage import DatasetStorage
-        from ..storage.replay.windows.batches import BatchReader
         from ..storage.replay.windows.draw import Draw
         from ..storage.replay.windows.n_step_return import NStep
 

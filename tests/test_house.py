@@ -83,8 +83,8 @@ TESTED_BY = {
     "storage/replay/transforms/n_step_transform": "storage/replay/test_torchrl",
     "storage/replay/transforms/split": "storage/replay/test_torchrl",
     "storage/replay/windows/draw": "storage/replay/samplers/test_slices",
-    "storage/replay/windows/n_step_return": "storage/replay/windows/test_batches",
-    "storage/replay/windows/slice_flags": "storage/replay/windows/test_batches",
+    "storage/replay/windows/n_step_return": "storage/replay/test_batches",
+    "storage/replay/windows/slice_flags": "storage/replay/test_batches",
     "storage/replay/writers/base": "storage/replay/test_buffer",
     "storage/replay/writers/round_robin": "storage/replay/test_buffer",
 }

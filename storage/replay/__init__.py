@@ -13,6 +13,7 @@ Reading order:
 
 from __future__ import annotations
 
+from .batches import BatchReader as BatchReader
 from .buffer import ReplayBuffer as ReplayBuffer
 from .checkpoints.ted_hooks import Flat2TED as Flat2TED
 from .checkpoints.ted_hooks import TED2Flat as TED2Flat
@@ -38,7 +39,6 @@ from .transforms.chain import Transforms as Transforms
 from .transforms.crop import RandomCropTensorDict as RandomCropTensorDict
 from .transforms.n_step_transform import MultiStep as MultiStep
 from .transforms.split import split_trajectories as split_trajectories
-from .windows.batches import BatchReader as BatchReader
 from .windows.draw import Draw as Draw
 from .writers.base import ImmutableDatasetWriter as ImmutableDatasetWriter
 from .writers.base import Writer as Writer

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
+from .batches import Prepared
 from .samplers.uniform import Sampler
 from .storages.storage import Storage
-from .windows.batches import Prepared
 from .windows.draw import Draw
 
 Prepare = Callable[[Sequence[Draw]], list[Any]]

@@ -1,7 +1,7 @@
 """How a batch is made: drawn, read, finished; in order, and ahead of time with ``prefetch``.
 
     draw       which steps, under the buffer's lock                      `batch_order`
-    read       small leaves of several batches, then the large ones      `windows.batches`
+    read       small leaves of several batches, then the large ones      `batches`
     finish     collation, transforms, pinned memory, device
 
 Without prefetching all of it happens in `sample`; with it, reading and finishing happen in threads (`prefetch`).
@@ -21,6 +21,7 @@ import torch
 from tensordict import TensorDictBase
 
 from .batch_order import BatchOrder, DrawnBatch, OrderState
+from .batches import BatchReader, Prepared
 from .devices import record_stream, to_device
 from .prefetch import Job, Prefetcher
 from .samplers.uniform import Sampler
@@ -28,7 +29,6 @@ from .storages.list_storage import ListStorage
 from .storages.storage import Storage
 from .storages.trees import stack_records
 from .transforms.chain import Transforms
-from .windows.batches import BatchReader, Prepared
 from .windows.draw import Draw
 from .windows.edges import Edges, as_key
 from .windows.n_step_return import NStep

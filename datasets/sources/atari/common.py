@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from ....errors import ObjectNotFoundError, UsageError
 from ...fetch import Location, RemoteObject
@@ -11,10 +11,17 @@ from ...ingest.number_ranges import format_numbers
 from ...ingest.protocol import ConvertOptions, Job, PartSpec
 from ...ingest.trajectories import Column, lay_out
 from .ring import TIME_LIMIT
-from .rl_unplugged.files import EpisodeFile
-from .shards import FRAME, Shard
+from .shards import FRAME
 
-Piece = TypeVar("Piece", Shard, EpisodeFile)
+
+class Numbered(Protocol):
+    """A shard, or a file of episodes."""
+
+    @property
+    def number(self) -> int: ...
+
+
+Piece = TypeVar("Piece", bound=Numbered)
 
 LICENCE = "not stated for the data (the code is Apache-2.0); see https://research.google/resources/datasets/dqn-replay/"
 CITATION = (

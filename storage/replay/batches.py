@@ -16,18 +16,18 @@ from dataclasses import dataclass
 import torch
 from tensordict import TensorDict
 
-from ....errors import UsageError
-from ...codecs import load_codec
-from ...nesting import nest
-from ...schema import FLAGS, LARGE_ROW
-from ...window import Windows, plan_windows, read_window, read_windows
-from ..storages.gather import Readable, by_position
-from ..storages.storage import Storage
-from .draw import Draw
-from .edges import Edges
-from .n_step_return import NStep
-from .slice_flags import expand_to_records, mark_slices
-from .timeline import Timeline
+from ...errors import UsageError
+from ..codecs import load_codec
+from ..nesting import nest
+from ..schema import FLAGS, LARGE_ROW
+from ..window import Windows, plan_windows, read_window, read_windows
+from .storages.gather import Readable, by_position
+from .storages.storage import Storage
+from .windows.draw import Draw
+from .windows.edges import Edges
+from .windows.n_step_return import NStep
+from .windows.slice_flags import expand_to_records, mark_slices
+from .windows.timeline import Timeline
 
 #: Small leaves of this many batches are read together, as long as they stay within ``AHEAD_BYTES``.
 AHEAD = 16
