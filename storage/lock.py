@@ -49,9 +49,8 @@ class WriterLock:
                 continue  # released in between
             if not _is_stale(self.path, owner):
                 since = time.strftime("%H:%M:%S", time.localtime(owner.get("since", 0)))
-                message = (
-                    f"{self.what} is being written by process {owner.get('pid')} on {owner.get('host')} since {since}"
-                )
+                process = f"process {owner.get('pid')} on {owner.get('host')} since {since}"
+                message = f"{self.what} is being written by {process}"
                 raise DatasetBusyError(message, hint=f"wait for it, or stop it; if it is long gone, remove {self.path}")
             self._break(owner)
         self._sweep()

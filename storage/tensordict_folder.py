@@ -114,15 +114,13 @@ def _read_folder(folder: Path, depth: int) -> TensorDict:
     record = read_json(folder / "meta.json")
     _check_class(folder, record, _TENSORDICT)
     batch = _shape(record.get("shape"), folder / "meta.json")
-    leaves: dict[str, Any] = {}
+    result = TensorDict(batch_size=batch, device="cpu" if record.get("device") == "cpu" else None)
     for key, entry in record.items():
         if key in _OWN_ENTRIES:
             continue
         if not isinstance(entry, dict):
             raise DamagedDatasetError(f"{folder / 'meta.json'}: the entry {key!r} is malformed")
-        leaves[key] = _read_entry(folder, key, entry, depth)
-    result = TensorDict(batch_size=batch, device="cpu" if record.get("device") == "cpu" else None)
-    for key, value in leaves.items():
+        value = _read_entry(folder, key, entry, depth)
         try:
             if isinstance(value, (torch.Tensor, TensorDict)):
                 result.set(key, value)

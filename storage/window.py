@@ -72,19 +72,16 @@ def plan_windows(
     wanted = begin[few, None] + np.arange(length)
     inside = np.clip(wanted, least[few, None], most[few, None] - 1)
     outside = inside != wanted
-    start = moved = None
+    start, moved = None, np.ones((len(few), 1), bool)
     if length <= rows:
         # What reaches over the edge of its episode holds rows of the next one there; what would reach over the edge of
         # the leaf is read from elsewhere, and its own rows then one by one.
-        start = np.clip(begin, 0, rows - length)
-        moved = (start != begin)[few, None]
-    else:
-        moved = np.ones((len(few), 1), bool)
+        read = np.clip(begin, 0, rows - length)
+        start, moved = torch.from_numpy(read), (read != begin)[few, None]
     places = few[:, None] * length + np.arange(length)
     copy = outside | moved if pad == "repeat" else moved & ~outside
     blank = places[outside] if pad == "zero" else np.empty(0, np.int64)
-    begins = None if start is None else torch.from_numpy(start)
-    return Windows(begins, len(begin), length, places[copy], inside[copy], blank)
+    return Windows(start, len(begin), length, places[copy], inside[copy], blank)
 
 
 def read_windows(rows: Rows, windows: Windows) -> torch.Tensor:

@@ -123,7 +123,6 @@ class DatasetWriter:
             raise UnfinishedDatasetError(message, hint=f"start over with --force ({self.folder})")
         self.files.update(files)
         self.files.update(episodes.write(self.folder))
-        self.episodes = episodes
         self.steps, self.states = episodes.steps, episodes.steps + len(episodes)
         if not self._rows_are_there():
             self._journal.forget(("part", "merged"))

@@ -86,10 +86,10 @@ class RowEncoder:
         self._zstandard: Any = zstandard
         options: dict[str, Any] = {"write_content_size": 1, "write_checksum": 0, "write_dict_id": 0}
         parameters = zstandard.ZstdCompressionParameters.from_level(LEVEL, **options)
-        given: dict[str, Any] = {"compression_params": parameters}
-        if dictionary:
-            given["dict_data"] = zstandard.ZstdCompressionDict(dictionary)
-            given["dict_data"].precompute_compress(compression_params=parameters)
+        digest = zstandard.ZstdCompressionDict(dictionary) if dictionary else None
+        if digest is not None:
+            digest.precompute_compress(compression_params=parameters)
+        given: dict[str, Any] = {"compression_params": parameters, "dict_data": digest}
         self._compressors = [zstandard.ZstdCompressor(**given) for _ in range(max(1, threads))]
         # The package's own threads, begun anew with every call, are worth nothing for blocks of this size.
         self._pool = ThreadPoolExecutor(threads - 1, "rbdata-zstd") if threads > 1 else None
