@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
+from ..datasets.workers.engines import NAMES
 from ..storage.codecs import choices
 from . import text
 from .console import Column, Fact, out
@@ -73,7 +74,10 @@ def run(
         Literal["auto", "ted"], Option(help="ted: plain TED; stores observations and next observations, raw.")
     ] = "auto",
     seed: Annotated[int, Option(help="Seed of the function's random numbers; the same for any --procs.")] = 0,
-    engine: Annotated[Literal["local", "ray"], Option(help="Processes on this machine, or a Ray cluster.")] = "local",
+    engine: Annotated[
+        Literal[NAMES],  # type: ignore[valid-type]
+        Option(help="Processes on this machine, or a Ray cluster."),
+    ] = "local",
     address: Annotated[str | None, Option(metavar="A", help="Address of the Ray cluster, such as auto.")] = None,
     force: Force = False,
     dry_run: Annotated[

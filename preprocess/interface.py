@@ -28,7 +28,7 @@ def preprocess(
     layout: Literal["auto", "ted"] = "auto",
     seed: int = 0,
     args: Mapping[str, Any] | None = None,
-    engine: Literal["local", "ray"] = "local",
+    engine: str = "local",
     address: str | None = None,
     root: str | os.PathLike[str] | None = None,
     force: bool = False,

@@ -49,12 +49,12 @@ def damage(path: Path, at: int = 20) -> None:
 
 
 def test_unknown_until_it_is_registered(monkeypatch):
-    assert codecs.choices() == ("auto", "raw", "zstd", "toy")
+    assert codecs.choices() == ("auto", *codecs.CODECS) and "toy" in codecs.CODECS
     assert Schema((Leaf("x", "state", "uint8", (4,), "toy"),))
     monkeypatch.delitem(codecs.CODECS, "toy")
-    with pytest.raises(SchemaError, match="'toy' is not one of raw, zstd"):
+    with pytest.raises(SchemaError, match="'toy' is not one of raw, "):
         Schema((Leaf("x", "state", "uint8", (4,), "toy"),))
-    with pytest.raises(UsageError, match="auto, raw, zstd"):
+    with pytest.raises(UsageError, match="auto, raw, "):
         codecs.resolve_choice("toy")
 
 
