@@ -55,7 +55,7 @@ def download(request: Request, listener: Listener | None = None) -> Outcome:
         return copied
     try:
         if source is None:
-            message = f"no dataset is called {dataset_id!r}, and {open_location(url).url} holds none of that name"
+            message = f"unknown dataset {dataset_id!r}, and {open_location(url).url} holds none of that name"
             raise UnknownDatasetError(message, hint=catalogue.suggestion(dataset_id))
         job = converted.open_raw(source, name, url, request.options, request.fetch)
     except ObjectNotFoundError as error:

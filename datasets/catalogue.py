@@ -89,7 +89,7 @@ def resolve(text: str, local: Iterable[str] = ()) -> tuple[str, Source | None]:
             raise UnknownDatasetError(f"{text!r} could be {' or '.join(candidates)}", hint="write the full id")
     if head == MINE and rest:
         check_id(text)
-    raise UnknownDatasetError(f"no dataset is called {text!r}", hint=suggestion(text, local))
+    raise UnknownDatasetError(f"unknown dataset {text!r}", hint=suggestion(text, local))
 
 
 def split_address(text: str) -> tuple[str, str] | None:

@@ -59,7 +59,7 @@ def verify(
         try:
             for number, (length, sound) in enumerate(check_ranges(folder / path, ranges)):
                 if not sound:
-                    what = f"bytes {at}..{at + length} are not what was written{_where(manifest, path, number)}"
+                    what = f"checksum mismatch, bytes {at}-{at + length}{_where(manifest, path, number)}"
                     report.problems.append(Problem(path, what))
                 at += length
                 report.bytes += length
@@ -83,7 +83,7 @@ def check_leaves(folder: Path, manifest: Manifest, names: Collection[str]) -> No
     for name in sorted(names):
         path = codec_of(manifest.schema[name]).damaged_file(folder, manifest.files)
         if path is not None:
-            raise DamagedDatasetError(f"{folder / path} is not what was written", hint=VERIFY)
+            raise DamagedDatasetError(f"{folder / path} has a checksum mismatch", hint=VERIFY)
 
 
 def _check_size(folder: Path, path: str, size: int) -> str | None:

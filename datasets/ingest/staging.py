@@ -52,7 +52,7 @@ def stage_all(
         if not finished:
             remove_tree(folder)  # nothing worth keeping for the next run
         raise
-    listener.on_stage("putting the rows in order")
+    listener.on_stage("sorting the rows")
     return estimate
 
 

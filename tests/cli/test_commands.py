@@ -162,7 +162,7 @@ class TestDownload:
             ["atari/Pong/5", "complete"],
             ["atari/Breakout/1", "written"],
         ]
-        assert "error: Nope/1: no dataset is called 'Nope/1'" in notes
+        assert "error: Nope/1: unknown dataset 'Nope/1'" in notes
         assert "next: rbdata inspect atari/Pong/5 --root" in notes
         code, document = ask(*words)
         assert code == 1

@@ -191,8 +191,8 @@ EMPTY = {
     unknown_d4rl: "no step whose successor is known",
     empty_openml: "holds no rows",
     empty_minari: "holds no episodes",
-    empty_shards: "not one complete step",
-    empty_episodes: "not one complete step",
+    empty_shards: "no complete step",
+    empty_episodes: "no complete step",
     empty_recording: "steps is 0",
 }
 

@@ -321,7 +321,7 @@ def test_verify_names_the_damaged_file(layout, tmp_path):
         folder = tmp_path / "bad"
         at = int(rng.integers(len(data)))
         damages = {
-            "flipped": (data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :], "are not what was written"),
+            "flipped": (data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :], "checksum mismatch"),
             "truncated": (data[:-1], f"has {len(data) - 1} bytes instead of {len(data)}"),
             "extra bytes": (data + b"\0", f"has {len(data) + 1} bytes instead of {len(data)}"),
             "empty": (b"", f"has 0 bytes instead of {len(data)}"),
@@ -350,7 +350,7 @@ def test_verify_names_the_part(tmp_path):
     data[ranges[0][0] + 1] ^= 1
     blob.write_bytes(data)
     begin, end = ranges[0][0], ranges[0][0] + ranges[1][0]
-    what = f"bytes {begin}..{end} are not what was written (part 1)"
+    what = f"checksum mismatch, bytes {begin}-{end} (part 1)"
     assert [problem.what for problem in verify(folder).problems] == [what]
 
 

@@ -117,20 +117,20 @@ class RunJob(Job, Generic[Piece]):
         return {"source": source, "licence": LICENCE, "citation": self.citation}
 
     def sentences(
-        self, counts: Mapping[str, Any], first: str, given_up: str, gaps: Iterable[str], absent: Iterable[str] = ()
+        self, counts: Mapping[str, Any], first: str, dropped: str, gaps: Iterable[str], absent: Iterable[str] = ()
     ) -> Iterator[str]:
         """What a user should know about the values: what is the same for both upstreams, and between it what is not."""
         yield first
         yield CLIPPED
         if counts["time_limit_episodes"]:
             yield (
-                f"{counts['time_limit_episodes']} episodes of exactly {self.time_limit} rows ended by the clock: the data "
-                "say terminal, they are truncated here."
+                f"{counts['time_limit_episodes']} episodes of exactly {self.time_limit} rows ended at the time limit: the "
+                "data say terminal, they are truncated here."
             )
         if self.options.unknown_next == "zero" and (counts["cut_episodes"] or counts["time_limit_episodes"]):
             yield "Rows whose successor is not in the data are kept, truncated, with a successor of zeros."
         elif counts["given_up_steps"]:
-            yield given_up
+            yield dropped
         yield from gaps
         if counts["unclipped_rewards"]:
             yield f"{counts['unclipped_rewards']} rewards lie outside [-1, 1], unlike in the published data."

@@ -168,17 +168,16 @@ class AtariJob(RunJob[Shard]):
             f"From the DQN Replay shards: {counts.pad_rows} rows of padding before episodes were left out; an episode that "
             "goes on in the next shard is whole."
         )
-        given_up = (
-            f"Given up: {counts.given_up_steps} row{'s' * (counts.given_up_steps != 1)} whose successor is not in the data "
-            "(the data end there, a lap is missing, or the clock ran out). Their frame is the final observation of the "
-            "step before."
+        dropped = (
+            f"Dropped: {counts.given_up_steps} row{'s' * (counts.given_up_steps != 1)} whose next state is not in the data "
+            "(end of the data, a missing lap, or the time limit). Their frame is the final observation of the step before."
         )
         gaps = []
         for gap in counts.gaps:
             lost = gap["laps_missing"]
             what = "an unknown number of laps is" if lost is None else f"{lost} lap{'s are' if lost != 1 else ' is'}"
             gaps.append(f"Before shard {gap['before_shard']} {what} missing.")
-        return list(self.sentences(dataclasses.asdict(counts), first, given_up, gaps))
+        return list(self.sentences(dataclasses.asdict(counts), first, dropped, gaps))
 
 
 def _layout(part: PartPlan) -> str:

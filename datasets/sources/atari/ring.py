@@ -125,7 +125,7 @@ class RingPlanner:
         self._cut()
         if not len(self.episodes):
             others = f" and {len(self.parts) - 1} more" if len(self.parts) > 1 else ""
-            message = f"there is not one complete step in {self.parts[0].name}{others}"
+            message = f"no complete step in {self.parts[0].name}{others}"
             raise CorruptSourceError(message, hint="choose more shards, or another mirror")
 
     @property

@@ -27,7 +27,7 @@ _BY = {
 }
 _COUNTED = {
     "given_up_steps": (
-        "Given up: {n} of {rows} rows, whose successor is not in the file (it ends there, or the clock ran out). Their "
+        "Dropped: {n} of {rows} rows, whose next state is not in the file (end of the file, or time limit). Their "
         "observation is the final one of the step before."
     ),
     "unknown_next_steps": "{n} steps whose successor is not in the file are kept, truncated, with a successor of zeros.",

@@ -199,7 +199,7 @@ def _notes(counts: Mapping[str, int], unknown_next: str) -> list[str]:
         "empty_episodes": "{n} episodes without a step were left out.",
         "split_episodes": ("{n} episodes end inside one of Minari's, where a step is flagged terminated or truncated."),
         "given_up_steps": (
-            "Given up: {n} steps whose successor is not in the data (episodes with as many observations as steps). Their "
+            "Dropped: {n} steps whose successor is not in the data (episodes with as many observations as steps). Their "
             "observation is the final one of the step before."
         ),
         "blank_successors": (

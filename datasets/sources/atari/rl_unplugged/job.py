@@ -163,9 +163,9 @@ class RluJob(RunJob[EpisodeFile]):
             "are cut where a checkpoint of 1 M rows ends. The reward of a terminated episode's last row is real: "
             f"{counts['silent_ends']} of {counts['terminated_episodes'] + counts['time_limit_episodes']} end with 0."
         )
-        given_up = (
-            f"{counts['given_up_steps']} rows whose successor is not in the data (the episode is cut there, or the "
-            "clock ran out) were given up; their frame is the final observation of the step before."
+        dropped = (
+            f"Dropped: {counts['given_up_steps']} rows whose next state is not in the data (the episode is cut there, or the "
+            "time limit was reached). Their frame is the final observation of the step before."
         )
         gaps = []
         if counts["midway_episodes"]:
@@ -180,4 +180,4 @@ class RluJob(RunJob[EpisodeFile]):
         total = self.available[0].total
         absent = format_numbers(sorted(set(range(total)) - {file.number for file in self.available}))
         not_there = [f"Of the run's {total} files these are not at the source: {absent}."] if absent else []
-        return list(self.sentences(counts, first, given_up, gaps, not_there))
+        return list(self.sentences(counts, first, dropped, gaps, not_there))

@@ -81,7 +81,7 @@ class Order:
         kept = everything[:, STEPS] > 0
         self.table, self.midway = everything[kept], midway[kept]
         if not len(self.table):
-            raise CorruptSourceError("the files hold not one complete step")
+            raise CorruptSourceError("no complete step in the files")
         self._lay_out()
         #: For the manifest: what the files held and what became of it; complete after `episode_table`.
         self.counts = self._count(everything, gaps)

@@ -55,7 +55,7 @@ def write(folder: Path, run) -> truth.DQNReplayWriter:
 def check(folder: Path, root: Path, expected: truth.Truth, **options) -> None:
     """Convert and compare; where nothing whole is in the data, conversion must say so."""
     if not expected.episodes:
-        with pytest.raises(CorruptSourceError, match="not one complete step"):
+        with pytest.raises(CorruptSourceError, match="no complete step"):
             converted(folder, root, **options)
         return
     dataset = converted(folder, root, **options)
