@@ -156,7 +156,7 @@ def test_trap_06_successor_in_the_next_file(tmp_path):
     assert one["next/truncated"][-1] and not one["next/terminated"].any()
     assert one.episodes.outcome.tolist() == [3]
     assert one.manifest.counts["given_up_steps"] == 1
-    assert any("successor is not in the data" in note for note in one.manifest.notes)
+    assert any("next state is not in the data" in note for note in one.manifest.notes)
 
 
 @each_layout

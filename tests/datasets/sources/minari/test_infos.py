@@ -280,7 +280,7 @@ def test_episodes_with_as_many_observations_as_steps(tmp_path, unknown_next):
     counts = dataset.manifest.counts
     assert counts["given_up_steps"] == (2 if unknown_next == "truncate" else 0)
     assert counts["blank_successors"] == (1 if unknown_next == "truncate" else 3)
-    said = "Given up" if unknown_next == "truncate" else "lack their final observation"
+    said = "Dropped" if unknown_next == "truncate" else "lack their final observation"
     assert any(said in note for note in dataset.manifest.notes)
 
 

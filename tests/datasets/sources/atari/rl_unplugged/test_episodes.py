@@ -432,7 +432,7 @@ def test_lost_rows_are_fetched_again(tmp_path: Path) -> None:
     root = tmp_path / "root"
 
     def stop(what: str) -> None:
-        if "order" in what:
+        if "sorting" in what:
             raise KeyboardInterrupt
 
     request = Request("atari/Qbert/1", root=root, mirror=str(tmp_path), procs=1)
