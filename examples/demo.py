@@ -103,7 +103,7 @@ def main() -> None:
     print(f"\nPlaying the same {args.steps} steps again, to compare with the dataset ...", flush=True)
     matched = compare(args.steps)
     given_up = int(writer.recoverable_steps().present.sum()) - matched
-    print(f"{matched} steps are identical; {given_up} at the end of the data was given up (its successor is unknown).")
+    print(f"{matched} steps are identical; {given_up} at the end of the data was dropped (its next state is unknown).")
     print(f"\nAll done in {time.perf_counter() - began:.0f} s. The dataset is in {os.environ['RBDATA_ROOT']}.")
     print("Try: RBDATA_ROOT=.demo/datasets .venv/bin/rbdata sample Pong/5 --bench")
 

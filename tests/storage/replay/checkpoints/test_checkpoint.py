@@ -5,44 +5,19 @@ from __future__ import annotations
 import pytest
 import rbdata
 import torch
+from checkpoint_tools import SAMPLERS, filled, make
 from rbdata.errors import SchemaError, UsageError
 from rbdata.storage.replay import (
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
-    PrioritizedSampler,
-    RandomSampler,
     ReplayBuffer,
-    SamplerWithoutReplacement,
-    SliceSampler,
-    SliceSamplerWithoutReplacement,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
 )
 from replay_tools import equal, rollout
 from storage_tools import contents, make_episodes, write_dataset
 from tensordict import TensorDict
-
-SAMPLERS = {
-    "random": RandomSampler,
-    "passes": SamplerWithoutReplacement,
-    "slices": lambda: SliceSampler(slice_len=2),
-    "slice-passes": lambda: SliceSamplerWithoutReplacement(slice_len=2),
-    "priorities": lambda: PrioritizedSampler(20, 0.7, 0.5),
-}
-
-
-def make(sampler="random", storage=LazyTensorStorage, seed=0, **more) -> TensorDictReplayBuffer:
-    return TensorDictReplayBuffer(storage=storage(20), sampler=SAMPLERS[sampler](), batch_size=4, seed=seed, **more)
-
-
-def filled(**more) -> TensorDictReplayBuffer:
-    buffer = make(**more)
-    buffer.extend(rollout([5, 6, 3]))
-    buffer.extend(rollout([4, 5], first=100))
-    for _ in range(3):
-        buffer.sample()
-    return buffer
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)

@@ -5,41 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
+from checkpoint_tools import filled, make
 from rbdata.errors import DamagedDatasetError, DatasetExistsError, NotADatasetError, UsageError
 from rbdata.storage.replay import (
     LazyMemmapStorage,
-    LazyTensorStorage,
-    PrioritizedSampler,
-    RandomSampler,
     ReplayBuffer,
-    SamplerWithoutReplacement,
-    SliceSampler,
-    SliceSamplerWithoutReplacement,
-    TensorDictReplayBuffer,
 )
 from replay_tools import equal, rollout
 from storage_tools import contents
-
-SAMPLERS = {
-    "random": RandomSampler,
-    "passes": SamplerWithoutReplacement,
-    "slices": lambda: SliceSampler(slice_len=2),
-    "slice-passes": lambda: SliceSamplerWithoutReplacement(slice_len=2),
-    "priorities": lambda: PrioritizedSampler(20, 0.7, 0.5),
-}
-
-
-def make(sampler="random", storage=LazyTensorStorage, seed=0, **more) -> TensorDictReplayBuffer:
-    return TensorDictReplayBuffer(storage=storage(20), sampler=SAMPLERS[sampler](), batch_size=4, seed=seed, **more)
-
-
-def filled(**more) -> TensorDictReplayBuffer:
-    buffer = make(**more)
-    buffer.extend(rollout([5, 6, 3]))
-    buffer.extend(rollout([4, 5], first=100))
-    for _ in range(3):
-        buffer.sample()
-    return buffer
 
 
 @pytest.mark.parametrize("when", ["storage", "sampler", "describe", "rename"])

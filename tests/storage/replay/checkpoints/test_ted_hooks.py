@@ -8,29 +8,11 @@ from rbdata.errors import SchemaError, UsageError
 from rbdata.storage.replay import (
     Flat2TED,
     LazyTensorStorage,
-    PrioritizedSampler,
-    RandomSampler,
     ReplayBuffer,
-    SamplerWithoutReplacement,
-    SliceSampler,
-    SliceSamplerWithoutReplacement,
     TED2Flat,
-    TensorDictReplayBuffer,
 )
 from replay_tools import equal, rollout
 from tensordict import TensorDict
-
-SAMPLERS = {
-    "random": RandomSampler,
-    "passes": SamplerWithoutReplacement,
-    "slices": lambda: SliceSampler(slice_len=2),
-    "slice-passes": lambda: SliceSamplerWithoutReplacement(slice_len=2),
-    "priorities": lambda: PrioritizedSampler(20, 0.7, 0.5),
-}
-
-
-def make(sampler="random", storage=LazyTensorStorage, seed=0, **more) -> TensorDictReplayBuffer:
-    return TensorDictReplayBuffer(storage=storage(20), sampler=SAMPLERS[sampler](), batch_size=4, seed=seed, **more)
 
 
 @pytest.mark.parametrize("ndim", [1, 2])
