@@ -76,6 +76,7 @@ TESTED_BY = {
     "storage/replay/loading": "storage/replay/test_buffer",
     "storage/replay/pipeline": "storage/replay/test_buffer",
     "storage/replay/reductions": "storage/replay/test_tensordict_buffer",
+    "storage/replay/sampling": "storage/replay/test_buffer",
     "storage/replay/samplers/permutation": "storage/replay/samplers/test_uniform",
     "storage/replay/storages/column_access": "storage/replay/storages/test_dataset_storage",
     "storage/replay/storages/gather": "storage/replay/storages/test_dataset_storage",
@@ -86,6 +87,7 @@ TESTED_BY = {
     "storage/replay/windows/n_step_return": "storage/replay/test_batches",
     "storage/replay/windows/slice_flags": "storage/replay/test_batches",
     "storage/replay/writers/base": "storage/replay/test_buffer",
+    "storage/replay/writing": "storage/replay/test_buffer",
     "storage/replay/writers/round_robin": "storage/replay/test_buffer",
 }
 

@@ -7,7 +7,8 @@ Reading order:
    `batches` (how they are read).
 3. `samplers`: which steps make a batch.
 4. `batch_order`, `prefetch`, `pipeline`: draws in order, made and read ahead of time.
-5. `buffer` and `tensordict_buffer`: all of it together; `ensemble`: several buffers as one; `transforms`; `checkpoints`.
+5. `writing`, `sampling`, `buffer` and `tensordict_buffer`: all of it together; `ensemble`: several buffers as one;
+   `transforms`; `checkpoints`.
 6. `loading` (from options to a buffer over a dataset), `iterable` (data loaders), `devices`, `argument_checks`.
 """
 

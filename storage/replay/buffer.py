@@ -6,19 +6,16 @@ sample()     -> sampler -> draw -> storage -> collate -> transforms -> device ->
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from tensordict import is_tensor_collection
 
 from ...errors import UsageError
-from ..dataset import Dataset
 from .argument_checks import (
     check_batch_size,
+    check_place,
     check_prefetch,
     check_seed,
     make_generator,
@@ -28,13 +25,10 @@ from .argument_checks import (
     resolve_writer,
 )
 from .checkpoints.mixin import CheckpointMixin
-from .pipeline import BatchSpec, Info, Pipeline, RetiredError
+from .pipeline import BatchSpec, Pipeline
 from .samplers.uniform import Sampler
-from .storages.column_access import is_key, read_column, read_records, write_column, write_records
-from .storages.dataset_storage import DatasetStorage
-from .storages.list_storage import ListStorage
+from .sampling import SamplingMixin
 from .storages.storage import Storage
-from .storages.trees import move_dim_first, stack_records
 from .transforms.chain import Transforms
 from .windows.edges import Edges, as_key
 from .windows.n_step_return import NStep
@@ -44,7 +38,7 @@ from .writers.round_robin import RoundRobinWriter
 Part = Any  # an instance, or a function without arguments that makes one
 
 
-class ReplayBuffer(CheckpointMixin):
+class ReplayBuffer(SamplingMixin, CheckpointMixin):
     """Writes records to a storage and samples batches from it.
 
     All arguments by keyword; those of ``torchrl.data.ReplayBuffer`` come first:
@@ -59,6 +53,11 @@ class ReplayBuffer(CheckpointMixin):
     - ``dim_extend``: the dimension along which `extend` is given records, by default the last of the storage's.
     - ``generator`` or ``seed``: same seed, same batches. With neither, the seed comes from torch's global generator.
     - ``frame_stack``, ``stack_keys``, ``n_step``, ``gamma``: windows, see `batches` and `n_step`; they never cross an episode.
+    - ``checkpointer``: its hooks, if it has any, are registered as by `register_save_hook` and `register_load_hook`.
+    - ``consume_after_n_samples``: records cannot be drawn any more once they were in so many batches.
+    - ``sample_unit``: what is read for each record drawn, see `SampleUnit`.
+    - ``compilable``, ``delayed_init``, ``service_backend_options``, ``transport_options``: without effect, as nothing is
+      compiled, made late or served here. ``service_backend`` and ``transport`` may be "direct" (or "auto").
     - ``end_key``, ``traj_key``: where windows find the edges of episodes, if not under the usual keys (see `edges`).
     - ``rank``, ``world_size``: the part of this process in data-parallel training. Without replacement all processes walk
       the one order of ``seed`` and take every ``world_size``-th step; with replacement each draws on its own.
@@ -74,6 +73,7 @@ class ReplayBuffer(CheckpointMixin):
         *,
         storage: Part = None,
         sampler: Part = None,
+        sample_unit: Any = None,
         writer: Part = None,
         collate_fn: Callable[[Any], Any] | None = None,
         pin_memory: bool = False,
@@ -82,8 +82,16 @@ class ReplayBuffer(CheckpointMixin):
         transform_factory: Callable[[], Any] | None = None,
         batch_size: int | None = None,
         dim_extend: int | None = None,
+        checkpointer: Any = None,
         generator: torch.Generator | None = None,
+        consume_after_n_samples: int | None = None,
         shared: bool = False,
+        compilable: bool | None = None,
+        delayed_init: bool | None = None,
+        service_backend: str = "direct",
+        service_backend_options: dict[str, Any] | None = None,
+        transport: str = "auto",
+        transport_options: dict[str, Any] | None = None,
         device: Any = None,
         seed: int | None = None,
         frame_stack: int | None = None,
@@ -103,6 +111,10 @@ class ReplayBuffer(CheckpointMixin):
             raise UsageError(f"dim_extend must not be negative, and is {dim_extend}")
         if frame_stack is not None and (not isinstance(frame_stack, int) or frame_stack < 1):
             raise UsageError(f"frame_stack must be at least 1, not {frame_stack!r}")
+        check_place(service_backend, transport)
+        for name, value in (("sample_unit", sample_unit), ("consume_after_n_samples", consume_after_n_samples)):
+            if value is not None:
+                raise UsageError(f"{name} is not supported yet")
         if not 0 <= rank < world_size:
             raise UsageError(f"rank {rank} is not among {world_size} processes")
         self.batch_size = None if batch_size is None else check_batch_size(batch_size)
@@ -133,9 +145,10 @@ class ReplayBuffer(CheckpointMixin):
             place,
             pin_memory,
         )
-        self._save_hooks: list[Any] = []
-        self._load_hooks: list[Any] = []
-        self._iterator: Iterator[Any] | None = None
+        checkpointer = checkpointer() if isinstance(checkpointer, type) else checkpointer
+        self._save_hooks = list(getattr(checkpointer, "_save_hooks", None) or ())
+        self._load_hooks = list(getattr(checkpointer, "_load_hooks", None) or ())
+        self._iterator = None
         self._ran_out = self._warned = False
         if shared:
             self.share()
@@ -162,13 +175,6 @@ class ReplayBuffer(CheckpointMixin):
     @property
     def transform(self) -> Transforms:
         return self._transforms
-
-    @property
-    def dataset(self) -> Dataset:
-        """The dataset below, where there is one."""
-        if not isinstance(self._storage, DatasetStorage):
-            raise UsageError(f"the buffer stands on a {type(self._storage).__name__}, not on a dataset")
-        return self._storage.dataset
 
     @property
     def dim_extend(self) -> int:
@@ -238,152 +244,6 @@ class ReplayBuffer(CheckpointMixin):
         self._sampler.share = (self._rank, self._world)
         self._pipeline = Pipeline(self._storage, self._sampler, generator, self._transforms, self._spec, self._lock)
 
-    # -- writing -----------------------------------------------------------------------------------------------------
-
-    def add(self, data: Any) -> Any:
-        """Write one record; returns its row (an int; None where the writer does not keep it)."""
-        if len(self._transforms):
-            # Transforms are written for batches with a time dimension.
-            nested = is_tensor_collection(data)
-            data = self._transforms.inv(data.unsqueeze(-1) if nested else data)
-            if data is None:
-                return None
-            data = data.squeeze(-1) if nested else data
-        with self._writing():
-            return self._notify_sampler(self._writer.add(data))
-
-    def extend(self, data: Any) -> Any:
-        """Write a batch of records; returns their rows, int64 ``[n]`` (``[n, ndim]`` for a storage of more dimensions).
-
-        A list is a list of records, a tuple a tree of columns. More records than there is room for: the newest stay.
-        Raises SchemaError for other keys, shapes or dtypes than those stored, ReadOnlyError where nothing can be written.
-        """
-        if len(self._transforms):
-            data = self._transforms.inv(data)
-        if data is None:
-            return torch.zeros((0, self._storage.ndim), dtype=torch.int64)
-        with self._writing():
-            return self._notify_sampler(self._writer.extend(move_dim_first(data, self._dim_extend, self._storage.ndim)))
-
-    def _notify_sampler(self, index: Any) -> Any:
-        if index is not None:
-            if self._storage.ndim > 1:
-                self._sampler.reserve(self._storage.capacity * self._storage.width)
-            self._sampler.extend(self._storage.flat([index] if isinstance(index, int) else index))
-        return index
-
-    def update_priority(self, index: Any, priority: Any) -> None:
-        """Set priorities by row; nothing happens where the sampler has none."""
-        update = getattr(self._sampler, "update_priority", None)
-        if update is not None:
-            self._check_process()
-            with self._lock:
-                update(index, priority, storage=self._storage)
-
-    def mark_update(self, index: Any) -> None:
-        """Give rows the priority of new records."""
-        mark = getattr(self._sampler, "mark_update", None)
-        if mark is not None:
-            with self._lock:
-                mark(index, storage=self._storage)
-
-    def empty(self) -> None:
-        """Forget all records. Raises ReadOnlyError over a dataset."""
-        with self._exclusive():
-            self._writer.empty()
-            self._storage.empty()
-            self._sampler.empty()
-
-    # -- sampling ----------------------------------------------------------------------------------------------------
-
-    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
-        """Draw one batch, or ``(batch, info)``.
-
-        Raises UsageError without a batch size, SamplingError when the batch cannot be drawn.
-        """
-        size = self._size(batch_size)
-        batch, info = self._sample(size, size == self.batch_size)
-        return (batch, info()) if return_info else batch
-
-    def _sample(self, size: int, ahead: bool) -> tuple[Any, Info]:
-        """A batch, and what makes its info; ``ahead``: further batches of this size may be prefetched."""
-        while True:
-            with suppress(RetiredError):
-                batch, info, self._ran_out = self._pipeline.sample(size, ahead)
-                return batch, info
-
-    def _size(self, batch_size: int | None) -> int:
-        if batch_size is None:
-            if self.batch_size is None:
-                message = "no batch size"
-                raise UsageError(message, hint="give batch_size to the buffer (or to load()), or to sample()")
-            return self.batch_size
-        size = check_batch_size(batch_size)
-        if self.batch_size is not None and size != self.batch_size and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"sample({size}) on a buffer with batch_size={self.batch_size}: the argument wins", stacklevel=3
-            )
-        return size
-
-    def __iter__(self) -> Iterator[Any]:
-        """Batches for ever, or one pass where the sampler has passes."""
-        if self.batch_size is None:
-            raise UsageError("iteration needs the batch_size given to the buffer (or to load())")
-        while True:
-            yield self.sample()
-            if self._ran_out and not self._sampler.endless:
-                return
-
-    def __next__(self) -> Any:
-        return self.next()
-
-    def next(self) -> Any:
-        """The next batch of an iteration that goes on by itself; None after the last of a pass."""
-        if self._iterator is None:
-            self._iterator = iter(self)
-        batch = next(self._iterator, None)
-        if batch is None:
-            self._iterator = None
-        return batch
-
-    # -- looking at it -----------------------------------------------------------------------------------------------
-
-    def __len__(self) -> int:
-        return len(self._storage)
-
-    @property
-    def _swapped_dim(self) -> int:
-        """Where `extend` is given the first dimension of the storage, if elsewhere than in front."""
-        return self._dim_extend if self._storage.ndim > 1 else 0
-
-    def __getitem__(self, index: Any) -> Any:
-        """Records by number or slice (through the transforms), or one column by key."""
-        if is_key(index):
-            whole = self.dataset if isinstance(self._storage, DatasetStorage) and not len(self._transforms) else self[:]
-            return read_column(self._storage, whole, index)
-        with self._lock:
-            data = read_records(self._storage, index, self._swapped_dim)
-        if isinstance(self._storage, ListStorage) and isinstance(data, list):
-            data = (self._spec.collate or stack_records)(data)
-        return self._transforms(data) if len(self._transforms) else data
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        if is_key(index):
-            with self._writing():
-                write_column(self._storage, index, value, self._swapped_dim)
-            return
-        if len(self._transforms):
-            value = self._transforms.inv(value)
-        with self._writing():
-            write_records(self._storage, index, value, self._swapped_dim)
-
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(storage={self._storage!r}, sampler={self._sampler!r}, writer={self._writer!r}, "
-            f"batch_size={self.batch_size})"
-        )
-
     # -- transforms ----------------------------------------------------------------------------------------
 
     def append_transform(self, transform: Any, *, invert: bool = False) -> ReplayBuffer:
@@ -397,3 +257,9 @@ class ReplayBuffer(CheckpointMixin):
         with self._exclusive():
             self._transforms.insert(index, transform, invert=invert)
         return self
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(storage={self._storage!r}, sampler={self._sampler!r}, writer={self._writer!r}, "
+            f"batch_size={self.batch_size})"
+        )

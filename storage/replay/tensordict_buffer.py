@@ -39,12 +39,12 @@ class TensorDictReplayBuffer(ReplayBuffer):
         self._priorities_of(data, index)
         return index
 
-    def extend(self, data: Any, *, update_priority: bool = True) -> Any:
+    def extend(self, data: Any, *, update_priority: bool | None = None) -> Any:
         """As `ReplayBuffer.extend`; priorities are read from ``priority_key`` where the data have it."""
         if isinstance(data, list):
             data = stack(data)
         index = super().extend(self._tensordict(data))
-        if update_priority:
+        if update_priority is not False:
             self._priorities_of(data, index)
         return index
 
@@ -110,7 +110,11 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):
-    """A `ReplayBuffer` that samples by priority; ``alpha``, ``beta``, ``eps`` and ``reduction`` as in `PrioritizedSampler`."""
+    """A `ReplayBuffer` that samples by priority; ``alpha``, ``beta``, ``eps`` and ``reduction`` as in `PrioritizedSampler`.
+
+    ``sampler``: one with priorities of its own, instead of all these. ``sampler_device`` is without effect: priorities are kept
+    on the CPU.
+    """
 
     def __init__(
         self,
@@ -121,12 +125,16 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         dtype: torch.dtype = torch.float32,
         reduction: str = "max",
         storage: Any = None,
+        sampler: Any = None,
+        sampler_device: Any = None,
+        sync: bool = True,
         **options: Any,
     ) -> None:
         made = resolve_storage(storage)
-        # A storage of more dimensions rounds its size up to full rows when it learns how many there are beside each other.
-        room = made.max_size if made.ndim == 1 else 2 * made.max_size
-        sampler = PrioritizedSampler(room, alpha, beta, eps, dtype, reduction)
+        if sampler is None:
+            # A storage of more dimensions rounds its size up to full rows when it learns how many there are beside each other.
+            room = made.max_size if made.ndim == 1 else 2 * made.max_size
+            sampler = PrioritizedSampler(room, alpha, beta, eps, dtype, reduction)
         super().__init__(storage=made, sampler=sampler, **options)
 
 

@@ -1,0 +1,102 @@
+"""How batches leave a buffer: one at a time, by iteration, and records by number."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from ...errors import UsageError
+from ..dataset import Dataset
+from .argument_checks import check_batch_size
+from .pipeline import BatchSpec, Info, RetiredError
+from .storages.column_access import is_key, read_column, read_records
+from .storages.dataset_storage import DatasetStorage
+from .storages.list_storage import ListStorage
+from .storages.trees import stack_records
+from .writing import WritingMixin
+
+
+class SamplingMixin(WritingMixin):
+    """The part of `ReplayBuffer` that samples."""
+
+    _spec: BatchSpec
+    _iterator: Iterator[Any] | None
+    _ran_out: bool
+    _warned: bool
+    batch_size: int | None
+
+    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
+        """Draw one batch, or ``(batch, info)``.
+
+        Raises UsageError without a batch size, SamplingError when the batch cannot be drawn.
+        """
+        size = self._size(batch_size)
+        batch, info = self._sample(size, size == self.batch_size)
+        return (batch, info()) if return_info else batch
+
+    def _sample(self, size: int, ahead: bool) -> tuple[Any, Info]:
+        """A batch, and what makes its info; ``ahead``: further batches of this size may be prefetched."""
+        while True:
+            with suppress(RetiredError):
+                batch, info, self._ran_out = self._pipeline.sample(size, ahead)
+                return batch, info
+
+    def _size(self, batch_size: int | None) -> int:
+        if batch_size is None:
+            if self.batch_size is None:
+                message = "no batch size"
+                raise UsageError(message, hint="give batch_size to the buffer (or to load()), or to sample()")
+            return self.batch_size
+        size = check_batch_size(batch_size)
+        if self.batch_size is not None and size != self.batch_size and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"sample({size}) on a buffer with batch_size={self.batch_size}: the argument wins", stacklevel=3
+            )
+        return size
+
+    def __iter__(self) -> Iterator[Any]:
+        """Batches for ever, or one pass where the sampler has passes."""
+        if self.batch_size is None:
+            raise UsageError("iteration needs the batch_size given to the buffer (or to load())")
+        while True:
+            yield self.sample()
+            if self._ran_out and not self._sampler.endless:
+                return
+
+    def __next__(self) -> Any:
+        return self.next()
+
+    def next(self) -> Any:
+        """The next batch of an iteration that goes on by itself; None after the last of a pass."""
+        if self._iterator is None:
+            self._iterator = iter(self)
+        batch = next(self._iterator, None)
+        if batch is None:
+            self._iterator = None
+        return batch
+
+    @property
+    def dataset(self) -> Dataset:
+        """The dataset below, where there is one."""
+        if not isinstance(self._storage, DatasetStorage):
+            raise UsageError(f"the buffer stands on a {type(self._storage).__name__}, not on a dataset")
+        return self._storage.dataset
+
+    # -- looking at it -----------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._storage)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Records by number or slice (through the transforms), or one column by key."""
+        if is_key(index):
+            whole = self.dataset if isinstance(self._storage, DatasetStorage) and not len(self._transforms) else self[:]
+            return read_column(self._storage, whole, index)
+        with self._lock:
+            data = read_records(self._storage, index, self._swapped_dim)
+        if isinstance(self._storage, ListStorage) and isinstance(data, list):
+            data = (self._spec.collate or stack_records)(data)
+        return self._transforms(data) if len(self._transforms) else data
