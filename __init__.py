@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from .datasets.sources.d4rl.scores import normalized_score
     from .storage.dataset import Dataset
     from .storage.replay import *
+    from .storage.spec_check import check_specs
 
 #: Modules of the names that are not in the replay runtime, ``.storage.replay``.
 _MODULES = {
     "Dataset": ".storage.dataset",
+    "check_specs": ".storage.spec_check",
     "normalized_score": ".datasets.sources.d4rl.scores",
     **dict.fromkeys(("convert", "delete", "download", "list_datasets", "load", "open_dataset", "preprocess"), ".api"),
 }
@@ -64,6 +66,7 @@ __all__ = [
     "TensorStorage",
     "Writer",
     "__version__",
+    "check_specs",
     "convert",
     "delete",
     "download",

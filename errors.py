@@ -178,6 +178,16 @@ class InvariantError(RbdataError, ValueError):
     code = "invariant"
 
 
+class SpecError(InvariantError):
+    """A dataset holds values outside its spec; ``leaf`` and ``step`` say which is the first."""
+
+    code = "spec"
+
+    def __init__(self, message: str, *, leaf: str, step: int, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.leaf, self.step = leaf, step
+
+
 class SamplingError(RbdataError, ValueError):
     """The requested batch cannot be drawn from this dataset."""
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,7 +25,11 @@ from .manifest import Manifest, read_manifest
 from .memory_map import keep_freed_memory
 from .nesting import nest
 from .schema import Leaf, Schema
+from .specs import gymnasium_space, make_spec
 from .window import Pad, read_window
+
+if TYPE_CHECKING:
+    import gymnasium
 
 
 class Dataset:
@@ -51,6 +55,38 @@ class Dataset:
     def statistics(self) -> dict[str, Any]:
         """What preprocessing found out about the data, by function: ``{"normalize_observations": {...}}``."""
         return self.manifest.statistics
+
+    @property
+    def spec(self) -> Any:
+        """`make_spec` with its defaults."""
+        return self.make_spec()
+
+    def make_spec(self, categorical_action_encoding: bool = True) -> Any:
+        """TorchRL's specs of one step: a ``Composite`` of shape ``[]`` with the TED keys.
+
+        ``spec.is_in(batch)`` checks batches of any shape; ``spec.expand(batch.shape)`` has a shape of its own. Bounds are
+        those that the manifest states, otherwise the dtype's. Where it states a Discrete space without a number (Atari's
+        actions), that is one more than the largest value in the data. ``categorical_action_encoding=False`` gives OneHot
+        for Categorical, as TorchRL's environments do, for batches whose actions a transform encodes so. Raises
+        MissingExtraError without torchrl, SchemaError for a manifest with malformed spaces.
+        """
+        return make_spec(self.manifest, self._count, categorical_action_encoding)
+
+    @property
+    def observation_space(self) -> gymnasium.Space:
+        """The Gymnasium space that the manifest states, otherwise boxes of the leaves' shapes and dtypes.
+
+        Raises MissingExtraError without gymnasium, UnknownKeyError without an observation, SchemaError as `make_spec`.
+        """
+        return gymnasium_space(self.manifest, "observation", self._count)
+
+    @property
+    def action_space(self) -> gymnasium.Space:
+        """As `observation_space`; the number of a Discrete that does not state it as in `make_spec`."""
+        return gymnasium_space(self.manifest, "action", self._count)
+
+    def _count(self, name: str) -> int:
+        return int(self[name].max()) + 1 if len(self) else 1
 
     def __len__(self) -> int:
         return self.manifest.steps

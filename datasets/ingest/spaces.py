@@ -18,15 +18,15 @@ to the longest that the space allows, or left out.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from ...errors import CorruptSourceError, UsageError
+from ...storage.bounds import basic_spaces
 from ...storage.leaf import DTYPES
-from ...storage.schema import clean_keys
 
 if TYPE_CHECKING:
     import gymnasium
@@ -38,7 +38,6 @@ TextAs = Literal["bytes", "omit"]
 _WIDER = {"uint16": "int32", "uint32": "int64"}
 #: A Text space that allows more bytes than this has no limit worth padding to.
 _LONGEST_TEXT = 1 << 16
-_DEEPEST, _MOST_LEAVES = 16, 1000
 #: Bounds of more entries than this that differ are left out of the JSON form.
 _MOST_BOUNDS = 4096
 
@@ -139,14 +138,10 @@ def space_leaves(space: Mapping[str, Any], base: str, text: TextAs = "bytes") ->
 
     Raises UsageError for dtypes that no leaf can hold exactly, SchemaError for names that fall together.
     """
-    found: list[tuple[tuple[str | int, ...], Mapping[str, Any]]] = list(_walk(space, ()))
-    if len(found) > _MOST_LEAVES:
-        raise UsageError(f"the {base} space has {len(found)} parts, more than {_MOST_LEAVES}")
-    names = ["/".join([base, *map(str, path)]) for path, _ in found]
-    keys = clean_keys(names)
     leaves: list[SpaceLeaf] = []
     left_out: dict[str, str] = {}
-    for name, (path, basic) in zip(names, found):
+    for one in basic_spaces(space, base):
+        name, basic = one.name, one.space
         dtype, shape = _row(basic, name)
         if basic["type"] == "Text" and text == "omit":
             left_out[name] = "text, left out as asked"
@@ -154,23 +149,8 @@ def space_leaves(space: Mapping[str, Any], base: str, text: TextAs = "bytes") ->
             left_out[name] = f"its shape {list(shape)} is empty"
         else:
             shape = shape if shape or base == "action" else (1,)
-            leaves.append(SpaceLeaf(keys[name], path, basic, dtype, shape))
+            leaves.append(SpaceLeaf(one.key, one.path, basic, dtype, shape))
     return leaves, left_out
-
-
-def _walk(
-    space: Mapping[str, Any], path: tuple[str | int, ...]
-) -> Iterator[tuple[tuple[str | int, ...], Mapping[str, Any]]]:
-    if len(path) > _DEEPEST:
-        raise UsageError(f"a space is nested more than {_DEEPEST} levels deep")
-    if space["type"] == "Dict":
-        for key, inner in space["spaces"].items():
-            yield from _walk(inner, (*path, key))
-    elif space["type"] == "Tuple":
-        for index, inner in enumerate(space["spaces"]):
-            yield from _walk(inner, (*path, index))
-    else:
-        yield path, space
 
 
 def _row(space: Mapping[str, Any], name: str) -> tuple[str, tuple[int, ...]]:

@@ -25,32 +25,12 @@ from rbdata.errors import CorruptSourceError, SchemaError, UsageError
 from rbdata.storage.column_writer import ColumnWriter
 from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED
 from rbdata.storage.leaf import check_key
+from space_strategies import ANY_SPACE
 from text_rows import text_of
-
-LETTERS = st.text("abcé ", min_size=1, max_size=5)
-BASIC = st.one_of(
-    st.tuples(
-        st.lists(st.integers(1, 4), max_size=3).map(tuple), st.sampled_from(["float32", "float64", "int16", "uint8"])
-    ).map(lambda drawn: spaces.Box(0, 7, drawn[0], np.dtype(drawn[1]).type)),
-    st.tuples(st.integers(1, 9), st.integers(-5, 5)).map(lambda drawn: spaces.Discrete(drawn[0], start=drawn[1])),
-    st.lists(st.integers(1, 9), min_size=1, max_size=4).map(spaces.MultiDiscrete),
-    st.integers(1, 9).map(spaces.MultiBinary),
-    st.tuples(st.integers(1, 9), LETTERS).map(lambda drawn: spaces.Text(drawn[0], charset=drawn[1])),
-)
-ANY = st.recursive(
-    BASIC,
-    lambda inner: st.one_of(
-        st.dictionaries(st.sampled_from(["a", "b", "c.d", "shape", "e f"]), inner, min_size=1, max_size=3).map(
-            spaces.Dict
-        ),
-        st.lists(inner, min_size=1, max_size=3).map(lambda drawn: spaces.Tuple(tuple(drawn))),
-    ),
-    max_leaves=6,
-)
 
 
 @settings(max_examples=150, deadline=None)
-@given(space=ANY, base=st.sampled_from(["observation", "action"]))
+@given(space=ANY_SPACE, base=st.sampled_from(["observation", "action"]))
 def test_any_space_gives_leaves_that_hold_its_values(space, base):
     record = space_json(space)
     assert json.loads(json.dumps(record, allow_nan=False)) == record
@@ -72,7 +52,7 @@ def test_any_space_gives_leaves_that_hold_its_values(space, base):
 
 
 @settings(max_examples=100, deadline=None)
-@given(space=ANY)
+@given(space=ANY_SPACE)
 def test_minaris_own_form_means_the_same(space):
     stated = json.dumps(serialize_space(space, to_string=False))
     assert metadata_from({"observation_space": stated}, "here").spaces["observation"] == space_json(space)

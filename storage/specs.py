@@ -1,0 +1,163 @@
+"""The spaces of a dataset as TorchRL's specs and as Gymnasium's spaces.
+
+TorchRL and Gymnasium are imported here and nowhere at the top of a module; TorchRL need not be installed.
+
+    Box                  Bounded, Unbounded where it has no bounds
+    Discrete             Categorical (OneHot); Bounded where it does not start at 0
+    MultiDiscrete        MultiCategorical (MultiOneHot); Bounded where it does not start at 0 or has more dimensions
+    MultiBinary, bool    Binary
+    done and the like    Categorical(2) of bool, as environments have it
+    Text                 Unbounded, uint8: the bytes of the text
+    Dict, Tuple          Composite
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ..errors import MissingExtraError, RbdataError, SchemaError, UnknownKeyError, UsageError
+from .bounds import LeafBounds, Space, basic_spaces, leaf_bounds, limits
+from .leaf import Leaf
+from .manifest import Manifest
+from .schema import FLAGS
+
+if TYPE_CHECKING:
+    import gymnasium
+
+#: How many values a Discrete space has that does not state it: one more than the largest of the named leaf.
+Count = Callable[[str], int]
+
+
+def make_spec(manifest: Manifest, count: Count, categorical: bool = True) -> Any:
+    """A TorchRL ``Composite`` of shape ``[]``: the specs of one step, by TED key. See `Dataset.make_spec`."""
+    try:
+        from torchrl.data import Composite
+    except ImportError as error:
+        raise MissingExtraError("specs need torchrl", hint="pip install torchrl") from error
+
+    nested: dict[str, Any] = {}
+    for name, bounds in leaf_bounds(manifest.schema, manifest.spaces).items():
+        spec = _leaf_spec(_counted(bounds, count), categorical)
+        for key in (name, "next/" + name) if bounds.leaf.kind == "state" else (name,):
+            *above, last = key.split("/")
+            level = nested
+            for part in above:
+                level = level.setdefault(part, {})
+            level[last] = spec.clone()
+
+    def composite(level: dict[str, Any]) -> Any:
+        return Composite({key: composite(one) if isinstance(one, dict) else one for key, one in level.items()})
+
+    return composite(nested)
+
+
+def _counted(bounds: LeafBounds, count: Count) -> LeafBounds:
+    """The same with an upper bound where a Discrete space states none."""
+    if bounds.low is None or bounds.high is not None:
+        return bounds
+    last = np.array(max(count(bounds.leaf.name) - 1, int(bounds.low)), bounds.low.dtype)
+    return LeafBounds(bounds.leaf, bounds.space, bounds.low, last)
+
+
+def _leaf_spec(bounds: LeafBounds, categorical: bool) -> Any:
+    from torchrl.data import Binary, Bounded, Categorical, MultiCategorical, MultiOneHot, OneHot, Unbounded
+
+    leaf, counts = bounds.leaf, bounds.counts
+    shape, dtype = torch.Size(leaf.shape), getattr(torch, leaf.dtype)
+    if leaf.dtype == "bool" and leaf.key[-1] in FLAGS:
+        return Categorical(2, shape=shape, dtype=dtype)
+    if leaf.dtype == "bool" or bounds.space.get("type") == "MultiBinary":
+        return Binary(shape=shape, dtype=dtype)
+    if counts and bounds.space["type"] == "Discrete":
+        return Categorical(counts[0], shape=shape, dtype=dtype) if categorical else OneHot(counts[0], dtype=torch.int64)
+    if counts:
+        return MultiCategorical(counts, dtype=dtype) if categorical else MultiOneHot(counts, dtype=torch.int64)
+    if bounds.low is None or bounds.high is None:
+        return Unbounded(shape=shape, dtype=dtype)
+    low, high = (torch.from_numpy(np.broadcast_to(one, leaf.shape).copy()) for one in (bounds.low, bounds.high))
+    return Bounded(low, high, shape=shape, dtype=dtype)
+
+
+# -- Gymnasium -----------------------------------------------------------------------------------------------------------
+
+
+def gymnasium_space(manifest: Manifest, base: str, count: Count) -> gymnasium.Space:
+    """The space of ``base`` as the source states it; without a statement, boxes of the leaves' dtypes and shapes.
+
+    Raises MissingExtraError without gymnasium, UnknownKeyError without such leaves, SchemaError for malformed spaces.
+    """
+    try:
+        from gymnasium import spaces
+    except ImportError as error:
+        raise MissingExtraError("spaces need gymnasium", hint="pip install gymnasium") from error
+
+    schema, stated = manifest.schema, manifest.spaces
+    bounds = leaf_bounds(schema, stated)
+    below = [leaf for leaf in schema if leaf.name == base or leaf.name.startswith(base + "/")]
+    if base not in stated and not below:
+        raise UnknownKeyError(f"there is no leaf {base!r}", hint=f"there are {', '.join(schema.names)}")
+    if base not in stated:
+        boxes: Any = {}
+        for leaf in below:
+            level = boxes
+            for part in leaf.key[1:-1]:
+                level = level.setdefault(part, {})
+            level[leaf.key[-1]] = _basic({"type": "Box", "dtype": leaf.dtype, "shape": list(leaf.shape)}, leaf, count)
+        nested = boxes if len(below) > 1 or "/" in below[0].name else boxes[base]
+        return _dict(nested) if isinstance(nested, dict) else nested
+    leaves = {one.path: bounds.get(one.key) for one in basic_spaces(stated[base], base)}
+
+    def build(space: Space, path: tuple[str | int, ...]) -> Any:
+        if space["type"] == "Dict":
+            return spaces.Dict({key: build(one, (*path, key)) for key, one in space["spaces"].items()})
+        if space["type"] == "Tuple":
+            return spaces.Tuple([build(one, (*path, index)) for index, one in enumerate(space["spaces"])])
+        found = leaves[path]
+        return _basic(space, found.leaf if found else None, count, "/".join([base, *map(str, path)]))
+
+    return build(stated[base], ())
+
+
+def _dict(level: dict[str, Any]) -> gymnasium.Space:
+    from gymnasium import spaces
+
+    return spaces.Dict({key: _dict(one) if isinstance(one, dict) else one for key, one in level.items()})
+
+
+def _basic(space: Space, leaf: Leaf | None, count: Count, name: str = "") -> gymnasium.Space:
+    """A basic space. ``leaf`` holds its values; None where they were left out of the dataset."""
+    from gymnasium import spaces
+
+    name = leaf.name if leaf else name
+    kind = space["type"]
+    try:
+        if kind == "Text":
+            charset = space.get("charset")
+            more = {} if charset is None else {"charset": charset}
+            return spaces.Text(int(space["max_length"]), min_length=int(space["min_length"]), **more)
+        if kind == "MultiBinary":
+            size = space["shape"]
+            return spaces.MultiBinary(size if len(size) > 1 else size[0])
+        dtype = np.dtype(space.get("dtype", "int64"))
+        shape = np.shape(space["nvec"]) if kind == "MultiDiscrete" else tuple(space.get("shape", ()))
+        low, high = limits(space, dtype.name, shape, name)
+        if kind == "Discrete" and low is not None:
+            if high is None and leaf is None:
+                raise UsageError(
+                    f"{name}: the number of its values is not stated, and its values are not in the dataset"
+                )
+            n = int(high) - int(low) + 1 if high is not None else max(1, count(name) - int(low))
+            return spaces.Discrete(n, start=int(low))
+        if low is None or high is None:
+            raise UsageError(f"{name}: there is no {kind} space in Gymnasium")
+        if kind == "MultiDiscrete":
+            return spaces.MultiDiscrete(high - low + 1, dtype=dtype.type, start=np.broadcast_to(low, shape))
+        return spaces.Box(np.broadcast_to(low, shape), np.broadcast_to(high, shape), dtype=dtype.type)
+    except RbdataError:
+        raise
+    except (AssertionError, LookupError, TypeError, ValueError) as error:
+        raise SchemaError(f"{name}: {str(space)[:80]} is not a space: {error}") from error
