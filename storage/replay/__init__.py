@@ -19,6 +19,9 @@ from .buffer import ReplayBuffer as ReplayBuffer
 from .checkpoints.ted_hooks import Flat2TED as Flat2TED
 from .checkpoints.ted_hooks import TED2Flat as TED2Flat
 from .ensemble import ReplayBufferEnsemble as ReplayBufferEnsemble
+from .ensemble_parts import SamplerEnsemble as SamplerEnsemble
+from .ensemble_parts import StorageEnsemble as StorageEnsemble
+from .ensemble_parts import WriterEnsemble as WriterEnsemble
 from .iterable import ReplayIterable as ReplayIterable
 from .samplers.prioritized import PrioritizedSampler as PrioritizedSampler
 from .samplers.prioritized_slices import PrioritizedSliceSampler as PrioritizedSliceSampler

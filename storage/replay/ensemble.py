@@ -6,11 +6,11 @@ batch [3, 4]                                4 records of member 1 | 4 of member 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from ...errors import ReadOnlyError, SamplingError, UsageError
 from .argument_checks import check_batch_size, check_prefetch, check_seed, make_generator
@@ -18,73 +18,164 @@ from .batch_order import OrderState
 from .buffer import ReplayBuffer
 from .checkpoints.checkpoint import CheckpointWriter
 from .devices import to_device
+from .ensemble_parts import SamplerEnsemble, StorageEnsemble, WriterEnsemble, pick_members
+from .member_parts import draw_part, info_of, with_info
+from .member_routing import Router
+from .storages.trees import stack
 from .transforms.chain import Transforms
+
+#: Arguments of TorchRL's that have no effect here: nothing is compiled, made late or served, and members save themselves.
+_SERVICE = {"service_backend", "service_backend_options", "transport", "transport_options"}
+_WITHOUT_EFFECT = {"checkpointer", "compilable", "delayed_init", "dim_extend", *_SERVICE}
 
 
 class ReplayBufferEnsemble:
     """Draws ``num_buffer_sampled`` of the ``buffers`` (default: as many as there are), and a part of the batch from each.
 
-    - ``p``: probabilities of the members, any positive numbers; without it they are alike.
-    - ``sample_from_all``: a part from every member, in order; excludes ``p``.
+    - ``storages``, ``samplers``, ``writers``: a `StorageEnsemble`, `SamplerEnsemble` and `WriterEnsemble` instead of buffers.
+    - ``p``: probabilities of the members, any positive numbers; without it they are alike. ``"sampleable"``: in proportion to
+      what each holds at that moment. ``sample_from_all``: a part from every member, in order; excludes ``p``.
     - ``prefetch``: each member makes so many of its parts ahead, see `ReplayBuffer`.
-    - ``transform``: applied after the members' own. ``collate_fn``: makes a batch of the parts; the default stacks them.
+    - ``transform`` or ``transform_factory``: applied after the members' own.
+    - ``collate_fn``: makes a batch of the parts; the default stacks them. ``collate_fns``: one for each member, in the place
+      of its own.
+    - ``routing_key``, ``routing_dim``: how `extend` shares records out to the members, see `Router`; without either an ensemble
+      is read-only: write to the members.
+    - ``generator`` or ``seed``: same seed, same batches, also of the members. ``shared``: see `ReplayBuffer`.
 
-    A batch is ``[num_buffer_sampled, batch_size / num_buffer_sampled]``; members must therefore give the same keys and
-    shapes. ``index`` is a TensorDict of ``buffer_ids`` and ``index``, in batches of TensorDicts and in the info. Read-only:
-    write to the members.
+    ``checkpointer``, ``compilable``, ``delayed_init``, ``dim_extend``, ``service_backend`` and ``transport`` (with their
+    options) are accepted, without effect.
+
+    A batch is ``[num_buffer_sampled, batch_size / num_buffer_sampled]``. Members of unlike keys or shapes give a lazy stack:
+    what all have can be read of the whole, the rest of its parts. ``index`` is a TensorDict of ``buffer_ids`` and ``index``, in
+    batches of TensorDicts and in the info. Where a member's pass ends within a part, the next one fills it up.
     """
 
     def __init__(
         self,
         *buffers: ReplayBuffer,
+        storages: StorageEnsemble | None = None,
+        samplers: SamplerEnsemble | None = None,
+        writers: WriterEnsemble | None = None,
         transform: Any = None,
+        transform_factory: Callable[[], Any] | None = None,
         batch_size: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
+        collate_fns: Sequence[Callable[[Any], Any] | None] | None = None,
         p: Any = None,
         sample_from_all: bool = False,
         num_buffer_sampled: int | None = None,
+        routing_key: Any = None,
+        routing_dim: int | None = None,
         generator: torch.Generator | None = None,
         seed: int | None = None,
+        shared: bool = False,
         pin_memory: bool = False,
         device: Any = None,
         prefetch: int | None = None,
+        **without_effect: Any,
     ) -> None:
-        strangers = [type(buffer).__name__ for buffer in buffers if not isinstance(buffer, ReplayBuffer)]
-        if not buffers or strangers:
-            raise UsageError(f"an ensemble needs buffers, not {', '.join(strangers) or 'nothing'}")
+        if not _WITHOUT_EFFECT.issuperset(without_effect):
+            raise TypeError(f"unexpected arguments: {', '.join(sorted(without_effect.keys() - _WITHOUT_EFFECT))}")
         if generator is not None and seed is not None:
             raise UsageError("give generator or seed, not both")
-        if sample_from_all and p is not None:
-            raise UsageError("sample_from_all leaves no room for p")
-        self.buffers, self.sample_from_all = buffers, sample_from_all
+        if transform is not None and transform_factory is not None:
+            raise UsageError("give transform or transform_factory, not both")
         self.batch_size = None if batch_size is None else check_batch_size(batch_size)
-        count = len(buffers) if sample_from_all or num_buffer_sampled is None else num_buffer_sampled
-        if count < 1:
-            raise UsageError(f"num_buffer_sampled must be at least 1, not {count}")
-        self.num_buffer_sampled = count
-        self.p = None if p is None else self._probabilities(p)
+        if storages is not None or samplers is not None or writers is not None:
+            if buffers or storages is None or samplers is None or writers is None:
+                raise UsageError("give buffers, or all of storages, samplers and writers")
+            self._sampler = samplers
+            buffers = self._make_members(storages, samplers, writers, collate_fns)
+        else:
+            _check_members(buffers)
+            self._sampler = SamplerEnsemble(
+                *(buffer.sampler for buffer in buffers),
+                p=p,
+                sample_from_all=sample_from_all,
+                num_buffer_sampled=num_buffer_sampled,
+            )
+            if collate_fns is not None:
+                for buffer, collate in zip(buffers, collate_fns, strict=True):
+                    buffer._change_spec(collate=collate)
+        self.buffers = buffers
+        self._router = Router(buffers, routing_key, routing_dim)
+        transform = transform_factory() if transform_factory is not None else transform
         self._transforms = transform if isinstance(transform, Transforms) else Transforms()
         if transform is not None and not isinstance(transform, Transforms):
             self._transforms.append(transform)
         self._collate = collate_fn
         self._prefetch = check_prefetch(prefetch, self.batch_size)
-        if self._prefetch:
-            for buffer in buffers:
-                buffer._set_prefetch(self._prefetch)
+        for buffer in buffers:
+            if self._prefetch:
+                buffer._change_spec(prefetch=self._prefetch)
+            if shared:
+                buffer.share()
         self._pin, self._device = pin_memory, None if device is None else torch.device(device)
-        self._generator = make_generator(int(torch.randint(1 << 62, ()))) if generator is None else generator
+        self._generator = make_generator(int(torch.randint(1 << 62, ())))
+        if generator is not None:
+            self.set_rng(generator)
         if seed is not None:
             self.set_seed(seed)
 
-    def _probabilities(self, p: Any) -> torch.Tensor:
-        values = torch.as_tensor(p, dtype=torch.float64)
-        if values.shape != (len(self.buffers),) or not bool((values >= 0).all()) or not 0 < float(values.sum()) < 1e300:
-            raise UsageError(f"p must be {len(self.buffers)} numbers, not negative and not all zero: {p!r}")
-        return values / values.sum()
+    def _make_members(
+        self,
+        storages: StorageEnsemble,
+        samplers: SamplerEnsemble,
+        writers: WriterEnsemble,
+        collate_fns: Sequence[Any] | None,
+    ) -> tuple[ReplayBuffer, ...]:
+        count = len(storages)
+        transforms, collate_fns = storages.transforms or [None] * count, collate_fns or [None] * count
+        if not count or {len(samplers), len(writers), len(collate_fns)} != {count}:
+            raise UsageError(f"an ensemble of {count} storages needs as many samplers, writers and collate_fns")
+        part = None if self.batch_size is None else samplers.part_size(self.batch_size)
+        return tuple(
+            ReplayBuffer(
+                storage=storage,
+                sampler=sampler,
+                writer=writer,
+                transform=transform,
+                collate_fn=collate,
+                batch_size=part,
+            )
+            for storage, sampler, writer, transform, collate in zip(
+                storages, samplers, writers, transforms, collate_fns, strict=True
+            )
+        )
+
+    # -- parts -------------------------------------------------------------------------------------------------------
+
+    @property
+    def storage(self) -> StorageEnsemble:
+        return StorageEnsemble(
+            *(buffer.storage for buffer in self.buffers), transforms=[buffer.transform for buffer in self.buffers]
+        )
+
+    @property
+    def sampler(self) -> SamplerEnsemble:
+        return self._sampler
+
+    @property
+    def writer(self) -> WriterEnsemble:
+        return WriterEnsemble(*(buffer.writer for buffer in self.buffers))
 
     @property
     def transform(self) -> Transforms:
         return self._transforms
+
+    @property
+    def p(self) -> Any:
+        """The members' probabilities, see `SamplerEnsemble`."""
+        return self._sampler.p
+
+    @property
+    def sample_from_all(self) -> bool:
+        return self._sampler.sample_from_all
+
+    @property
+    def num_buffer_sampled(self) -> int:
+        return self._sampler.num_buffer_sampled
 
     def append_transform(self, transform: Any, *, invert: bool = False) -> ReplayBufferEnsemble:
         """Add a transform at the end; returns the ensemble."""
@@ -96,65 +187,53 @@ class ReplayBufferEnsemble:
         self._transforms.insert(index, transform, invert=invert)
         return self
 
+    # -- sampling ----------------------------------------------------------------------------------------------------
+
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
         """Draw one batch, or ``(batch, info)``. Raises SamplingError when the batch cannot be divided among the members."""
         size = self.batch_size if batch_size is None else batch_size
         if size is None:
             raise UsageError("no batch size", hint="give batch_size to the ensemble, or to sample()")
-        if check_batch_size(size) % self.num_buffer_sampled:
-            message = f"batch_size {size} cannot be divided by num_buffer_sampled {self.num_buffer_sampled}"
-            raise SamplingError(message)
-        ids = self._members()
-        part = size // self.num_buffer_sampled
-        batches, infos = [], []
-        for member in ids.tolist():
-            data, info = self.buffers[member]._sample(
-                part, self._prefetch > 0 or part == self.buffers[member].batch_size
-            )
-            batches.append(data)
-            infos.append(info())
-        index = self._index(ids, infos)
-        batch = self._join(batches, index)
+        part = self._sampler.part_size(check_batch_size(size))
+        ids = self._sampler.draw_members([buffer.storage for buffer in self.buffers], part, self._generator).tolist()
+        parts = [draw_part(self.buffers[member], part, ahead=self._prefetch > 0) for member in ids]
+        batch = self._join(ids, parts)
         if len(self._transforms):
             batch = self._transforms(batch)
         if self._pin or self._device is not None:
             batch = to_device(batch, self._device, self._pin)
-        return (batch, {"index": index}) if return_info else batch
+        return (batch, info_of(ids, [info for _, info in parts])) if return_info else batch
 
-    def _members(self) -> torch.Tensor:
-        if self.sample_from_all:
-            return torch.arange(len(self.buffers))
-        if self.p is None:
-            return torch.randint(len(self.buffers), (self.num_buffer_sampled,), generator=self._generator)
-        return torch.multinomial(self.p, self.num_buffer_sampled, replacement=True, generator=self._generator)
-
-    def _index(self, ids: torch.Tensor, infos: list[dict[Any, Any]]) -> Any:
-        rows = [info["index"] for info in infos]
-        rows = [torch.stack(row, -1) if isinstance(row, tuple) else row for row in rows]
-        if len({row.shape for row in rows}) > 1:  # short batches: no shape that holds them all
-            return {"buffer_ids": ids, "index": rows}
-        shape = (len(ids), len(rows[0]))
-        content = {"buffer_ids": ids[:, None].expand(shape).contiguous(), "index": torch.stack(rows)}
-        return TensorDict(content, batch_size=shape)
-
-    def _join(self, batches: list[Any], index: Any) -> Any:
+    def _join(self, ids: list[int], parts: list[tuple[Any, dict[Any, Any]]]) -> Any:
+        batches = [data for data, _ in parts]
         if self._collate is not None:
             return self._collate(batches)
         if not isinstance(batches[0], TensorDictBase):
-            from .storages.trees import stack
-
             return stack(batches)
-        batches = [batch.exclude("index") for batch in batches]
         lengths = {len(batch) for batch in batches}
         if len(lengths) > 1:
             message = f"the members' parts have {', '.join(map(str, sorted(lengths)))} records"
             raise SamplingError(message, hint="sample with strict_length or with replacement, or give a collate_fn")
-        try:
-            joined: Any = torch.stack(batches)
-        except (RuntimeError, KeyError) as error:
-            message = f"the members' batches are not alike: {error}"
-            raise SamplingError(message, hint="give members a transform that makes them so, or a collate_fn") from error
-        return joined.set("index", index)
+        known = [self.buffers[member]._info_in_batch for member in ids]
+        return LazyStackedTensorDict.maybe_dense_stack(
+            [
+                with_info(batch, info, member, in_batch=in_batch)
+                for member, (batch, info), in_batch in zip(ids, parts, known)
+            ]
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.batch_size is None:
+            raise UsageError("iteration needs the batch_size given to the ensemble")
+        while True:
+            yield self.sample()
+
+    def __next__(self) -> Any:
+        return self.sample()
+
+    next = __next__
+
+    # -- priorities --------------------------------------------------------------------------------------------------
 
     def update_priority(self, index: Any, priority: Any) -> None:
         """Set priorities of the members' rows; ``index`` is that of a batch (``buffer_ids`` and ``index``)."""
@@ -169,10 +248,34 @@ class ReplayBufferEnsemble:
         """Set the priorities of a batch's rows from ``priority_key``, one value for each."""
         self.update_priority(data["index"], data[priority_key])
 
-    def add(self, data: Any) -> Any:
-        raise ReadOnlyError("an ensemble doesn't allow writing", hint="write to its members: ensemble[0].extend(...)")
+    # -- writing -----------------------------------------------------------------------------------------------------
 
-    extend = add
+    def extend(self, data: Any) -> TensorDict:
+        """Share records out to the members; returns ``buffer_ids`` and ``index`` of each, batch ``[n]``, see `Router`.
+
+        Raises ReadOnlyError without ``routing_key`` or ``routing_dim``.
+        """
+        if not self._router.active:
+            raise ReadOnlyError(
+                "an ensemble doesn't allow writing", hint="write to its members: ensemble[0].extend(...)"
+            )
+        return self._router.extend(self._transforms.inv(data) if len(self._transforms) else data)
+
+    def add(self, data: Any) -> TensorDict:
+        """Write one record to the member it names; as `extend`, batch ``[]``."""
+        return self.extend(data.unsqueeze(0))[0]
+
+    def empty(self) -> None:
+        """Forget the records of all members."""
+        for buffer in self.buffers:
+            buffer.empty()
+
+    @property
+    def write_count(self) -> int:
+        """Records written by all members."""
+        return sum(buffer.write_count for buffer in self.buffers)
+
+    # -- seeds -------------------------------------------------------------------------------------------------------
 
     def set_seed(self, seed: int) -> None:
         """Start the sequence of batches that belongs to a seed, in the members as well."""
@@ -181,27 +284,52 @@ class ReplayBufferEnsemble:
         for number, buffer in enumerate(self.buffers):
             buffer.set_seed(seed + 1 + number)
 
-    def __iter__(self) -> Any:
-        if self.batch_size is None:
-            raise UsageError("iteration needs the batch_size given to the ensemble")
-        while True:
-            yield self.sample()
+    def set_rng(self, generator: torch.Generator | None) -> None:
+        """Draw members from this generator from now on; the members get seeds of their own from it."""
+        self._generator = make_generator(int(torch.randint(1 << 62, ()))) if generator is None else generator
+        for buffer in self.buffers:
+            buffer.set_seed(int(torch.randint(1 << 62, (), generator=self._generator)))
+
+    # -- members -----------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         """How many members there are, as in TorchRL."""
         return len(self.buffers)
 
-    def __getitem__(self, number: Any) -> Any:
-        """A member; with a slice or list of numbers, an ensemble of some of them."""
-        if isinstance(number, int):
-            return self.buffers[number]
-        chosen = list(range(len(self.buffers)))[number] if isinstance(number, slice) else [int(i) for i in number]
+    def __getitem__(self, index: Any) -> Any:
+        """A member by number, by slice or list an ensemble of some of them.
+
+        ``[members, rows]`` are records of each, through all transforms: ``[members, rows]``, or a lazy stack.
+        """
+        members, *rows = index if isinstance(index, tuple) else (index,)
+        chosen = pick_members(members, len(self.buffers))
+        if isinstance(chosen, int):
+            return self.buffers[chosen][rows[0] if len(rows) == 1 else tuple(rows)] if rows else self.buffers[chosen]
+        if rows:
+            records = [self.buffers[member][rows[0] if len(rows) == 1 else tuple(rows)] for member in chosen]
+            if self._collate is not None:
+                found = self._collate(records)
+            elif isinstance(records[0], TensorDictBase):
+                found = LazyStackedTensorDict.maybe_dense_stack(records)
+            else:
+                found = stack(records)
+            return self._transforms(found) if len(self._transforms) else found
+        if chosen == list(range(len(self.buffers))):
+            return self
+        sampler = self._sampler[chosen]
         return ReplayBufferEnsemble(
             *(self.buffers[member] for member in chosen),
+            transform=self._transforms,
             batch_size=self.batch_size,
-            p=None if self.p is None else self.p[chosen],
-            sample_from_all=self.sample_from_all,
+            collate_fn=self._collate,
+            p=sampler.p,
+            sample_from_all=sampler.sample_from_all,
+            num_buffer_sampled=sampler.num_buffer_sampled,
+            pin_memory=self._pin,
+            device=self._device,
         )
+
+    # -- saving ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """The members' states, and where the ensemble's own draws stand."""
@@ -251,3 +379,10 @@ class ReplayBufferEnsemble:
 
     def __repr__(self) -> str:
         return f"ReplayBufferEnsemble({', '.join(map(repr, self.buffers))}, batch_size={self.batch_size})"
+
+
+def _check_members(buffers: Sequence[Any]) -> None:
+    strangers = [type(buffer).__name__ for buffer in buffers if not isinstance(buffer, ReplayBuffer)]
+    if not buffers or strangers:
+        message = f"an ensemble needs buffers, not {', '.join(strangers) or 'nothing'}"
+        raise UsageError(message, hint="of an ensemble, give the members: *ensemble.buffers" if strangers else None)

@@ -143,9 +143,9 @@ class CheckpointMixin(LockMixin):
                 passes.seed(seed)
             self._make_pipeline(make_generator(rank_seed(seed, self._rank)))
 
-    def _set_prefetch(self, batches: int) -> None:
+    def _change_spec(self, **changes: Any) -> None:
         with self._exclusive():
-            self._spec = replace(self._spec, prefetch=batches)
+            self._spec = replace(self._spec, **changes)
             self._make_pipeline(self._generator)
 
     def as_iterable(self, batches: int | None = None) -> Any:

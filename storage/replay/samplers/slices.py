@@ -122,6 +122,12 @@ class SliceSampler(Sampler):
             pool = self._pools[length] = EpisodePool(timeline, length, self.strict_length, self.span)
         return pool
 
+    def sampleable(self, storage: Storage, batch_size: int) -> int:
+        try:
+            return self.pool(storage, self.shape(batch_size)[1]).total
+        except (SamplingError, UsageError):  # no records, no edges, no episode that is long enough
+            return 0
+
     def shape(self, batch_size: int) -> tuple[int, int]:
         """``(slices, their length)``. Raises SamplingError when the batch cannot be divided."""
         known = self.slice_len or self.num_slices

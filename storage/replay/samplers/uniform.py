@@ -55,6 +55,10 @@ class Sampler:
         flags = {key if len(key) > 1 else key[0]: flag for key, flag in slice_flags(draw, column).items()}
         return storage.coordinates(rows), {**draw.info, **flags}
 
+    def sampleable(self, storage: Storage, batch_size: int) -> int:
+        """How many records (or starts of slices) a batch of this size can be drawn from now, 0 when it cannot be drawn."""
+        return len(storage)
+
     def reserve(self, rows: int) -> None:
         """A storage of several dimensions has rounded its size up to so many rows."""
 
@@ -223,6 +227,9 @@ class SamplerWithoutReplacement(PassSampler):
             message = f"a batch of {batch_size} cannot be drawn from {size} without replacement"
             raise SamplingError(message, hint=f"take at most {size}, or sample with replacement")
         return Draw(self.passes.take(size, batch_size, generator, self.share))
+
+    def sampleable(self, storage: Storage, batch_size: int) -> int:
+        return len(storage) if batch_size <= len(storage) else 0
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(drop_last={self.drop_last}, shuffle={self.shuffle})"

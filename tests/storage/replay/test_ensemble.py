@@ -5,13 +5,18 @@ from __future__ import annotations
 import pytest
 import rbdata
 import torch
-from rbdata.errors import ReadOnlyError, SamplingError, UsageError
+from rbdata.errors import ReadOnlyError, SamplingError, SchemaError, UsageError
 from rbdata.storage.replay import (
     LazyTensorStorage,
     PrioritizedSampler,
     ReplayBuffer,
     ReplayBufferEnsemble,
+    SamplerEnsemble,
+    SamplerWithoutReplacement,
+    SliceSampler,
+    StorageEnsemble,
     TensorDictReplayBuffer,
+    WriterEnsemble,
 )
 from replay_tools import chi_square, equal, rollout
 from storage_tools import make_episodes, write_dataset
@@ -84,9 +89,22 @@ def test_ensemble_errors():
         ensemble.sample()
     with pytest.raises(ReadOnlyError):
         ensemble.extend(rollout([3]))
+    with pytest.raises(UsageError) as caught:
+        ReplayBufferEnsemble(ensemble, pair[0])
+    assert "ensemble.buffers" in str(caught.value.hint)
+    with pytest.raises(TypeError, match="colour"):
+        ReplayBufferEnsemble(*pair, colour="red")
+
+
+def test_members_of_unlike_keys_give_a_lazy_stack():
+    """As in TorchRL: what all members have can be read of the whole, what only some have of their parts."""
+    pair = members(10, 20)
     pair[1].append_transform(lambda batch: batch.exclude("action"))
-    with pytest.raises(SamplingError, match="not alike"):
-        ReplayBufferEnsemble(*pair, batch_size=4, sample_from_all=True).sample()
+    batch = ReplayBufferEnsemble(*pair, batch_size=4, sample_from_all=True).sample()
+    assert batch.batch_size == (2, 2) and batch["index", "buffer_ids"].tolist() == [[0, 0], [1, 1]]
+    assert "observation" in batch and "action" not in batch and "action" in batch[0]
+    with pytest.raises(KeyError):
+        batch["action"]
 
 
 @pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
@@ -120,3 +138,94 @@ def test_prefetching_members_changes_nothing():
         ReplayBufferEnsemble(*members(10), prefetch=2)
     for buffer in ahead.buffers:
         buffer.close()
+
+
+def plain(size, first=0, **options) -> ReplayBuffer:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(size), **options)
+    buffer.extend(TensorDict({"x": torch.arange(size) + first, "episode": torch.arange(size) // 10}, [size]))
+    return buffer
+
+
+def test_an_ensemble_of_parts():
+    """Made of storages, samplers and writers, as TorchRL's; indexed by member, and by member and row."""
+    pair = [plain(10), plain(20, 100)]
+    ensemble = ReplayBufferEnsemble(
+        storages=StorageEnsemble(*(buffer.storage for buffer in pair), transforms=[None, lambda batch: batch + 1000]),
+        samplers=SamplerEnsemble(*(buffer.sampler for buffer in pair), p=[1, 1], num_buffer_sampled=4),
+        writers=WriterEnsemble(*(buffer.writer for buffer in pair)),
+        batch_size=8,
+        delayed_init=False,
+    )
+    batch, info = ensemble.sample(return_info=True)
+    assert batch.batch_size == (4, 2) and equal(batch["index"], info["index"])
+    assert torch.equal(batch["x"], batch["index", "index"] + 1100 * batch["index", "buffer_ids"])
+    assert ensemble[1].storage is pair[1].storage and ensemble[:] is ensemble
+    assert ensemble[:, :3]["x"].tolist() == [[0, 1, 2], [1100, 1101, 1102]] and ensemble[1, 2]["x"] == 1102
+    some = ensemble[torch.tensor([1])]
+    assert len(some) == 1 and some.num_buffer_sampled == 4 and bool((some.sample()["x"] >= 1100).all())
+    for part, kind in ((ensemble.storage, StorageEnsemble), (ensemble.sampler, SamplerEnsemble)):
+        assert isinstance(part, kind) and len(part) == 2 and isinstance(part[[-1, 0]], kind)
+    assert ensemble.writer[0] is pair[0].writer and ensemble.write_count == 30
+    assert [len(rows) for rows in ensemble.storage[:, :3]] == [3, 3]
+    index, _ = ensemble.sampler.sample(ensemble.storage, 8)
+    for (member, rows), own in zip(ensemble.storage.get(index), index):
+        assert torch.equal(rows["x"], own["index"] + 1100 * member)
+    for bad in (2, [0.5], [[0]]):
+        with pytest.raises((IndexError, UsageError)):
+            ensemble[bad]
+    ensemble.sampler.p = [0, 1]
+    assert bool((ensemble.sample()["index", "buffer_ids"] == 1).all())
+
+
+def test_members_by_what_they_hold():
+    """``p="sampleable"``: as many parts of a member as it has records, or starts of slices; none of one that is too small."""
+    ensemble = ReplayBufferEnsemble(plain(10), plain(30), p="sampleable", num_buffer_sampled=100, seed=0)
+    ensemble[0].empty()
+    assert bool((ensemble.sample(100)["index", "buffer_ids"] == 1).all())
+    ensemble[0].extend(plain(10)[:])
+    ids = torch.cat([ensemble.sample(100)["index", "buffer_ids"][:, 0] for _ in range(10)])
+    assert chi_square(torch.bincount(ids), torch.tensor([0.25, 0.75]) * 1000) < 4
+    ensemble = ReplayBufferEnsemble(
+        *(plain(size, sampler=SliceSampler(slice_len=10)) for size in (8, 20)), p="sampleable"
+    )
+    assert bool((ensemble.sample(20)["index", "buffer_ids"] == 1).all())
+    ensemble[1].empty()
+    with pytest.raises(SamplingError, match="no member"):
+        ensemble.sample(20)
+
+
+def test_parts_are_filled_up_by_the_next_pass():
+    ensemble = ReplayBufferEnsemble(plain(10, sampler=SamplerWithoutReplacement()), batch_size=4, sample_from_all=True)
+    drawn = torch.cat([ensemble.sample()["x"][0] for _ in range(5)])
+    assert all(sorted(part.tolist()) == list(range(10)) for part in drawn.split(10))
+
+
+def test_what_samplers_say_is_in_the_batch():
+    """Also that of plain members, as in TorchRL; and in the info."""
+    buffer = plain(20, sampler=SliceSampler(slice_len=5))
+    batch, info = ReplayBufferEnsemble(buffer, num_buffer_sampled=2).sample(20, return_info=True)
+    assert batch["next", "truncated"].squeeze(-1).nonzero()[:, 1].tolist() == [4, 9, 4, 9]
+    assert torch.equal(info["next", "truncated"], batch["next", "truncated"])
+
+
+@pytest.mark.parametrize("routing", [{"routing_key": "task"}, {"routing_dim": 1}])
+def test_records_are_shared_out(routing):
+    ensemble = ReplayBufferEnsemble(
+        *(TensorDictReplayBuffer(storage=LazyTensorStorage(9)) for _ in range(3)), **routing
+    )
+    data = TensorDict({"x": torch.arange(6).view(2, 3), "task": torch.arange(3).expand(2, 3).contiguous()}, [2, 3])
+    written = ensemble.extend(data)
+    assert written["buffer_ids"].tolist() == [0, 1, 2, 0, 1, 2] and written["index"].tolist() == [0, 0, 0, 1, 1, 1]
+    assert [buffer["x"].tolist() for buffer in ensemble.buffers] == [[0, 3], [1, 4], [2, 5]]
+    data["task"] += 1
+    if "routing_key" in routing:
+        assert ensemble.add(data[0, 0])["index"] == 2
+    with pytest.raises(SchemaError):
+        ensemble.extend(data if "routing_key" in routing else data[:, :2])
+
+
+def test_one_generator_for_all():
+    first, second = (
+        ReplayBufferEnsemble(plain(10), plain(20), generator=torch.Generator().manual_seed(1)) for _ in range(2)
+    )
+    assert all(equal(first.sample(6), second.sample(6)) for _ in range(3))

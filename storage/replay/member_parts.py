@@ -1,0 +1,74 @@
+"""The parts of an ensemble's batch: each drawn from one member, with what is known of its records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_tensor_collection
+from torch.utils import _pytree as pytree
+
+from .buffer import ReplayBuffer
+from .windows.slice_flags import expand_to_records
+
+
+def draw_part(buffer: ReplayBuffer, size: int, *, ahead: bool) -> tuple[Any, dict[Any, Any]]:
+    """``size`` records of a member, and their info; where a pass of its sampler ends, records of the next one follow.
+
+    ``ahead``: parts of this size may be prefetched.
+    """
+    pieces: list[tuple[Any, dict[Any, Any]]] = []
+    missing = size
+    while missing > 0:
+        data, info = buffer._sample(missing, missing == size and (ahead or size == buffer.batch_size))
+        found = info()
+        if isinstance(found["index"], tuple):
+            found["index"] = torch.stack(found["index"], -1)
+        pieces.append((data, found))
+        missing -= len(found["index"])
+        # With num_slices, what is missing would be cut into shorter slices.
+        if not buffer._ran_out or getattr(buffer.sampler, "num_slices", None):
+            break
+    if len(pieces) == 1:
+        return pieces[0]
+    joined = {key: torch.cat([info[key] for _, info in pieces]) for key in pieces[0][1]}
+    return concatenate([data for data, _ in pieces]), joined
+
+
+def concatenate(batches: list[Any]) -> Any:
+    """Batches of one kind after each other: TensorDicts, or trees of tensors."""
+    if is_tensor_collection(batches[0]):
+        return torch.cat(batches)
+    return pytree.tree_map(lambda *leaves: torch.cat(leaves), *batches)
+
+
+def with_info(batch: TensorDictBase, info: dict[Any, Any], member: int, *, in_batch: bool) -> TensorDictBase:
+    """A part with what its sampler says of it (unless it is ``in_batch``), and with the member and the row of every record."""
+    batch = batch.exclude("index")
+    if len(info["index"]) != len(batch):  # a transform has made other records of them
+        return batch
+    if not in_batch:
+        for key, value in info.items():
+            if key != "index":
+                batch.set(key, value)
+    rows = expand_to_records(info["index"], tuple(batch.batch_size[1:]))
+    return batch.set("index", _index(member, rows, batch.batch_size))
+
+
+def _index(member: int, rows: torch.Tensor, shape: torch.Size) -> TensorDict:
+    return TensorDict({"buffer_ids": torch.full(shape, member), "index": rows}, shape)
+
+
+def info_of(ids: list[int], infos: list[dict[Any, Any]]) -> dict[Any, Any]:
+    """``index`` of all parts, and what all samplers say in one shape, ``[parts, records, ...]``."""
+    rows = [info.pop("index") for info in infos]
+    index = [_index(member, row, row.shape[:1]) for member, row in zip(ids, rows)]
+    alike = [key for key, value in infos[0].items() if all(_alike(value, info.get(key)) for info in infos)]
+    return {
+        **{key: torch.stack([info[key] for info in infos]) for key in alike},
+        "index": LazyStackedTensorDict.maybe_dense_stack(index),
+    }
+
+
+def _alike(value: Any, other: Any) -> bool:
+    return isinstance(other, torch.Tensor) and other.shape == value.shape
