@@ -153,6 +153,7 @@ class SamplerEnsemble(EnsemblePart, Sampler):
         if sample_from_all and p is not None:
             raise UsageError("sample_from_all leaves no room for p")
         self.parts, self.sample_from_all = samplers, sample_from_all
+        self._p: torch.Tensor | Literal["sampleable"] | None = None
         self.p = p
         count = len(samplers) if sample_from_all or num_buffer_sampled is None else num_buffer_sampled
         if count < 1:
@@ -167,7 +168,7 @@ class SamplerEnsemble(EnsemblePart, Sampler):
     @p.setter
     def p(self, given: Any) -> None:
         if given is None or (isinstance(given, str) and given == "sampleable"):
-            self._p = given
+            self._p = None if given is None else "sampleable"
             return
         try:
             values = torch.as_tensor(given, dtype=torch.float64)
