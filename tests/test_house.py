@@ -83,6 +83,7 @@ TESTED_BY = {
     "storage/replay/samplers/permutation": "storage/replay/samplers/test_uniform",
     "storage/replay/storages/column_access": "storage/replay/storages/test_dataset_storage",
     "storage/replay/storages/gather": "storage/replay/storages/test_dataset_storage",
+    "storage/replay/storages/tensor_layout": "storage/replay/storages/test_tensor_storage",
     "storage/replay/storages/trees": "storage/replay/storages/test_list_storage",
     "storage/replay/transforms/n_step_transform": "storage/replay/test_torchrl",
     "storage/replay/transforms/split": "storage/replay/test_torchrl",

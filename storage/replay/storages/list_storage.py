@@ -17,8 +17,10 @@ from .storage import Storage
 class ListStorage(Storage):
     """Records of any kind in a Python list: flexible, slow."""
 
-    def __init__(self, max_size: int | None = None, *, device: Any = None, ndim: int = 1) -> None:
-        super().__init__(max_size if max_size is not None else 2**62, ndim=ndim)
+    def __init__(
+        self, max_size: int | None = None, *, compilable: bool = False, device: Any = None, ndim: int = 1
+    ) -> None:
+        super().__init__(max_size if max_size is not None else 2**63 - 1, ndim=ndim, compilable=compilable)
         if ndim != 1:
             raise UsageError("a ListStorage has one dimension", hint="LazyTensorStorage takes ndim")
         self._records: list[Any] = []

@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import tempfile
+import warnings
 import weakref
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -40,9 +41,10 @@ class LazyMemmapStorage(LazyTensorStorage):
     """Rows in memory-mapped files below ``scratch_dir``.
 
     With ``existsok`` a folder that holds a storage already is opened with its contents (its size is then the one it was
-    made with); without, it raises DatasetExistsError rather than show stale rows. Without ``scratch_dir`` the files are
-    temporary and go with the storage, in the process that made them; ``auto_cleanup`` says otherwise, either way. Batches
-    read are copies: changing them never reaches the files.
+    made with); without, the first write raises DatasetExistsError rather than mix them with others. Without ``scratch_dir``
+    the files are temporary and go with the storage, in the process that made them; ``auto_cleanup`` says otherwise, either
+    way. Batches read are copies: changing them never reaches the files. ``shared_init`` and ``cleanup_memmap`` change nothing:
+    every process that has the storage may write the first record.
     """
 
     def __init__(
@@ -53,11 +55,18 @@ class LazyMemmapStorage(LazyTensorStorage):
         device: Any = "cpu",
         ndim: int = 1,
         existsok: bool = False,
+        compilable: bool = False,
+        consolidated: bool = False,
+        shared_init: bool = False,
+        cleanup_memmap: bool = True,
         auto_cleanup: bool | None = None,
     ) -> None:
-        if torch.device("cpu" if device == "auto" else device).type != "cpu":
-            raise UsageError("files are mapped into the CPU's memory", hint="move batches: ReplayBuffer(device=...)")
-        super().__init__(max_size, ndim=ndim)
+        if torch.device("cpu" if device in ("auto", None) else device).type != "cpu":
+            message = f"files are mapped into the CPU's memory: the device {device} cannot be honored"
+            if not shared_init:
+                raise UsageError(message, hint="move batches: ReplayBuffer(device=...)")
+            warnings.warn(message, stacklevel=2)
+        super().__init__(max_size, ndim=ndim, compilable=compilable)
         self._temporary = scratch_dir is None if auto_cleanup is None else auto_cleanup
         self._made_in = os.getpid()
         self.scratch_dir = Path(
@@ -66,13 +75,11 @@ class LazyMemmapStorage(LazyTensorStorage):
         if scratch_dir is None:
             self._remove_later()
         self._write_lock = ProcessLock(self.scratch_dir / COUNTERS)
-        if self.scratch_dir.is_dir() and any(self.scratch_dir.iterdir()):
-            if not existsok:
-                message = f"{self.scratch_dir} is not empty"
-                raise DatasetExistsError(message, hint="open what is there with existsok=True, or name another folder")
-            if (self.scratch_dir / DESCRIPTION).exists():
-                self._reopen()
-                self._remove_later()
+        #: Whether files of another storage are in the folder, which are neither to be opened nor written over.
+        self._occupied = self.scratch_dir.is_dir() and any(self.scratch_dir.iterdir()) and not existsok
+        if (self.scratch_dir / DESCRIPTION).exists() and not self._occupied:
+            self._reopen()
+            self._remove_later()
 
     def _remove_later(self) -> None:
         if self._temporary:
@@ -92,6 +99,9 @@ class LazyMemmapStorage(LazyTensorStorage):
         return data
 
     def _allocate(self, example: Any) -> None:
+        if self._occupied:
+            message = f"{self.scratch_dir} is not empty"
+            raise DatasetExistsError(message, hint="open what is there with existsok=True, or name another folder")
         with self.write_lock:
             self._attach()
             if self._data is None:
@@ -99,7 +109,7 @@ class LazyMemmapStorage(LazyTensorStorage):
 
     def _attach(self) -> None:
         """Open the files, if another process has written the first record."""
-        if self._data is None and (self.scratch_dir / DESCRIPTION).exists():
+        if self._data is None and not self._occupied and (self.scratch_dir / DESCRIPTION).exists():
             self._reopen()
 
     @property
@@ -164,6 +174,9 @@ class LazyMemmapStorage(LazyTensorStorage):
         super().__setstate__(state)
         if written:
             self._reopen()
+
+
+LazyTensorStorage.in_files = LazyMemmapStorage
 
 
 def _remove(folder: Path, process: int) -> None:

@@ -11,6 +11,7 @@ known by its flat number ``t * environments + b``.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -26,6 +27,7 @@ from .gather import Readable
 class Storage:
     """Base of all storages.
 
+    ``compilable`` is accepted as by TorchRL's storages and changes nothing: no state here is guarded by ``torch.compile``.
     ``len(storage)`` counts rows (over all dimensions); ``version`` grows with every write, so that what was computed from
     the contents is known to be out of date.
     """
@@ -33,12 +35,13 @@ class Storage:
     #: Whether nothing can be written; reads then need no lock, and what was drawn stays valid.
     immutable = False
 
-    def __init__(self, max_size: int, *, ndim: int = 1) -> None:
-        if not isinstance(max_size, int) or max_size < 1:
+    def __init__(self, max_size: int, *, ndim: int = 1, compilable: bool = False) -> None:
+        if not hasattr(max_size, "__index__") or isinstance(max_size, bool) or max_size < 1:
             raise UsageError(f"max_size must be a whole number of at least 1, not {max_size!r}")
         if not isinstance(ndim, int) or ndim < 1:
             raise UsageError(f"ndim must be at least 1, not {ndim!r}")
-        self.max_size, self.ndim = max_size, ndim
+        self.max_size: int = int(max_size)
+        self.ndim: int = ndim
         self._timelines: dict[Edges, tuple[int, Timeline]] = {}
 
     # -- what a storage must say of itself ---------------------------------------------------------------------------
@@ -153,6 +156,32 @@ class Storage:
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self.set(index, value, set_cursor=False)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self.get(row) for row in range(self.filled))
+
+    def contains(self, item: Any) -> Any:
+        """Whether rows along the first dimension hold data: bool for an int, a bool tensor for a tensor of rows.
+
+        For a storage of more dimensions the last dimension of a tensor ``[..., ndim]`` holds coordinates. Negative rows count
+        from the end.
+        """
+        if hasattr(item, "__index__") and not isinstance(item, torch.Tensor):
+            return -self.filled <= item < self.filled
+        if not isinstance(item, torch.Tensor):
+            raise UsageError(f"rows are numbers or tensors of numbers, not {type(item).__name__}")
+        if self.ndim == 1 or item.ndim < 2:
+            return (item >= -self.filled) & (item < self.filled)
+        size = torch.tensor(self.shape, device=item.device)
+        return ((item >= -size) & (item < size)).all(-1)
+
+    __contains__ = contains
+
+    def flatten(self) -> Storage:
+        """A storage of one dimension with the same rows; this one where it has one dimension already."""
+        if self.ndim == 1:
+            return self
+        raise UsageError(f"a {type(self).__name__} cannot be flattened")
 
     def coordinates(self, rows: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """Flat rows as ``get`` takes them: as they are, or one tensor for each dimension."""

@@ -12,14 +12,25 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict, is_tensor_collection
+from tensordict import LazyStackedTensorDict, is_tensor_collection
 from torch.utils import _pytree as pytree
 
 from ....errors import SchemaError, UsageError
 from ..windows.draw import Key
-from .gather import Readable, TensorRows
+from .gather import Readable
 from .process_lock import ProcessLock
 from .storage import Storage
+from .tensor_layout import (
+    as_tensors,
+    batch_shape,
+    check_same,
+    first_leaf,
+    highest_row,
+    last_row,
+    plain,
+    readable_fields,
+    take_rows,
+)
 from .trees import stack, tree_map
 
 # Counters, shared with other processes where the storage is: rows filled along the first dimension, the row written
@@ -30,11 +41,24 @@ FILLED, NEWEST, VERSION = range(3)
 class TensorStorage(Storage):
     """A batch that is there already, ``[max_size, ...]``: a TensorDict, a tensorclass, a tensor, or a tree of tensors."""
 
-    def __init__(self, storage: Any, max_size: int | None = None, *, device: Any = "cpu", ndim: int = 1) -> None:
+    def __init__(
+        self,
+        storage: Any,
+        max_size: int | None = None,
+        *,
+        device: Any = "cpu",
+        ndim: int = 1,
+        compilable: bool = False,
+    ) -> None:
         self._data: Any = None
         self._device = None if device is None or device == "auto" else torch.device(device)
-        size = None if storage is None else _batch_shape(storage, ndim)
-        super().__init__(max_size if max_size is not None else int(size.numel()) if size is not None else 0, ndim=ndim)
+        rows = None if storage is None else batch_shape(storage, ndim)
+        if rows is None and max_size is None:
+            raise UsageError("the storage must be non-null: a TensorStorage takes over a batch that is there")
+        if rows is not None and max_size is not None and max_size not in (rows[0], rows.numel()):
+            raise UsageError(f"max_size and storage shape mismatch: {max_size} for a storage of {list(rows)}")
+        size = max_size if rows is None else rows.numel()
+        super().__init__(size, ndim=ndim, compilable=compilable)  # type: ignore[arg-type]
         # What is read is NumPy's view, which is quick, but stays behind when torch moves a tensor to shared memory.
         self._counters = torch.tensor([0, -1, 0])
         self._count: Any = self._counters.numpy()
@@ -50,9 +74,9 @@ class TensorStorage(Storage):
 
     def _set_data(self, data: Any) -> None:
         self._data = data
-        self._rows_shape = _batch_shape(data, self.ndim)
+        self._rows_shape = batch_shape(data, self.ndim)
         self.max_size = int(self._rows_shape.numel())
-        self._table = _fields(data, self.ndim)
+        self._table = readable_fields(data, self.ndim)
 
     @property
     def initialized(self) -> bool:
@@ -113,7 +137,7 @@ class TensorStorage(Storage):
         elif isinstance(index, range):
             index = torch.arange(index.start, index.stop, index.step)
         if isinstance(index, (torch.Tensor, np.ndarray)) and index.ndim == 1 and index.dtype != torch.bool:
-            return tree_map(lambda leaf: _take(leaf, index), self.contents())
+            return tree_map(lambda leaf: take_rows(leaf, index), self.contents())
         return tree_map(lambda leaf: leaf[index], self.contents())
 
     def contents(self) -> Any:
@@ -126,7 +150,7 @@ class TensorStorage(Storage):
         if not is_tensor_collection(self._data):
             raise UsageError("episodes can only be told apart in a storage of TensorDicts")
         leaf = self._data.get(key if len(key) > 1 else key[0], None)
-        return None if leaf is None else _plain(leaf[: self.filled]).flatten(0, self.ndim - 1)
+        return None if leaf is None else plain(leaf[: self.filled]).flatten(0, self.ndim - 1)
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -137,7 +161,7 @@ class TensorStorage(Storage):
         elif isinstance(data, LazyStackedTensorDict):
             data = data.contiguous()
         if not is_tensor_collection(data):
-            data = _tensors(data)
+            data = as_tensors(data)
         if single:
             cursor, data = slice(int(cursor), int(cursor) + 1), tree_map(lambda leaf: leaf[None], data)
         if self._data is None:
@@ -145,14 +169,14 @@ class TensorStorage(Storage):
             self._allocate(tree_map(lambda leaf: leaf[0], data))
         elif isinstance(cursor, range):
             cursor = torch.arange(cursor.start, cursor.stop, cursor.step)
-        _check_same(self._data, data, self.ndim, cursor[0].ndim if isinstance(cursor, tuple) else None)
-        rows = _highest(cursor, self.capacity) + 1
+        check_same(self._data, data, self.ndim, cursor[0].ndim if isinstance(cursor, tuple) else None)
+        rows = highest_row(cursor, self.capacity) + 1
         if rows > self.capacity:
             raise SchemaError(f"row {rows - 1} is beyond a storage of {self.capacity}")
         self._write(cursor, data)
         self._count[FILLED] = max(self.filled, rows)
         if set_cursor:
-            self._count[NEWEST] = _last(cursor, self.capacity)
+            self._count[NEWEST] = last_row(cursor, self.capacity)
         self._count[VERSION] += 1
 
     def _check_own_memory(self) -> None:
@@ -165,7 +189,7 @@ class TensorStorage(Storage):
             for key, leaf in data.items(include_nested=True, leaves_only=True):
                 target = self._data.get(key)
                 if isinstance(target, torch.Tensor):
-                    _plain(target)[cursor] = leaf.to(target.device)
+                    plain(target)[cursor] = leaf.to(target.device)
                 else:
                     self._data[cursor] = data  # non-tensor leaves: tensordict knows how
                     return
@@ -176,7 +200,7 @@ class TensorStorage(Storage):
     def capacity_for(self, batch: Any) -> int:
         if self._data is not None or self.ndim == 1:
             return self.capacity
-        return -(-self.max_size // max(1, int(_batch_shape(batch, self.ndim)[1:].numel())))
+        return -(-self.max_size // max(1, int(batch_shape(batch, self.ndim)[1:].numel())))
 
     def _allocate(self, example: Any) -> None:
         raise AssertionError("a TensorStorage is allocated from the start")
@@ -209,7 +233,7 @@ class TensorStorage(Storage):
             raise SchemaError(f"{filled} rows do not fit into a storage of {capacity}")
         if self._data is None:
             self._allocate(tree_map(lambda leaf: leaf[0], data))
-        _check_same(self._data, data, self.ndim)
+        check_same(self._data, data, self.ndim)
         if filled:
             self._write(slice(0, filled), tree_map(lambda leaf: leaf[:filled], data))
         self._count[FILLED], self._count[NEWEST] = filled, newest
@@ -243,7 +267,7 @@ class TensorStorage(Storage):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._count = self._counters.numpy()
-        self._table = None if self._data is None else _fields(self._data, self.ndim)
+        self._table = None if self._data is None else readable_fields(self._data, self.ndim)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(shape={tuple(self.shape)}, max_size={self.max_size}, device={self._device})"
@@ -253,16 +277,35 @@ class LazyTensorStorage(TensorStorage):
     """Allocates when the first record comes. ``device="auto"`` takes that of the first data.
 
     With ``ndim`` > 1 the further dimensions are those of the first data, and ``max_size`` is rounded up to full rows.
+    With ``shared_init`` processes that start before the first record share the rows as well: they lie in temporary files then,
+    and the storage is a `LazyMemmapStorage`. ``consolidated`` and ``cleanup_memmap`` are accepted and change nothing.
     """
 
-    def __init__(self, max_size: int, *, device: Any = "cpu", ndim: int = 1) -> None:
+    #: The kind whose rows lie in files; set where it is defined.
+    in_files: type[LazyTensorStorage]
+
+    def __new__(cls, *args: Any, shared_init: bool = False, **options: Any) -> LazyTensorStorage:
+        # Memory that processes can find, which started before it was there, is in files.
+        return super().__new__(cls.in_files if shared_init and cls is LazyTensorStorage else cls)
+
+    def __init__(
+        self,
+        max_size: int,
+        *,
+        device: Any = "cpu",
+        ndim: int = 1,
+        compilable: bool = False,
+        consolidated: bool = False,
+        shared_init: bool = False,
+        cleanup_memmap: bool = True,
+    ) -> None:
         self._auto = device == "auto"
-        super().__init__(None, max_size, device=device, ndim=ndim)
+        super().__init__(None, max_size, device=device, ndim=ndim, compilable=compilable)
 
     def _allocate(self, example: Any) -> None:
         if self._auto:
-            self._device = _first_leaf(example).device
-        beside = _batch_shape(example, self.ndim - 1)
+            self._device = first_leaf(example).device
+        beside = batch_shape(example, self.ndim - 1)
         rows = -(-self.max_size // int(beside.numel()))
         self._set_data(self._allocate_rows(example, rows))
 
@@ -274,116 +317,3 @@ class LazyTensorStorage(TensorStorage):
                 lambda leaf: torch.empty((rows, *leaf.shape), dtype=leaf.dtype, device=self._device), example
             )
         return tree_map(lambda leaf: leaf.share_memory_(), data) if self.is_shared else data
-
-
-def _tensors(data: Any) -> Any:
-    try:
-        return pytree.tree_map(torch.as_tensor, data)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise SchemaError(f"a tensor storage takes tensors and numbers: {error}") from error
-
-
-def _plain(leaf: Any) -> Any:
-    return leaf.as_subclass(torch.Tensor) if isinstance(leaf, torch.Tensor) and type(leaf) is not torch.Tensor else leaf
-
-
-def _take(data: Any, index: Any) -> Any:
-    if isinstance(data, torch.Tensor) and type(data) is torch.Tensor and data.ndim:
-        index = torch.as_tensor(index)
-        return data.index_select(0, torch.where(index < 0, index + len(data), index).to(data.device))
-    return data[index]
-
-
-def _first_leaf(data: Any) -> torch.Tensor:
-    if is_tensor_collection(data):
-        return next(iter(data.values(True, True)))
-    return pytree.tree_leaves(data)[0]
-
-
-def _batch_shape(data: Any, ndim: int) -> torch.Size:
-    """The leading ``ndim`` dimensions. Raises SchemaError when the data have fewer."""
-    if is_tensor_collection(data):
-        shape = data.batch_size
-    else:
-        leaves = pytree.tree_leaves(data)
-        if not leaves or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
-            raise SchemaError(f"a tensor storage takes tensors, not {type(data).__name__}")
-        shape = leaves[0].shape
-    if len(shape) < ndim:
-        raise SchemaError(f"data with batch {tuple(shape)} have fewer than {ndim} dimensions")
-    return torch.Size(shape[:ndim])
-
-
-def _fields(data: Any, ndim: int) -> dict[str, Readable] | None:
-    """The leaves to be read one by one, where the data are a plain TensorDict of plain tensors."""
-    if not isinstance(data, TensorDict) or data.names != [None] * len(data.batch_size):
-        return None
-    fields: dict[str, Readable] = {}
-    for key, leaf in data.items(include_nested=True):
-        if isinstance(leaf, torch.Tensor):
-            names = (key,) if isinstance(key, str) else key
-            if any("/" in name for name in names) or not leaf.is_contiguous() or leaf.layout != torch.strided:
-                return None
-            fields["/".join(names)] = TensorRows("/".join(names), _plain(leaf).flatten(0, ndim - 1))
-        elif type(leaf) is not TensorDict or leaf.batch_size != data.batch_size or not len(leaf.keys()):
-            return None
-    return fields or None
-
-
-def _describe(leaf: torch.Tensor, ndim: int) -> str:
-    return f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape[ndim:])}"
-
-
-def _check_same(stored: Any, data: Any, ndim: int, lead: int | None = None) -> None:
-    """Raise SchemaError unless the data have the stored keys, dtypes and shapes.
-
-    ``lead`` dimensions of the data number records, where they do not stand for the storage's own.
-    """
-    if is_tensor_collection(stored) != is_tensor_collection(data):
-        raise SchemaError(f"the storage holds a {type(stored).__name__}, not a {type(data).__name__}")
-    if not is_tensor_collection(stored):
-        if pytree.tree_structure(stored) != pytree.tree_structure(data):
-            raise SchemaError("the data are not built like those in the storage")
-        leaves = zip(pytree.tree_leaves(stored), pytree.tree_leaves(data))
-        pairs = [(str(number), pair) for number, pair in enumerate(leaves)]
-    else:
-        there, given = set(stored.keys(True, True)), set(data.keys(True, True))
-        if there != given:
-            missing, unknown = (
-                sorted("/".join(_names(key)) for key in keys) for keys in (there - given, given - there)
-            )
-            words = [f"{what} {', '.join(keys)}" for what, keys in (("without", missing), ("with", unknown)) if keys]
-            raise SchemaError(
-                f"the data come {' and '.join(words)}", hint="every write needs the keys of the first one"
-            )
-        pairs = [("/".join(_names(key)), (stored.get(key), data.get(key))) for key in there]
-    for name, (old, new) in pairs:
-        if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
-            continue
-        fits = old.shape[1:] == new.shape[1:] if lead is None else old.shape[ndim:] == new.shape[lead:]
-        if not fits or old.dtype != new.dtype:
-            message = f"key {name}: got {_describe(new, ndim)}, the storage holds {_describe(old, ndim)}"
-            if lead is None and old.shape[1:ndim] != new.shape[1:ndim]:
-                message += f", and {list(new.shape[1:ndim])} beside each other instead of {list(old.shape[1:ndim])}"
-            raise SchemaError(message)
-
-
-def _names(key: Any) -> tuple[str, ...]:
-    return (key,) if isinstance(key, str) else key
-
-
-def _highest(cursor: Any, capacity: int) -> int:
-    if isinstance(cursor, slice):
-        return max(cursor.indices(capacity)[1] - 1, -1)
-    if isinstance(cursor, tuple):
-        cursor = cursor[0]
-    if isinstance(cursor, torch.Tensor) and cursor.dtype == torch.bool:
-        cursor = cursor.nonzero()
-    cursor = torch.as_tensor(cursor)
-    return int(cursor.max()) if cursor.numel() else -1
-
-
-def _last(cursor: Any, capacity: int) -> int:
-    if isinstance(cursor, slice):
-        return range(*cursor.indices(capacity))[-1]
-    return int(torch.as_tensor(cursor).reshape(-1)[-1])

@@ -17,6 +17,9 @@ class Writer:
     #: Whether the writer keeps a value of every row; rows that another process writes have none here.
     values_per_row = False
 
+    def __init__(self, compilable: bool = False) -> None:
+        """``compilable`` is accepted as by TorchRL's writers and changes nothing."""
+
     def register_storage(self, storage: Storage) -> None:
         self._storage = storage
 

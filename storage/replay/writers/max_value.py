@@ -21,7 +21,8 @@ class TensorDictMaxValueWriter(Writer):
 
     values_per_row = True
 
-    def __init__(self, rank_key: Any = None, reduction: str = "sum") -> None:
+    def __init__(self, rank_key: Any = None, reduction: str = "sum", compilable: bool = False) -> None:
+        super().__init__(compilable)
         if reduction not in REDUCTIONS:
             raise UsageError(f"reduction {reduction!r} is not one of {', '.join(REDUCTIONS)}")
         self.rank_key: Key = ("next", "reward") if rank_key is None else as_key(rank_key)

@@ -19,7 +19,8 @@ from .base import Writer
 class RoundRobinWriter(Writer):
     """Overwrites the oldest record. More records than there is room for: the newest stay, in their places of the ring."""
 
-    def __init__(self) -> None:
+    def __init__(self, compilable: bool = False) -> None:
+        super().__init__(compilable)
         #: Records written by this process.
         self.write_count = 0
 

@@ -21,7 +21,7 @@ def test_a_folder_opened_again(tmp_path):
     first.extend(rollout([7]))
     first.extend(rollout([6], first=50))
     with pytest.raises(DatasetExistsError, match="not empty"):
-        LazyMemmapStorage(10, scratch_dir=tmp_path / "ring")
+        LazyMemmapStorage(10, scratch_dir=tmp_path / "ring").set(slice(0, 1), rollout([1]))
     again = ReplayBuffer(storage=LazyMemmapStorage(10, scratch_dir=tmp_path / "ring", existsok=True), batch_size=4)
     assert equal(again[:], first[:])
     assert again.storage.oldest == 3
