@@ -39,6 +39,8 @@ __all__ = [
     "Dataset",
     "DatasetStorage",
     "Flat2TED",
+    "HERReplayBuffer",
+    "HindsightStrategy",
     "ImmutableDatasetWriter",
     "LazyMemmapStorage",
     "LazyTensorStorage",

@@ -74,6 +74,7 @@ TESTED_BY = {
     "storage/replay/argument_checks": "storage/replay/test_bad_input",
     "storage/replay/checkpoints/state_files": "storage/replay/checkpoints/test_checkpoint",
     "storage/replay/ensemble_parts": "storage/replay/test_ensemble",
+    "storage/replay/her_buffer": "storage/replay/test_hindsight",
     "storage/replay/loading": "storage/replay/test_buffer",
     "storage/replay/member_parts": "storage/replay/test_ensemble",
     "storage/replay/member_routing": "storage/replay/test_ensemble",

@@ -22,6 +22,8 @@ from .ensemble import ReplayBufferEnsemble as ReplayBufferEnsemble
 from .ensemble_parts import SamplerEnsemble as SamplerEnsemble
 from .ensemble_parts import StorageEnsemble as StorageEnsemble
 from .ensemble_parts import WriterEnsemble as WriterEnsemble
+from .her_buffer import HERReplayBuffer as HERReplayBuffer
+from .hindsight import HindsightStrategy as HindsightStrategy
 from .iterable import ReplayIterable as ReplayIterable
 from .samplers.prioritized import PrioritizedSampler as PrioritizedSampler
 from .samplers.prioritized_slices import PrioritizedSliceSampler as PrioritizedSliceSampler

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from .batches import Prepared
+from .hindsight import Relabeling
 from .samplers.uniform import Sampler
 from .storages.storage import Storage
 from .windows.draw import Draw
@@ -59,6 +60,8 @@ class BatchOrder:
         self._ahead = 1
         #: Whether draws can be taken back; keeping the states costs time, and without them nothing is drawn ahead.
         self.keep_states = True
+        #: What chooses goals for every draw, see `hindsight`.
+        self.relabeling: Relabeling | None = None
 
     def take(self, batch_size: int, prepare: Prepare, limit: int) -> DrawnBatch:
         """The next batch of this size; up to ``limit`` are prepared together."""
@@ -78,6 +81,8 @@ class BatchOrder:
             for _ in range(count):
                 states.append(self._current() if self.keep_states else None)
                 draws.append(self.sampler.draw(self.storage, batch_size, self.generator))
+                if self.relabeling is not None:
+                    self.relabeling.choose(draws[-1], self.storage, self.generator)
                 ends.append(self.sampler.ran_out)
             prepared = prepare(draws)
         except BaseException:

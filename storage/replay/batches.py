@@ -60,7 +60,7 @@ class Prepared:
     """A batch whose small leaves are read: columns by path, each ``[steps, ...]``; ``index`` are storage rows.
 
     ``position`` is their place in time and ``last`` that of the step whose successor is returned, where windows need them;
-    ``state_rows`` is there where leaves are stored once for each state.
+    ``state_rows`` is there where leaves are stored once for each state, ``achieved`` where goals are replaced (`hindsight`).
     """
 
     draw: Draw
@@ -69,6 +69,7 @@ class Prepared:
     last: torch.Tensor | None
     columns: dict[str, torch.Tensor]
     state_rows: StateRows | None = None
+    achieved: torch.Tensor | None = None
 
 
 class BatchReader:

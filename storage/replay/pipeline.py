@@ -23,6 +23,7 @@ from tensordict import TensorDictBase
 from .batch_order import BatchOrder, DrawnBatch, OrderState
 from .batches import BatchReader, Prepared
 from .devices import record_stream, to_device
+from .hindsight import Relabeling
 from .prefetch import Job, Prefetcher
 from .samplers.uniform import Sampler
 from .storages.list_storage import ListStorage
@@ -44,7 +45,8 @@ Info = Callable[[], dict[Any, Any]]
 class BatchSpec:
     """What batches are to be: windows (see `batches`), and what is done with them when they are read.
 
-    ``info_in_batch`` puts what the sampler knows into the batch; ``prefetch`` batches are made ahead.
+    ``info_in_batch`` puts what the sampler knows into the batch; ``prefetch`` batches are made ahead; ``relabeling``
+    replaces goals.
     """
 
     frame_stack: int | None = None
@@ -56,6 +58,7 @@ class BatchSpec:
     prefetch: int = 0
     device: torch.device | None = None
     pin_memory: bool = False
+    relabeling: Relabeling | None = None
 
 
 class RetiredError(Exception):
@@ -80,6 +83,7 @@ class Pipeline:
         self.storage, self.spec, self.transforms = storage, spec, transforms
         self.order = BatchOrder(sampler, storage, generator)
         self.order.keep_states = sampler.ahead or spec.prefetch > 0
+        self.order.relabeling = spec.relabeling
         sampler._rng = generator
         self.lock = lock
         self._queue: Prefetcher[DrawnBatch] | None = None
@@ -145,6 +149,8 @@ class Pipeline:
     def read(self, prepared: Prepared) -> Any:
         """Copy out of the storage what is drawn. Not while somebody writes."""
         reader = self._reader()
+        if self.spec.relabeling is not None and prepared.draw.goals is not None:
+            prepared.achieved = self.spec.relabeling.read(self.storage, prepared.draw.goals)
         return (
             self.storage.get(self.storage.coordinates(prepared.index)) if reader is None else reader.complete(prepared)
         )
@@ -157,6 +163,8 @@ class Pipeline:
             batch = stack_records(batch)
         if self.spec.info_in_batch and isinstance(batch, TensorDictBase):
             self._put_in(batch, prepared, read_whole=self._reader() is None)
+        if self.spec.relabeling is not None and prepared.achieved is not None:
+            batch = self.spec.relabeling.apply(batch, prepared.achieved)
         return batch
 
     def _put_in(self, batch: TensorDictBase, prepared: Prepared, *, read_whole: bool) -> None:

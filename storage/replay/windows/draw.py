@@ -36,6 +36,7 @@ class Draw:
 
     ``lengths`` (int64 ``[n]``) is set where pieces may be shorter. With a ``timeline`` starts are positions in time,
     without one they are storage rows. ``info`` holds what the sampler knows of each step drawn (importance weights).
+    ``goals`` (int64 ``[m]``): rows that the first m steps take their goals from, see `hindsight`.
     """
 
     start: torch.Tensor
@@ -45,6 +46,7 @@ class Draw:
     padded: bool = False
     marks: SliceMarks | None = None
     info: dict[str, torch.Tensor] = field(default_factory=dict)
+    goals: torch.Tensor | None = None
 
     @classmethod
     def join(cls, draws: Sequence[Draw]) -> Draw:

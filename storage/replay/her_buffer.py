@@ -1,0 +1,98 @@
+"""A buffer of hindsight experience replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from ...errors import UsageError
+from .hindsight import HindsightStrategy, Relabeling
+from .tensordict_buffer import TensorDictReplayBuffer
+from .windows.edges import DONE, Edges, as_key
+
+
+class HERReplayBuffer(TensorDictReplayBuffer):
+    """A `TensorDictReplayBuffer` whose batches have goals and rewards in hindsight, see `hindsight`.
+
+    - ``reward_fn``: gets the relabelled steps as a TensorDict, ``[n]``, and returns their rewards, ``[n]`` or ``[n, 1]``.
+    - ``her_ratio``: the part of every batch that is relabelled, from its beginning; the rest is as stored.
+    - ``strategy``: "future", "final", "episode" or "random". Both may be assigned at any time.
+    - ``goal_key``, ``achieved_goal_key``, ``reward_key``: where goals, what was achieved, and rewards are stored. With
+      ``achieved_goal_key=("next", "achieved_goal")`` goals are what steps led to, as in the paper; the default, as in
+      TorchRL, is what was achieved before the step.
+    - ``end_key``: the flag that ends episodes; its sibling ``terminated`` ends them as well. By default the usual keys, or a
+      dataset's episode table (see `edges`). Goals never come from another episode, whatever the sampler draws.
+    - all other ``options`` are those of `TensorDictReplayBuffer`.
+
+    Goals are replaced before the buffer's transforms are applied, which therefore see the new ones.
+    """
+
+    def __init__(
+        self,
+        reward_fn: Callable[[TensorDictBase], torch.Tensor],
+        *,
+        her_ratio: float = 0.8,
+        strategy: HindsightStrategy | str = HindsightStrategy.FUTURE,
+        goal_key: Any = "desired_goal",
+        achieved_goal_key: Any = "achieved_goal",
+        reward_key: Any = ("next", "reward"),
+        end_key: Any = DONE,
+        **options: Any,
+    ) -> None:
+        if options.get("n_step") is not None:
+            raise UsageError("reward_fn computes the rewards of single steps: leave out n_step")
+        usual = as_key(end_key) == DONE
+        super().__init__(end_key=None if usual else end_key, **options)
+        self.reward_fn, self.end_key = reward_fn, end_key
+        self.goal_key, self.achieved_goal_key, self.reward_key = goal_key, achieved_goal_key, reward_key
+        terminated = (*as_key(end_key)[:-1], "terminated")
+        own = self._spec.edges
+        assert own is not None
+        edges = (own, Edges(end_keys=(terminated,)))
+        if not usual and own.traj_key is None:
+            edges = (Edges(end_keys=(as_key(end_key), terminated)),)
+        keys = (as_key(goal_key), as_key(achieved_goal_key), as_key(reward_key))
+        relabeling = Relabeling(reward_fn, _ratio(her_ratio), _strategy(strategy), *keys, edges)
+        self._relabeling = relabeling
+        self._change_spec(relabeling=relabeling)
+
+    @property
+    def her_ratio(self) -> float:
+        return self._relabeling.ratio
+
+    @her_ratio.setter
+    def her_ratio(self, ratio: float) -> None:
+        with self._exclusive():
+            self._relabeling.ratio = _ratio(ratio)
+
+    @property
+    def strategy(self) -> HindsightStrategy:
+        return self._relabeling.strategy
+
+    @strategy.setter
+    def strategy(self, strategy: HindsightStrategy | str) -> None:
+        with self._exclusive():
+            self._relabeling.strategy = _strategy(strategy)
+
+    def __repr__(self) -> str:
+        return (
+            f"HERReplayBuffer(strategy={self.strategy.value!r}, her_ratio={self.her_ratio}, goal_key={self.goal_key!r}, "
+            f"achieved_goal_key={self.achieved_goal_key!r}, reward_key={self.reward_key!r}, storage={self._storage!r})"
+        )
+
+
+def _ratio(ratio: Any) -> float:
+    if not 0 <= ratio <= 1:
+        raise UsageError(f"her_ratio must be between 0 and 1, and is {ratio!r}")
+    return float(ratio)
+
+
+def _strategy(strategy: Any) -> HindsightStrategy:
+    try:
+        return HindsightStrategy(strategy)
+    except ValueError as error:
+        known = ", ".join(each.value for each in HindsightStrategy)
+        raise UsageError(f"there is no strategy {strategy!r}", hint=f"there are {known}") from error
