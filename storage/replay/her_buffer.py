@@ -51,7 +51,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         terminated = (*as_key(end_key)[:-1], "terminated")
         own = self._spec.edges
         assert own is not None
-        edges = (own, Edges(end_keys=(terminated,)))
+        edges: tuple[Edges, ...] = (own, Edges(end_keys=(terminated,)))
         if not usual and own.traj_key is None:
             edges = (Edges(end_keys=(as_key(end_key), terminated)),)
         keys = (as_key(goal_key), as_key(achieved_goal_key), as_key(reward_key))
