@@ -15,11 +15,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from . import datasets
 from ._version import __version__ as __version__
 from .errors import RbdataError as RbdataError
 
 if TYPE_CHECKING:
     from .api import convert, delete, download, list_datasets, load, open_dataset, preprocess
+    from .datasets.experience import *
     from .datasets.sources.d4rl.scores import normalized_score
     from .storage.dataset import Dataset
     from .storage.replay import *
@@ -31,11 +33,15 @@ _MODULES = {
     "check_specs": ".storage.spec_check",
     "normalized_score": ".datasets.sources.d4rl.scores",
     **dict.fromkeys(("convert", "delete", "download", "list_datasets", "load", "open_dataset", "preprocess"), ".api"),
+    **dict.fromkeys(datasets.__all__, ".datasets.experience"),
 }
 
 # The names of the replay runtime are listed once, here.
 # ruff: noqa: F403, F405
 __all__ = [
+    "AtariDQNExperienceReplay",
+    "BaseDatasetExperienceReplay",
+    "D4RLExperienceReplay",
     "Dataset",
     "DatasetStorage",
     "Flat2TED",
@@ -45,7 +51,9 @@ __all__ = [
     "LazyMemmapStorage",
     "LazyTensorStorage",
     "ListStorage",
+    "MinariExperienceReplay",
     "MultiStep",
+    "OpenMLExperienceReplay",
     "PrioritizedReplayBuffer",
     "PrioritizedSampler",
     "PrioritizedSliceSampler",
@@ -77,9 +85,11 @@ __all__ = [
     "download",
     "list_datasets",
     "load",
+    "load_dataset",
     "normalized_score",
     "open_dataset",
     "preprocess",
+    "register_dataset",
     "split_trajectories",
 ]
 

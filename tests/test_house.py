@@ -42,6 +42,7 @@ MOST_COMPARISONS = 5
 TESTED_TOGETHER = {
     ".": "the public functions: through the whole package",
     "cli": "commands as they are typed: output, exit codes, pipes, terminals",
+    "datasets/experience": "the dataset classes: from a provider's data to batches, against TorchRL's own where it can run",
     "datasets/fetch": "every transport passes the same tests of conformance and of faults",
     "datasets/ingest": "what sources have in common: through every source",
     "datasets/sources": "what sources declare: through every source",
@@ -82,6 +83,7 @@ TESTED_BY = {
     "storage/replay/reductions": "storage/replay/test_tensordict_buffer",
     "storage/replay/sampling": "storage/replay/test_buffer",
     "storage/replay/samplers/permutation": "storage/replay/samplers/test_uniform",
+    "storage/replay/storages/episode_storage": "datasets/experience/test_source_replays",
     "storage/replay/storages/column_access": "storage/replay/storages/test_dataset_storage",
     "storage/replay/storages/gather": "storage/replay/storages/test_dataset_storage",
     "storage/replay/storages/tensor_layout": "storage/replay/storages/test_tensor_storage",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from ...errors import UsageError
@@ -14,8 +15,25 @@ from .storages.dataset_storage import DatasetStorage
 from .tensordict_buffer import TensorDictReplayBuffer
 
 
-def load_buffer(
-    dataset: Dataset,
+def load_buffer(dataset: Dataset, *, sampler: Sampler | None = None, **options: Any) -> TensorDictReplayBuffer:
+    """A buffer over a dataset, whose batches are TED TensorDicts with ``index`` (int64, the steps drawn).
+
+    - options of `make_sampler`: slices, priorities, or one pass without replacement.
+    - ``sampler``: one of your own instead of all of these.
+    - all other ``options`` are those of `ReplayBuffer`: ``batch_size``, ``frame_stack``, ``n_step``, ``gamma``, ``transform``,
+      ``prefetch``, ``pin_memory``, ``device``, ``seed``, ``generator``, ``rank``, ``world_size``, ...
+
+    Raises UsageError for options that make no sense together.
+    """
+    chosen = {name: options.pop(name) for name in SAMPLING if name in options}
+    made = make_sampler(len(dataset), **chosen)
+    if sampler is not None and (type(made) is not RandomSampler):
+        raise UsageError("a sampler of your own leaves no room for slices, replacement and priorities")
+    return TensorDictReplayBuffer(storage=DatasetStorage(dataset), sampler=sampler or made, **options)
+
+
+def make_sampler(
+    size: int,
     *,
     slice_len: int | None = None,
     num_slices: int | None = None,
@@ -28,10 +46,8 @@ def load_buffer(
     shuffle: bool = True,
     alpha: float | None = None,
     beta: float | None = None,
-    sampler: Sampler | None = None,
-    **options: Any,
-) -> TensorDictReplayBuffer:
-    """A buffer over a dataset, whose batches are TED TensorDicts with ``index`` (int64, the steps drawn).
+) -> Sampler:
+    """The sampler of a dataset of ``size`` steps.
 
     - ``slice_len`` or ``num_slices``, ``strict_length``, ``pad_output``, ``span``, ``uniform_over``: slices of consecutive
       steps, see `SliceSampler`; the last step of every slice is truncated (and done).
@@ -39,9 +55,6 @@ def load_buffer(
       batch, ``shuffle=False`` keeps the order.
     - ``alpha`` and ``beta``: sample by priority, see `PrioritizedSampler`; priorities are set with
       ``buffer.update_priority(batch["index"], td_error)``.
-    - ``sampler``: one of your own instead of all of these.
-    - all other ``options`` are those of `ReplayBuffer`: ``batch_size``, ``frame_stack``, ``n_step``, ``gamma``, ``transform``,
-      ``prefetch``, ``pin_memory``, ``device``, ``seed``, ``generator``, ``rank``, ``world_size``, ...
 
     Raises UsageError for options that make no sense together.
     """
@@ -60,25 +73,19 @@ def load_buffer(
         raise UsageError("drop_last and shuffle go with replacement=False")
     if beta is not None and alpha is None:
         raise UsageError("beta goes with alpha")
-    if sampler is not None:
-        if sliced or not replacement or alpha is not None:
-            raise UsageError("a sampler of your own leaves no room for slices, replacement and priorities")
-    elif alpha is not None:
+    if alpha is not None:
         if not replacement:
             raise UsageError("priorities are sampled with replacement")
-        size = max(1, len(dataset))
-        weight = 1.0 if beta is None else beta
-        sampler = (
-            PrioritizedSliceSampler(size, alpha, weight, **slices)
-            if sliced
-            else PrioritizedSampler(size, alpha, weight)
-        )
-    elif sliced:
-        sampler = (
-            SliceSampler(**slices)
-            if replacement
-            else SliceSamplerWithoutReplacement(drop_last=drop_last, shuffle=shuffle, **slices)
-        )
-    else:
-        sampler = RandomSampler() if replacement else SamplerWithoutReplacement(drop_last, shuffle)
-    return TensorDictReplayBuffer(storage=DatasetStorage(dataset), sampler=sampler, **options)
+        room, weight = max(1, size), 1.0 if beta is None else beta
+        if sliced:
+            return PrioritizedSliceSampler(room, alpha, weight, **slices)
+        return PrioritizedSampler(room, alpha, weight)
+    if sliced:
+        if replacement:
+            return SliceSampler(**slices)
+        return SliceSamplerWithoutReplacement(drop_last=drop_last, shuffle=shuffle, **slices)
+    return RandomSampler() if replacement else SamplerWithoutReplacement(drop_last, shuffle)
+
+
+#: The options that choose a sampler.
+SAMPLING = tuple(inspect.signature(make_sampler).parameters)[1:]

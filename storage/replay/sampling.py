@@ -93,7 +93,8 @@ class SamplingMixin(WritingMixin):
     def __getitem__(self, index: Any) -> Any:
         """Records by number or slice (through the transforms), or one column by key."""
         if is_key(index):
-            whole = self.dataset if isinstance(self._storage, DatasetStorage) and not len(self._transforms) else self[:]
+            by_leaf = type(self._storage) is DatasetStorage and not len(self._transforms)
+            whole = self.dataset if by_leaf else self[:]
             return read_column(self._storage, whole, index)
         with self._lock:
             data = read_records(self._storage, index, self._swapped_dim)

@@ -67,14 +67,15 @@ class DatasetStorage(Storage):
         return dict(self.dataset.rows)
 
     def timeline(self, edges: Edges) -> Timeline:
-        if edges.usual and (edges.traj_key is None or "/".join(edges.traj_key) not in self.dataset.schema):
-            if self._own is None:
-                self._own = Timeline(self.dataset.episode_starts, len(self.dataset))
-            return self._own
-        if self.states:
+        own = self._own = self._own or Timeline(self.dataset.episode_starts, len(self.dataset))
+        stored = self.dataset.manifest.schema
+        if edges.usual and (edges.traj_key is None or "/".join(edges.traj_key) not in stored):
+            return own
+        found = super().timeline(edges)
+        if self.states and not torch.equal(found.starts, own.starts):
             message = f"{self.dataset.id} stores observations once for each state: its own episodes are the only ones"
             raise UsageError(message, hint="leave out traj_key, end_key, ends and trajectories")
-        return super().timeline(edges)
+        return found
 
     @property
     def states(self) -> bool:

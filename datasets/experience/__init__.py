@@ -1,0 +1,19 @@
+"""TorchRL's dataset classes: a download, and a buffer over what it gave, in one call.
+
+    from rbdata.datasets import MinariExperienceReplay
+
+    buffer = MinariExperienceReplay("D4RL/door/human-v2", batch_size=32)
+
+`dataset_replay` has what they share, `source_replays` the class of each source, `record_map` their ``preprocess``,
+`dataset_registry` the prefixes of `load_dataset`.
+"""
+
+from __future__ import annotations
+
+from .dataset_registry import load_dataset as load_dataset
+from .dataset_registry import register_dataset as register_dataset
+from .dataset_replay import BaseDatasetExperienceReplay as BaseDatasetExperienceReplay
+from .source_replays import AtariDQNExperienceReplay as AtariDQNExperienceReplay
+from .source_replays import D4RLExperienceReplay as D4RLExperienceReplay
+from .source_replays import MinariExperienceReplay as MinariExperienceReplay
+from .source_replays import OpenMLExperienceReplay as OpenMLExperienceReplay

@@ -1,0 +1,201 @@
+"""What the dataset classes share: get a dataset of a source, and be a buffer over it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+
+from ... import settings
+from ...errors import UsageError
+from ...storage.dataset import Dataset
+from ...storage.derived_dataset import Derivation, DerivedDataset
+from ...storage.folder import DatasetPlace, remove_tree
+from ...storage.replay.loading import SAMPLING, make_sampler
+from ...storage.replay.storages.dataset_storage import DatasetStorage
+from ...storage.replay.storages.episode_storage import EpisodeStorage
+from ...storage.replay.storages.tensor_storage import TensorStorage
+from ...storage.replay.tensordict_buffer import TensorDictReplayBuffer
+from .. import acquire, catalogue, local
+from ..fetch import FetchOptions
+from ..ingest.number_ranges import parse_numbers
+from ..ingest.protocol import ConvertOptions
+from .record_map import map_records
+
+#: Options of a class that `rbdata.download` has, beside those that the source declares.
+DOWNLOAD = frozenset({"mirror", "procs", "shards", "codec", "layout", "unknown_next"})
+Value = TypeVar("Value")
+
+
+class ClassProperty(Generic[Value]):
+    """A property of the class itself."""
+
+    def __init__(self, get: Callable[[Any], Value]) -> None:
+        self._get = get
+        self.__doc__ = get.__doc__
+
+    def __get__(self, instance: Any, owner: Any) -> Value:
+        return self._get(owner)
+
+
+class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
+    """Base of the buffers over a dataset on disk. Arguments are those of `TensorDictReplayBuffer`.
+
+    A derived class of your own defines ``data_path``.
+    """
+
+    _root: Path | None = None
+
+    @property
+    def root(self) -> Path | None:
+        """The folder of all datasets."""
+        return self._root
+
+    @root.setter
+    def root(self, value: str | os.PathLike[str] | None) -> None:
+        self._root = None if value is None else Path(value)
+
+    @property
+    def data_path(self) -> Path:
+        """The folder of the dataset."""
+        raise NotImplementedError
+
+    @property
+    def data_path_root(self) -> Path:
+        """The folder of the dataset as well: variants of it (split trajectories) are not stored."""
+        return self.data_path
+
+    def preprocess(
+        self,
+        fn: Callable[[Any], Any],
+        dim: int = 0,
+        num_workers: int | None = None,
+        *,
+        chunksize: int | None = None,
+        num_chunks: int | None = None,
+        pool: Any = None,
+        generator: torch.Generator | None = None,
+        max_tasks_per_child: int | None = None,
+        worker_threads: int = 1,
+        index_with_generator: bool = False,
+        pbar: bool = False,
+        mp_start_method: str | None = None,
+        num_frames: int | None = None,
+        dest: str | os.PathLike[str],
+    ) -> TensorStorage:
+        """All records (or the first ``num_frames``) passed through ``fn``: a storage of files under ``dest``.
+
+        See `map_records`; the other arguments are those of `TensorDict.map`. ``fn`` is given the records as they are stored,
+        not as the buffer's transforms leave them. Raises UsageError as `map_records` does.
+        """
+        return map_records(
+            self._storage,
+            fn,
+            dest,
+            dim=dim,
+            num_frames=num_frames,
+            num_workers=num_workers,
+            chunksize=chunksize,
+            num_chunks=num_chunks,
+            pool=pool,
+            generator=generator,
+            max_tasks_per_child=max_tasks_per_child,
+            worker_threads=worker_threads,
+            index_with_generator=index_with_generator,
+            pbar=pbar,
+            mp_start_method=mp_start_method,
+        )
+
+    def delete(self) -> None:
+        """Delete the dataset from the disk."""
+        remove_tree(self.data_path)
+
+
+class SourceExperienceReplay(BaseDatasetExperienceReplay):
+    """A buffer over a dataset of one source, downloaded where it is not there.
+
+    Beside the arguments of each class, all take those of `rbdata.load` (``frame_stack``, ``n_step``, ``seed``, ``device``,
+    ``alpha``, ...), those of `rbdata.download` (``mirror``, ``shards``, ``codec``, ``layout``, ``unknown_next``) and the
+    options that the source declares. ``sampler`` overrides the arguments that choose one. Whatever the ``writer``, datasets are
+    read-only.
+
+    - ``root``: the folder of all datasets; the dataset is in ``<root>/<source>/<dataset_id>``, as for `rbdata.download`.
+    - ``download``: True downloads what is not there, False never, "force" replaces what is there.
+
+    Raises DatasetNotFoundError where nothing is there and nothing may be downloaded; otherwise as `rbdata.download` and
+    `rbdata.load`.
+    """
+
+    source: ClassVar[str]
+
+    def __init__(
+        self,
+        dataset_id: str,
+        batch_size: int | None = None,
+        *,
+        root: str | os.PathLike[str] | None = None,
+        download: bool | str = True,
+        split_trajs: bool = False,
+        sampler: Any = None,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        strict_length: bool = True,
+        replacement: bool = True,
+        derive: Derivation | None = None,
+        **options: Any,
+    ) -> None:
+        self.dataset_id, self.root, self.split_trajs = dataset_id, settings.root(root), split_trajs
+        declared = {option.name for option in catalogue.load_source(self.source).options}
+        wanted = {name: options.pop(name) for name in list(options) if name in DOWNLOAD | declared}
+        path = self._obtain(download, {name: value for name, value in wanted.items() if value is not None})
+        dataset = Dataset(path) if derive is None else DerivedDataset(path, derive)
+        chosen = {name: options.pop(name) for name in list(options) if name in SAMPLING}
+        if sampler is None:
+            if num_slices is not None or slice_len is not None:  # without slices there is nothing to be strict about
+                chosen |= {"num_slices": num_slices, "slice_len": slice_len, "strict_length": strict_length}
+            sampler = make_sampler(len(dataset), replacement=replacement, **chosen)
+        storage = EpisodeStorage(dataset) if split_trajs else DatasetStorage(dataset)
+        super().__init__(storage=storage, batch_size=batch_size, sampler=sampler, **options)
+
+    @ClassProperty
+    def available_datasets(cls) -> list[str]:
+        """The names that are known without asking the network."""
+        return list(catalogue.load_source(cls.source).names())
+
+    @property
+    def _place(self) -> DatasetPlace:
+        assert self.root is not None
+        return DatasetPlace(self.root, f"{self.source}/{self.dataset_id.removeprefix(self.source + '/')}")
+
+    def _obtain(self, download: bool | str, wanted: dict[str, Any]) -> Path:
+        """The folder of the dataset; ``wanted`` are options of the download, which what is there must have as well."""
+        if not isinstance(download, bool) and download != "force":
+            raise UsageError(f"download is True, False or 'force', not {download!r}")
+        place = self._place
+        if not download or (download is True and place.exists() and not wanted):
+            return local.find(place.id, self.root)
+        fields = {name: wanted.pop(name) for name in ("mirror", "procs") if name in wanted}
+        shards: str | Sequence[int] | None = wanted.pop("shards", None)
+        stored = {name: wanted.pop(name) for name in ("codec", "layout", "unknown_next") if name in wanted}
+        options = ConvertOptions(parts=parse_numbers(shards), extra=wanted, **stored)
+        request = acquire.Request(
+            place.id, self.root, options=options, fetch=FetchOptions(), force=download == "force", **fields
+        )
+        return acquire.download(request).path
+
+    @property
+    def data_path(self) -> Path:
+        return self.dataset.path
+
+    @cached_property
+    def episodes(self) -> torch.Tensor:
+        """The number of the episode of each step, int64 ``[steps]``; ``SliceSampler(trajectories=...)`` takes it."""
+        return self.dataset.episode_of(torch.arange(len(self.dataset)))
+
+    def delete(self) -> None:
+        """Delete the dataset from the disk. Raises DatasetBusyError while another process writes it."""
+        local.delete(self._place)

@@ -1,0 +1,265 @@
+"""The dataset classes by source, with the arguments, keys and attributes that TorchRL documents."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ...errors import UsageError
+from ...storage.codecs.codec import Rows
+from ...storage.dataset import Dataset
+from ...storage.derived_dataset import ShiftedRows, add_episode, rename
+from ...storage.replay.samplers.uniform import SamplerWithoutReplacement
+from ..sources.minari.names import local_root
+from .dataset_replay import SourceExperienceReplay
+
+PathLike = str | os.PathLike[str]
+
+
+class AtariDQNExperienceReplay(SourceExperienceReplay):
+    """The DQN Replay dataset of a game and run, such as ``"Pong/5"``; see docs/sources/atari.md.
+
+    A batch has ``observation`` and ``("next", "observation")`` (uint8 ``[84, 84]``), ``action``, reward and flags under
+    ``next``, and ``metadata``: a dictionary with ``dataset_id``. After a termination the next observation is zeros.
+
+    - ``num_slices`` or ``slice_len``: slices of consecutive steps, ``strict_len`` (``strict_length``) and ``replacement`` as in
+      `rbdata.load`.
+    - ``num_procs``: processes that download and convert; 0 leaves it to the settings. ``mp_start_method`` has no effect: they
+      are started in a way of rbdata's own.
+
+    See `SourceExperienceReplay` for all else.
+    """
+
+    source = "atari"
+
+    #: For a first try: only the shards (checkpoints) below this number are downloaded.
+    _max_runs: int | None = None
+
+    def __init__(
+        self,
+        dataset_id: str,
+        batch_size: int | None = None,
+        *,
+        root: PathLike | None = None,
+        download: bool | str = True,
+        sampler: Any = None,
+        writer: Any = None,
+        transform: Any = None,
+        num_procs: int = 0,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        strict_len: bool = True,
+        strict_length: bool = True,
+        replacement: bool = True,
+        mp_start_method: str = "fork",
+        **options: Any,
+    ) -> None:
+        if self._max_runs is not None:
+            options.setdefault("shards", range(self._max_runs))
+        super().__init__(
+            dataset_id,
+            batch_size,
+            root=root,
+            download=download,
+            sampler=sampler,
+            writer=writer,
+            transform=transform,
+            procs=num_procs or None,
+            num_slices=num_slices,
+            slice_len=slice_len,
+            strict_length=strict_len and strict_length,
+            replacement=replacement,
+            **options,
+        )
+
+    @property
+    def dataset_path(self) -> Any:
+        """The folder of the dataset."""
+        return self.data_path
+
+    def _sample(self, size: int, ahead: bool) -> tuple[Any, Any]:
+        batch, info = super()._sample(size, ahead)
+        return self._with_metadata(batch), info
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._with_metadata(super().__getitem__(index))
+
+    def _with_metadata(self, data: Any) -> Any:
+        set_non_tensor = getattr(data, "set_non_tensor", None)
+        return data if set_non_tensor is None else set_non_tensor("metadata", {"dataset_id": self.dataset_id})
+
+
+class D4RLExperienceReplay(SourceExperienceReplay):
+    """A D4RL dataset, such as ``"hopper-medium-v2"``; see docs/sources/d4rl.md. The package d4rl is not needed.
+
+    Beside TED, a batch has ``info``, ``("next", "info")`` and ``reward`` (of the step before), within the episode; where an
+    episode has no further step they are zeros.
+
+    - ``split_trajs``: records are whole episodes, see `EpisodeStorage`.
+    - ``use_truncated_as_done``: False: ``("next", "done")`` is ``("next", "terminated")``.
+    - ``terminate_on_end``: True keeps the last step of an episode whose next observation is not in the file (zeros are given
+      for it), False leaves it out; None is False, unless what is there already has them.
+    - ``from_env`` and ``direct_download`` have no effect: the file is always read directly, with all its keys.
+
+    Next observations are those of the file, also at time-outs, where TorchRL gives zeros. See `SourceExperienceReplay` for all
+    else.
+    """
+
+    source = "d4rl"
+    specs: Any = None
+
+    def __init__(
+        self,
+        dataset_id: str,
+        batch_size: int | None = None,
+        sampler: Any = None,
+        writer: Any = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Any = None,
+        split_trajs: bool = False,
+        from_env: bool = False,
+        use_truncated_as_done: bool = True,
+        direct_download: bool | None = None,
+        terminate_on_end: bool | None = None,
+        download: bool | str = True,
+        root: PathLike | None = None,
+        **options: Any,
+    ) -> None:
+        self.use_truncated_as_done, self.from_env = use_truncated_as_done, from_env
+        if terminate_on_end is not None:
+            options.setdefault("unknown_next", "zero" if terminate_on_end else "truncate")
+        super().__init__(
+            dataset_id,
+            batch_size,
+            root=root,
+            download=download,
+            split_trajs=split_trajs,
+            sampler=sampler,
+            writer=writer,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+            transform=transform,
+            derive=partial(_d4rl_leaves, truncated_is_done=use_truncated_as_done),
+            **options,
+        )
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the file states under ``metadata``."""
+        return dict(self.dataset.manifest.source.get("metadata", {}))
+
+
+def _d4rl_leaves(dataset: Dataset, truncated_is_done: bool) -> dict[str, Rows]:
+    rows = dict(dataset.rows)
+    if not truncated_is_done:
+        rows["next/done"] = rename(rows["next/terminated"], "next/done")
+    for name in dataset.rows:
+        if name.startswith("info/") and "next/" + name not in rows:
+            rows["next/" + name] = ShiftedRows(dataset, name, "next/" + name, 1)
+    rows.setdefault("reward", ShiftedRows(dataset, "next/reward", "reward", -1))
+    return rows
+
+
+class MinariExperienceReplay(SourceExperienceReplay):
+    """A Minari dataset, such as ``"D4RL/door/human-v2"``; see docs/sources/minari.md. The package minari is not needed.
+
+    Beside TED, a batch has ``episode`` (int64, the number of the episode) and the infos.
+
+    - ``split_trajs``: records are whole episodes, see `EpisodeStorage`.
+    - ``load_from_local_minari``: read Minari's own folder on this machine (``MINARI_DATASETS_PATH``, else
+      ``~/.minari/datasets``), anew each time, and nothing else. Raises ObjectNotFoundError, which is a FileNotFoundError.
+
+    ``available_datasets`` are the names known without asking the network. See `SourceExperienceReplay` for all else.
+    """
+
+    source = "minari"
+
+    def __init__(
+        self,
+        dataset_id: str,
+        batch_size: int | None = None,
+        *,
+        root: PathLike | None = None,
+        download: bool | str = True,
+        sampler: Any = None,
+        writer: Any = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Any = None,
+        split_trajs: bool = False,
+        load_from_local_minari: bool = False,
+        **options: Any,
+    ) -> None:
+        self.download, self.load_from_local_minari = download, load_from_local_minari
+        if load_from_local_minari:
+            download, options["mirror"] = "force", str(local_root())
+        super().__init__(
+            dataset_id,
+            batch_size,
+            root=root,
+            download=download,
+            split_trajs=split_trajs,
+            sampler=sampler,
+            writer=writer,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+            transform=transform,
+            derive=add_episode,
+            **options,
+        )
+
+
+class OpenMLExperienceReplay(SourceExperienceReplay):
+    """An OpenML table: ``adult_num``, ``adult_onehot``, ``mushroom_num``, ``mushroom_onehot``, ``covertype``, ``shuttle`` and
+    ``magic``, or any other by name or number; see docs/sources/openml.md. Neither scikit-learn nor pandas is needed.
+
+    A batch has ``X`` (float32 ``[width]``), ``y`` (the label's code, int64; a numeric target float32) and ``index``. Without a
+    ``sampler`` every row is drawn once a pass. See `SourceExperienceReplay` for all else.
+    """
+
+    source = "openml"
+
+    def __init__(
+        self,
+        name: str,
+        batch_size: int | None = None,
+        root: PathLike | None = None,
+        sampler: Any = None,
+        writer: Any = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Any = None,
+        **options: Any,
+    ) -> None:
+        if "split_trajs" in options:
+            raise UsageError("every row of a table is an episode of its own: there is nothing to split")
+        super().__init__(
+            name,
+            batch_size,
+            root=root,
+            sampler=SamplerWithoutReplacement() if sampler is None else sampler,
+            writer=writer,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+            transform=transform,
+            derive=_table,
+            **options,
+        )
+
+    @property
+    def max_outcome_val(self) -> Any:
+        """The largest label."""
+        return self.dataset["y"].max().item()
+
+
+def _table(dataset: Dataset) -> dict[str, Rows]:
+    return {"X": rename(dataset.rows["observation"], "X"), "y": rename(dataset.rows["action"], "y")}
