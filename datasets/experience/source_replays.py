@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
-from ...errors import UsageError
+from ...errors import MissingExtraError, UsageError
 from ...storage.codecs.codec import Rows
 from ...storage.dataset import Dataset
 from ...storage.derived_dataset import ShiftedRows, add_episode, rename
@@ -108,7 +108,6 @@ class D4RLExperienceReplay(SourceExperienceReplay):
     """
 
     source = "d4rl"
-    specs: Any = None
 
     def __init__(
         self,
@@ -147,6 +146,11 @@ class D4RLExperienceReplay(SourceExperienceReplay):
             derive=partial(_d4rl_leaves, truncated_is_done=use_truncated_as_done),
             **options,
         )
+
+    @property
+    def specs(self) -> Any:
+        """TorchRL's specs of the data, see `Dataset.make_spec`."""
+        return self.dataset.spec
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -214,6 +218,34 @@ class MinariExperienceReplay(SourceExperienceReplay):
             derive=add_episode,
             **options,
         )
+
+    @cached_property
+    def metadata(self) -> dict[str, Any]:
+        """What Minari states of the dataset; ``observation_space`` and ``action_space`` are TorchRL's specs.
+
+        Without torchrl they are Gymnasium's spaces.
+        """
+        manifest = self.dataset.manifest
+        namespace, _, rest = self.dataset_id.rpartition("/")
+        name, _, version = rest.rpartition("-v")
+        try:
+            spaces: Any = self.dataset.spec
+            observation, action = spaces["observation"], spaces["action"]
+        except MissingExtraError:
+            observation, action = self.dataset.observation_space, self.dataset.action_space
+        return {
+            **manifest.source.get("metadata", {}),
+            "dataset_id": self.dataset_id,
+            "namespace": namespace,
+            "dataset_name": name,
+            "version": int(version) if version.isdecimal() else None,
+            "env_spec": manifest.source.get("environment"),
+            "total_episodes": manifest.episodes,
+            "total_steps": manifest.steps,
+            "data_path": str(self.data_path),
+            "observation_space": observation,
+            "action_space": action,
+        }
 
 
 class OpenMLExperienceReplay(SourceExperienceReplay):

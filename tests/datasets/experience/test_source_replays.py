@@ -214,9 +214,10 @@ def test_minari_against_torchrl(split, door, monkeypatch):
     theirs = pytest.importorskip("torchrl.data.datasets")
     # TorchRL 0.14.1 returns zeros: it saves `memmap_like`, which makes room and copies nothing.
     monkeypatch.setattr(TensorDictBase, "memmap_like", lambda self, *path, **more: self.memmap(*path))
-    expected = theirs.MinariExperienceReplay(
+    their = theirs.MinariExperienceReplay(
         DOOR, batch_size=4, root=door / "theirs", load_from_local_minari=True, split_trajs=split
-    )[:]
+    )
+    expected = their[:]
     ours = MinariExperienceReplay(
         DOOR, batch_size=4, load_from_local_minari=True, split_trajs=split, root=door / "ours"
     )
@@ -225,7 +226,13 @@ def test_minari_against_torchrl(split, door, monkeypatch):
     assert set(leaves(found)) - set(leaves(expected)) == set(FLAGS)
     for key, values in leaves(expected).items():
         assert torch.equal(found[key], values.to(found[key].dtype)), key
-    assert ours.sample()["index"].shape == ((4, 6) if split else (4,))
+    sample = ours.sample()
+    assert sample["index"].shape == ((4, 6) if split else (4,))
+    differ = {"data_path", "observation_space", "action_space", "combined_datasets"}
+    for name in their.metadata.keys() - differ:
+        assert ours.metadata[name] == their.metadata[name], name
+    for name in ("observation", "action"):
+        assert ours.metadata[f"{name}_space"].is_in(sample[name])
 
 
 def test_minari_local_is_read_anew(door):
