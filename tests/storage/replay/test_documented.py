@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
+from typing import Any
 
 import pytest
 import rbdata as ours
@@ -38,10 +39,12 @@ def consecutive(batch: TensorDict, slices: int, key: str = "steps") -> bool:
     return bool((steps.diff() == 1).all() and (ids.diff() == 0).all())
 
 
-@tensorclass
-class Labelled:
+class Record:
     images: torch.Tensor
     labels: torch.Tensor
+
+
+Labelled: Any = tensorclass(Record)
 
 
 # --- buffers ---------------------------------------------------------------------------------------------------------
@@ -390,7 +393,7 @@ ALONE = {
     prioritized_slices,
     best_trajectories,
 }
-HELPERS = {"numbers", "four_episodes", "consecutive", "Labelled"}
+HELPERS = {"numbers", "four_episodes", "consecutive", "Record"}
 EXAMPLES = [value for value in list(globals().values()) if getattr(value, "__module__", None) == __name__]
 EXAMPLES = [example for example in EXAMPLES if example.__name__ not in HELPERS]
 
