@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from ...errors import SamplingError
 from .batches import Prepared
 from .hindsight import Relabeling
 from .samplers.uniform import Sampler
@@ -53,8 +54,12 @@ class DrawnBatch:
 class BatchOrder:
     """Draws in order from one sampler with one generator; look-ahead grows while batches of one size are taken."""
 
-    def __init__(self, sampler: Sampler, storage: Storage, generator: torch.Generator) -> None:
+    def __init__(
+        self, sampler: Sampler, storage: Storage, generator: torch.Generator, *, watched: bool = False
+    ) -> None:
         self.sampler, self.storage, self.generator = sampler, storage, generator
+        #: Whether others may set the generator: they then get batches from its new state, not those drawn ahead before.
+        self._watched, self._left_at = watched, None if not watched else generator.get_state()
         self._drawn: deque[DrawnBatch] = deque()
         self._size = self._version = 0
         self._ahead = 1
@@ -65,7 +70,7 @@ class BatchOrder:
 
     def take(self, batch_size: int, prepare: Prepare, limit: int) -> DrawnBatch:
         """The next batch of this size; up to ``limit`` are prepared together."""
-        if self._drawn and (batch_size != self._size or self.storage.version != self._version):
+        if self._drawn and (batch_size != self._size or self.storage.version != self._version or self._was_set()):
             self.rewind()
         if not self._drawn:
             self._draw(batch_size, prepare, min(limit, self._ahead) if self.sampler.ahead else 1)
@@ -91,23 +96,46 @@ class BatchOrder:
             self._ahead = 1
             raise
         self._drawn.extend(map(DrawnBatch, prepared, states, ends))
+        if self._watched:
+            self._left_at = self.generator.get_state()
 
     def _current(self) -> OrderState:
         """The state after all that was drawn."""
         return OrderState(self.generator.get_state(), self.sampler.position())
 
-    def state(self) -> OrderState:
-        """The state after all that was taken."""
-        return self._drawn[0].state_before if self._drawn else self._current()
+    def _was_set(self) -> bool:
+        """Whether somebody else has set the generator, or drawn from it."""
+        return self._left_at is not None and not torch.equal(self.generator.get_state(), self._left_at)
+
+    def state(self, oldest: OrderState | None = None) -> OrderState:
+        """The state after all that was taken, or that before ``oldest``, the first of those taken in vain."""
+        before = oldest or (self._drawn[0].state_before if self._drawn else None)
+        if before is None:
+            return self._current()
+        return OrderState(self.generator.get_state(), before.sampler) if self._was_set() else before
 
     def go_to(self, state: OrderState) -> None:
         """Continue from a state; draws made ahead of time are discarded."""
         self._drawn.clear()
         self.generator.set_state(state.generator)
         self.sampler.set_position(state.sampler)
+        if self._watched:
+            self._left_at = self.generator.get_state()
 
-    def rewind(self) -> None:
-        """Take back the draws made ahead of time."""
-        if self._drawn:
-            self.go_to(self._drawn[0].state_before)
+    def rewind(self, oldest: OrderState | None = None) -> None:
+        """Take back the draws made ahead of time, those from ``oldest`` on included."""
+        if self._drawn or oldest is not None:
+            self.go_to(self.state(oldest))
         self._ahead = 1
+
+    def can_draw(self, batch_size: int) -> bool:
+        """Whether a batch of this size can be drawn."""
+        before = self._current()
+        try:
+            self.sampler.draw(self.storage, batch_size, self.generator)
+        except SamplingError:
+            return False
+        finally:
+            self.generator.set_state(before.generator)
+            self.sampler.set_position(before.sampler)
+        return True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,7 +29,7 @@ from .pipeline import BatchSpec, Pipeline
 from .samplers.uniform import Sampler
 from .sampling import SamplingMixin
 from .storages.storage import Storage
-from .transforms.chain import Transforms
+from .transforms.chain import Transforms, share_state
 from .windows.edges import Edges, as_key
 from .windows.n_step_return import NStep
 from .writers.base import ImmutableDatasetWriter, Writer
@@ -56,8 +56,10 @@ class ReplayBuffer(SamplingMixin, CheckpointMixin):
     - ``checkpointer``: its hooks, if it has any, are registered as by `register_save_hook` and `register_load_hook`.
     - ``consume_after_n_samples``: records cannot be drawn any more once they were in so many batches.
     - ``sample_unit``: what is read for each record drawn, see `SampleUnit`.
-    - ``compilable``, ``delayed_init``, ``service_backend_options``, ``transport_options``: without effect, as nothing is
-      compiled, made late or served here. ``service_backend`` and ``transport`` may be "direct" (or "auto").
+    - ``delayed_init``: make the parts when they are first used, which may be in another process. The default is True with a
+      ``transform_factory``.
+    - ``compilable``, ``service_backend_options``, ``transport_options``: without effect, as nothing is compiled or served
+      here. ``service_backend`` and ``transport`` may be "direct" (or "auto").
     - ``end_key``, ``traj_key``: where windows find the edges of episodes, if not under the usual keys (see `edges`).
     - ``rank``, ``world_size``: the part of this process in data-parallel training. Without replacement all processes walk
       the one order of ``seed`` and take every ``world_size``-th step; with replacement each draws on its own.
@@ -118,7 +120,54 @@ class ReplayBuffer(SamplingMixin, CheckpointMixin):
         if not 0 <= rank < world_size:
             raise UsageError(f"rank {rank} is not among {world_size} processes")
         self.batch_size = None if batch_size is None else check_batch_size(batch_size)
+        if checkpointer is not None and not hasattr(checkpointer, "_save_hooks"):
+            checkpointer = checkpointer()
+        self._save_hooks = list(getattr(checkpointer, "_save_hooks", None) or ())
+        self._load_hooks = list(getattr(checkpointer, "_load_hooks", None) or ())
+        self.shared = shared
+        self._rank, self._world = rank, world_size
+        self._spec = BatchSpec(
+            frame_stack,
+            None if stack_keys is None else tuple(stack_keys),
+            None if n_step is None else NStep(n_step, gamma),
+            Edges(None if traj_key is None else as_key(traj_key), () if end_key is None else (as_key(end_key),)),
+            self._info_in_batch,
+            collate_fn,
+            check_prefetch(prefetch, self.batch_size),
+            None if device is None else torch.device(device),
+            pin_memory,
+        )
+        self._iterator = None
+        self._ran_out = self._warned = False
         self._make_lock()
+        #: What `_make_parts` is called with, until that has happened.
+        self._unmade: dict[str, Any] | None = {
+            "storage": storage,
+            "sampler": sampler,
+            "writer": writer,
+            "transform": transform,
+            "transform_factory": transform_factory,
+            "dim_extend": dim_extend,
+            "generator": generator,
+            "seed": None if seed is None else check_seed(seed),
+            "one_ahead": prefetch is None and self._spec.device is not None and self._spec.device.type == "cuda",
+        }
+        if not (transform_factory is not None if delayed_init is None else delayed_init):
+            self._make_parts(**self._unmade)
+
+    def _make_parts(
+        self,
+        storage: Part,
+        sampler: Part,
+        writer: Part,
+        transform: Any,
+        transform_factory: Callable[[], Any] | None,
+        dim_extend: int | None,
+        generator: torch.Generator | None,
+        seed: int | None,
+        one_ahead: bool,
+    ) -> None:
+        self._unmade = None
         self._storage: Storage = resolve_storage(storage)
         self._sampler: Sampler = resolve_sampler(sampler)
         if self._sampler.drop_last and self.batch_size is None:
@@ -131,29 +180,28 @@ class ReplayBuffer(SamplingMixin, CheckpointMixin):
         if transform is not None and not isinstance(transform, Transforms):
             self._transforms.append(transform)
         self._dim_extend = self._storage.ndim - 1 if dim_extend is None else dim_extend
-        place = None if device is None else torch.device(device)
-        if prefetch is None and place is not None and place.type == "cuda" and self._sampler.ahead and batch_size:
-            prefetch = 1
-        self._spec = BatchSpec(
-            frame_stack,
-            None if stack_keys is None else tuple(stack_keys),
-            None if n_step is None else NStep(n_step, gamma),
-            Edges(None if traj_key is None else as_key(traj_key), () if end_key is None else (as_key(end_key),)),
-            self._info_in_batch,
-            collate_fn,
-            check_prefetch(prefetch, self.batch_size),
-            place,
-            pin_memory,
-        )
-        checkpointer = checkpointer() if isinstance(checkpointer, type) else checkpointer
-        self._save_hooks = list(getattr(checkpointer, "_save_hooks", None) or ())
-        self._load_hooks = list(getattr(checkpointer, "_load_hooks", None) or ())
-        self._iterator = None
-        self._ran_out = self._warned = False
-        if shared:
+        if one_ahead and self._sampler.ahead and self.batch_size:
+            self._spec = replace(self._spec, prefetch=1)
+        if self.shared:
             self.share()
-        self._rank, self._world = rank, world_size
-        self._start_order(generator, None if seed is None else check_seed(seed))
+        self._start_order(generator, seed)
+
+    if not TYPE_CHECKING:  # which would take every name for one of a buffer's
+
+        def __getattr__(self, name: str) -> Any:
+            """Make the parts of a buffer that was made with ``delayed_init``."""
+            unmade = None if name.startswith("__") else self.__dict__.get("_unmade")
+            if unmade is None:
+                raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}")
+            with self._lock:
+                if self._unmade is not None:
+                    self._make_parts(**unmade)
+            return getattr(self, name)
+
+    @property
+    def initialized(self) -> bool:
+        """Whether the parts are made: False until the first use of a buffer made with ``delayed_init``."""
+        return self._unmade is None
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
@@ -180,11 +228,6 @@ class ReplayBuffer(SamplingMixin, CheckpointMixin):
     def dim_extend(self) -> int:
         return self._dim_extend
 
-    @property
-    def write_count(self) -> int:
-        """Records written so far."""
-        return getattr(self._writer, "write_count", 0)
-
     def set_storage(self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None) -> Storage:
         """Put another storage in place; returns the one before."""
         with self._exclusive():
@@ -193,14 +236,14 @@ class ReplayBuffer(SamplingMixin, CheckpointMixin):
                 self._dim_extend = storage.ndim - 1
             self._storage, self._spec = storage, replace(self._spec, collate=collate_fn)
             self._writer.register_storage(storage)
-            self._make_pipeline(self._generator)
+            self._make_pipeline(self._rng)
             return before
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Put another sampler in place; returns the one before."""
         with self._exclusive():
             before, self._sampler = self._sampler, sampler
-            self._make_pipeline(self._generator)
+            self._make_pipeline(self._rng)
             return before
 
     def set_writer(self, writer: Writer) -> Writer:
@@ -227,6 +270,7 @@ class ReplayBuffer(SamplingMixin, CheckpointMixin):
         if self._world > 1 and seed is None and not self._sampler.endless:
             message = f"{self._world} processes that share one pass must shuffle alike"
             raise UsageError(message, hint="give all of them the same seed")
+        self._rng_given = generator is not None
         if generator is None:
             own = int(torch.randint(1 << 62, ())) if seed is None else seed
             # In data-parallel training each process has its own numbers, and all of them the one order.
@@ -238,23 +282,29 @@ class ReplayBuffer(SamplingMixin, CheckpointMixin):
 
     def _make_pipeline(self, generator: torch.Generator) -> None:
         """A pipeline of the parts there are now, in the place of the last one."""
-        if hasattr(self, "_pipeline"):
+        if "_pipeline" in self.__dict__:
             self._pipeline.retire()
-        self._generator = generator
+        self._rng = generator
         self._sampler.share = (self._rank, self._world)
-        self._pipeline = Pipeline(self._storage, self._sampler, generator, self._transforms, self._spec, self._lock)
+        self._pipeline = Pipeline(
+            self._storage, self._sampler, generator, self._transforms, self._spec, self._lock, watched=self._rng_given
+        )
 
     # -- transforms ----------------------------------------------------------------------------------------
 
     def append_transform(self, transform: Any, *, invert: bool = False) -> ReplayBuffer:
         """Add a transform at the end; returns the buffer."""
         with self._exclusive():
+            if self.shared:
+                share_state(transform)
             self._transforms.append(transform, invert=invert)
         return self
 
     def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> ReplayBuffer:
         """Add a transform before the one at ``index``; returns the buffer."""
         with self._exclusive():
+            if self.shared:
+                share_state(transform)
             self._transforms.insert(index, transform, invert=invert)
         return self
 

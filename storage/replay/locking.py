@@ -62,7 +62,7 @@ class LockMixin:
 
     def _after_fork(self) -> None:
         self._lock = threading.RLock()
-        pipeline = getattr(self, "_pipeline", None)
+        pipeline: Pipeline | None = self.__dict__.get("_pipeline")
         if pipeline is not None:
             pipeline.after_fork(self._lock)
 

@@ -79,9 +79,11 @@ class Pipeline:
         transforms: Transforms,
         spec: BatchSpec,
         lock: threading.RLock,
+        *,
+        watched: bool = False,
     ) -> None:
         self.storage, self.spec, self.transforms = storage, spec, transforms
-        self.order = BatchOrder(sampler, storage, generator)
+        self.order = BatchOrder(sampler, storage, generator, watched=watched)
         self.order.keep_states = sampler.ahead or spec.prefetch > 0
         self.order.relabeling = spec.relabeling
         sampler._rng = generator
@@ -226,11 +228,18 @@ class Pipeline:
         queue.submit(drawn, *steps)
         return drawn
 
+    @property
+    def queued(self) -> int:
+        """How many batches wait to be delivered."""
+        return 0 if self._queue is None else len(self._queue)
+
+    def _oldest(self) -> OrderState | None:
+        """The state before the first batch that waits to be delivered."""
+        return self._queue.first.state_before if self._queue is not None and self.queued else None
+
     def state(self) -> OrderState:
         """The state of the order after all that was delivered."""
-        if self._queue is not None and len(self._queue):
-            return self._queue.first.state_before
-        return self.order.state()
+        return self.order.state(self._oldest())
 
     def go_to(self, state: OrderState) -> None:
         """Continue from a state of the order."""
@@ -239,14 +248,9 @@ class Pipeline:
 
     def rewind(self) -> list[Job[DrawnBatch]]:
         """Take back all that was drawn ahead; returns the jobs that still run, see `wait_for`."""
-        running: list[Job[DrawnBatch]] = []
-        if self._queue is not None:
-            state = self.state()
-            delivered = not len(self._queue)
-            running = self._queue.withdraw()
-            if not delivered:
-                self.order.go_to(state)
-        self.order.rewind()
+        oldest = self._oldest()
+        running = [] if self._queue is None else self._queue.withdraw()
+        self.order.rewind(oldest)
         return running
 
     def prepare_write(self) -> None:

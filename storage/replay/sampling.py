@@ -26,6 +26,12 @@ class SamplingMixin(WritingMixin):
     _ran_out: bool
     _warned: bool
     batch_size: int | None
+    _unmade: dict[str, Any] | None
+
+    @property
+    def write_count(self) -> int:
+        """Records written so far."""
+        return getattr(self._writer, "write_count", 0)
 
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
         """Draw one batch, or ``(batch, info)``.
@@ -42,6 +48,12 @@ class SamplingMixin(WritingMixin):
             with suppress(RetiredError):
                 batch, info, self._ran_out = self._pipeline.sample(size, ahead)
                 return batch, info
+
+    def can_sample(self, batch_size: int | None = None) -> bool:
+        """Whether `sample` of this size would give a batch."""
+        size = self._size(batch_size)
+        with self._lock:
+            return self._pipeline.order.can_draw(size)
 
     def _size(self, batch_size: int | None) -> int:
         if batch_size is None:
@@ -89,6 +101,25 @@ class SamplingMixin(WritingMixin):
 
     def __len__(self) -> int:
         return len(self._storage)
+
+    def stats(self) -> dict[str, int | float | bool]:
+        """Counts for monitoring: ``size``, ``write_count``, ``capacity`` (records), ``utilization`` (size / capacity),
+        ``prefetch_queue_size`` (batches) and ``initialized``."""
+        storage = self._storage if self._unmade is None else self._unmade["storage"]
+        made = self._unmade is None
+        stats: dict[str, int | float | bool] = {
+            "size": len(self) if made else 0,
+            "write_count": self.write_count if made else 0,
+            "prefetch_queue_size": self._pipeline.queued if made else 0,
+            "initialized": made,
+        }
+        if isinstance(capacity := getattr(storage, "max_size", None), int):
+            stats.update(capacity=capacity, utilization=stats["size"] / capacity)
+        return stats
+
+    def read_all_in_order(self, end: int | None = None) -> Any:
+        """``self[:end]``: the records by row."""
+        return self[:] if end is None else self[:end]
 
     def __getitem__(self, index: Any) -> Any:
         """Records by number or slice (through the transforms), or one column by key."""

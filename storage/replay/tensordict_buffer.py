@@ -48,6 +48,14 @@ class TensorDictReplayBuffer(ReplayBuffer):
             self._priorities_of(data, index)
         return index
 
+    def sample(self, batch_size: int | None = None, return_info: bool = False, include_info: bool | None = None) -> Any:
+        """As `ReplayBuffer.sample`; ``include_info=False`` leaves what the sampler knows out of the batch."""
+        if include_info is not False:
+            return super().sample(batch_size, return_info)
+        batch, info = super().sample(batch_size, True)
+        batch = batch.exclude(*info)
+        return (batch, info) if return_info else batch
+
     def __setitem__(self, index: Any, value: Any) -> None:
         """As `ReplayBuffer.__setitem__`; records without ``index`` keep the one that is stored."""
         if isinstance(value, TensorDictBase) and "index" not in value.keys() and not is_key(index):  # noqa: SIM118

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+import warnings
+from typing import TYPE_CHECKING, Any
 
 import torch
-from tensordict import is_tensor_collection
+from tensordict import TensorDict, is_tensor_collection
 
 from .locking import LockMixin
 from .storages.column_access import is_key, write_column, write_records
 from .storages.trees import move_dim_first
 from .transforms.chain import Transforms
+from .windows.edges import as_key
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class WritingMixin(LockMixin):
@@ -18,6 +23,7 @@ class WritingMixin(LockMixin):
 
     _transforms: Transforms
     _dim_extend: int
+    _warned_of_add = False
 
     @property
     def _swapped_dim(self) -> int:
@@ -25,7 +31,17 @@ class WritingMixin(LockMixin):
         return self._dim_extend if self._storage.ndim > 1 else 0
 
     def add(self, data: Any) -> Any:
-        """Write one record; returns its row (an int; None where the writer does not keep it)."""
+        """Write one record; returns its row (an int; None where the writer does not keep it).
+
+        Warns once when a TensorDict has a batch dimension: it is stored as one record, with whatever is in it.
+        """
+        if not self._warned_of_add and is_tensor_collection(data) and data.ndim:
+            self._warned_of_add = True
+            warnings.warn(
+                f"Using `add()` with a TensorDict that has batch_size={tuple(data.batch_size)}: it becomes one record; "
+                "extend() writes a record for each of its rows",
+                stacklevel=3,
+            )
         if len(self._transforms):
             # Transforms are written for batches with a time dimension.
             nested = is_tensor_collection(data)
@@ -71,10 +87,13 @@ class WritingMixin(LockMixin):
             with self._lock:
                 mark(index, storage=self._storage)
 
-    def empty(self) -> None:
-        """Forget all records. Raises ReadOnlyError over a dataset."""
+    def empty(self, empty_write_count: bool = True) -> None:
+        """Forget all records, and with ``empty_write_count`` how many were written. Raises ReadOnlyError over a dataset."""
         with self._exclusive():
+            count = getattr(self._writer, "write_count", None)
             self._writer.empty()
+            if not empty_write_count and count is not None:
+                self._writer.write_count = count  # type: ignore[attr-defined]
             self._storage.empty()
             self._sampler.empty()
 
@@ -87,3 +106,30 @@ class WritingMixin(LockMixin):
             value = self._transforms.inv(value)
         with self._writing():
             write_records(self._storage, index, value, self._swapped_dim)
+
+    def write_all(self, data: Any, end: int | None = None) -> None:
+        """``self[:end] = data``; ``end`` is the number of records in the data if not given."""
+        end = len(data) if end is None and not self._swapped_dim else end
+        self[:end] = data
+
+    def set_(self, key: Any, value: Any) -> Self:
+        """Change a leaf of all records, as they are stored: ``[*storage.shape, ...]``, without transforms."""
+        with self._writing():
+            write_column(self._storage, key, value, 0)
+        return self
+
+    def set_at_(self, key: Any, value: Any, index: Any) -> Self:
+        """Change a leaf of the records at ``index``, as they are stored."""
+        with self._writing():
+            records = self._storage.get(index).clone().set_(key, value)
+            write_records(self._storage, index, records, 0)
+        return self
+
+    def update_(self, input_dict_or_td: Any, clone: bool = False, *, keys_to_update: Any = None) -> Self:
+        """Change the leaves of all records that are given (or only ``keys_to_update`` of them); values are always copied."""
+        wanted = None if keys_to_update is None else {as_key(key) for key in keys_to_update}
+        for key, value in TensorDict(input_dict_or_td, []).items(True, True):
+            path = as_key(key)
+            if wanted is None or any(path[: len(key)] == key for key in wanted):
+                self.set_(key, value)
+        return self

@@ -5,6 +5,7 @@ States and copies hold the state of the order of batches (see `batch_order`), ne
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing import parent_process
@@ -19,7 +20,7 @@ from ..locking import LockMixin
 from ..pipeline import BatchSpec
 from ..samplers.uniform import Sampler
 from ..storages.storage import Storage
-from ..transforms.chain import Transforms
+from ..transforms.chain import Transforms, share_state
 from ..writers.base import Writer
 
 if TYPE_CHECKING:
@@ -33,12 +34,14 @@ class CheckpointMixin(LockMixin):
     _sampler: Sampler
     _writer: Writer
     _transforms: Transforms
-    _generator: torch.Generator
+    _rng: torch.Generator
     _spec: BatchSpec
     _rank: int
     _world: int
     _save_hooks: list[Any]
     _load_hooks: list[Any]
+    _unmade: dict[str, Any] | None
+    shared: bool
     batch_size: int | None
 
     def _make_pipeline(self, generator: torch.Generator) -> None:
@@ -125,17 +128,24 @@ class CheckpointMixin(LockMixin):
     # -- processes ---------------------------------------------------------------------------------------------------
 
     def share(self, shared: bool = True) -> Self:
-        """Put the storage in shared memory, where it is not in files already."""
+        """Put the storage, and what transforms keep between writes, in shared memory; files are shared already.
+
+        Warns where the storage cannot be shared: every process then has records of its own.
+        """
+        self.shared = shared
+        if not shared:
+            return self
         share = getattr(self._storage, "share_memory_", None)
-        if shared and share is None and not self._storage.immutable:
-            raise UsageError(f"a {type(self._storage).__name__} cannot be shared", hint="use a LazyTensorStorage")
-        if shared and share is not None:
+        if share is not None:
             share()
+        elif not self._storage.immutable:
+            warnings.warn(f"a {type(self._storage).__name__} is copied to other processes, not shared", stacklevel=2)
+        share_state(self._transforms)
         return self
 
     def split(self, rank: int, world_size: int) -> None:
         """Make this buffer the share ``rank`` of ``world_size`` of what it has been: what a data loader's worker does."""
-        seed = int(self._generator.initial_seed())
+        seed = int(self._rng.initial_seed())
         with self._exclusive():
             self._rank, self._world = self._rank * world_size + rank, self._world * world_size
             passes = getattr(self._sampler, "passes", None)
@@ -146,7 +156,7 @@ class CheckpointMixin(LockMixin):
     def _change_spec(self, **changes: Any) -> None:
         with self._exclusive():
             self._spec = replace(self._spec, **changes)
-            self._make_pipeline(self._generator)
+            self._make_pipeline(self._rng)
 
     def as_iterable(self, batches: int | None = None) -> Any:
         """A ``torch.utils.data.IterableDataset`` of this buffer's batches; see `iterable`."""
@@ -159,6 +169,21 @@ class CheckpointMixin(LockMixin):
         with self._exclusive():
             self._pipeline.close()
 
+    # A buffer is where it is made; what serves other places in TorchRL is the buffer itself.
+    service_backend = "direct"
+    is_alive = True
+
+    def start(self) -> Self:
+        """The buffer itself."""
+        return self
+
+    client = start
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """As `close`; ``is_alive`` is False afterwards. Nothing is waited for, whatever the ``timeout``."""
+        self.close()
+        self.is_alive = False
+
     def __enter__(self) -> Self:
         return self
 
@@ -166,16 +191,20 @@ class CheckpointMixin(LockMixin):
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
+        if self._unmade is not None:
+            return {name: value for name, value in self.__dict__.items() if name != "_lock"}
         with self._lock:
-            order, seed = self._pipeline.state(), self._generator.initial_seed()
-        left_out = ("_lock", "_pipeline", "_generator", "_iterator")
+            order, seed = self._pipeline.state(), self._rng.initial_seed()
+        left_out = ("_lock", "_pipeline", "_rng", "_iterator")
         state = {name: value for name, value in self.__dict__.items() if name not in left_out}
         return {**state, "_order": (order.generator.numpy().tobytes(), order.sampler, seed)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        generator, position, seed = state.pop("_order")
+        generator, position, seed = state.pop("_order", (None, None, None))
         self.__dict__.update(state, _iterator=None)
         self._make_lock()
+        if self._unmade is not None:
+            return
         if parent_process() is not None:  # a process of multiprocessing: other processes have the same rows
             self._made_in = state["_made_in"]
         self._make_pipeline(make_generator(seed))

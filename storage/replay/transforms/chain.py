@@ -117,3 +117,21 @@ def _forward(transform: Callable[[Any], Any], batch: Any) -> Any:
 def _inverse(transform: Any, data: Any) -> Any:
     inverse = getattr(transform, "inv", None)
     return data if inverse is None else inverse(data)
+
+
+def share_state(transform: Any) -> None:
+    """Put what a transform keeps between writes in shared memory. Raises UsageError where it keeps some and cannot."""
+    if isinstance(transform, Inverted):
+        transform = transform.transform
+    share = getattr(transform, "share_memory_", None)
+    parts = transform if isinstance(transform, Transforms) else getattr(transform, "transforms", None)
+    if parts is not None:
+        for part in parts:
+            share_state(part)
+    elif callable(share):
+        share()
+    elif getattr(transform, "requires_shared_write_state", False):
+        message = (
+            f"a {type(transform).__name__} keeps write state that processes cannot share: it has no share_memory_()"
+        )
+        raise UsageError(message, hint="write in one process, or give the transform a share_memory_()")

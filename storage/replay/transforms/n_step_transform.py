@@ -17,6 +17,7 @@ class MultiStep(torch.nn.Module):
     """Rewards become discounted sums over up to ``n_steps``, and all of ``next`` but the flags that of the last of them.
 
     The batch must be ``[*batch, time]`` and have ``("next", "reward")`` and ``("next", "done")``; a new TensorDict is returned.
+    Where done is ``[*batch, time, *group]`` (one for each of several agents), all leaves must begin with these dimensions.
     Added: ``steps_to_next_obs`` (int64), ``gamma`` (gamma^steps, float32), ``nonterminal`` (bool, whether more than one step
     was taken; False where a ``("collector", "mask")`` is), all of the batch's shape, and ``("next", "original_reward")``.
     ``n_steps=1`` changes nothing but adds these. Raises UsageError for n below 1 and gamma outside (0, 1].
@@ -35,8 +36,8 @@ class MultiStep(torch.nn.Module):
         done, reward = (out.get(("next", name), None) for name in ("done", "reward"))
         if done is None or reward is None:
             raise SchemaError("n-step returns need next/done and next/reward in the batch")
-        if done.numel() != out.numel():
-            raise SchemaError(f"next/done of shape {tuple(done.shape)} is not one flag for each of {tuple(out.shape)}")
+        if done.shape != out.shape and done.shape != (*out.shape, 1):
+            return self._of_groups(out, done.shape)
         taken = self._taken(done.reshape(out.batch_size))
         summed = self._summed(reward, taken)
         last = torch.arange(out.batch_size[-1], device=taken.device) + taken - 1
@@ -52,6 +53,18 @@ class MultiStep(torch.nn.Module):
             nonterminal &= mask.reshape(out.batch_size)
         out.set("nonterminal", nonterminal)
         return out
+
+    def _of_groups(self, data: TensorDictBase, shape: torch.Size) -> TensorDictBase:
+        """The same for a batch whose members each have a done of their own, ``[*batch, time, *group]``: so has every leaf."""
+        time, dims = data.ndim - 1, len(shape)
+        try:
+            wide = data.copy()
+            wide.batch_size = shape
+        except RuntimeError as error:
+            message = f"next/done of shape {tuple(shape)} is not one flag for each of {tuple(data.shape)}"
+            raise SchemaError(message) from error
+        moved = wide.apply(lambda leaf: leaf.movedim(time, dims - 1), batch_size=wide.movedim(time, dims - 1).shape)
+        return self.forward(moved).apply(lambda leaf: leaf.movedim(dims - 1, time), batch_size=data.batch_size)
 
     def _taken(self, done: torch.Tensor) -> torch.Tensor:
         """Steps to the first done, the end of the batch, or ``n_steps``; int64 ``[*batch, time]``."""

@@ -21,13 +21,16 @@ def split_trajectories(
     prefix: Any = None,
     trajectory_key: Any = None,
     done_key: Any = None,
+    as_nested: bool | torch.layout = False,
 ) -> TensorDictBase:
     """Split a batch ``[*batch, time]`` into ``[trajectories, longest]``, filled up with zeros.
 
     Trajectories are told apart by ``trajectory_key`` (default ``traj_ids``, under ``prefix``, which is ``collector`` where the
     batch has one), or where that is missing by ``("next", done_key)``; ids are then added. Added in any case: ``mask``
     beside the ids, bool ``[trajectories, longest]``, True where there is data. Takes one gather for each key, however many
-    trajectories there are. Raises SchemaError when neither ids nor done are there.
+    trajectories there are. With ``as_nested`` (True, or a layout such as ``torch.jagged``) nothing is filled up: trajectories
+    of unlike lengths come as nested tensors, the batch is ``[trajectories, -1]`` and has no mask. Raises SchemaError when
+    neither ids nor done are there.
     """
     if trajectory_key is not None:
         ids_key = as_key(trajectory_key)
@@ -49,6 +52,8 @@ def split_trajectories(
     last = ends.nonzero().squeeze(1)
     lengths = torch.diff(last, prepend=last.new_tensor([-1]))
     longest = int(lengths.max()) if len(lengths) else 0
+    if as_nested is not False and len(lengths) and longest != int(lengths.min()):
+        return _nested(flat, lengths.tolist(), torch.strided if as_nested is True else as_nested)
     steps = torch.arange(longest, device=ids.device)
     mask = steps < lengths[:, None]
     source = torch.where(mask, (last - lengths + 1)[:, None] + steps, 0)
@@ -58,6 +63,15 @@ def split_trajectories(
         out = out.apply(lambda leaf: leaf.masked_fill(padding.view(*mask.shape, *[1] * (leaf.ndim - 2)), 0))
     out.set(_key(mask_key), mask)
     return out
+
+
+def _nested(flat: TensorDictBase, lengths: list[int], layout: torch.layout) -> TensorDictBase:
+    def nest(leaf: torch.Tensor) -> torch.Tensor:
+        nested: torch.Tensor = torch.nested.as_nested_tensor(list(leaf.split(lengths)), layout=layout)
+        return nested
+
+    nested: TensorDictBase = flat.apply(nest, batch_size=[len(lengths), -1])
+    return nested
 
 
 def _ids_from_done(data: TensorDictBase, key: tuple[str, ...]) -> torch.Tensor:
