@@ -36,6 +36,7 @@ def write_records(storage: Storage, index: Any, value: Any, dim: int) -> None:
     if storage.ndim > 1:
         rows = torch.arange(len(storage)).view(storage.shape).transpose(dim, 0)[index]
         index = tuple(torch.unravel_index(rows, storage.shape))
+        value = tree_map(lambda leaf: leaf.clone(), value)  # it may be a view of these very rows
     storage.set(index, value, set_cursor=False)
 
 

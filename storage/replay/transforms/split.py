@@ -28,9 +28,10 @@ def split_trajectories(
     Trajectories are told apart by ``trajectory_key`` (default ``traj_ids``, under ``prefix``, which is ``collector`` where the
     batch has one), or where that is missing by ``("next", done_key)``; ids are then added. Added in any case: ``mask``
     beside the ids, bool ``[trajectories, longest]``, True where there is data. Takes one gather for each key, however many
-    trajectories there are. With ``as_nested`` (True, or a layout such as ``torch.jagged``) nothing is filled up: trajectories
-    of unlike lengths come as nested tensors, the batch is ``[trajectories, -1]`` and has no mask. Raises SchemaError when
-    neither ids nor done are there.
+    trajectories there are. With ``as_nested`` (True, or a layout such as ``torch.jagged``) nothing is filled up: leaves
+    are nested tensors, the batch is ``[trajectories, -1]`` (jagged: ``[trajectories]``) without a mask, unless all have the
+    same length.
+    Raises SchemaError when neither ids nor done are there.
     """
     if trajectory_key is not None:
         ids_key = as_key(trajectory_key)
@@ -52,7 +53,7 @@ def split_trajectories(
     last = ends.nonzero().squeeze(1)
     lengths = torch.diff(last, prepend=last.new_tensor([-1]))
     longest = int(lengths.max()) if len(lengths) else 0
-    if as_nested is not False and len(lengths) and longest != int(lengths.min()):
+    if as_nested is not False and not (lengths == longest).all():
         return _nested(flat, lengths.tolist(), torch.strided if as_nested is True else as_nested)
     steps = torch.arange(longest, device=ids.device)
     mask = steps < lengths[:, None]
@@ -70,7 +71,8 @@ def _nested(flat: TensorDictBase, lengths: list[int], layout: torch.layout) -> T
         nested: torch.Tensor = torch.nested.as_nested_tensor(list(leaf.split(lengths)), layout=layout)
         return nested
 
-    nested: TensorDictBase = flat.apply(nest, batch_size=[len(lengths), -1])
+    # tensordict takes no jagged tensors for a second dimension of the batch.
+    nested: TensorDictBase = flat.apply(nest, batch_size=[len(lengths), *([-1] if layout == torch.strided else [])])
     return nested
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import pytest
+import rbdata.errors
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -186,7 +188,7 @@ def test_multi_step(lengths, n, gamma, envs):
         assert left.get(key).dtype == right.get(key).dtype, key
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=6), ids=st.booleans(), envs=st.integers(1, 2))
 def test_split_trajectories(lengths, ids, envs):
     from torchrl.collectors.utils import split_trajectories
@@ -197,6 +199,34 @@ def test_split_trajectories(lengths, ids, envs):
     left, right = ours.split_trajectories(batch), split_trajectories(batch)
     assert left.batch_size == right.batch_size
     assert equal(left, right)
+    nested = [split(batch, as_nested=True) for split in (ours.split_trajectories, split_trajectories)]
+    if nested[0].batch_size[-1] == -1:
+        assert nested[0].batch_size == nested[1].batch_size
+        padded = [each.to_padded_tensor(mask_key="filled") for each in nested]
+        assert equal(*padded)
+        jagged = ours.split_trajectories(batch, as_nested=torch.jagged)["action"]
+        assert jagged.layout == torch.jagged
+
+
+@pytest.mark.parametrize("group", [(3,), (2, 3)])
+def test_multi_step_of_groups(group):
+    """Several agents, each with a done of its own."""
+    from torchrl.data import MultiStep
+
+    shape = (2, 9, *group)
+    generator = torch.Generator().manual_seed(0)
+    content = {
+        "observation": torch.rand(*shape, 4, generator=generator),
+        "reward": torch.rand(shape, generator=generator),
+    }
+    done = torch.rand(shape, generator=generator) < 0.2
+    batch = TensorDict({"action": torch.ones(shape), "next": {**content, "done": done}}, [2, 9])
+    left, right = ours.MultiStep(0.9, 3)(batch.clone()), MultiStep(0.9, 3)(batch.clone())
+    assert left.batch_size == right.batch_size == (2, 9)
+    for key in right.keys(True, True):
+        assert torch.allclose(left.get(key).double(), right.get(key).double(), atol=1e-5), key
+    with pytest.raises(rbdata.errors.SchemaError, match="one flag for each"):
+        ours.MultiStep(0.9, 3)(batch.set(("next", "reward"), torch.rand(2, 9)))
 
 
 def ted(lengths, capacity, ndim):
@@ -323,3 +353,142 @@ def test_a_collector_on_cartpole(envs):
         batch["observation"][:, -1],
         buffer.storage.get(buffer.storage.coordinates(buffer.storage.flat(batch["index"])))["observation"],
     )
+
+
+def test_stats():
+    buffers = both(lambda lib: lib.ReplayBuffer(storage=lib.LazyTensorStorage(10), batch_size=2))
+    same = lambda: all(ours == theirs for ours, theirs in [[each.stats() for each in buffers]])  # noqa: E731
+    assert same()
+    for buffer in buffers:
+        buffer.extend(torch.arange(15))
+    assert same() and buffers[0].stats()["write_count"] == 15
+    for buffer in buffers:
+        buffer.empty(empty_write_count=False)
+    assert same() and buffers[0].stats()["write_count"] == 15
+    for buffer in buffers:
+        buffer.empty()
+    assert same()
+    delayed = both(lambda lib: lib.ReplayBuffer(storage=lib.LazyTensorStorage(10), delayed_init=True))
+    assert delayed[0].stats() == delayed[1].stats()
+    assert not any(each.initialized for each in delayed)
+
+
+@pytest.mark.parametrize("ndim", [1, 2])
+def test_leaves_are_changed_in_place(ndim):
+    buffers = both(lambda lib: lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(12, ndim=ndim), batch_size=2))
+    shape = (12,) if ndim == 1 else (3, 4)
+    fill(buffers, TensorDict({"a": torch.zeros(shape), "b": {"c": torch.arange(12).view(shape)}}, shape))
+    for buffer in buffers:
+        buffer.set_("a", torch.ones(buffer.storage.shape))
+        buffer.set_at_("a", torch.full((2,), 7.0), torch.tensor([1, 3]) if ndim == 1 else (torch.tensor([1, 3]), 0))
+        buffer.update_({"b": {"c": torch.zeros(tuple(buffer.storage.shape), dtype=torch.int64)}})
+        kept = buffer.read_all_in_order()
+        kept["a"] = kept["a"] * 2
+        buffer.write_all(kept)
+    assert equal(*map(contents, buffers))
+    assert float(buffers[0]["a"].sum()) == 2 * (10 + 14)
+    assert equal(*(buffer.read_all_in_order(end=2) for buffer in buffers))
+
+
+def test_parts_are_made_late():
+    import pickle
+
+    made = []
+    for lib in (ours, theirs):
+        buffer = lib.ReplayBuffer(storage=partial(lib.LazyTensorStorage, 10), transform_factory=double, batch_size=3)
+        assert not buffer.initialized
+        buffer = pickle.loads(pickle.dumps(buffer))
+        assert lib is theirs or not buffer.initialized
+        buffer.extend(TensorDict({"a": torch.ones(4)}, [4]))
+        assert buffer.initialized and buffer.sample()["a"].tolist() == [2, 2, 2]
+        made.append(buffer)
+    assert len(made[0].transform) == len(made[1].transform) == 1
+
+
+def double():
+    return twice
+
+
+def twice(batch):
+    return batch.set("a", batch["a"] * 2)
+
+
+def test_transforms_share_what_they_keep():
+    from torchrl.envs.transforms import Transform
+
+    class Keeping(Transform):
+        requires_shared_write_state = True
+
+    class Sharing(Keeping):
+        def share_memory_(self):
+            self.shared = True
+
+    for lib in (ours, theirs):
+        sharing = Sharing()
+        buffer = lib.ReplayBuffer(storage=lib.LazyTensorStorage(10), transform=sharing).share()
+        assert buffer.shared and sharing.shared
+        with pytest.raises((RuntimeError, ValueError), match="write state"):
+            buffer.append_transform(Keeping())
+        with pytest.raises((RuntimeError, ValueError), match="write state"):
+            buffer.insert_transform(0, Keeping())
+
+
+def test_can_sample():
+    buffers = both(lambda lib: lib.ReplayBuffer(storage=lib.LazyTensorStorage(10), batch_size=4))
+    sliced = both(
+        lambda lib: lib.TensorDictReplayBuffer(
+            storage=lib.LazyTensorStorage(10),
+            sampler=lib.SliceSampler(slice_len=4, end_key=("next", "done")),
+            batch_size=4,
+        )
+    )
+    assert not any(each.can_sample() for each in (*buffers, *sliced))
+    fill(buffers, torch.arange(3))
+    fill(sliced, rollout([3]))
+    assert all(each.can_sample() for each in buffers) and not any(each.can_sample() for each in sliced)
+    fill(sliced, rollout([4], first=50))
+    assert all(each.can_sample() for each in sliced)
+    one = ours.ReplayBuffer(storage=ours.LazyTensorStorage(10), batch_size=4, seed=0)
+    other = ours.ReplayBuffer(storage=ours.LazyTensorStorage(10), batch_size=4, seed=0)
+    fill((one, other), torch.arange(10))
+    assert [one.sample().tolist() for _ in range(3) if one.can_sample()] == [other.sample().tolist() for _ in range(3)]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_generator_may_be_set_by_its_owner(prefetch):
+    generator = torch.Generator()
+    buffer = ours.ReplayBuffer(
+        storage=ours.LazyTensorStorage(50),
+        batch_size=8,
+        generator=generator,
+        sampler=ours.RandomSampler(),
+        prefetch=prefetch,
+    )
+    buffer.extend(torch.arange(50))
+    runs = []
+    for _ in range(3):
+        generator.manual_seed(3)
+        if prefetch:  # what is prefetched stays, as in TorchRL
+            buffer.set_rng(generator)
+        runs.append([buffer.sample().tolist() for _ in range(5)])
+    assert runs[0] == runs[1] == runs[2] and runs[0][0] != runs[0][1]
+
+
+def test_a_record_with_a_batch_dimension_warns():
+    from torchrl._utils import rl_warnings
+
+    for lib in (ours, theirs) if rl_warnings() else (ours,):
+        buffer = lib.ReplayBuffer(storage=lib.ListStorage(10), batch_size=3)
+        with pytest.warns(UserWarning, match="batch_size"):
+            buffer.add(TensorDict(batch_size=[1]))
+
+
+def test_what_the_sampler_knows_may_be_left_out():
+    buffer = ours.TensorDictPrioritizedReplayBuffer(alpha=1, beta=1, storage=ours.LazyTensorStorage(10), batch_size=3)
+    buffer.extend(TensorDict({"a": torch.arange(5)}, [5]))
+    assert set(buffer.sample(include_info=False).keys()) == {"a"}
+    batch, info = buffer.sample(return_info=True, include_info=True)
+    assert {"index", "priority_weight"} <= set(batch.keys()) and len(info["index"]) == 3
+    assert buffer.client() is buffer.start() and buffer.is_alive and buffer.service_backend == "direct"
+    buffer.shutdown()
+    assert not buffer.is_alive
