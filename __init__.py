@@ -76,6 +76,8 @@ __all__ = [
     "TensorDictReplayBuffer",
     "TensorDictRoundRobinWriter",
     "TensorStorage",
+    "Trajectory",
+    "TrajectoryPredicate",
     "Writer",
     "WriterEnsemble",
     "__version__",
@@ -83,6 +85,8 @@ __all__ = [
     "convert",
     "delete",
     "download",
+    "filter_trajectories",
+    "iter_trajectories",
     "list_datasets",
     "load",
     "load_dataset",
@@ -91,6 +95,7 @@ __all__ = [
     "preprocess",
     "register_dataset",
     "split_trajectories",
+    "traj",
 ]
 
 

@@ -82,6 +82,8 @@ TESTED_BY = {
     "storage/replay/pipeline": "storage/replay/test_buffer",
     "storage/replay/reductions": "storage/replay/test_tensordict_buffer",
     "storage/replay/sampling": "storage/replay/test_buffer",
+    "storage/replay/trajectory": "storage/replay/test_trajectory_query",
+    "storage/replay/trajectory_predicates": "storage/replay/test_trajectory_query",
     "storage/replay/samplers/permutation": "storage/replay/samplers/test_uniform",
     "storage/replay/storages/episode_storage": "datasets/experience/test_source_replays",
     "storage/replay/storages/column_access": "storage/replay/storages/test_dataset_storage",

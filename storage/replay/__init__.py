@@ -41,6 +41,11 @@ from .storages.tensor_storage import TensorStorage as TensorStorage
 from .tensordict_buffer import PrioritizedReplayBuffer as PrioritizedReplayBuffer
 from .tensordict_buffer import TensorDictPrioritizedReplayBuffer as TensorDictPrioritizedReplayBuffer
 from .tensordict_buffer import TensorDictReplayBuffer as TensorDictReplayBuffer
+from .trajectory import Trajectory as Trajectory
+from .trajectory import filter_trajectories as filter_trajectories
+from .trajectory import iter_trajectories as iter_trajectories
+from .trajectory_predicates import TrajectoryPredicate as TrajectoryPredicate
+from .trajectory_predicates import traj as traj
 from .transforms.chain import Transforms as Transforms
 from .transforms.crop import RandomCropTensorDict as RandomCropTensorDict
 from .transforms.n_step_transform import MultiStep as MultiStep

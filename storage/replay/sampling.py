@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -98,6 +98,19 @@ class SamplingMixin(WritingMixin):
         return self._storage.dataset
 
     # -- looking at it -----------------------------------------------------------------------------------------------
+
+    def query(self, predicate: Callable[[Any], Any] | None = None, *, trajectory_key: Any = None) -> Sequence[Any]:
+        """The stored trajectories for which a predicate holds, as `Trajectory`, oldest first: ``query(traj.length > 9)``.
+
+        ``predicate`` is made with `traj`, or any function of a `Trajectory`. Trajectories are told apart by
+        ``trajectory_key``, the usual ids, end-of-episode flags, or a dataset's episode table. Those of memory are views
+        where nothing transforms them; those of a dataset are read when they are taken out of the sequence returned.
+        Raises UnknownKeyError where edges or keys are missing, SchemaError for records that are no TensorDicts.
+        """
+        from .trajectory_query import query_trajectories
+
+        with self._lock:
+            return query_trajectories(self._storage, self._transforms, predicate, trajectory_key)
 
     def __len__(self) -> int:
         return len(self._storage)
