@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -99,7 +99,7 @@ class SamplingMixin(WritingMixin):
 
     # -- looking at it -----------------------------------------------------------------------------------------------
 
-    def query(self, predicate: Callable[[Any], Any] | None = None, *, trajectory_key: Any = None) -> Sequence[Any]:
+    def query(self, predicate: Callable[[Any], Any] | None = None, *, trajectory_key: Any = None) -> Any:
         """The stored trajectories for which a predicate holds, as `Trajectory`, oldest first: ``query(traj.length > 9)``.
 
         ``predicate`` is made with `traj`, or any function of a `Trajectory`. Trajectories are told apart by
