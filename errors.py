@@ -188,7 +188,7 @@ class SpecError(InvariantError):
         self.leaf, self.step = leaf, step
 
 
-class SamplingError(RbdataError, ValueError):
+class SamplingError(RbdataError, ValueError, RuntimeError):
     """The requested batch cannot be drawn from this dataset."""
 
     code = "sampling"

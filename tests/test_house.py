@@ -86,6 +86,7 @@ TESTED_BY = {
     "storage/replay/trajectory_predicates": "storage/replay/test_trajectory_query",
     "storage/replay/samplers/permutation": "storage/replay/samplers/test_uniform",
     "storage/replay/storages/episode_storage": "datasets/experience/test_source_replays",
+    "storage/replay/samplers/torchrl_states": "storage/replay/samplers/test_prioritized",
     "storage/replay/storages/column_access": "storage/replay/storages/test_dataset_storage",
     "storage/replay/storages/gather": "storage/replay/storages/test_dataset_storage",
     "storage/replay/storages/tensor_layout": "storage/replay/storages/test_tensor_storage",

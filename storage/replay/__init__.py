@@ -29,9 +29,15 @@ from .samplers.prioritized import PrioritizedSampler as PrioritizedSampler
 from .samplers.prioritized_slices import PrioritizedSliceSampler as PrioritizedSliceSampler
 from .samplers.slices import SliceSampler as SliceSampler
 from .samplers.slices import SliceSamplerWithoutReplacement as SliceSamplerWithoutReplacement
+from .samplers.staleness import StalenessAwareSampler as StalenessAwareSampler
 from .samplers.uniform import RandomSampler as RandomSampler
 from .samplers.uniform import Sampler as Sampler
 from .samplers.uniform import SamplerWithoutReplacement as SamplerWithoutReplacement
+from .schedulers import LambdaScheduler as LambdaScheduler
+from .schedulers import LinearScheduler as LinearScheduler
+from .schedulers import ParameterScheduler as ParameterScheduler
+from .schedulers import SchedulerList as SchedulerList
+from .schedulers import StepScheduler as StepScheduler
 from .storages.dataset_storage import DatasetStorage as DatasetStorage
 from .storages.list_storage import ListStorage as ListStorage
 from .storages.memmap_storage import LazyMemmapStorage as LazyMemmapStorage

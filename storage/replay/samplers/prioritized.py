@@ -17,18 +17,20 @@ from ..reductions import REDUCTIONS
 from ..storages.storage import Storage, whole_numbers
 from ..windows.draw import Draw
 from .sum_tree import SumTree, full
+from .torchrl_states import priorities_of
 from .uniform import Sampler, require_records
 
 
 class PrioritizedSampler(Sampler):
     """Draws in proportion to priorities, with replacement; the weights come as ``priority_weight`` (and ``_weight``).
 
-    - ``max_capacity``: how many priorities there is room for, at least the storage's ``max_size``.
-    - ``alpha``, ``beta``: the exponents above; setting ``alpha`` later transforms what is stored.
+    - ``max_capacity``: how many priorities there is room for, the storage's ``max_size``; more is made as rows beyond it come.
+    - ``alpha``, ``beta``: the exponents above, numbers or tensors of one; setting ``alpha`` later transforms what is stored.
     - ``eps``: added to every priority. ``dtype``: of the weights.
     - ``reduction``: how a priority of several values becomes one: max, min, mean, median or sum.
     - ``max_priority_within_buffer``: new records get the largest priority that is still in the buffer, rather than the
       largest there ever was.
+    - ``device``: taken for compatibility, without effect: priorities are in main memory.
     """
 
     ahead = False
@@ -43,12 +45,12 @@ class PrioritizedSampler(Sampler):
         dtype: torch.dtype = torch.float32,
         reduction: str = "max",
         max_priority_within_buffer: bool = False,
+        device: Any = None,
     ) -> None:
         if not isinstance(max_capacity, int) or max_capacity < 1:
             raise UsageError(f"max_capacity must be a whole number of at least 1, not {max_capacity!r}")
         for name, value in (("alpha", alpha), ("beta", beta), ("eps", eps)):
-            if not value >= 0:
-                raise UsageError(f"{name} must not be negative, and is {value!r}")
+            _check_exponent(name, value)
         if reduction not in REDUCTIONS:
             raise UsageError(f"reduction {reduction!r} is not one of {', '.join(REDUCTIONS)}")
         self.max_capacity, self.eps, self.dtype, self.reduction = max_capacity, eps, dtype, reduction
@@ -68,13 +70,29 @@ class PrioritizedSampler(Sampler):
 
     @alpha.setter
     def alpha(self, value: float) -> None:
-        if not value >= 0:
-            raise UsageError(f"alpha must not be negative, and is {value!r}")
+        _check_exponent("alpha", value)
         self._alpha = value
         self._refill()
 
+    @property
+    def max_size(self) -> int:
+        return self.max_capacity
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def room(self) -> int:
+        """How many priorities there is room for now."""
+        return len(self._priorities)
+
     def _refill(self) -> None:
-        self.tree.fill(torch.where(self._priorities.isnan(), 0.0, (self._priorities + self.eps) ** self._alpha))
+        self.tree.fill(torch.where(self._priorities.isnan(), 0.0, self._raised(self._priorities)))
+
+    def _raised(self, priorities: Any) -> Any:
+        """What is stored in the tree for priorities: (p + eps)^alpha."""
+        return (priorities + self.eps) ** float(self._alpha)
 
     @property
     def default_priority(self) -> float:
@@ -103,7 +121,7 @@ class PrioritizedSampler(Sampler):
         if not (values.min() >= 0 and largest < np.inf):  # False for NaN as well
             bad = values[~((values >= 0) & (values < np.inf))][0]
             raise SamplingError(f"a priority of {bad}: priorities are finite and not negative")
-        known = len(storage) if storage is not None else self.max_capacity
+        known = len(storage) if storage is not None else self.room
         if len(values) != len(rows):
             values = np.broadcast_to(values, rows.shape)
         if rows.view(np.uint64).max() >= known:  # negative numbers are huge ones as well
@@ -120,7 +138,7 @@ class PrioritizedSampler(Sampler):
     def _set(self, rows: np.ndarray, values: np.ndarray) -> None:
         """Store priorities (float64 ``[n]``) of rows (int64 ``[n]``)."""
         self._priorities.numpy()[rows] = values
-        self.tree.update(rows, (values + self.eps) ** self._alpha)
+        self.tree.update(rows, self._raised(values))
 
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
         """Give rows the priority of new records."""
@@ -128,9 +146,8 @@ class PrioritizedSampler(Sampler):
         rows = rows[rows >= 0]
         if not len(rows):
             return
-        if rows.max() >= self.max_capacity:
-            message = f"row {rows.max()} was written, and there is room for {self.max_capacity} priorities"
-            raise UsageError(message, hint="give the sampler a max_capacity of at least the storage's max_size")
+        if rows.max() >= self.room:
+            self.reserve(max(int(rows.max()) + 1, 2 * self.room))
         if self.max_priority_within_buffer:
             self._priorities.numpy()[rows] = np.nan  # what was overwritten does not count
         self._set_default(rows)
@@ -140,10 +157,10 @@ class PrioritizedSampler(Sampler):
         self._set(rows, np.full(len(rows), self._largest))
 
     def reserve(self, rows: int) -> None:
-        if rows > self.max_capacity:
+        if rows > self.room:
             priorities = full(rows, torch.nan)
-            priorities[: self.max_capacity] = self._priorities
-            self.max_capacity, self._priorities, self.tree = rows, priorities, SumTree(rows)
+            priorities[: self.room] = self._priorities
+            self._priorities, self.tree = priorities, SumTree(rows)
             self._refill()
 
     def add(self, index: torch.Tensor) -> None:
@@ -154,7 +171,7 @@ class PrioritizedSampler(Sampler):
     def empty(self) -> None:
         self._priorities.fill_(torch.nan)
         self._largest, self._checked_rows = None, 0
-        self.tree = SumTree(self.max_capacity)
+        self.tree = SumTree(self.room)
 
     _empty = empty
 
@@ -172,9 +189,7 @@ class PrioritizedSampler(Sampler):
         size = require_records(storage)
         if size == self._checked_rows:
             return
-        if size > self.max_capacity:
-            message = f"the storage holds {size} records, and there is room for {self.max_capacity} priorities"
-            raise UsageError(message, hint="give the sampler a max_capacity of at least the storage's max_size")
+        self.reserve(size)
         new = self._priorities.numpy()[self._checked_rows : size]  # rows before these were looked at when they came
         missing = self._checked_rows + np.flatnonzero(np.isnan(new))
         if len(missing):
@@ -183,35 +198,44 @@ class PrioritizedSampler(Sampler):
 
     def _info(self, values: np.ndarray) -> dict[str, torch.Tensor]:
         """The weights of what was drawn, from its values in the tree."""
-        weight = torch.from_numpy((values / self.tree.smallest) ** -self.beta).to(self.dtype)
+        weight = torch.from_numpy((values / self.tree.smallest) ** -float(self.beta)).to(self.dtype)
         return {"priority_weight": weight, "_weight": weight}
 
     # -- saving ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "alpha": self._alpha,
-            "beta": self.beta,
+            "alpha": float(self._alpha),
+            "beta": float(self.beta),
             "eps": self.eps,
             "largest": self._largest,
+            "max_capacity": self.max_capacity,
             "priorities": self._priorities.clone(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what ``state_dict`` gave, here or in TorchRL. Raises UsageError for a state of another size."""
+        if "_sum_tree" in state:
+            state = priorities_of(state, self.max_capacity, within_buffer=self.max_priority_within_buffer)
         if "priorities" not in state:
             raise UsageError(f"the state is not that of a {type(self).__name__}")
         priorities = state["priorities"]
+        capacity = state.get("max_capacity", len(priorities))
         numbers: list[Any] = [state.get(name) for name in ("alpha", "beta", "eps", "largest")]
-        if priorities.shape != self._priorities.shape or priorities.dtype != self._priorities.dtype:
+        known = isinstance(priorities, torch.Tensor) and priorities.dtype == torch.float64 and priorities.ndim == 1
+        if not known or capacity not in (self.max_capacity, self.room) or len(priorities) < self.max_capacity:
             raise UsageError(f"the state has {len(priorities)} priorities, the sampler {self.max_capacity}")
-        sound = all(isinstance(value, (int, float)) and 0 <= value < float("inf") for value in numbers)
+        sound = all(
+            isinstance(value, (int, float)) and 0 <= value < float("inf")
+            for value in (numbers if numbers[3] is not None else numbers[:3])  # no priority was set yet
+        )
         if not sound or bool((priorities < 0).any()) or bool(priorities.isinf().any()):
             raise UsageError(
                 f"the state's alpha, beta, eps and largest priority are {numbers}: not all are numbers from 0 on"
             )
         self._alpha, self.beta, self.eps, self._largest = numbers
         self._checked_rows = 0
-        self._priorities = priorities.clone()
+        self._priorities, self.tree = priorities.clone(), SumTree(len(priorities))
         self._refill()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -220,11 +244,17 @@ class PrioritizedSampler(Sampler):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _priorities=torch.from_numpy(state["_priorities"]))
-        self.tree = SumTree(self.max_capacity)
+        self.tree = SumTree(self.room)
         self._refill()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(max_capacity={self.max_capacity}, alpha={self._alpha}, beta={self.beta})"
+
+
+def _check_exponent(name: str, value: Any) -> None:
+    """Raise UsageError for what is no number from zero on."""
+    if not value >= 0:
+        raise UsageError(f"{name} must be greater or equal to 0, and is {value!r}")
 
 
 def _flat(index: Any, storage: Storage | None) -> np.ndarray:

@@ -10,12 +10,13 @@ of all records (the weights are relative to its least), and count nothing in a s
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
 import torch
 
-from ....errors import SamplingError, UsageError
+from ....errors import SamplingError
 from ..storages.storage import Storage
 from ..windows.draw import Draw
 from ..windows.timeline import Timeline
@@ -27,10 +28,14 @@ from .sum_tree import SumTree
 class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
     """`SliceSampler` and `PrioritizedSampler` in one; the weight of a slice's start comes with all its steps.
 
-    Slices may end after their episode (right ``span``, which a single value sets), but not begin before it.
+    Slices may end after their episode (right ``span``, which a single value sets), but not begin before it: a left span is
+    turned off with a warning. With a right span episodes that lack no more steps than it allows are drawn from as well.
+    Positional arguments and ``device`` are those of `PrioritizedSampler`, all others those of
+    `SliceSampler`.
     """
 
     ahead = False
+    _cut_short = True
 
     def __init__(
         self,
@@ -42,15 +47,21 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         reduction: str = "max",
         *,
         max_priority_within_buffer: bool = False,
+        device: Any = None,
         **slices: Any,
     ) -> None:
         if isinstance(slices.get("span"), (bool, int)):
             slices["span"] = (False, slices["span"])
         SliceSampler.__init__(self, **slices)
-        PrioritizedSampler.__init__(self, max_capacity, alpha, beta, eps, dtype, reduction, max_priority_within_buffer)
-        if self.span[0]:
-            raise UsageError("a priority belongs to the step a slice begins with: only the right span can be set")
         self._starts: SumTree | None = None
+        PrioritizedSampler.__init__(
+            self, max_capacity, alpha, beta, eps, dtype, reduction, max_priority_within_buffer, device
+        )
+        if self.span[0]:
+            warnings.warn(
+                "a priority belongs to the step a slice begins with: the left span is turned off", stacklevel=2
+            )
+            self.span = (False, self.span[1])
         self._eligible = torch.zeros(max_capacity, dtype=torch.bool)
         self._known: tuple[Timeline, int] | None = None
 
@@ -65,22 +76,26 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         position = pool.timeline.positions(rows)
         left = pool.timeline.starts[pool.timeline.episode_of(position) + 1] - position
         lengths = left.clamp(max=length) if bool((left < length).any()) else None
-        each = torch.full((count,), length) if lengths is None or self.pad_output else lengths
+        padded = self.pad_output and pool.short
+        each = torch.full((count,), length) if lengths is None or padded else lengths
         info = {name: value.repeat_interleave(each) for name, value in self._info(self.tree[rows.numpy()]).items()}
-        return Draw(position, length, lengths, pool.timeline, self.pad_output, self.marks, info)
+        return self._finish(Draw(position, length, lengths, pool.timeline, padded, self.marks, info))
 
     def _start_tree(self, pool: EpisodePool, length: int) -> SumTree:
         """The tree of starts, worked out anew when the storage's contents have changed."""
         known = self._known
         if self._starts is None or known is None or known[0] is not pool.timeline or known[1] != length:
             ends = torch.zeros(int(pool.timeline.starts[-1]) + 1, dtype=torch.int64)
-            last = torch.minimum(pool.first + pool.places, pool.first + pool.lengths)
+            last = pool.first + torch.minimum((pool.places - 1) * pool.stride + 1, pool.lengths)
             ends.index_add_(0, pool.first, torch.ones_like(pool.first))
             ends.index_add_(0, last, -torch.ones_like(last))
             position = (ends.cumsum(0)[:-1] > 0).nonzero().squeeze(1)
+            if pool.stride > 1:
+                ahead = position - pool.timeline.starts[pool.timeline.episode_of(position)]
+                position = position[ahead % pool.stride == 0]
             self._eligible.fill_(False)
             self._eligible[pool.timeline.rows(position)] = True
-            self._starts = SumTree(self.max_capacity)
+            self._starts = SumTree(self.room)
             self._starts.fill(torch.where(self._eligible, self.tree.values, 0.0))
             self._known = (pool.timeline, length)
         return self._starts
@@ -93,7 +108,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
 
     def _refill(self) -> None:
         super()._refill()
-        self._eligible = torch.zeros(self.max_capacity, dtype=torch.bool)
+        self._eligible = torch.zeros(self.room, dtype=torch.bool)
         self._starts = self._known = None
 
     def empty(self) -> None:
@@ -109,7 +124,6 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._eligible = torch.zeros(state["max_capacity"], dtype=torch.bool)
         PrioritizedSampler.__setstate__(self, state)
 
     def __repr__(self) -> str:

@@ -20,7 +20,7 @@ from ..storages.storage import Storage
 from ..windows.draw import Draw, SliceMarks
 from ..windows.edges import Edges, as_key
 from ..windows.timeline import Timeline
-from .uniform import PassSampler, Sampler, require_records
+from .uniform import Sampler, SamplerWithoutReplacement, require_records
 
 UniformOver = Literal["trajectories", "transitions"]
 Span = bool | int | Sequence[bool | int]
@@ -30,19 +30,27 @@ KeyLike = str | tuple[str, ...]
 class SliceSampler(Sampler):
     """Slices with replacement. Give ``slice_len`` or ``num_slices``; the other follows from the batch size.
 
-    - ``end_key``, ``end_keys`` or ``traj_key``: where the data say that episodes end (see `edges`); by default the usual
-      keys, or a dataset's own episode table. ``ends`` or ``trajectories``: tensors that say it for the rows there are.
+    - ``end_key``, ``end_keys`` or ``traj_key`` (also ``trajectory_key``): where the data say that episodes end (see `edges`);
+      by default the usual keys, or a dataset's own episode table. ``ends`` or ``trajectories``: tensors that say it for the
+      rows there are.
     - ``strict_length``: only episodes that are long enough are drawn from; without it short ones give the slices they
       have, and batches come out shorter, or with ``pad_output`` filled up with the last step (``("collector", "mask")``
-      says which are real).
+      says which are real, where there are episodes shorter than a slice).
     - ``span``: slices may begin before (left) or end after (right) their episode, and are cut there: True for as far as
       one step remains, a number for at most so many steps; one value, or (left, right).
     - ``truncated_key``, ``init_key``: see `SliceMarks`; the ``done`` beside the former is set as well.
     - ``uniform_over``: see above.
+    - ``stride``: slices begin at the first step of an episode, or a multiple of ``stride`` steps after it.
+    - ``burn_in``: the first ``burn_in`` steps of a slice only bring a recurrent state up to date. ``"learning_mask"`` (bool
+      ``[steps]``) is False there, and True in a slice that begins with its episode, where the initial state is known.
     - ``fragmented``: pieces of trajectories are interleaved, and ordered by ``traj_key`` and ``step_key``.
 
-    ``cache_values`` is taken for compatibility: edges are always kept until the storage is written.
+    ``cache_values``, ``compile`` and ``use_gpu`` are taken for compatibility, without effect: edges are always kept until the
+    storage is written, and a draw takes microseconds on the CPU.
     """
+
+    #: Whether short episodes are long enough with a right span.
+    _cut_short = False
 
     def __init__(
         self,
@@ -54,37 +62,55 @@ class SliceSampler(Sampler):
         traj_key: KeyLike | None = None,
         ends: torch.Tensor | None = None,
         trajectories: torch.Tensor | None = None,
-        cache_values: bool = True,
+        cache_values: bool = False,
         truncated_key: KeyLike | None = ("next", "truncated"),
         init_key: KeyLike | None = "is_init",
         strict_length: bool = True,
         pad_output: bool = False,
+        compile: bool | dict[str, Any] = False,
         span: Span = False,
+        use_gpu: Any = False,
         uniform_over: UniformOver = "trajectories",
+        stride: int = 1,
+        burn_in: int = 0,
         fragmented: bool = False,
         step_key: KeyLike = "step_count",
+        trajectory_key: KeyLike | None = None,
     ) -> None:
         if (slice_len is None) == (num_slices is None):
             raise UsageError("give either slice_len or num_slices")
-        for name, value in (("slice_len", slice_len), ("num_slices", num_slices)):
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
+        for name, value, least in (
+            ("slice_len", slice_len, 1),
+            ("num_slices", num_slices, 1),
+            ("stride", stride, 1),
+            ("burn_in", burn_in, 0),
+        ):
+            if value is not None and (not isinstance(value, int) or value < least):
+                raise UsageError(f"{name} must be a whole number of at least {least}, not {value!r}")
+        if traj_key is not None and trajectory_key is not None:
+            raise UsageError("traj_key and trajectory_key are one argument: give one of them")
+        traj_key = trajectory_key if traj_key is None else traj_key
         ways = [
             end_key is not None or bool(end_keys) or traj_key is not None,
             ends is not None,
             trajectories is not None,
         ]
         if sum(ways) > 1 or (end_key is not None and end_keys):
-            raise UsageError("give one of end_key, end_keys, traj_key, ends and trajectories")
+            raise UsageError("end_key, end_keys and traj_key, ends, and trajectories are exclusive: give one of them")
         if pad_output and strict_length:
-            raise UsageError("pad_output fills up short slices: it needs strict_length=False")
+            raise UsageError("pad_output=True is incompatible with strict_length=True: it fills up short slices")
         if uniform_over not in ("trajectories", "transitions"):
             raise UsageError(f"uniform_over is {uniform_over!r}, not 'trajectories' or 'transitions'")
         self.slice_len, self.num_slices = slice_len, num_slices
         self.strict_length, self.pad_output, self.uniform_over = strict_length, pad_output, uniform_over
+        self.stride, self.burn_in = stride, burn_in
         self.span = _both_sides(span)
-        if uniform_over == "transitions" and any(self.span):
-            raise UsageError("span goes with uniform_over='trajectories'")
+        if any(self.span) and (uniform_over == "transitions" or stride > 1):
+            raise UsageError("span goes with uniform_over='trajectories' and a stride of 1")
+        self.end_key, self.end_keys, self.truncated_key = end_key, end_keys, truncated_key
+        #: As given, or what the first draw has found.
+        self.traj_key = traj_key
+        self.cache_values, self.compile, self.use_gpu = cache_values, bool(compile), bool(use_gpu)
         self.edges = Edges(
             None if traj_key is None else as_key(traj_key),
             tuple(as_key(key) for key in end_keys or ()) or (() if end_key is None else (as_key(end_key),)),
@@ -104,11 +130,16 @@ class SliceSampler(Sampler):
         if self.uniform_over == "transitions":
             place = torch.randint(pool.total, (count,), generator=generator)
             chosen = torch.searchsorted(pool.before, place, right=True) - 1
-            start, lengths = pool.first[chosen] + place - pool.before[chosen], pool.cut(chosen)
+            start, lengths = pool.first[chosen] + (place - pool.before[chosen]) * pool.stride, pool.cut(chosen)
         else:
             chosen = self._choose(pool, count, generator)
             start, lengths = pool.draw(chosen, generator)
-        return Draw(start, length, lengths, pool.timeline, self.pad_output, self.marks)
+        return self._finish(Draw(start, length, lengths, pool.timeline, self.pad_output and pool.short, self.marks))
+
+    def _finish(self, draw: Draw) -> Draw:
+        if self.burn_in:
+            draw.info["learning_mask"] = _learning_mask(draw, self.burn_in)
+        return draw
 
     def _choose(self, pool: EpisodePool, count: int, generator: torch.Generator) -> torch.Tensor:
         return torch.randint(len(pool.first), (count,), generator=generator)
@@ -119,7 +150,11 @@ class SliceSampler(Sampler):
         timeline = storage.timeline(self.edges)
         pool = self._pools.get(length)
         if pool is None or pool.timeline is not timeline:
-            pool = self._pools[length] = EpisodePool(timeline, length, self.strict_length, self.span)
+            pool = self._pools[length] = EpisodePool(
+                timeline, length, self.strict_length, self.span, self.stride, self._cut_short
+            )
+            if self.traj_key is None and timeline.traj_key is not None:
+                self.traj_key = timeline.traj_key if len(timeline.traj_key) > 1 else timeline.traj_key[0]
         return pool
 
     def sampleable(self, storage: Storage, batch_size: int) -> int:
@@ -137,7 +172,10 @@ class SliceSampler(Sampler):
             message = f"batch_size {batch_size} cannot be divided by {name} {known}"
             raise SamplingError(message, hint=f"for example {known * max(1, round(batch_size / known))}")
         other = batch_size // known
-        return (other, known) if self.slice_len else (known, other)
+        count, length = (other, known) if self.slice_len else (known, other)
+        if self.burn_in >= length:
+            raise SamplingError(f"a burn_in of {self.burn_in} leaves nothing to learn from in a slice of {length}")
+        return count, length
 
     def empty(self) -> None:
         self._pools.clear()
@@ -152,7 +190,7 @@ class SliceSampler(Sampler):
         return f"{type(self).__name__}({size}, strict_length={self.strict_length}, uniform_over={self.uniform_over!r})"
 
 
-class SliceSamplerWithoutReplacement(PassSampler, SliceSampler):
+class SliceSamplerWithoutReplacement(SamplerWithoutReplacement, SliceSampler):
     """One slice of every episode a pass; the last batch is short, or with ``drop_last`` left out."""
 
     def __init__(self, *, drop_last: bool = False, shuffle: bool = True, **slices: Any) -> None:
@@ -160,32 +198,51 @@ class SliceSamplerWithoutReplacement(PassSampler, SliceSampler):
         if self.uniform_over == "transitions":
             raise UsageError("without replacement every episode gives one slice: uniform_over must be 'trajectories'")
 
+    draw, sampleable = SliceSampler.draw, SliceSampler.sampleable
+
     def _choose(self, pool: EpisodePool, count: int, generator: torch.Generator) -> torch.Tensor:
         return self.passes.take(len(pool.first), count, generator, self.share)
+
+    __repr__ = SliceSampler.__repr__
+
+
+SliceSampler.without_replacement = SliceSamplerWithoutReplacement
 
 
 class EpisodePool:
     """The episodes that slices of one length may come from.
 
     ``first`` position and ``lengths`` of those episodes, the number of ``places`` a slice can begin in each, and how many
-    places lie ``before`` it; all int64 ``[n]``. ``lead`` is how far a slice may begin ahead of its episode.
+    places lie ``before`` it; all int64 ``[n]``. ``lead`` is how far a slice may begin ahead of its episode, and places are
+    ``stride`` steps apart. ``short`` says whether a slice may have fewer steps than ``length``. With ``cut_short`` an episode
+    is long enough for a ``strict`` pool if no more steps are missing than the right span allows.
     """
 
-    def __init__(self, timeline: Timeline, length: int, strict: bool, span: tuple[bool | int, bool | int]) -> None:
-        self.timeline, self.length = timeline, length
+    def __init__(
+        self,
+        timeline: Timeline,
+        length: int,
+        strict: bool,
+        span: tuple[bool | int, bool | int],
+        stride: int = 1,
+        cut_short: bool = False,
+    ) -> None:
+        self.timeline, self.length, self.stride = timeline, length, stride
         self.lengths, self.first = timeline.lengths, timeline.starts[:-1]
         self.strict = strict and not any(span)
+        self.lead, lag = (_reach(side, length) for side in span)
         if strict:
-            fits = self.lengths >= length
+            fits = self.lengths >= length - (lag if cut_short else 0)
             if not bool(fits.any()):
                 longest = int(self.lengths.max()) if len(self.lengths) else 0
                 message = f"no episode has {length} steps; the longest has {longest}"
                 raise SamplingError(message, hint="ask for shorter slices, or strict_length=False for what there is")
             self.lengths, self.first = self.lengths[fits], self.first[fits]
-        self.lead, lag = (_reach(side, length) for side in span)
+        self.short = any(span) or (not strict and bool((self.lengths < length).any()))
         # Between the first and the last start; a slice that leaves its episode keeps at least one step of it.
-        last = torch.minimum((self.lengths - length).clamp(min=0) + lag, self.lengths - 1)
-        self.places = last + 1 + self.lead
+        last = self.lengths - length if strict else (self.lengths - length).clamp(min=0)
+        last = torch.minimum(last + lag, self.lengths - 1)
+        self.places = last // stride + 1 + self.lead
         ends = self.places.cumsum(0)
         self.before, self.total = ends - self.places, int(ends[-1])
 
@@ -193,6 +250,8 @@ class EpisodePool:
         """A start in each of the episodes chosen, and the lengths where some are short."""
         # One float64 a slice instead of one bounded integer each: the bias is below 2^-53 times the episode length.
         offset = (torch.rand(len(chosen), dtype=torch.float64, generator=generator) * self.places[chosen]).long()
+        if self.stride > 1:
+            offset *= self.stride
         if not self.lead:
             return self.first[chosen] + offset, self.cut(chosen, offset)
         offset -= self.lead
@@ -206,6 +265,19 @@ class EpisodePool:
             return None
         lengths = (self.lengths[chosen] - offset).clamp(max=self.length)
         return lengths if bool((lengths < self.length).any()) else None
+
+
+def _learning_mask(draw: Draw, burn_in: int) -> torch.Tensor:
+    """False on the first ``burn_in`` steps of pieces that do not begin with their episode, and on padding; bool ``[steps]``."""
+    timeline, start = draw.timeline, draw.start
+    assert timeline is not None
+    later = timeline.starts[timeline.episode_of(start)] != start
+    ahead = draw.beginnings()[later]
+    burnt = torch.minimum(draw.each_length()[later], torch.tensor(burn_in))
+    mask = draw.mask()
+    places = ahead[:, None] + torch.arange(burn_in)
+    mask[places[torch.arange(burn_in) < burnt[:, None]]] = False
+    return mask
 
 
 def _both_sides(span: Span) -> tuple[bool | int, bool | int]:

@@ -7,7 +7,11 @@ ahead of time can be taken back (`position`), so that reading ahead changes noth
 
 from __future__ import annotations
 
-from typing import Any
+from abc import ABCMeta
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,11 +23,27 @@ from ..windows.slice_flags import slice_flags
 from .permutation import Permutation
 
 
-class Sampler:
+class _Replacement(ABCMeta):
+    """``replacement=False`` gives the variant of a sampler that draws without replacement."""
+
+    def __call__(cls, *args: Any, replacement: bool = True, **options: Any) -> Any:
+        variant = cls if replacement else vars(cls).get("without_replacement")
+        if variant is None:
+            if not issubclass(cls, SamplerWithoutReplacement):
+                raise UsageError(f"{cls.__name__} has no without-replacement variant")
+            variant = cls
+        return type.__call__(variant, *args, **options)
+
+
+class Sampler(metaclass=_Replacement):
     """Base of all samplers; one of your own needs ``draw``, or TorchRL's ``sample(storage, batch_size)``.
 
-    ``ran_out`` is True after the draw that ended a pass. ``endless`` is False where there are passes.
+    ``ran_out`` is True after the draw that ended a pass. ``endless`` is False where there are passes. ``replacement=False``
+    is taken by the constructors of samplers that have a variant without replacement, and makes that one.
     """
+
+    #: The variant without replacement; only of the very class that names it, not of those derived from it.
+    without_replacement: ClassVar[type[Sampler] | None] = None
 
     ran_out = False
     endless = True
@@ -86,12 +106,32 @@ class Sampler:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what ``state_dict`` gave. Raises UsageError when it belongs to another kind of sampler."""
 
+    def dumps(self, path: Any) -> None:
+        """Write the state to the folder ``path`` (see `state_files`)."""
+        from ..checkpoints.state_files import write_state
+
+        write_state(Path(path), self.state_dict())
+
+    def loads(self, path: Any) -> None:
+        """Read what `dumps` of this sampler wrote, or that of TorchRL's sampler of the same name."""
+        from ..checkpoints.state_files import read_state
+        from .torchrl_states import read_torchrl_state
+
+        state = read_torchrl_state(Path(path))
+        self.load_state_dict(read_state(Path(path)) if state is None else state)
+
     def __getstate__(self) -> dict[str, Any]:
         # Generators do not pickle; the buffer carries its own over.
         return {name: value for name, value in self.__dict__.items() if name != "_rng"}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+def _listed(values: torch.Tensor, first: int, places: np.ndarray) -> np.ndarray:
+    """What a list holds that begins at the place ``first``."""
+    found: np.ndarray = values.numpy()[places - first]
+    return found
 
 
 def require_records(storage: Storage) -> int:
@@ -125,13 +165,14 @@ class Passes:
         self.ran_out = False
         self._seed: int | None = None
         self._pass = self._next = self._size = 0
-        self._order: Permutation | None = None
+        self._order: Callable[[np.ndarray], np.ndarray] | None = None
+        self._given: torch.Tensor | None = None  # what was left of the first pass, where that was given as a list
 
     def take(self, size: int, count: int, generator: torch.Generator, share: tuple[int, int] = (0, 1)) -> torch.Tensor:
         """The next ``count`` of them, or what is left of the pass."""
         rank, world = share
         if size != self._size:  # the storage has grown or shrunk: what was walked means nothing now
-            self._size, self._next, self._order = size, 0, None
+            self._size, self._next, self._order, self._given = size, 0, None, None
         # With drop_last all processes take the same number of batches, else together they take everything.
         own = size // world if self.drop_last else len(range(rank, size, world))
         if self.drop_last and count > own:
@@ -139,30 +180,59 @@ class Passes:
             raise SamplingError(message, hint="take smaller batches, or drop_last=False")
         if self.shuffle and self._seed is None:
             self._seed = int(torch.randint(1 << 62, (), generator=generator))
-        if self.shuffle and self._order is None:
-            self._order = self._make_order()
+        order = self._current_order()
         stop = min(self._next + count, own)
         places = torch.arange(rank + world * self._next, rank + world * stop, world)
         left = own - stop
         self.ran_out = left == 0 or (self.drop_last and left < count)
-        taken = torch.from_numpy(self._order(places.numpy())) if self._order is not None else places
+        taken = places if order is None else torch.from_numpy(order(places.numpy()))
         if self.ran_out:
             self._next, self._pass, self._order = 0, self._pass + 1, None
         else:
             self._next = stop
         return taken
 
-    def _make_order(self) -> Permutation:
-        assert self._seed is not None
-        return Permutation(self._size, int(np.random.SeedSequence((self._seed, self._pass)).generate_state(1)[0]))
+    def _current_order(self) -> Callable[[np.ndarray], np.ndarray] | None:
+        """What the places of the pass under way hold; None where they hold themselves."""
+        if self._order is None and self._given is not None and self._pass == 0:
+            self._order = partial(_listed, self._given, self._size - len(self._given))
+        elif self._order is None and self.shuffle:
+            assert self._seed is not None
+            number = int(np.random.SeedSequence((self._seed, self._pass)).generate_state(1)[0])
+            self._order = Permutation(self._size, number)
+        return self._order
+
+    def rest(self) -> torch.Tensor | None:
+        """What is left of the pass under way, in order, int64 ``[n]``; None before the first draw."""
+        if not self._size or (self.shuffle and self._seed is None and self._given is None):
+            return None
+        places, order = np.arange(self._next, self._size), self._current_order()
+        return torch.from_numpy(places if order is None else order(places).copy())
+
+    def state(self) -> dict[str, Any]:
+        """The position, and the list that the first pass goes by if it was given one; JSON and tensors, by name."""
+        given = {} if self._given is None or self._pass else {"rest": self._given.clone()}
+        return {"passes": list(self.position()), **given}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue from what ``state`` gave; ``rest`` (int64 ``[n]``) is what the first pass ends with."""
+        self.set_position(state["passes"])
+        rest = state.get("rest")
+        if rest is not None:
+            rest = torch.as_tensor(rest).reshape(-1).long().clone()
+            if self._next < self._size - len(rest) or (len(rest) and not 0 <= rest.min() <= rest.max() < self._size):
+                raise UsageError(
+                    f"the {len(rest)} rows that a pass over {self._size} ends with are not those of its end"
+                )
+        self._given = rest
 
     def seed(self, seed: int) -> None:
         """Fix the seed of the orders; all processes of a data-parallel run need the same one."""
-        self.__dict__.update(_seed=seed, _pass=0, _next=0, _order=None)
+        self.__dict__.update(_seed=seed, _pass=0, _next=0, _order=None, _given=None)
 
     def restart(self) -> None:
         """Forget the pass under way."""
-        self._next, self._size, self._order, self.ran_out = 0, 0, None, False
+        self._next, self._size, self._order, self._given, self.ran_out = 0, 0, None, None, False
 
     def position(self) -> tuple[int, int, int, int, bool]:
         return (-1 if self._seed is None else self._seed, self._pass, self._next, self._size, self.ran_out)
@@ -179,8 +249,12 @@ class Passes:
         self._seed, self.ran_out, self._order = None if seed < 0 else seed, bool(ran_out), None
 
 
-class PassSampler(Sampler):
-    """Base of the samplers that go through what there is pass after pass; ``passes`` says where they are."""
+class SamplerWithoutReplacement(Sampler):
+    """Every step once a pass. The last batch is short, or with ``drop_last`` left out; the next one begins a new pass.
+
+    A batch larger than the data is the whole pass; with ``drop_last`` it raises SamplingError. ``shuffle=False`` keeps the
+    order of the rows. ``passes`` says where in the pass the sampler is.
+    """
 
     endless = False
 
@@ -189,6 +263,9 @@ class PassSampler(Sampler):
         self.drop_last, self.shuffle = drop_last, shuffle
         self.passes = Passes(shuffle=shuffle, drop_last=drop_last)
 
+    def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
+        return Draw(self.passes.take(require_records(storage), batch_size, generator, self.share))
+
     @property
     def ran_out(self) -> bool:
         return self.passes.ran_out
@@ -196,6 +273,10 @@ class PassSampler(Sampler):
     @ran_out.setter
     def ran_out(self, value: bool) -> None:
         self.passes.ran_out = value
+
+    @property
+    def _sample_list(self) -> torch.Tensor | None:
+        return self.passes.rest()
 
     def empty(self) -> None:
         super().empty()
@@ -210,26 +291,25 @@ class PassSampler(Sampler):
         self.passes.set_position(position)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"passes": list(self.passes.position()), "drop_last": self.drop_last, "shuffle": self.shuffle}
+        return {**self.passes.state(), "drop_last": self.drop_last, "shuffle": self.shuffle}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if "passes" not in state:
+        """Take over what ``state_dict`` gave, here or in TorchRL."""
+        if "_sample_list" in state:
+            self.drop_last = self.passes.drop_last = bool(state["drop_last"])
+            rest, size = state["_sample_list"], int(state["len_storage"])
+            position = (-1, 0, size - (size if rest is None else len(rest)), size, bool(state["_ran_out"]))
+            self.passes.load_state({"passes": position, "rest": rest})
+        elif "passes" in state:
+            self.passes.load_state(state)
+        else:
             raise UsageError(f"the state is not that of a {type(self).__name__}")
-        self.passes.set_position(state["passes"])
-
-
-class SamplerWithoutReplacement(PassSampler):
-    """Every step once a pass. The last batch is short, or with ``drop_last`` left out; the next one begins a new pass."""
-
-    def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
-        size = require_records(storage)
-        if batch_size > size:
-            message = f"a batch of {batch_size} cannot be drawn from {size} without replacement"
-            raise SamplingError(message, hint=f"take at most {size}, or sample with replacement")
-        return Draw(self.passes.take(size, batch_size, generator, self.share))
 
     def sampleable(self, storage: Storage, batch_size: int) -> int:
-        return len(storage) if batch_size <= len(storage) else 0
+        return 0 if self.drop_last and batch_size > len(storage) else len(storage)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(drop_last={self.drop_last}, shuffle={self.shuffle})"
+
+
+RandomSampler.without_replacement = SamplerWithoutReplacement

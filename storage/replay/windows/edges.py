@@ -1,13 +1,14 @@
 """How a storage is told where its episodes end.
 
-In the order of TorchRL: a trajectory id if the data have one (what collectors write), else the done flag; a dataset
-folder has an episode table, and nothing needs to be looked at.
+In the order of TorchRL: a trajectory id if the data have one (what collectors write), else the done flag; where end flags
+are asked for and missing, a trajectory id. A dataset folder has an episode table, and nothing needs to be looked at.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -50,7 +51,11 @@ class Edges:
         return self.traj_key in (None, *TRAJECTORY_KEYS) and self.end_keys in ((), (DONE,))
 
     def timeline(self, column: ColumnOf, length: int, width: int = 1, oldest: int = 0) -> Timeline:
-        """The timeline of a storage of ``[length, width]`` rows. Raises UsageError when no edges are to be found."""
+        """The timeline of a storage of ``[length, width]`` rows, and the key of the ids that it was made from.
+
+        A key that is not there is replaced by the usual ones, as in TorchRL: missing ids by end flags, missing end flags
+        by ids. Warns when the one that was named is missing. Raises UsageError when no edges are to be found.
+        """
         rows = length * width
         if self.ends is not None:
             return from_ends(self._flags(self.ends, rows), length, width, oldest)
@@ -58,21 +63,36 @@ class Edges:
             return from_ids(self._flags(self.trajectories, rows), length, width, oldest)
         if self.step_key is not None:
             return self._pieces(column, rows, width)
-        candidates = [self.traj_key] if self.traj_key else [] if self.end_keys else list(TRAJECTORY_KEYS)
-        for key in candidates:
-            ids = column(key)
-            if ids is not None:
-                return from_ids(self._flags(ids, rows), length, width, oldest)
-        if self.traj_key not in (None, *TRAJECTORY_KEYS):  # a usual one may be missing where done flags say it all
-            message = f"the storage has no {'/'.join(self.traj_key or ())} to tell trajectories apart by"
-            raise UnknownKeyError(message, hint="name another traj_key, or an end_key")
-        flags = [column(key) for key in self.end_keys or (DONE,)]
-        found = [self._flags(flag, rows).bool() for flag in flags if flag is not None]
-        if not found:
-            tried = ", ".join("/".join(key) for key in (*candidates, *(self.end_keys or (DONE,))))
-            message = f"the storage does not say where episodes end: there is no {tried}"
-            raise UsageError(message, hint="give traj_key or end_key, or ends= with a flag for every row")
-        return from_ends(torch.stack(found).any(0), length, width, oldest)
+        for keys, flags in self._sources():
+            found = [self._flags(values, rows) for values in map(column, keys) if values is not None]
+            if not found:
+                continue
+            named = keys == ((self.traj_key,) if not flags else self.end_keys)
+            if not named and (self.end_keys or self.traj_key not in (None, *TRAJECTORY_KEYS)):
+                warnings.warn(
+                    f"the storage has no {_names(self._named())}: episodes are told apart by {_names(keys)}",
+                    stacklevel=2,
+                )
+            if flags:
+                return from_ends(torch.stack([flag.bool() for flag in found]).any(0), length, width, oldest)
+            return replace(from_ids(found[0], length, width, oldest), traj_key=keys[0])
+        message = f"the storage does not say where episodes end: there is no {_names(self._tried())}"
+        error = UnknownKeyError if self._named() else UsageError
+        raise error(message, hint="give traj_key or end_key, or ends= with a flag for every row")
+
+    def _sources(self) -> list[tuple[tuple[Key, ...], bool]]:
+        """Keys to look for, in turn, and whether they are end flags, of which those that are there are OR-ed."""
+        ends = (self.end_keys or (DONE,), True)
+        if self.traj_key is not None:
+            return [((self.traj_key,), False), ends]
+        usual = [((key,), False) for key in TRAJECTORY_KEYS]
+        return [ends, *usual] if self.end_keys else [*usual, ends]
+
+    def _named(self) -> tuple[Key, ...]:
+        return (() if self.traj_key is None else (self.traj_key,)) + self.end_keys
+
+    def _tried(self) -> tuple[Key, ...]:
+        return tuple(key for keys, _ in self._sources() for key in keys)
 
     def _pieces(self, column: ColumnOf, rows: int, width: int) -> Timeline:
         assert self.step_key is not None
@@ -90,3 +110,7 @@ class Edges:
             message = f"episode edges have shape {tuple(values.shape)}, which is not one value for each of {rows} rows"
             raise UsageError(message)
         return values.reshape(-1)
+
+
+def _names(keys: Sequence[Key]) -> str:
+    return ", ".join("/".join(key) for key in keys)

@@ -31,7 +31,8 @@ class Timeline:
     """``starts`` int64 ``[episodes + 1]``: the first position of every episode and, last, the number of steps.
 
     ``length`` rows along time, ``width`` columns, ``oldest`` the row along time that is first. ``order`` (int64
-    ``[steps]``) is given instead where steps are stored in no order at all: the row of every position.
+    ``[steps]``) is given instead where steps are stored in no order at all: the row of every position. ``traj_key`` is the
+    key of the trajectory ids that episodes come from, None where they come from elsewhere.
     """
 
     starts: torch.Tensor
@@ -39,6 +40,7 @@ class Timeline:
     width: int = 1
     oldest: int = 0
     order: torch.Tensor | None = None
+    traj_key: tuple[str, ...] | None = None
 
     @property
     def identity(self) -> bool:

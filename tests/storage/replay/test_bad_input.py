@@ -62,19 +62,24 @@ def test_columns_that_cannot_be_written(folder):
 
 
 def test_keys_of_episodes_that_are_not_there(folder):
-    """A key of one's own must be there; a usual one may be missing, as in TorchRL, where there are done flags."""
+    """As in TorchRL other keys take their place: with a warning where the missing one is no usual one."""
     for buffer in (
         made(sampler=SliceSampler(slice_len=2, traj_key="nonsense")),
         made(sampler=SliceSampler(slice_len=2, end_key="nonsense")),
+        made(sampler=SliceSampler(slice_len=2, end_keys=["nonsense", "either"])),
         TensorDictReplayBuffer(storage=folder, sampler=SliceSampler(slice_len=2, traj_key="nonsense"), batch_size=4),
     ):
-        with pytest.raises(UsageError, match="nonsense"):
+        with pytest.warns(UserWarning, match="no nonsense"):
             buffer.sample()
-    usual = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(20), sampler=SliceSampler(slice_len=2, traj_key="episode"), batch_size=4
-    )
-    usual.extend(rollout([5, 7], extra=False))
-    usual.sample()
+    for sampler in (SliceSampler(slice_len=2, traj_key="episode"), SliceSampler(slice_len=2, traj_key="nonsense")):
+        usual = TensorDictReplayBuffer(storage=LazyTensorStorage(20), sampler=sampler, batch_size=4)
+        data = rollout([5, 7], extra=False)
+        usual.extend(data if sampler.traj_key == "episode" else data.select("action"))
+        if sampler.traj_key == "episode":
+            usual.sample()
+        else:
+            with pytest.raises(UsageError, match="nonsense"):
+                usual.sample()
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from typing import Any
 
 import pytest
 import rbdata
 import torch
-from rbdata.errors import SamplingError, UsageError
+from rbdata.errors import DamagedDatasetError, SamplingError, UsageError
 from rbdata.storage.replay import (
     LazyTensorStorage,
     PrioritizedSampler,
@@ -128,10 +129,70 @@ def test_bad_samplers(options):
         PrioritizedSampler(**{"max_capacity": 10, "alpha": 0.5, "beta": 0.5, **options})
 
 
-def test_too_little_room():
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(20), sampler=PrioritizedSampler(5, 1, 1), batch_size=2)
-    with pytest.raises(UsageError, match="room for 5"):
-        buffer.extend(rollout([6]))
+def test_more_rows_than_the_sampler_was_made_for():
+    """Room is made for them, and a state of it can be loaded by a sampler made alike."""
+    make = lambda: TensorDictReplayBuffer(  # noqa: E731
+        storage=LazyTensorStorage(20), sampler=PrioritizedSampler(5, 1, 1), batch_size=200, seed=0
+    )
+    buffer, other = make(), make()
+    buffer.extend(rollout([6, 12]))
+    buffer.update_priority(torch.arange(18), torch.arange(18) % 2)
+    assert set(buffer.sample()["index"].tolist()) == set(range(1, 18, 2))
+    other.load_state_dict(buffer.state_dict())
+    assert equal(buffer.sample(), other.sample())
+    empty = make().sampler.state_dict()
+    PrioritizedSampler(5, 1, 1).load_state_dict(empty)
+    with pytest.raises(UsageError, match="5 priorities, the sampler 6"):
+        PrioritizedSampler(6, 1, 1).load_state_dict(empty)
+
+
+def test_exponents_as_tensors():
+    plain, tensors = prioritized(alpha=0.5, beta=0.25), prioritized(alpha=torch.tensor(0.5), beta=torch.tensor(0.25))
+    for buffer in (plain, tensors):
+        buffer.update_priority(torch.arange(100), torch.linspace(0.1, 3, 100))
+    assert equal(plain.sample(), tensors.sample())
+    assert isinstance(tensors.sampler.alpha, torch.Tensor) and tensors.sampler.device == torch.device("cpu")
+
+
+class Tree:
+    """What TorchRL's compiled trees offer."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values = values.numpy()
+
+    def __getitem__(self, index):
+        return self.values[index]
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("within", [True, False])
+@pytest.mark.parametrize("version", [None, 1])
+def test_states_of_torchrl(tmp_path, alpha, within, version):
+    """As a state and as a folder; without a version the largest priority within the buffer is that of the tree."""
+    priority = torch.tensor([1.0, 6.0, 2.0, 0.5], dtype=torch.float64)
+    tree = torch.zeros(10, dtype=torch.float64)
+    tree[:4] = (priority + 1e-8) ** alpha
+    largest = 6.0 if version else float(tree.max())
+    state = {"_alpha": alpha, "_beta": 0.4, "_eps": 1e-8, "_max_priority": (largest, 1)}
+    if version:
+        state["_schema_version"] = version
+    (tmp_path / "sumtree.memmap").write_bytes(tree.numpy().tobytes())
+    (tmp_path / "sampler_metadata.json").write_text(json.dumps({**state, "_max_capacity": 10}))
+    first, second = (PrioritizedSampler(10, 0.9, 0.9, max_priority_within_buffer=within) for _ in range(2))
+    first.load_state_dict({**state, "_sum_tree": Tree(tree)})
+    second.loads(tmp_path)
+    for sampler in (first, second):
+        assert torch.allclose(sampler.tree.values, tree) and (sampler.alpha, sampler.beta) == (alpha, 0.4)
+        assert sampler.default_priority == pytest.approx(6.0 if version or (within and alpha) else largest, rel=1e-6)
+    second.dumps(tmp_path / "own")
+    third = PrioritizedSampler(10, 0.9, 0.9)
+    third.loads(tmp_path / "own")
+    assert torch.equal(third.tree.values, second.tree.values)
+    with pytest.raises(UsageError):
+        first.load_state_dict({"_sum_tree": Tree(tree)})
+    (tmp_path / "sumtree.memmap").write_bytes(b"short")
+    with pytest.raises(DamagedDatasetError):
+        second.loads(tmp_path)
 
 
 def test_over_a_dataset(tmp_path):

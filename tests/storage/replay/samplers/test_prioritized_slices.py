@@ -67,8 +67,6 @@ def test_slices_over_a_dataset(tmp_path):
     batch = buffer.sample()
     assert batch["observation"].shape == (40, 2, 4)
     assert batch["priority_weight"].shape == (40,)
-    with pytest.raises(UsageError, match="right span"):
-        PrioritizedSliceSampler(10, 1, 1, slice_len=2, span=(True, True))
     nothing = torch.zeros(18)
     vars(buffer.sampler).update(eps=0)
     buffer.update_priority(torch.arange(18), nothing)
@@ -89,6 +87,18 @@ def test_spans(span, strict):
         ends = batch["next", "truncated"].squeeze(-1).nonzero().squeeze(1)
         lengths |= set(ends.diff(prepend=torch.tensor([-1])).tolist())
     assert lengths == ({1, 2, 3, 4} if span is True else {2, 3, 4})
-    for bad in ((1, 2), [True, 0], (1, 2, 3), "two", -1):
+    with pytest.warns(UserWarning, match="left span is turned off"):
+        assert PrioritizedSliceSampler(40, 1, 1, slice_len=4, span=(1, 2)).span == (False, 2)
+    for bad in ((1, 2, 3), "two", -1):
         with pytest.raises(UsageError):
             PrioritizedSliceSampler(40, 1, 1, slice_len=4, span=bad)
+
+
+def test_short_episodes_with_a_span():
+    """An episode is long enough if no more steps are missing than the span allows."""
+    for span, starts in ((2, {0, 1, 2, 3, 4, 5}), (1, {0, 1, 2, 3, 4}), (False, {0, 1, 2, 3})):
+        sampler = PrioritizedSliceSampler(40, 1, 1, slice_len=4, span=span)
+        buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(40), sampler=sampler, batch_size=4)
+        buffer.extend(rollout([7, 3]))
+        found = {int(buffer.sample()["index"][0]) for _ in range(60)}
+        assert found == starts | ({7, 8} if span == 2 else {7} if span else set())

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import rbdata
 import torch
-from rbdata.errors import SamplingError
+from rbdata.errors import SamplingError, UsageError
 from rbdata.storage.replay import (
     LazyTensorStorage,
+    PrioritizedSliceSampler,
     RandomSampler,
     ReplayBuffer,
     Sampler,
@@ -113,3 +114,75 @@ def test_flags_of_a_sampler_by_hand():
     assert bool(info["next", "done"][2::3].all()) and info["next", "terminated"].shape == (6, 1)
     assert torch.equal(index.view(2, 3).diff(dim=1), torch.ones(2, 2, dtype=torch.int64))
     assert equal(before, buffer[:])
+
+
+@pytest.mark.parametrize(
+    "keys,found",
+    [
+        ([("collector", "traj_ids"), "episode"], ("collector", "traj_ids")),
+        (["episode"], "episode"),
+        ([("next", "done")], None),
+    ],
+    ids=str,
+)
+def test_the_key_of_trajectories_is_found(keys, found):
+    data = rollout([5, 7])
+    data["episode"] = data["collector", "traj_ids"]
+    sampler = SliceSampler(slice_len=3)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(20), sampler=sampler, batch_size=6)
+    buffer.extend(data.select(*keys, "action"))
+    assert sampler.traj_key is None
+    buffer.sample()
+    assert sampler.traj_key == found
+    assert SliceSampler(slice_len=3, trajectory_key="episode").traj_key == "episode"
+    with pytest.raises(UsageError):
+        SliceSampler(slice_len=3, trajectory_key="episode", traj_key="episode")
+
+
+@pytest.mark.parametrize("lengths", [[8, 9], [8, 2]], ids=str)
+def test_a_mask_only_where_episodes_are_short(lengths):
+    sampler = SliceSampler(slice_len=4, strict_length=False, pad_output=True)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(20), sampler=sampler, batch_size=8)
+    buffer.extend(rollout(lengths))
+    for _ in range(8):
+        assert (("collector", "mask") in buffer.sample().keys(True)) == (lengths[1] == 2)
+
+
+@pytest.mark.parametrize("prioritized", [True, False])
+@pytest.mark.parametrize("uniform_over", ["trajectories", "transitions"])
+def test_strides_and_burn_in(prioritized, uniform_over):
+    """Slices begin at every third step; their first two are not learned from, unless they are the first of all."""
+    options = {"slice_len": 4, "stride": 3, "burn_in": 2, "uniform_over": uniform_over}
+    sampler = PrioritizedSliceSampler(40, 1, 1, **options) if prioritized else SliceSampler(**options)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(40), sampler=sampler, batch_size=40)
+    buffer.extend(rollout([11, 3, 7]))
+    starts = set()
+    for _ in range(20):
+        batch = buffer.sample()
+        for index, mask in zip(batch["index"].view(-1, 4).tolist(), batch["learning_mask"].view(-1, 4).tolist()):
+            starts.add(index[0])
+            assert mask == [index[0] in (0, 14)] * 2 + [True] * 2
+    assert starts == {0, 3, 6, 14, 17}
+    with pytest.raises(SamplingError, match="burn_in"):
+        SliceSampler(num_slices=10, burn_in=4).sample(buffer.storage, 40)
+    for bad in ({"stride": 0}, {"burn_in": -1}, {"stride": 2, "span": True}):
+        with pytest.raises(UsageError):
+            SliceSampler(slice_len=4, **bad)
+
+
+def test_burn_in_of_ragged_slices():
+    for pad in (True, False):
+        sampler = SliceSampler(slice_len=4, burn_in=2, strict_length=False, span=(False, True), pad_output=pad)
+        buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(40), sampler=sampler, batch_size=40)
+        buffer.extend(rollout([3, 6]))
+        batch = buffer.sample()
+        index, mask = batch["index"], batch["learning_mask"]
+        real = batch["collector", "mask"] if pad else torch.ones(len(index), dtype=torch.bool)
+        ends = batch["next", "truncated"].squeeze(1).nonzero().squeeze(1).tolist()
+        begin = 0
+        for number, end in enumerate(ends):
+            begin = 4 * number if pad else begin
+            learned = [index[begin] in (0, 3)] * 2 + [True] * 2
+            assert mask[begin : end + 1].tolist() == learned[: end + 1 - begin]
+            begin = end + 1
+        assert not bool((mask & ~real).any())

@@ -5,12 +5,18 @@ from __future__ import annotations
 import pytest
 import rbdata
 import torch
+import torchrl.data as torchrl
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rbdata.errors import SamplingError
+from rbdata.errors import SamplingError, UsageError
 from rbdata.storage.replay import (
     LazyTensorStorage,
+    PrioritizedSampler,
+    PrioritizedSliceSampler,
+    RandomSampler,
     SamplerWithoutReplacement,
+    SliceSampler,
+    SliceSamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
 from replay_tools import chi_square, equal, rollout
@@ -58,7 +64,7 @@ def test_a_pass_has_every_step_once(size, batch, shuffle, drop_last, world):
             world_size=world,
         )
         buffer.extend(data.clone())
-        if batch > size or (drop_last and batch > size // world) or rank >= size:
+        if (drop_last and batch > size // world) or rank >= size:
             with pytest.raises(SamplingError):
                 buffer.sample()
                 if rank >= size:
@@ -99,3 +105,58 @@ def test_a_growing_storage_starts_the_pass_anew():
     buffer.sample()
     buffer.extend(rollout([10], first=100))
     assert len({int(step) for batch in buffer for step in batch["index"]}) == 20
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_pass_goes_on_after_loading(tmp_path, shuffle):
+    """From a state, a folder, and the state of TorchRL, which holds the list of rows that are left."""
+    storage = LazyTensorStorage(10)
+    storage.set(range(10), rollout([10]))
+    generator = torch.Generator().manual_seed(0)
+    sampler = SamplerWithoutReplacement(shuffle=shuffle)
+    first = sampler.draw(storage, 4, generator).start
+    sampler.dumps(tmp_path)
+    other, there = SamplerWithoutReplacement(shuffle=shuffle), torchrl.SamplerWithoutReplacement(shuffle=shuffle)
+    other.loads(tmp_path)
+    rest = other.draw(storage, 6, generator).start
+    assert sorted([*first.tolist(), *rest.tolist()]) == list(range(10)) and other.ran_out
+
+    data = torchrl.LazyTensorStorage(10)
+    data.set(range(10), rollout([10]))
+    first, _ = there.sample(data, 3)
+    theirs = there.state_dict()
+    left = theirs["_sample_list"].tolist()
+    there.dumps(tmp_path / "theirs")
+    for number in range(3):
+        other = SamplerWithoutReplacement(shuffle=shuffle)
+        if number == 1:
+            other.loads(tmp_path / "theirs")
+        else:
+            other.load_state_dict(theirs)
+        if number == 2:  # by way of a state of our own
+            theirs["_sample_list"].fill_(-1)  # nobody else's tensor is kept
+            state, other = other.state_dict(), SamplerWithoutReplacement(shuffle=shuffle)
+            other.load_state_dict(state)
+            state["rest"].fill_(0)
+        drawn = [other.draw(storage, 5, generator) for _ in range(3)]
+        assert torch.cat([drawn[0].start, drawn[1].start]).tolist() == left
+        assert sorted(drawn[2].start.tolist()) != [-1] * 5 and len(drawn[2].start) == 5
+    for bad in ([0, 1, 12], list(range(11))):
+        with pytest.raises(UsageError):
+            other.load_state_dict({**theirs, "_sample_list": torch.tensor(bad)})
+
+
+def test_without_replacement_by_argument():
+    assert type(RandomSampler(replacement=False, drop_last=True)) is SamplerWithoutReplacement
+    assert RandomSampler(replacement=False, drop_last=True).drop_last
+    sliced = SliceSampler(slice_len=2, replacement=False, shuffle=False)
+    assert type(sliced) is SliceSamplerWithoutReplacement and isinstance(sliced, SamplerWithoutReplacement)
+    assert type(SamplerWithoutReplacement(replacement=False)) is SamplerWithoutReplacement
+    assert type(RandomSampler(replacement=True)) is RandomSampler
+    for made in (
+        lambda: PrioritizedSampler(10, 1, 1, replacement=False),
+        lambda: PrioritizedSliceSampler(10, 1, 1, slice_len=2, replacement=False),
+        lambda: type("Own", (RandomSampler,), {})(replacement=False),
+    ):
+        with pytest.raises(UsageError, match="no without-replacement variant"):
+            made()

@@ -1,0 +1,105 @@
+"""Sampling by age: records of old policies come less often, or not at all.
+
+The data say which version of the policy they come from; the learner says which version it is at. What lies between is the
+staleness of a record, and its chance to be drawn is in proportion to a weight of that, 1 / (staleness + 1) by default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ....errors import SamplingError, UnknownKeyError, UsageError
+from ..storages.storage import Storage
+from ..windows.draw import Draw
+from ..windows.edges import as_key
+from .uniform import Sampler, require_records
+
+
+class StalenessAwareSampler(Sampler):
+    """Draws in proportion to freshness; ``"staleness"`` (float32 ``[N]``) comes with every record.
+
+    - ``max_staleness``: records that are older are not drawn; -1 for no limit.
+    - ``staleness_weight_fn``: the weights of stalenesses, ``[n]`` to ``[n]``; by default 1 / (staleness + 1).
+    - ``version_key``: where the data have the version of the policy, one number a record.
+
+    ``consumer_version`` is the learner's version, to be set as it trains. A record comes once in a batch where enough may
+    be drawn. A draw costs time in proportion to the length of the storage.
+    """
+
+    ahead = False
+
+    def __init__(
+        self,
+        max_staleness: int = -1,
+        staleness_weight_fn: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        version_key: Any = "policy_version",
+    ) -> None:
+        self.max_staleness, self.version_key = max_staleness, version_key
+        self.staleness_weight_fn = staleness_weight_fn or _inverse
+        self.consumer_version = 0
+
+    def increment_consumer_version(self) -> None:
+        self.consumer_version += 1
+
+    def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
+        size = require_records(storage)
+        key = as_key(self.version_key)
+        versions = storage.column(key)
+        if versions is None:
+            message = f"the storage has no {'/'.join(key)} to tell the age of records by"
+            raise UnknownKeyError(message, hint="name the version_key, or write the policy's version with the data")
+        if versions.numel() != size:
+            raise UsageError(f"{'/'.join(key)} has {versions.numel()} values for {size} records")
+        staleness = self.consumer_version - versions.reshape(-1).float().cpu()
+        rows = torch.arange(size)
+        if self.max_staleness >= 0:
+            rows = (staleness <= self.max_staleness).nonzero().squeeze(1)
+            if not len(rows):
+                message = (
+                    f"all {size} records exceed max_staleness={self.max_staleness} at version {self.consumer_version}"
+                )
+                raise SamplingError(message, hint="allow older ones, or collect with newer policies")
+        weights = self.staleness_weight_fn(staleness[rows]).double()
+        drawn = rows[_weighted(weights, batch_size, generator)]
+        return Draw(drawn, info={"staleness": staleness[drawn]})
+
+    def empty(self) -> None:
+        self.consumer_version = 0
+
+    _empty = empty
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"consumer_version": self.consumer_version, "max_staleness": self.max_staleness}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if not {"consumer_version", "max_staleness"} <= set(state):
+            raise UsageError(f"the state is not that of a {type(self).__name__}")
+        self.consumer_version, self.max_staleness = int(state["consumer_version"]), int(state["max_staleness"])
+
+    def __repr__(self) -> str:
+        name = type(self).__name__
+        return f"{name}(consumer_version={self.consumer_version}, max_staleness={self.max_staleness})"
+
+
+def _inverse(staleness: torch.Tensor) -> torch.Tensor:
+    return 1 / (staleness.clamp(min=0) + 1)
+
+
+def _weighted(weights: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
+    """Places in proportion to weights, float64 ``[n]``: each once where there are enough, int64 ``[count]``.
+
+    ``torch.multinomial`` ends at 2^24 places. Without replacement the least of Exp(1) / weight are what successive draws
+    give (Efraimidis and Spirakis, 2006).
+    """
+    possible = int((weights > 0).sum())
+    if not possible or not bool(weights.isfinite().all()) or bool((weights < 0).any()):
+        raise SamplingError("the weights of records are to be finite and not negative, and not all of them zero")
+    if count > possible:
+        running = weights.cumsum(0)
+        mass = torch.rand(count, dtype=torch.float64, generator=generator) * running[-1]
+        return torch.searchsorted(running, mass, right=True).clamp(max=len(weights) - 1)
+    waits = torch.empty(len(weights), dtype=torch.float64).exponential_(generator=generator) / weights
+    return waits.topk(count, largest=False).indices
