@@ -151,7 +151,8 @@ def test_exponents_as_tensors():
     for buffer in (plain, tensors):
         buffer.update_priority(torch.arange(100), torch.linspace(0.1, 3, 100))
     assert equal(plain.sample(), tensors.sample())
-    assert isinstance(tensors.sampler.alpha, torch.Tensor) and tensors.sampler.device == torch.device("cpu")
+    sampler: Any = tensors.sampler
+    assert isinstance(sampler.alpha, torch.Tensor) and sampler.device == torch.device("cpu")
 
 
 class Tree:

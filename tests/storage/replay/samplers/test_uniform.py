@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import rbdata
 import torch
@@ -147,16 +149,20 @@ def test_a_pass_goes_on_after_loading(tmp_path, shuffle):
 
 
 def test_without_replacement_by_argument():
-    assert type(RandomSampler(replacement=False, drop_last=True)) is SamplerWithoutReplacement
-    assert RandomSampler(replacement=False, drop_last=True).drop_last
-    sliced = SliceSampler(slice_len=2, replacement=False, shuffle=False)
+    kind: Any = RandomSampler
+    made = kind(replacement=False, drop_last=True)
+    assert type(made) is SamplerWithoutReplacement and made.drop_last
+    kind = SliceSampler
+    sliced = kind(slice_len=2, replacement=False, shuffle=False)
     assert type(sliced) is SliceSamplerWithoutReplacement and isinstance(sliced, SamplerWithoutReplacement)
     assert type(SamplerWithoutReplacement(replacement=False)) is SamplerWithoutReplacement
-    assert type(RandomSampler(replacement=True)) is RandomSampler
-    for made in (
-        lambda: PrioritizedSampler(10, 1, 1, replacement=False),
-        lambda: PrioritizedSliceSampler(10, 1, 1, slice_len=2, replacement=False),
-        lambda: type("Own", (RandomSampler,), {})(replacement=False),
+    kind = RandomSampler
+    assert type(kind(replacement=True)) is RandomSampler
+    options: dict[str, Any] = {"replacement": False}
+    for make in (
+        lambda: PrioritizedSampler(10, 1, 1, **options),
+        lambda: PrioritizedSliceSampler(10, 1, 1, slice_len=2, **options),
+        lambda: type("Own", (RandomSampler,), {})(**options),
     ):
         with pytest.raises(UsageError, match="no without-replacement variant"):
-            made()
+            make()
