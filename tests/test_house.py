@@ -73,7 +73,7 @@ TESTED_BY = {
     "storage/codecs/codec": "storage/codecs/test_raw",
     "storage/codecs/compressed": "storage/codecs/test_toy_codec",
     "storage/replay/argument_checks": "storage/replay/test_bad_input",
-    "storage/replay/checkpoints/state_files": "storage/replay/checkpoints/test_checkpoint",
+    "storage/replay/state_files": "storage/replay/checkpoints/test_checkpoint",
     "storage/replay/ensemble_parts": "storage/replay/test_ensemble",
     "storage/replay/her_buffer": "storage/replay/test_hindsight",
     "storage/replay/loading": "storage/replay/test_buffer",

@@ -28,13 +28,13 @@ from torch.utils import _pytree as pytree
 from ....errors import DamagedDatasetError, RbdataError, UsageError
 from ...tensordict_folder import read_memmap
 from ..batch_order import OrderState
+from ..state_files import read_state, write_state
 from ..storages.list_storage import ListStorage
 from ..storages.memmap_storage import LazyMemmapStorage
 from ..storages.storage import Storage
 from ..storages.tensor_storage import TensorStorage
 from ..writers.round_robin import RoundRobinWriter
 from .checkpoint_folder import Checkpoint, CheckpointWriter
-from .state_files import read_state, write_state
 
 __all__ = ["Checkpoint", "CheckpointWriter", "dump", "dump_into", "load", "load_from"]
 

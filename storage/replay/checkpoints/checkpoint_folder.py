@@ -17,7 +17,7 @@ from ...checksums import Crc32c, crc32c
 from ...durable import sync_folder, write_atomically
 from ...folder import remove_tree
 from ...tensordict_folder import read_json, regular_size
-from .state_files import read_state, write_state
+from ..state_files import read_state, write_state
 
 FORMAT, FORMAT_VERSION = "rbdata-replay", 1
 FILENAME = "rbdata_checkpoint.json"

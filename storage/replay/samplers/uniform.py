@@ -108,13 +108,13 @@ class Sampler(metaclass=_Replacement):
 
     def dumps(self, path: Any) -> None:
         """Write the state to the folder ``path`` (see `state_files`)."""
-        from ..checkpoints.state_files import write_state
+        from ..state_files import write_state
 
         write_state(Path(path), self.state_dict())
 
     def loads(self, path: Any) -> None:
         """Read what `dumps` of this sampler wrote, or that of TorchRL's sampler of the same name."""
-        from ..checkpoints.state_files import read_state
+        from ..state_files import read_state
         from .torchrl_states import read_torchrl_state
 
         state = read_torchrl_state(Path(path))

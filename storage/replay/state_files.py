@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from ....errors import DamagedDatasetError, UsageError
-from ...tensordict_folder import read_json, regular_size
+from ...errors import DamagedDatasetError, UsageError
+from ..tensordict_folder import read_json, regular_size
 
 FORMAT_VERSION = 1
 #: A list storage's state holds an entry for each record.
