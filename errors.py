@@ -32,6 +32,10 @@ class UsageError(RbdataError, ValueError):
     exit_code = 2
 
 
+class ArgumentTypeError(UsageError, TypeError):
+    """An argument is of a type that is not supported."""
+
+
 class UnknownDatasetError(UsageError):
     """No source has this id, or a bare name is ambiguous."""
 

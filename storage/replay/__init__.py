@@ -5,7 +5,7 @@ Reading order:
 1. `storages`: where records are kept; `writers`: which row a new record goes to.
 2. `windows`: `timeline` and `edges` (which step follows which, where episodes end), `draw` (the steps of a batch),
    `batches` (how they are read).
-3. `samplers`: which steps make a batch.
+3. `samplers`: which steps make a batch; `sample_units`: which records are read for each step drawn.
 4. `batch_order`, `prefetch`, `pipeline`: draws in order, made and read ahead of time.
 5. `writing`, `sampling`, `buffer` and `tensordict_buffer`: all of it together; `ensemble`: several buffers as one;
    `transforms`; `checkpoints`.
@@ -25,6 +25,9 @@ from .ensemble_parts import WriterEnsemble as WriterEnsemble
 from .her_buffer import HERReplayBuffer as HERReplayBuffer
 from .hindsight import HindsightStrategy as HindsightStrategy
 from .iterable import ReplayIterable as ReplayIterable
+from .sample_units import SampleUnit as SampleUnit
+from .sample_units import Sequence as Sequence
+from .sample_units import Transition as Transition
 from .samplers.prioritized import PrioritizedSampler as PrioritizedSampler
 from .samplers.prioritized_slices import PrioritizedSliceSampler as PrioritizedSliceSampler
 from .samplers.slices import SliceSampler as SliceSampler

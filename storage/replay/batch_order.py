@@ -21,6 +21,8 @@ import torch
 from ...errors import SamplingError
 from .batches import Prepared
 from .hindsight import Relabeling
+from .sample_units import SampleUnit, expand_draw
+from .sample_units import Sequence as Windowed
 from .samplers.uniform import Sampler
 from .storages.storage import Storage
 from .windows.draw import Draw
@@ -55,9 +57,15 @@ class BatchOrder:
     """Draws in order from one sampler with one generator; look-ahead grows while batches of one size are taken."""
 
     def __init__(
-        self, sampler: Sampler, storage: Storage, generator: torch.Generator, *, watched: bool = False
+        self,
+        sampler: Sampler,
+        storage: Storage,
+        generator: torch.Generator,
+        unit: SampleUnit | None = None,
+        *,
+        watched: bool = False,
     ) -> None:
-        self.sampler, self.storage, self.generator = sampler, storage, generator
+        self.sampler, self.storage, self.generator, self.unit = sampler, storage, generator, unit
         #: Whether others may set the generator: they then get batches from its new state, not those drawn ahead before.
         self._watched, self._left_at = watched, None if not watched else generator.get_state()
         self._drawn: deque[DrawnBatch] = deque()
@@ -73,9 +81,14 @@ class BatchOrder:
         if self._drawn and (batch_size != self._size or self.storage.version != self._version or self._was_set()):
             self.rewind()
         if not self._drawn:
-            self._draw(batch_size, prepare, min(limit, self._ahead) if self.sampler.ahead else 1)
+            self._draw(batch_size, prepare, min(limit, self._ahead) if self._may_look_ahead else 1)
             self._ahead = min(2 * self._ahead, limit)
         return self._drawn.popleft()
+
+    @property
+    def _may_look_ahead(self) -> bool:
+        # Whether a unit of the user's own gives the same again is not known.
+        return self.sampler.ahead and (self.unit is None or isinstance(self.unit, Windowed))
 
     def _draw(self, batch_size: int, prepare: Prepare, count: int) -> None:
         self._size, self._version = batch_size, self.storage.version
@@ -85,10 +98,11 @@ class BatchOrder:
         try:
             for _ in range(count):
                 states.append(self._current() if self.keep_states else None)
-                draws.append(self.sampler.draw(self.storage, batch_size, self.generator))
+                draw = self.sampler.draw(self.storage, batch_size, self.generator)
+                ends.append(self.sampler.ran_out)
+                draws.append(draw if self.unit is None else expand_draw(self.unit, draw, self.storage))
                 if self.relabeling is not None:
                     self.relabeling.choose(draws[-1], self.storage, self.generator)
-                ends.append(self.sampler.ran_out)
             prepared = prepare(draws)
         except BaseException:
             if states[0] is not None:

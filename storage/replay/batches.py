@@ -21,7 +21,7 @@ from ..codecs import load_codec
 from ..nesting import nest
 from ..schema import FLAGS, LARGE_ROW
 from ..window import Windows, plan_windows, read_window, read_windows
-from .storages.gather import Readable, by_position
+from .storages.gather import DistinctRows, Readable, by_position
 from .storages.storage import Storage
 from .windows.draw import Draw
 from .windows.edges import Edges
@@ -213,7 +213,11 @@ class BatchReader:
                 columns[rows.leaf.name] = self._step_rows(rows, draw, index, shifted)
         for rows in self._states:
             name = rows.leaf.name
-            columns[name], columns["next/" + name] = self._read_states(rows, prepared)
+            # Rows of one size cost a copy each, as often as they are wanted; others are decoded.
+            decoded = draw.overlapping and not load_codec(rows.leaf.codec).fixed_rows
+            columns[name], columns["next/" + name] = self._read_states(
+                DistinctRows(rows) if decoded else rows, prepared
+            )
         if self._stacked and not self._stack_early:
             assert timeline is not None and prepared.position is not None
             self._read_stacks(timeline, prepared.position, prepared.last, columns)

@@ -26,6 +26,7 @@ from .argument_checks import (
 )
 from .checkpoints.mixin import CheckpointMixin
 from .pipeline import BatchSpec, Pipeline
+from .sample_units import check_unit
 from .samplers.uniform import Sampler
 from .sampling import SamplingMixin
 from .storages.storage import Storage
@@ -114,9 +115,8 @@ class ReplayBuffer(SamplingMixin, CheckpointMixin):
         if frame_stack is not None and (not isinstance(frame_stack, int) or frame_stack < 1):
             raise UsageError(f"frame_stack must be at least 1, not {frame_stack!r}")
         check_place(service_backend, transport)
-        for name, value in (("sample_unit", sample_unit), ("consume_after_n_samples", consume_after_n_samples)):
-            if value is not None:
-                raise UsageError(f"{name} is not supported yet")
+        if consume_after_n_samples is not None:
+            raise UsageError("consume_after_n_samples is not supported yet")
         if not 0 <= rank < world_size:
             raise UsageError(f"rank {rank} is not among {world_size} processes")
         self.batch_size = None if batch_size is None else check_batch_size(batch_size)
@@ -126,6 +126,7 @@ class ReplayBuffer(SamplingMixin, CheckpointMixin):
         self._load_hooks = list(getattr(checkpointer, "_load_hooks", None) or ())
         self.shared = shared
         self._rank, self._world = rank, world_size
+        self._sample_unit = check_unit(sample_unit)
         self._spec = BatchSpec(
             frame_stack,
             None if stack_keys is None else tuple(stack_keys),
@@ -136,6 +137,7 @@ class ReplayBuffer(SamplingMixin, CheckpointMixin):
             check_prefetch(prefetch, self.batch_size),
             None if device is None else torch.device(device),
             pin_memory,
+            unit=self._sample_unit,
         )
         self._iterator = None
         self._ran_out = self._warned = False

@@ -25,6 +25,7 @@ from .batches import BatchReader, Prepared
 from .devices import record_stream, to_device
 from .hindsight import Relabeling
 from .prefetch import Job, Prefetcher
+from .sample_units import SampleUnit
 from .samplers.uniform import Sampler
 from .storages.list_storage import ListStorage
 from .storages.storage import Storage
@@ -43,7 +44,7 @@ Info = Callable[[], dict[Any, Any]]
 
 @dataclass(frozen=True)
 class BatchSpec:
-    """What batches are to be: windows (see `batches`), and what is done with them when they are read.
+    """What batches are to be: windows (see `batches`, `sample_units`), and what is done with them when they are read.
 
     ``info_in_batch`` puts what the sampler knows into the batch; ``prefetch`` batches are made ahead; ``relabeling``
     replaces goals.
@@ -59,6 +60,7 @@ class BatchSpec:
     device: torch.device | None = None
     pin_memory: bool = False
     relabeling: Relabeling | None = None
+    unit: SampleUnit | None = None
 
 
 class RetiredError(Exception):
@@ -83,7 +85,7 @@ class Pipeline:
         watched: bool = False,
     ) -> None:
         self.storage, self.spec, self.transforms = storage, spec, transforms
-        self.order = BatchOrder(sampler, storage, generator, watched=watched)
+        self.order = BatchOrder(sampler, storage, generator, spec.unit, watched=watched)
         self.order.keep_states = sampler.ahead or spec.prefetch > 0
         self.order.relabeling = spec.relabeling
         sampler._rng = generator
@@ -289,11 +291,12 @@ def _key(key: tuple[str, ...]) -> Any:
 
 def _info(storage: Storage, prepared: Prepared, columns: dict[str, torch.Tensor]) -> dict[Any, Any]:
     """The info dictionary of a batch."""
-    info: dict[Any, Any] = {"index": storage.coordinates(prepared.index), **prepared.draw.info}
+    draw = prepared.draw
+    info: dict[Any, Any] = {"index": storage.coordinates(prepared.index), **draw.notes, **draw.info}
 
     def copied(key: tuple[str, ...]) -> torch.Tensor | None:
         column = columns.get("/".join(key))
         return None if column is None else column.clone()
 
-    info.update({_key(key): value for key, value in slice_flags(prepared.draw, copied).items()})
+    info.update({_key(key): value for key, value in slice_flags(draw, copied).items()})
     return info

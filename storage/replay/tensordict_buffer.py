@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from ...errors import SamplingError, SchemaError, UsageError
 from .argument_checks import resolve_storage
 from .buffer import ReplayBuffer
 from .reductions import reduce
+from .sample_units import Sequence
 from .samplers.prioritized import PrioritizedSampler
 from .storages.column_access import is_key
 from .storages.trees import stack
@@ -100,21 +102,53 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Set the priorities of a batch's rows from ``priority_key``, several values reduced to one.
 
-        Raises UsageError when the batch has no such key, or no ``index``.
+        Of `Sequence` windows the priorities are those of the anchors. A batch without the key gives its rows the priority of
+        new records, with a warning. Raises UsageError when it has no ``index``.
         """
         if not isinstance(self._sampler, PrioritizedSampler):
             return
         index = data.get("index", None)
         key = as_key(self.priority_key)
         values = data.get(key if len(key) > 1 else key[0], None)
-        if index is None or values is None:
-            missing = "index" if index is None else "/".join(key)
-            raise UsageError(f"the batch has no {missing}: it takes both to set priorities")
+        if index is None:
+            raise UsageError("the batch has no index: it takes that to set priorities")
+        if values is None:
+            message = f"the batch has no {'/'.join(key)}: its rows get the priority of new records"
+            warnings.warn(message, stacklevel=2)
+            values = torch.full(data.batch_size, self._sampler.default_priority)
+        anchors = self._anchor_reduced_priority(data, values)
+        if anchors is not None:
+            self.update_priority(*anchors)
+            return
         rows = index.reshape(len(index), -1)  # the same for all steps of a record
         rows = rows[:, -self._storage.ndim :] if self._storage.ndim > 1 else rows[:, 0]
         if values.numel() % len(rows):
             raise SamplingError(f"{values.numel()} priorities for {len(rows)} rows")
         self.update_priority(rows, reduce(values.reshape(len(rows), -1), self._sampler.reduction))
+
+    def _anchor_reduced_priority(
+        self, data: TensorDictBase, priority: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The anchors in a batch of `Sequence` windows, ascending, and for each the largest priority of its valid records.
+
+        Anchors are int64 ``[A]`` (``[A, ndim]`` for storages of more dimensions). None where the batch has no anchors.
+        """
+        anchor = data.get("anchor_index", None) if isinstance(self._sample_unit, Sequence) else None
+        count = data.numel()
+        if anchor is None or not count or priority.numel() % count:
+            return None
+        ndim = self._storage.ndim
+        rows = self._storage.flat(anchor.reshape(count, -1)[:, :ndim])
+        values = reduce(priority.detach().reshape(count, -1), getattr(self._sampler, "reduction", "max")).cpu()
+        valid = data.get("validity_mask", None)
+        if valid is not None:
+            valid = valid.reshape(count, -1)[:, 0].cpu()
+            rows, values = rows[valid], values[valid]
+        anchors, place = torch.unique(rows, return_inverse=True)
+        largest = torch.zeros(len(anchors), dtype=values.dtype).scatter_reduce(
+            0, place, values, "amax", include_self=False
+        )
+        return anchors if ndim == 1 else self._unflat(anchors), largest
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):

@@ -90,6 +90,22 @@ class TimelineRows:
         return self.take(torch.arange(start, stop)) if stop > start else self._rows.block(0, 0)
 
 
+class DistinctRows:
+    """Other rows, each of them read once however often it is wanted: for rows that have to be decoded."""
+
+    def __init__(self, rows: Readable) -> None:
+        self.leaf, self.count, self._rows = rows.leaf, rows.count, rows
+        self.block = rows.block
+
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        wanted, place = torch.unique(index, return_inverse=True)
+        return self._rows.take(wanted).index_select(0, place)
+
+    def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
+        index = first[:, None] + torch.arange(length)
+        return self.take(index.reshape(-1)).view(len(first), length, *self.leaf.shape)
+
+
 def by_position(rows: Readable, timeline: Timeline) -> Readable:
     """Rows to be read by position; the rows themselves where that is the same."""
     return rows if timeline.identity else TimelineRows(rows, timeline)

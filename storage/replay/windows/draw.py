@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -35,8 +36,10 @@ class Draw:
     """Pieces of ``length`` steps from each of ``start`` (int64 ``[n]``).
 
     ``lengths`` (int64 ``[n]``) is set where pieces may be shorter. With a ``timeline`` starts are positions in time,
-    without one they are storage rows. ``info`` holds what the sampler knows of each step drawn (importance weights).
-    ``goals`` (int64 ``[m]``): rows that the first m steps take their goals from, see `hindsight`.
+    without one they are storage rows. ``info`` holds what the sampler knows of each step drawn (importance weights),
+    ``notes`` what it says of the draw as a whole. ``overlapping``: single steps that follow each other, so that the same
+    rows are wanted several times. ``goals`` (int64 ``[m]``): rows that the first m steps take their goals from, see
+    `hindsight`.
     """
 
     start: torch.Tensor
@@ -47,6 +50,8 @@ class Draw:
     marks: SliceMarks | None = None
     info: dict[str, torch.Tensor] = field(default_factory=dict)
     goals: torch.Tensor | None = None
+    notes: dict[str, Any] = field(default_factory=dict)
+    overlapping: bool = False
 
     @classmethod
     def join(cls, draws: Sequence[Draw]) -> Draw:
@@ -57,7 +62,8 @@ class Draw:
         if any(draw.lengths is not None for draw in draws):
             lengths = torch.cat([draw.each_length() for draw in draws])
         info = {name: torch.cat([draw.info[name] for draw in draws]) for name in first.info}
-        return cls(start, first.length, lengths, first.timeline, first.padded, first.marks, info)
+        marks, overlapping = first.marks, first.overlapping
+        return cls(start, first.length, lengths, first.timeline, first.padded, marks, info, overlapping=overlapping)
 
     @property
     def steps(self) -> int:

@@ -37,8 +37,12 @@ def test_priorities_in_the_data():
     batch["error"] = torch.tensor([[1.0, 3.0]] * 4)
     several.update_tensordict_priority(batch)
     assert set(priorities(several)[batch["index"]].tolist()) == {2.0}
-    with pytest.raises(UsageError, match="no error"):
-        several.update_tensordict_priority(several.sample())
+    batch = several.sample()
+    with pytest.warns(UserWarning, match="no error: its rows get the priority of new records"):
+        several.update_tensordict_priority(batch)
+    assert set(priorities(several)[batch["index"]].tolist()) == {2.0}  # the largest there was
+    with pytest.raises(UsageError, match="no index"):
+        several.update_tensordict_priority(batch.exclude("index"))
 
 
 def test_records_that_were_not_kept():

@@ -1,0 +1,171 @@
+"""What is read for each record that a sampler draws: the record itself, or a window of records around it.
+
+A sampler draws *anchors*; a unit expands each into the records of the batch, in the order of time of the storage
+(`windows.timeline`). `Sequence(length=3, burn_in=2, bootstrap=1)` at the anchor a:
+
+    record             a-2  a-1   a   a+1  a+2  a+3
+    learning_mask       F    F    T    T    T    F        burn-in before, context for targets after
+    validity_mask       F    T    T    T    T    T        a-2 lies before the episode: its first record stands there
+
+Units decide nothing but rows, so they go with every storage, with priorities, frame stacks and n-step returns.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as ListLike
+from typing import Any, Literal
+
+import torch
+
+from ...errors import ArgumentTypeError, SamplingError, UsageError
+from .storages.storage import Storage
+from .windows.draw import Draw
+from .windows.edges import DONE, Edges, as_key
+from .windows.timeline import Timeline
+
+Boundary = Literal["pad", "stop", "include_reset"]
+Index = torch.Tensor | tuple[torch.Tensor, ...]
+
+
+class SampleUnit(ABC):
+    """Base of all units; one of your own needs `expand`, which must depend on nothing but its arguments."""
+
+    @abstractmethod
+    def expand(self, index: Index, info: dict[str, Any], storage: Storage) -> tuple[Index, dict[str, Any]]:
+        """The records to read for the anchors drawn, and what is known of each of them.
+
+        ``index`` holds storage rows: int64 ``[B]``, or a tuple of one such tensor for each dimension of the storage.
+        ``info`` has what the sampler says of the anchors (importance weights, ``[B]``). Returned is the same for the N
+        records to be read; tensors ``[N, ...]`` of the info are put into the batches of a `TensorDictReplayBuffer`,
+        everything else is only in the info.
+        """
+
+
+class Transition(SampleUnit):
+    """The anchors themselves, as without a unit."""
+
+    def expand(self, index: Index, info: dict[str, Any], storage: Storage) -> tuple[Index, dict[str, Any]]:
+        return index, info
+
+
+class Sequence(SampleUnit):
+    """A window of ``burn_in + length + bootstrap`` records around each anchor, ``dilation`` records apart.
+
+    The anchor is the first of the ``length`` records to learn from. A batch of B anchors has B windows one after the
+    other, flat; of each record it says
+
+    - ``learning_mask``: bool, whether it is one of the ``length``;
+    - ``validity_mask``: bool, whether it is a record of its own, and not the repeated edge of an episode;
+    - ``sequence_id`` and ``step_in_sequence``: int64, its window in the batch, and its place in the window;
+    - ``anchor_index``: int64, the row of the anchor (``[N, ndim]`` for storages of more dimensions). Priorities belong to
+      anchors: `TensorDictReplayBuffer.update_tensordict_priority` gives each the largest of its valid records.
+
+    ``episode_boundary`` is about windows that reach beyond the end of the anchor's episode: "pad" repeats its last record;
+    "stop" moves the window back until it ends with the episode, but not to before its beginning, and pads the rest;
+    "include_reset" goes on with the next episode. Burn-in never moves a window, and repeats the first record. Windows
+    never go from the newest record of a storage to its oldest.
+
+    ``done_key`` says where episodes end; with None all that is stored counts as one episode. Over a dataset the usual key
+    stands for its episode table. Raises UsageError for lengths that make no sense.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        episode_boundary: Boundary = "pad",
+        done_key: str | ListLike[str] | None = DONE,
+        burn_in: int = 0,
+        bootstrap: int = 0,
+        dilation: int = 1,
+    ) -> None:
+        least = {"length": 1, "burn_in": 0, "bootstrap": 0, "dilation": 1}
+        for (name, lowest), value in zip(least.items(), (length, burn_in, bootstrap, dilation)):
+            if not isinstance(value, int) or value < lowest:
+                raise UsageError(f"{name} must be a whole number of at least {lowest}, not {value!r}")
+        if episode_boundary not in ("pad", "stop", "include_reset"):
+            raise UsageError(f"episode_boundary is {episode_boundary!r}, not 'pad', 'stop' or 'include_reset'")
+        self.length, self.burn_in, self.bootstrap, self.dilation = length, burn_in, bootstrap, dilation
+        self.episode_boundary = episode_boundary
+        self.done_key = None if done_key is None else as_key(done_key)
+        self._edges = Edges(end_keys=() if self.done_key is None else (self.done_key,))
+
+    @property
+    def records(self) -> int:
+        """Records of each window."""
+        return self.burn_in + self.length + self.bootstrap
+
+    def expand(self, index: Index, info: dict[str, Any], storage: Storage) -> tuple[Index, dict[str, Any]]:
+        """See `SampleUnit.expand`. Raises UsageError where the storage does not say where episodes end."""
+        anchor = torch.stack(index, -1) if isinstance(index, tuple) else torch.as_tensor(index)
+        rows = storage.flat(anchor)
+        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(storage):
+            raise SamplingError(f"an anchor is outside the {len(storage)} records there are")
+        timeline = self._timeline(storage)
+        position = timeline.positions(rows)
+        episode = timeline.episode_of(position)
+        first, last = timeline.starts[episode], timeline.starts[episode + 1] - 1
+        if self.episode_boundary == "stop":
+            beyond = position + self.dilation * (self.length + self.bootstrap - 1) - last
+            position = torch.maximum(position - beyond.clamp(min=0), first)
+        step = torch.arange(self.records)
+        wanted = position[:, None] + (step - self.burn_in) * self.dilation
+        found = wanted.clamp(first[:, None], last[:, None])
+        learning = (step >= self.burn_in) & (step < self.burn_in + self.length)
+        said = {
+            "sequence_id": torch.arange(len(rows)).repeat_interleave(self.records),
+            "step_in_sequence": step.repeat(len(rows)),
+            "learning_mask": learning.repeat(len(rows)),
+            "validity_mask": (wanted == found).reshape(-1),
+        }
+        expanded = {name: self._repeat(value) for name, value in info.items()}
+        expanded |= {name: value.to(anchor.device) for name, value in said.items()}
+        expanded["anchor_index"] = self._repeat(anchor if storage.ndim > 1 else anchor.reshape(-1))
+        there = storage.coordinates(timeline.rows(found.reshape(-1)))
+        if isinstance(there, tuple):
+            return tuple(part.to(anchor.device) for part in there), expanded
+        return there.to(anchor.device), expanded
+
+    def _repeat(self, value: Any) -> Any:
+        """A value of each anchor for all its records; what is no such value as it is."""
+        values = torch.as_tensor(value) if not isinstance(value, str) else None
+        return value if values is None or not values.ndim else values.repeat_interleave(self.records, 0)
+
+    def _timeline(self, storage: Storage) -> Timeline:
+        if self.done_key is not None and self.episode_boundary != "include_reset":
+            return storage.timeline(self._edges)
+        if not len(storage):
+            raise SamplingError("cannot sample from an empty storage", hint="extend the buffer first")
+        starts = torch.arange(storage.width + 1) * storage.filled
+        return Timeline(starts, storage.filled, storage.width, storage.oldest)
+
+    def __repr__(self) -> str:
+        names = ("length", "episode_boundary", "done_key", "burn_in", "bootstrap", "dilation")
+        return f"Sequence({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+
+
+def check_unit(unit: Any) -> SampleUnit | None:
+    """The unit to apply, None where there is nothing to do. Raises ArgumentTypeError for what is no unit."""
+    if unit is not None and not isinstance(unit, SampleUnit):
+        message = f"sample_unit must be a SampleUnit, not a {type(unit).__module__}.{type(unit).__qualname__}"
+        raise ArgumentTypeError(message, hint="rbdata.Sequence and rbdata.Transition are units")
+    return None if type(unit) is Transition else unit
+
+
+def expand_draw(unit: SampleUnit, draw: Draw, storage: Storage) -> Draw:
+    """The draw of what a unit expands another one into. Raises UsageError for slices, SamplingError for rows not there."""
+    if draw.marks is not None or draw.length > 1:
+        message = f"a {type(unit).__name__} expands single records, and the sampler draws slices"
+        raise UsageError(message, hint="leave out slices, or the sample_unit")
+    start = draw.start if draw.timeline is None else draw.timeline.rows(draw.start)
+    index, info = unit.expand(storage.coordinates(start), dict(draw.info), storage)
+    rows = storage.flat(index)
+    if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(storage):
+        raise SamplingError(f"{type(unit).__name__} gives rows that are not among the {len(storage)} there are")
+    each = {
+        name: value
+        for name, value in info.items()
+        if name != "index" and isinstance(value, torch.Tensor) and value.shape[:1] == rows.shape
+    }
+    others = {name: value for name, value in info.items() if name != "index" and name not in each}
+    return Draw(rows, info=each, overlapping=True, notes=others)
