@@ -10,8 +10,10 @@ __all__ = [
     "BaseDatasetExperienceReplay",
     "D4RLExperienceReplay",
     "MinariExperienceReplay",
+    "OfflineToOnlineReplayBuffer",
     "OpenMLExperienceReplay",
     "load_dataset",
+    "prefill_replay_buffer",
     "register_dataset",
 ]
 

@@ -1,0 +1,174 @@
+"""From a dataset to a run of one's own: batches of both, or a buffer that begins with the dataset."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from ...errors import SamplingError, UsageError
+from ...storage.dataset import Dataset
+from ...storage.replay import LazyTensorStorage, ReplayBuffer, Storage
+from ...storage.replay.argument_checks import check_batch_size, check_seed
+from ...storage.replay.loading import load_buffer
+from ..local import open_dataset
+from .dataset_registry import load_dataset
+
+
+class OfflineToOnlineReplayBuffer:
+    """Batches of a dataset that is never changed and of a buffer that `extend` writes to, ``[batch_size]``.
+
+    - ``offline_dataset``: a buffer, a `Dataset`, its path or id, or a name with a prefix (``"minari:..."``, `load_dataset`).
+    - ``online_storage`` or ``online_capacity`` (records of a `LazyTensorStorage`): what the online buffer is made of.
+    - ``offline_fraction``: exactly ``round(offline_fraction * batch_size)`` records of every batch are the dataset's, and come
+      first; between 0 and 1, see `anneal`. All of them while there is nothing else.
+    - ``transform``: applied to the whole batch. ``seed``: same seed, same batches of both.
+    - ``dataset_kwargs``: options of the buffer over the dataset, where that is named.
+
+    A batch has the keys that both parts have: rows and weights of a sampler, for example, only where both buffers give them.
+    """
+
+    def __init__(
+        self,
+        offline_dataset: Any,
+        *,
+        online_storage: Storage | None = None,
+        online_capacity: int | None = None,
+        offline_fraction: float = 0.5,
+        batch_size: int | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        seed: int | None = None,
+        **dataset_kwargs: Any,
+    ) -> None:
+        if online_storage is not None and online_capacity is not None:
+            raise UsageError("give online_storage or online_capacity, not both")
+        if online_storage is None:
+            if online_capacity is None:
+                raise UsageError("give one of online_storage and online_capacity")
+            online_storage = LazyTensorStorage(online_capacity)
+        if not 0 < offline_fraction < 1:
+            raise UsageError(f"offline_fraction must lie between 0 and 1, and is {offline_fraction!r}")
+        self.batch_size = None if batch_size is None else check_batch_size(batch_size)
+        self.offline_buffer = _offline_buffer(offline_dataset, self.batch_size, dataset_kwargs)
+        self.online_buffer = ReplayBuffer(storage=online_storage)
+        # The hooks of TorchRL's trainers save and restore these two.
+        self._offline_fraction = self._base_offline_fraction = float(offline_fraction)
+        self._transform = transform
+        if seed is not None:
+            self.set_seed(seed)
+
+    @property
+    def offline_fraction(self) -> float:
+        """The share of the dataset in a batch, after annealing."""
+        return self._offline_fraction
+
+    def anneal(self, step: int, total_steps: int) -> None:
+        """Set the dataset's share for a step: it falls linearly from ``offline_fraction`` to none at ``total_steps``."""
+        if total_steps < 1:
+            raise UsageError(f"total_steps must be at least 1, not {total_steps}")
+        self._offline_fraction = self._base_offline_fraction * min(1.0, max(0.0, 1 - step / total_steps))
+
+    def set_seed(self, seed: int) -> None:
+        """Start the sequence of batches that belongs to a seed."""
+        self.offline_buffer.set_seed(check_seed(seed))
+        self.online_buffer.set_seed(seed + 1)
+
+    def add(self, data: Any) -> Any:
+        """Write one record to the online buffer."""
+        return self.online_buffer.add(data)
+
+    def extend(self, data: Any) -> Any:
+        """Write records to the online buffer; returns their rows in it."""
+        return self.online_buffer.extend(data)
+
+    def sample(self, batch_size: int | None = None) -> Any:
+        """Draw one batch. Raises SamplingError where the two parts do not fit together."""
+        size = self.batch_size if batch_size is None else check_batch_size(batch_size)
+        if size is None:
+            raise UsageError("the batch_size must be provided", hint="give it to the buffer, or to sample()")
+        offline = size if not len(self.online_buffer) else round(self._offline_fraction * size)
+        parts = [
+            buffer.sample(count)
+            for buffer, count in ((self.offline_buffer, offline), (self.online_buffer, size - offline))
+            if count
+        ]
+        batch = parts[0] if len(parts) == 1 else _join(*parts)
+        if self._transform is None:
+            return batch
+        changed = self._transform(batch)
+        return batch if changed is None else changed
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the online buffer, and where annealing stands."""
+        return {
+            "online_buffer": self.online_buffer.state_dict(),
+            "offline_fraction": self._offline_fraction,
+            "base_offline_fraction": self._base_offline_fraction,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.online_buffer.load_state_dict(state["online_buffer"])
+        self._offline_fraction = state["offline_fraction"]
+        self._base_offline_fraction = state["base_offline_fraction"]
+
+    def __len__(self) -> int:
+        return len(self.offline_buffer) + len(self.online_buffer)
+
+    def __repr__(self) -> str:
+        return (
+            f"OfflineToOnlineReplayBuffer(offline={self.offline_buffer!r}, online={self.online_buffer!r}, "
+            f"offline_fraction={self._offline_fraction:.3f}, batch_size={self.batch_size})"
+        )
+
+
+def prefill_replay_buffer(rb: Any, dataset: Any, n_samples: int | None = None, chunk_size: int = 1000) -> Any:
+    """Copy a dataset (as in `OfflineToOnlineReplayBuffer`) into the buffer ``rb``, and return that.
+
+    Without ``n_samples`` every record is copied once and in order, so that episodes stay whole; with fewer than there are, so
+    many are drawn by the dataset's sampler. ``chunk_size`` records are copied at a time.
+    """
+    source = _offline_buffer(dataset, check_batch_size(chunk_size), {})
+    total = len(source) if n_samples is None else min(n_samples, len(source))
+    copied = 0
+    while copied < total:
+        count = min(chunk_size, total - copied)
+        data = source[copied : copied + count] if total == len(source) else source.sample(count)
+        if isinstance(data, TensorDictBase):
+            count, data = len(data), data.exclude("index")  # the row it had there
+        rb.extend(data)
+        copied += count
+    return rb
+
+
+def _offline_buffer(dataset: Any, batch_size: int | None, options: dict[str, Any]) -> Any:
+    """The buffer over a dataset, however that is named."""
+    if isinstance(dataset, str) and ":" in dataset and not Path(dataset).exists():
+        if batch_size is None and "batch_size" not in options:
+            raise UsageError("the batch_size must be provided for a dataset that is named with a prefix")
+        return load_dataset(dataset, **{"batch_size": batch_size, **options})
+    if isinstance(dataset, (str, os.PathLike)):
+        dataset = open_dataset(dataset)
+    if isinstance(dataset, Dataset):
+        return load_buffer(dataset, **options)
+    if options:
+        message = f"{', '.join(options)}: options are only forwarded when the dataset is named"
+        raise UsageError(message, hint="give them to the buffer you pass")
+    return dataset
+
+
+def _join(offline: Any, online: Any) -> Any:
+    if isinstance(offline, TensorDictBase) and isinstance(online, TensorDictBase):
+        there = set(online.keys(True, True))
+        shared = [key for key in offline.keys(True, True) if key in there]
+        if not shared:
+            raise SamplingError("records of the dataset and of the online buffer have no key in common")
+        offline, online = offline.select(*shared), online.select(*shared)
+    try:
+        return torch.cat([offline, online])
+    except (RuntimeError, TypeError) as error:
+        message = f"records of the dataset and of the online buffer are not alike: {error}"
+        raise SamplingError(message, hint="give the offline buffer a transform that makes them so") from error

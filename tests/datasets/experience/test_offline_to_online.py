@@ -1,0 +1,101 @@
+"""Offline to online: shares of a batch, annealing, datasets by path and by prefix, copies of datasets."""
+
+from __future__ import annotations
+
+import pytest
+import rbdata
+import torch
+from rbdata.datasets.experience import dataset_registry
+from rbdata.errors import SamplingError, UsageError
+from rbdata.storage.replay import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
+from replay_tools import equal
+from storage_tools import make_episodes, write_dataset
+from tensordict import TensorDict
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("offline"), make_episodes([10, 30, 7, 20]), "raw")
+
+
+def records(count, source):
+    return TensorDict({"x": torch.arange(count), "source": torch.full((count,), source)}, [count])
+
+
+def filled(count, source=0, kind=ReplayBuffer):
+    buffer = kind(storage=LazyTensorStorage(count))
+    buffer.extend(records(count, source))
+    return buffer
+
+
+@pytest.mark.parametrize("fraction", [0.25, 0.5, 0.75])
+def test_shares_are_exact(fraction):
+    both = rbdata.OfflineToOnlineReplayBuffer(filled(50), online_capacity=20, offline_fraction=fraction, batch_size=20)
+    assert bool((both.sample()["source"] == 0).all()) and len(both) == 50
+    both.extend(records(8, 1))
+    both.add(records(1, 1)[0])
+    assert len(both) == 59 and len(both.offline_buffer) == 50
+    for size in (20, 7):
+        offline = round(fraction * size)
+        assert both.sample(size)["source"].tolist() == [0] * offline + [1] * (size - offline)
+    both.anneal(5, 10)
+    assert both.offline_fraction == fraction / 2
+    other = rbdata.OfflineToOnlineReplayBuffer(filled(50), online_storage=LazyTensorStorage(20))
+    other.load_state_dict(both.state_dict())
+    assert other.offline_fraction == fraction / 2 and len(other.online_buffer) == 9
+    for step in (10, 99):
+        both.anneal(step, 10)
+        assert bool((both.sample()["source"] == 1).all()) and both.sample().batch_size == (20,)
+
+
+@pytest.mark.filterwarnings("ignore:sample")
+def test_a_dataset_and_what_is_collected(folder, monkeypatch):
+    """Keys of one part only, such as the dataset's rows, are left out; a seed repeats everything."""
+    collected = rbdata.open_dataset(folder)[:30].exclude("truncated").set("extra", torch.zeros(30))
+    monkeypatch.setattr(dataset_registry, "_REGISTRY", {"mine": lambda path, **options: rbdata.load(path, **options)})
+    ways = (folder, str(folder), rbdata.open_dataset(folder), f"mine:{folder}", rbdata.load(folder))
+    batches = []
+    for way in ways:
+        both = rbdata.OfflineToOnlineReplayBuffer(
+            way,
+            online_capacity=30,
+            batch_size=16,
+            seed=3,
+            transform=lambda batch: batch.set("seen", batch["action"] * 0),
+        )
+        both.extend(collected)
+        batches.append(both.sample())
+    assert all(equal(batch, batches[0]) for batch in batches)
+    keys = set(batches[0].keys())
+    assert keys == {"observation", "action", "next", "done", "terminated", "seen"} and batches[0].batch_size == (16,)
+
+
+def test_what_is_refused(folder):
+    make = rbdata.OfflineToOnlineReplayBuffer
+    for bad in ({}, {"online_capacity": 5, "online_storage": LazyTensorStorage(5)}):
+        with pytest.raises(UsageError, match=r"one of|not both"):
+            make(filled(5), **bad)
+    for bad in ({"offline_fraction": 1.0}, {"offline_fraction": 0}, {"split_trajs": True}):
+        with pytest.raises(UsageError):
+            make(filled(5), online_capacity=5, **bad)
+    for lacking in (lambda: make("d4rl:x", online_capacity=5), make(filled(5), online_capacity=5).sample):
+        with pytest.raises(UsageError, match="batch_size"):
+            lacking()
+    for records_of_another_kind in ({"y": torch.zeros(5)}, {"x": torch.zeros(5, 3)}):
+        both = make(filled(5), online_capacity=5, batch_size=4)
+        both.extend(TensorDict(records_of_another_kind, [5]))
+        with pytest.raises(SamplingError):
+            both.sample()
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
+def test_copies_of_datasets(folder, kind):
+    for count, chunk, expected in ((None, 7, 30), (12, 5, 12), (99, 1000, 30)):
+        target = kind(storage=LazyTensorStorage(100))
+        assert rbdata.prefill_replay_buffer(target, filled(30, kind=kind), count, chunk) is target
+        assert len(target) == expected
+        if expected == 30:  # all of it: each record once, in order
+            assert target["x"].tolist() == list(range(30))
+    target = kind(storage=LazyTensorStorage(100))
+    rbdata.prefill_replay_buffer(target, folder, chunk_size=20)
+    assert equal(target[:].exclude("index"), rbdata.open_dataset(folder).to_tensordict())
