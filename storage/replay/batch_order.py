@@ -76,6 +76,11 @@ class BatchOrder:
         #: What chooses goals for every draw, see `hindsight`.
         self.relabeling: Relabeling | None = None
 
+    @property
+    def version(self) -> int:
+        """That of the storage when the last batch taken was drawn."""
+        return self._version
+
     def take(self, batch_size: int, prepare: Prepare, limit: int) -> DrawnBatch:
         """The next batch of this size; up to ``limit`` are prepared together."""
         if self._drawn and (batch_size != self._size or self.storage.version != self._version or self._was_set()):

@@ -139,8 +139,7 @@ class ReplayBuffer(SamplingMixin, CheckpointMixin):
             pin_memory,
             unit=self._sample_unit,
         )
-        self._iterator = None
-        self._ran_out = self._warned = False
+        self._pass_ended = self._warned = False
         self._make_lock()
         #: What `_make_parts` is called with, until that has happened.
         self._unmade: dict[str, Any] | None = {
@@ -184,21 +183,21 @@ class ReplayBuffer(SamplingMixin, CheckpointMixin):
         self._dim_extend = self._storage.ndim - 1 if dim_extend is None else dim_extend
         if one_ahead and self._sampler.ahead and self.batch_size:
             self._spec = replace(self._spec, prefetch=1)
+        self._start_order(generator, seed)
         if self.shared:
             self.share()
-        self._start_order(generator, seed)
 
     if not TYPE_CHECKING:  # which would take every name for one of a buffer's
 
         def __getattr__(self, name: str) -> Any:
             """Make the parts of a buffer that was made with ``delayed_init``."""
-            unmade = None if name.startswith("__") else self.__dict__.get("_unmade")
-            if unmade is None:
-                raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}")
-            with self._lock:
-                if self._unmade is not None:
-                    self._make_parts(**unmade)
-            return getattr(self, name)
+            if not name.startswith("__") and "_lock" in self.__dict__:
+                with self._lock:  # another thread may be making them
+                    if self.__dict__.get("_unmade") is not None:
+                        self._make_parts(**self._unmade)
+                    if name in self.__dict__:
+                        return self.__dict__[name]
+            raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}")
 
     @property
     def initialized(self) -> bool:

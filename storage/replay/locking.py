@@ -20,6 +20,7 @@ class LockMixin:
     """The part of `ReplayBuffer` that keeps threads and forked processes apart."""
 
     _lock: threading.RLock
+    _saving: threading.RLock
     _made_in: int
     _pipeline: Pipeline
     _storage: Storage
@@ -28,8 +29,9 @@ class LockMixin:
 
     def _make_lock(self) -> None:
         self._lock = threading.RLock()
+        self._saving = threading.RLock()  # held while a checkpoint is written or read, outside of the other
         self._made_in = os.getpid()
-        _buffers.add(self)
+        _buffers[id(self)] = self
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -61,20 +63,41 @@ class LockMixin:
                 yield
 
     def _after_fork(self) -> None:
-        self._lock = threading.RLock()
+        self._lock, self._saving = threading.RLock(), threading.RLock()
         pipeline: Pipeline | None = self.__dict__.get("_pipeline")
         if pipeline is not None:
             pipeline.after_fork(self._lock)
 
 
-_buffers: weakref.WeakSet[LockMixin] = weakref.WeakSet()
+_buffers: weakref.WeakValueDictionary[int, LockMixin] = weakref.WeakValueDictionary()
+
+
+_held = threading.local()
+#: A fork waits so long, in seconds, for the locks of all buffers, so that the child's copies are of one moment.
+PATIENCE = 2.0
+
+
+def _living() -> list[LockMixin]:
+    buffers = (reference() for reference in _buffers.valuerefs())
+    return sorted((buffer for buffer in buffers if buffer is not None), key=id)
+
+
+def _before_fork() -> None:
+    locks = [buffer._lock for buffer in _living()]
+    _held.locks = [lock for lock in locks if lock.acquire(timeout=PATIENCE)]
+
+
+def _after_fork_in_parent() -> None:
+    for lock in _held.__dict__.pop("locks", ()):
+        lock.release()
 
 
 def _after_fork() -> None:
     """In a child process: locks may be held by threads that only the parent has."""
-    for buffer in list(_buffers):
+    _held.__dict__.clear()
+    for buffer in _living():
         buffer._after_fork()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork)

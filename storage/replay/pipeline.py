@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from time import perf_counter
 from typing import Any
 
@@ -67,6 +69,10 @@ class RetiredError(Exception):
     """The pipeline was replaced while a caller waited for the lock."""
 
 
+class RowsChangedError(Exception):
+    """Another process wrote rows while a batch was read ahead of time."""
+
+
 class Pipeline:
     """Batches of one sampler over one storage. ``lock`` is the buffer's; see `prefetch` for who waits for whom.
 
@@ -102,20 +108,19 @@ class Pipeline:
         """
         ahead = ahead and self.spec.prefetch > 0
         if ahead and (not self._is_quick() or (self._queue is not None and len(self._queue))):
-            batch, info, ran_out = self._prefetched(size)
-        else:
-            begun = perf_counter()
-            with self.lock:
-                self._check_current()
-                if self._queue is not None and len(self._queue):
-                    self.rewind()
-                drawn = self._take(size)
-                rows = self.read(drawn.prepared)
-            batch, info = self._finish(drawn.prepared, self._collate(drawn.prepared, rows))
-            ran_out = drawn.ran_out
-            if ahead:
-                self._seconds.append(perf_counter() - begun)
-        return record_stream(batch, self.spec.device), info, ran_out
+            with suppress(RowsChangedError):
+                batch, info, ran_out = self._prefetched(size)
+                return record_stream(batch, self.spec.device), info, ran_out
+        begun = perf_counter()
+        with self.lock:
+            self._check_current()
+            if self._queue is not None and len(self._queue):
+                self.rewind()
+            drawn, rows = self._take_and_read(size)
+        batch, info = self._finish(drawn.prepared, self._collate(drawn.prepared, rows))
+        if ahead:
+            self._seconds.append(perf_counter() - begun)
+        return record_stream(batch, self.spec.device), info, drawn.ran_out
 
     def _check_current(self) -> None:
         if self._retired:
@@ -128,6 +133,19 @@ class Pipeline:
         if reader is None:
             return self.order.take(size, lambda draws: [_unread(draw) for draw in draws], 1)
         return self.order.take(size, reader.prepare, reader.ahead(size))
+
+    def _take_and_read(self, size: int) -> tuple[DrawnBatch, Any]:
+        """The next batch and its rows; where another process writes them, drawn and read anew."""
+        before = self.order.state() if self.storage.is_shared else None
+        attempts = count()
+
+        def attempt() -> tuple[DrawnBatch, Any]:
+            if next(attempts) and before is not None:
+                self.order.go_to(before)
+            drawn = self._take(size)
+            return drawn, self.read(drawn.prepared)
+
+        return self.storage.read_whole(attempt)
 
     def _reader(self) -> BatchReader | None:
         """What reads leaf by leaf; None where records can only be had whole."""
@@ -208,11 +226,19 @@ class Pipeline:
             if not len(queue):
                 self._submit(queue, size)
             job = queue.pop()
-        batch, info = job.result()
+        try:
+            batch, info = job.result()
+        except RowsChangedError:
+            with self.lock:
+                if queue is self._queue and queue.popped is job:
+                    self.rewind()
+                    self.order.go_to(job.item.state_before)
+            raise
         self._seconds.append(job.seconds)
         with self.lock:
             if queue is self._queue and not self._is_quick():
-                self._fill(queue, size, queue.last if len(queue) else job.item)
+                with suppress(Exception):  # whoever wants the next batch gets the error
+                    self._fill(queue, size, queue.last if len(queue) else job.item)
         return batch, info, job.item.ran_out
 
     def _is_quick(self) -> bool:
@@ -225,9 +251,13 @@ class Pipeline:
             last = self._submit(queue, size)
 
     def _submit(self, queue: Prefetcher[DrawnBatch], size: int) -> DrawnBatch:
-        drawn = self._take(size)
-        steps = (partial(step, drawn.prepared) for step in (self.read, self._collate, self._finish))
-        queue.submit(drawn, *steps)
+        version = self.storage.version
+        with self._changes_noticed(version):
+            drawn = self._take(size)
+        steps: tuple[Any, ...] = (self.read, self._collate, self._finish)
+        if self.storage.is_shared:
+            steps = (partial(self._read_unchanged, self.order.version), *steps[1:])
+        queue.submit(drawn, *(partial(step, drawn.prepared) for step in steps))
         return drawn
 
     @property
@@ -238,6 +268,24 @@ class Pipeline:
     def _oldest(self) -> OrderState | None:
         """The state before the first batch that waits to be delivered."""
         return self._queue.first.state_before if self._queue is not None and self.queued else None
+
+    def _read_unchanged(self, version: int, prepared: Prepared) -> Any:
+        """`read`, of rows drawn at this version of the storage. Raises RowsChangedError when it is another one by now."""
+        with self._changes_noticed(version):
+            rows = self.read(prepared)
+        if version % 2 or self.storage.version != version:
+            raise RowsChangedError
+        return rows
+
+    @contextmanager
+    def _changes_noticed(self, version: int) -> Iterator[None]:
+        """Errors become RowsChangedError where rows were written meanwhile."""
+        try:
+            yield
+        except Exception as error:
+            if self.storage.is_shared and (version % 2 or self.storage.version != version):
+                raise RowsChangedError from error
+            raise
 
     def state(self) -> OrderState:
         """The state of the order after all that was delivered."""

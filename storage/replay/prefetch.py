@@ -14,6 +14,8 @@ Who waits for whom. Every buffer has one lock (``ReplayBuffer._lock``). It is he
 - Collating and finishing run functions of the user, which may call the buffer. Nobody waits for them while holding the
   buffer's lock. Finishing waits for the batch before it, never for a later one; it happens one batch at a time.
 - A caller whose batch no thread has begun makes it in its own thread.
+- Rows that other processes write are guarded by a number that every write changes (see `tensor_storage`): a batch during
+  whose reading it changed is dropped, and made in the caller's thread under the lock of the writers.
 - Whoever exchanges transforms or loads states first withdraws what is in the making, waits for it without any lock (not
   from inside a transform), and then takes the lock (``ReplayBuffer._exclusive``).
 """
@@ -130,6 +132,7 @@ class Prefetcher(Generic[Item]):
         self._queue: deque[Job[Item]] = deque()
         self._unfinished: deque[Job[Item]] = deque()
         self._last: Job[Item] | None = None
+        self.popped: Job[Item] | None = None  # what was delivered last
         self._finishing = threading.Lock()
         self._finalizer = weakref.finalize(self, _shut_down, self._pool)
 
@@ -159,7 +162,8 @@ class Prefetcher(Generic[Item]):
 
     def pop(self) -> Job[Item]:
         """The job that is delivered next; ask for its ``result`` without the lock."""
-        return self._queue.popleft()
+        self.popped = self._queue.popleft()
+        return self.popped
 
     def complete_reads(self) -> None:
         """Have all rows read that were drawn, so that the storage may be written."""

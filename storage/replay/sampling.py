@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from ...errors import UsageError
@@ -17,13 +19,15 @@ from .storages.list_storage import ListStorage
 from .storages.trees import stack_records
 from .writing import WritingMixin
 
+#: ``ran_out`` is that of the thread's last batch.
+_thread = threading.local()
+
 
 class SamplingMixin(WritingMixin):
     """The part of `ReplayBuffer` that samples."""
 
     _spec: BatchSpec
-    _iterator: Iterator[Any] | None
-    _ran_out: bool
+    _pass_ended: bool
     _warned: bool
     batch_size: int | None
     _unmade: dict[str, Any] | None
@@ -46,8 +50,13 @@ class SamplingMixin(WritingMixin):
         """A batch, and what makes its info; ``ahead``: further batches of this size may be prefetched."""
         while True:
             with suppress(RetiredError):
-                batch, info, self._ran_out = self._pipeline.sample(size, ahead)
+                batch, info, _thread.ran_out = self._pipeline.sample(size, ahead)
                 return batch, info
+
+    @property
+    def _ran_out(self) -> bool:
+        """Whether the batch that this thread sampled last ended a pass."""
+        return getattr(_thread, "ran_out", False)
 
     def can_sample(self, batch_size: int | None = None) -> bool:
         """Whether `sample` of this size would give a batch."""
@@ -83,11 +92,11 @@ class SamplingMixin(WritingMixin):
 
     def next(self) -> Any:
         """The next batch of an iteration that goes on by itself; None after the last of a pass."""
-        if self._iterator is None:
-            self._iterator = iter(self)
-        batch = next(self._iterator, None)
-        if batch is None:
-            self._iterator = None
+        if self._pass_ended:
+            self._pass_ended = False
+            return None
+        batch = self.sample()
+        self._pass_ended = self._ran_out and not self._sampler.endless
         return batch
 
     @property
@@ -141,7 +150,7 @@ class SamplingMixin(WritingMixin):
             whole = self.dataset if by_leaf else self[:]
             return read_column(self._storage, whole, index)
         with self._lock:
-            data = read_records(self._storage, index, self._swapped_dim)
+            data = self._storage.read_whole(partial(read_records, self._storage, index, self._swapped_dim))
         if isinstance(self._storage, ListStorage) and isinstance(data, list):
             data = (self._spec.collate or stack_records)(data)
         return self._transforms(data) if len(self._transforms) else data

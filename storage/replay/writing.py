@@ -89,6 +89,7 @@ class WritingMixin(LockMixin):
 
     def empty(self, empty_write_count: bool = True) -> None:
         """Forget all records, and with ``empty_write_count`` how many were written. Raises ReadOnlyError over a dataset."""
+        self._check_process()
         with self._exclusive():
             count = getattr(self._writer, "write_count", None)
             self._writer.empty()

@@ -3,15 +3,15 @@
     python tests/support/replay_campaign.py --seconds 3600 --seed 1            # every storage in turn
     python tests/support/replay_campaign.py --seconds 20 --case memmap-random-2-steady --seed 7
 
-A case is a storage, a sampler, a depth of prefetching and a kind of calls. It runs in a process of its own: 8 threads there, and
-4 more processes (2 forked, 2 spawned) where the rows are shared. ``steady`` calls write and read; ``stormy`` ones also empty,
-load, and change records. Checked are:
+A case is a storage, a sampler, a depth of prefetching and a kind of calls. It runs in a process of its own: 8 threads there,
+and 4 more processes (2 forked, 2 spawned) where the rows are shared. ``steady`` calls write and read; ``stormy`` ones also
+empty, load, and change records. Checked are:
 
 - Every record read, by whatever call, is whole: it holds who wrote it, its number and values computed from both.
-- Steady: ``len`` lies between the records written before the call and those begun after it (which is one number where one thread
-  writes), and at the end the storage holds of each thread its last records without a gap, in order of time.
-- No call takes longer than ``--limit`` seconds, counted in ticks of a thread of the same process: what a busy machine takes away
-  does not count. The stacks of all threads are written when one does.
+- Steady: ``len`` lies between the records written before the call and those begun after it (which is one number where one
+  thread writes), and at the end the storage holds of each thread its last records without a gap, in order of time.
+- No call takes longer than ``--limit`` seconds, counted in ticks of a thread of the same process: what a busy machine takes
+  away does not count. The stacks of all threads are written when one does.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import tempfile
 import threading
 import time
 import traceback
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -145,7 +146,7 @@ def make_buffer(case: Case, folder: Path) -> TensorDictReplayBuffer:
     else:
         storage = LazyTensorStorage(ROWS, ndim=case.ndim)
     options = {} if storage.immutable else {"writer": TensorDictRoundRobinWriter()}
-    buffer = TensorDictReplayBuffer(
+    return TensorDictReplayBuffer(
         storage=storage,
         sampler=make_sampler(case.sampler) if case.storage != "dataset" else dataset_sampler(case.sampler),
         batch_size=BATCH,
@@ -154,7 +155,11 @@ def make_buffer(case: Case, folder: Path) -> TensorDictReplayBuffer:
         shared=case.storage in SHARED,
         **options,
     )
-    return buffer
+
+
+def unchanged(batch: Any) -> Any:
+    """A transform."""
+    return batch
 
 
 def dataset_sampler(name: str) -> Any:
@@ -232,7 +237,13 @@ class Caller:
         if not self.case.read_only:
             calls |= {self.add: 20, self.extend: 20}
         if self.process == 0:
-            calls |= {self.append_transform: 1, self.set_sampler: 1, self.set_writer: 1, self.set_storage: 1, self.dumps: 1}
+            calls |= {
+                self.append_transform: 1,
+                self.set_sampler: 1,
+                self.set_writer: 1,
+                self.set_storage: 1,
+                self.dumps: 1,
+            }
         if not self.case.steady and not self.case.read_only:
             calls |= {self.set_rows: 8, self.empty: 2, self.load_state: 1, self.loads: 1}
         return calls
@@ -260,11 +271,11 @@ class Caller:
 
     # what is read
 
-    def seen(self, batch: Any) -> Any:
+    def seen(self, batch: Any, rows: Any = None) -> Any:
         if not self.case.read_only:
             check_records(batch)
         elif len(batch):
-            truth = self.truth[batch["index"]]
+            truth = self.truth[batch["index"] if rows is None else rows]
             assert bool((batch["action"] == truth["action"]).all())
             assert bool((batch["observation"] == truth["observation"]).all())
         self.rows += batch.numel()
@@ -303,7 +314,7 @@ class Caller:
         rows = [self.chance.randrange(size) for _ in range(5)] if size else []
         if rows and self.case.steady:
             if self.case.ndim == 1:
-                self.seen(self.buffer[torch.tensor(rows)])
+                self.seen(self.buffer[torch.tensor(rows)], torch.tensor(rows))
             else:
                 coordinates = torch.unravel_index(torch.tensor(rows), (size // BESIDE, BESIDE))
                 self.seen(self.buffer[coordinates[1], coordinates[0]])
@@ -390,7 +401,7 @@ class Caller:
 
     def append_transform(self) -> None:
         if len(self.buffer.transform) < 4:
-            self.buffer.append_transform(lambda batch: batch)
+            self.buffer.append_transform(unchanged)
 
     def set_sampler(self) -> None:
         make = dataset_sampler if self.case.read_only else make_sampler
@@ -431,7 +442,9 @@ class Caller:
         path = self.folder / f"dump-{self.writer}"
         self.buffer.dumps(path)
         if not self.case.read_only and self.case.storage != "list":
-            count = json.loads((path / "storage" / "storage_metadata.json").read_text())["len"] // (self.case.beside or 1)
+            count = json.loads((path / "storage" / "storage_metadata.json").read_text())["len"] // (
+                self.case.beside or 1
+            )
             data = TensorDict.load_memmap(path / "storage")[:count]
             if count:
                 self.seen(data)
@@ -494,7 +507,9 @@ def ticks() -> int:
     return _ticks[0]
 
 
-def work(name: str, seed: int, buffer: Any, folder: Path, process: int, threads: int, stop: float, limit: float) -> None:
+def work(
+    name: str, seed: int, buffer: Any, folder: Path, process: int, threads: int, stop: float, limit: float
+) -> None:
     """Make calls from threads until ``stop``; the result goes to a file. Ends the process when a call does not return."""
     torch.set_num_threads(1)
     case = Case(name, seed)
@@ -520,7 +535,9 @@ def work(name: str, seed: int, buffer: Any, folder: Path, process: int, threads:
         _ticks[0] += 1
         stuck = [caller for caller in callers if caller.begun and ticks() - caller.begun > limit / TICK]
         if stuck:
-            print(f"{case.name} seed {seed} process {process}: {[c.call for c in stuck]} do not return", file=sys.stderr)
+            print(
+                f"{case.name} seed {seed} process {process}: {[c.call for c in stuck]} do not return", file=sys.stderr
+            )
             faulthandler.dump_traceback(all_threads=True)
             sys.stderr.flush()
             os._exit(3)
@@ -593,7 +610,9 @@ def check_end(case: Case, buffer: Any, log: np.ndarray) -> None:
             who = writer * BESIDE + beside if case.beside else writer
             mine = by_time["number"][by_time["writer"] == who].tolist()
             last = int(log[writer, 2])
-            assert mine == list(range(last - len(mine), last)), f"{case.name}: of writer {who} is left {mine}, last {last}"
+            assert mine == list(range(last - len(mine), last)), (
+                f"{case.name}: of writer {who} is left {mine}, last {last}"
+            )
 
 
 def main() -> None:
@@ -607,6 +626,7 @@ def main() -> None:
     parser.add_argument("--here", action="store_true", help="the one case in this process")
     args = parser.parse_args()
     faulthandler.enable()
+    warnings.simplefilter("ignore")
     if args.here:
         torch.set_num_threads(1)
         result = run_case(args.case[0], args.seed, args.each, args.limit)
@@ -633,8 +653,10 @@ def main() -> None:
         calls.update(result["calls"])
         rows += result["rows"]
         longest = max(longest, [*result["longest"], name])
-        print(f"{name} --seed {args.seed + number}: {sum(result['calls'].values())} calls, longest {result['longest']}", flush=True)
-    print(f"{spent:.0f} s, {sum(calls.values()):,} calls, {rows:,} records, {faults} faults, longest call {longest}\n{dict(calls)}")
+        made = sum(result["calls"].values())
+        print(f"{name} --seed {args.seed + number}: {made} calls, longest {result['longest']}", flush=True)
+    print(f"{spent:.0f} s, {sum(calls.values()):,} calls, {rows:,} records, {faults} faults, longest call {longest}")
+    print(dict(calls))
     sys.exit(bool(faults))
 
 

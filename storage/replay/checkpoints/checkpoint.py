@@ -43,7 +43,8 @@ def dump(buffer: Any, path: Any) -> None:
     """Write a `ReplayBuffer` to the folder ``path``. Raises UsageError for contents that only pickle could write."""
     storage = buffer.storage
     in_place = isinstance(storage, LazyMemmapStorage) and storage.scratch_dir == Path(path).absolute() / "storage"
-    with CheckpointWriter(path, in_place=in_place) as folder:
+    # The lock is released first: nobody waits while the disk does.
+    with CheckpointWriter(path, in_place=in_place) as folder, buffer._lock:
         dump_into(buffer, folder, in_place=in_place)
 
 
@@ -60,9 +61,10 @@ def load(buffer: Any, path: Any) -> None:
 
 
 def dump_into(buffer: Any, folder: CheckpointWriter, *, in_place: bool = False) -> None:
-    """Write the parts of a buffer into a checkpoint that is being made."""
+    """Write the parts of a buffer, whose lock is held, into a checkpoint that is being made."""
     storage, writer = buffer.storage, buffer.writer
-    _dump_storage(storage, folder.path / "storage", buffer._save_hooks, in_place)
+    with storage.read_lock:
+        _dump_storage(storage, folder.path / "storage", buffer._save_hooks, in_place)
     if isinstance(writer, RoundRobinWriter):
         folder.json("writer/metadata.json", writer.state_dict())
     else:

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing import parent_process
+from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -64,14 +65,15 @@ class CheckpointMixin(LockMixin):
         """Write everything to a folder; see `checkpoint`."""
         from .checkpoint import dump
 
-        with self._lock:
+        with self._saving:
             dump(self, path)
 
     def loads(self, path: Any) -> None:
         """Read what `dumps` wrote, into a buffer made of the same parts; see `checkpoint`."""
         from .checkpoint import load
 
-        with self._exclusive():
+        self._check_process()
+        with self._saving, self._exclusive():
             load(self, path)
 
     save = dump = dumps
@@ -79,7 +81,7 @@ class CheckpointMixin(LockMixin):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, in memory: copies of the data, and the state of the order of batches."""
-        with self._lock:
+        with self._lock, self._storage.read_lock:
             order = self._pipeline.state()
             return {
                 "storage": self._storage.state_dict(),
@@ -100,6 +102,7 @@ class CheckpointMixin(LockMixin):
         missing = [name for name in parts if name not in state]
         if missing:
             raise UsageError(f"the state lacks {', '.join(missing)}: it is not a buffer's")
+        self._check_process()
         with self._exclusive():
             try:
                 self._restore(state, lambda: self._storage.load_state_dict(state["storage"]))
@@ -135,13 +138,17 @@ class CheckpointMixin(LockMixin):
         self.shared = shared
         if not shared:
             return self
-        share = getattr(self._storage, "share_memory_", None)
-        if share is not None:
-            share()
+        if hasattr(self._storage, "share_memory_"):
+            self._share_storage()
         elif not self._storage.immutable:
             warnings.warn(f"a {type(self._storage).__name__} is copied to other processes, not shared", stacklevel=2)
         share_state(self._transforms)
         return self
+
+    def _share_storage(self) -> None:
+        if not self._storage.is_shared:
+            with self._writing():  # memory moves
+                self._storage.share_memory_()  # type: ignore[attr-defined]
 
     def split(self, rank: int, world_size: int) -> None:
         """Make this buffer the share ``rank`` of ``world_size`` of what it has been: what a data loader's worker does."""
@@ -192,16 +199,18 @@ class CheckpointMixin(LockMixin):
 
     def __getstate__(self) -> dict[str, Any]:
         if self._unmade is not None:
-            return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+            return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_saving")}
+        if get_spawning_popen() is not None and getattr(self._storage, "initialized", False):
+            self._share_storage()  # the pickler would do it, beside threads that write
         with self._lock:
             order, seed = self._pipeline.state(), self._rng.initial_seed()
-        left_out = ("_lock", "_pipeline", "_rng", "_iterator")
+        left_out = ("_lock", "_saving", "_pipeline", "_rng")
         state = {name: value for name, value in self.__dict__.items() if name not in left_out}
         return {**state, "_order": (order.generator.numpy().tobytes(), order.sampler, seed)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         generator, position, seed = state.pop("_order", (None, None, None))
-        self.__dict__.update(state, _iterator=None)
+        self.__dict__.update(state)
         self._make_lock()
         if self._unmade is not None:
             return

@@ -3,7 +3,8 @@
 The folder is one that ``TensorDict.load_memmap`` opens, with two small files of ours in it (format version 1):
 
     rbdata_storage.json       {"format_version": 1, "ndim": 1}
-    rbdata_counters.memmap    three int64: rows filled along the first dimension, the row written last, number of writes
+    rbdata_counters.memmap    three int64: rows filled along the first dimension, the row written last, and a number that
+                              every write increases, odd while rows are written
 
 The counters are mapped, as the data are: whoever opens the folder sees what was written last, also after the writer was
 killed, and a process that got the storage by pickling or forking sees new rows as they come. Processes that write do so in
@@ -18,7 +19,7 @@ import shutil
 import tempfile
 import warnings
 import weakref
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,14 @@ class LazyMemmapStorage(LazyTensorStorage):
         self._attach()
         return super().fields()
 
+    def _begin_write(self) -> None:
+        self._attach()
+        super()._begin_write()
+
+    @property
+    def read_lock(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._data is None else super().read_lock
+
     @property
     def write_lock(self) -> AbstractContextManager[Any]:
         if self._data is None:
@@ -156,8 +165,9 @@ class LazyMemmapStorage(LazyTensorStorage):
 
     def set_counters(self, filled: int, newest: int) -> None:
         """Set the counters to those of a checkpoint whose data are these files."""
-        self._count[:2] = filled, newest
-        self._count[2] += 1
+        with self.write_lock:
+            self._count[:2] = filled, newest
+            self._count[2] += 2
 
     def share_memory_(self) -> LazyMemmapStorage:
         return self  # files are shared as they are

@@ -30,6 +30,11 @@ class ProcessLock:
     def _open(self) -> None:
         self._process, self._file, self._depth, self._thread = os.getpid(), -1, 0, threading.RLock()
 
+    @property
+    def is_nested(self) -> bool:
+        """Whether the thread that holds the lock has taken it more than once."""
+        return self._depth > 1
+
     def __enter__(self) -> ProcessLock:
         if self._process != os.getpid():  # after a fork the file is still that of the parent, and its lock as well
             if self._file >= 0:

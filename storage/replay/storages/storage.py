@@ -11,9 +11,9 @@ known by its flat number ``t * environments + b``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -22,6 +22,8 @@ from ..windows.draw import Key
 from ..windows.edges import Edges
 from ..windows.timeline import Timeline
 from .gather import Readable
+
+Result = TypeVar("Result")
 
 
 class Storage:
@@ -87,8 +89,17 @@ class Storage:
         return nullcontext()
 
     @property
+    def read_lock(self) -> AbstractContextManager[Any]:
+        """Held while rows are read that no other process may write meanwhile; `read_whole` needs it rarely."""
+        return nullcontext()
+
+    def read_whole(self, read: Callable[[], Result]) -> Result:
+        """What ``read`` returns; it is called again where another process has written rows meanwhile."""
+        return read()
+
+    @property
     def is_shared(self) -> bool:
-        """Whether other processes may see the same rows."""
+        """Whether other processes may see the same rows, and write them."""
         return False
 
     # -- derived -----------------------------------------------------------------------------------------------------

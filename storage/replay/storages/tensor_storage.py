@@ -6,7 +6,8 @@ shapes and dtypes are known. After that every write must bring the same ones.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
@@ -19,7 +20,7 @@ from ....errors import SchemaError, UsageError
 from ..windows.draw import Key
 from .gather import Readable
 from .process_lock import ProcessLock
-from .storage import Storage
+from .storage import Result, Storage
 from .tensor_layout import (
     as_tensors,
     batch_shape,
@@ -34,7 +35,8 @@ from .tensor_layout import (
 from .trees import stack, tree_map
 
 # Counters, shared with other processes where the storage is: rows filled along the first dimension, the row written
-# last, and how many writes there were.
+# last, and a number that every write increases. It is odd while rows that are shared are written: who reads looks at it
+# before and after (a sequence lock), and takes the lock of the writers only where it was odd or has changed.
 FILLED, NEWEST, VERSION = range(3)
 
 
@@ -120,7 +122,49 @@ class TensorStorage(Storage):
 
     @property
     def write_lock(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self._write_lock is None else self._write_lock
+        return nullcontext() if self._write_lock is None else self._marked(self._write_lock)
+
+    @contextmanager
+    def _marked(self, lock: ProcessLock) -> Iterator[None]:
+        with lock:
+            if lock.is_nested:
+                yield
+                return
+            self._begin_write()
+            try:
+                yield
+            finally:
+                self._count[VERSION] += 1
+
+    def _begin_write(self) -> None:
+        self._count[VERSION] += 1 + self.version % 2  # odd already: the last writer was killed
+
+    @property
+    def read_lock(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._write_lock is None else self._unmarked(self._write_lock)
+
+    @contextmanager
+    def _unmarked(self, lock: ProcessLock) -> Iterator[None]:
+        with lock:
+            if self.version % 2 and not lock.is_nested:
+                self._count[VERSION] += 1
+            yield
+
+    def read_whole(self, read: Callable[[], Result]) -> Result:
+        if not self.is_shared:
+            return read()
+        version = self.version
+        if version % 2 == 0:
+            try:
+                result = read()
+            except Exception:
+                if self.version == version:
+                    raise
+            else:
+                if self.version == version:
+                    return result
+        with self.read_lock:
+            return read()
 
     @property
     def is_shared(self) -> bool:
@@ -155,6 +199,10 @@ class TensorStorage(Storage):
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+        with self.write_lock:
+            self._set(cursor, data, set_cursor)
+
+    def _set(self, cursor: Any, data: Any, set_cursor: bool) -> None:
         single = isinstance(cursor, (int, np.integer)) or (isinstance(cursor, torch.Tensor) and not cursor.ndim)
         if isinstance(data, list):
             data = stack(data)
@@ -177,7 +225,7 @@ class TensorStorage(Storage):
         self._count[FILLED] = max(self.filled, rows)
         if set_cursor:
             self._count[NEWEST] = last_row(cursor, self.capacity)
-        self._count[VERSION] += 1
+        self._count[VERSION] += 2
 
     def _check_own_memory(self) -> None:
         if self.filled:
@@ -206,8 +254,9 @@ class TensorStorage(Storage):
         raise AssertionError("a TensorStorage is allocated from the start")
 
     def empty(self) -> None:
-        self._count[FILLED], self._count[NEWEST] = 0, -1
-        self._count[VERSION] += 1
+        with self.write_lock:
+            self._count[FILLED], self._count[NEWEST] = 0, -1
+            self._count[VERSION] += 2
 
     _empty = empty
 
@@ -228,6 +277,10 @@ class TensorStorage(Storage):
 
         Raises SchemaError, with nothing written, when they do not fit.
         """
+        with self.write_lock:
+            self._restore(data, filled, newest)
+
+    def _restore(self, data: Any, filled: int, newest: int) -> None:
         capacity = self.capacity_for(data)
         if filled > capacity:
             raise SchemaError(f"{filled} rows do not fit into a storage of {capacity}")
@@ -237,7 +290,7 @@ class TensorStorage(Storage):
         if filled:
             self._write(slice(0, filled), tree_map(lambda leaf: leaf[:filled], data))
         self._count[FILLED], self._count[NEWEST] = filled, newest
-        self._count[VERSION] += 1
+        self._count[VERSION] += 2
 
     def share_memory_(self) -> TensorStorage:
         """Put data and counters in shared memory, so that processes started later see the same rows."""

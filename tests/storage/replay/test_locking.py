@@ -27,6 +27,8 @@ from rbdata.storage.replay import (
     PrioritizedSampler,
     RandomSampler,
     ReplayBufferEnsemble,
+    SamplerWithoutReplacement,
+    SliceSampler,
     TensorDictReplayBuffer,
 )
 from tensordict import TensorDict
@@ -167,6 +169,120 @@ def test_priorities_beside_samples(tmp_path):
     assert not run_beside([learn, learn, lambda: buffer.extend(records(7)), buffer.state_dict], 0.5)
 
 
+def test_next_and_iteration_from_several_threads():
+    """Each iteration ends with its own thread's last batch of a pass."""
+    buffer = make(prefetch=0, sampler=SamplerWithoutReplacement())
+
+    def walk() -> None:
+        assert all(whole(batch) for batch in buffer)
+
+    assert not run_beside([buffer.next, buffer.next, walk, walk], 0.3)
+
+
+def test_parts_are_made_once_where_several_threads_need_them():
+    def transform():
+        made.append(1)
+        time.sleep(0.05)
+        return lambda batch: batch
+
+    made: list[int] = []
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(200), batch_size=16, transform_factory=transform)
+    threads = [threading.Thread(target=buffer.extend, args=(records(40 * number),)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(buffer), made) == (160, [1])
+
+
+def test_memory_moves_when_nobody_reads():
+    """``share`` waits for batches on their way."""
+    buffer, reading, go_on = make(prefetch=1), threading.Event(), threading.Event()
+    inner = buffer._pipeline.read
+
+    def read(prepared):
+        reading.set()
+        go_on.wait()
+        return inner(prepared)
+
+    buffer._pipeline.read = read
+    threads = [threading.Thread(target=call, daemon=True) for call in (buffer.sample, buffer.share)]
+    threads[0].start()
+    reading.wait()
+    threads[1].start()
+    threads[1].join(0.1)
+    assert not buffer.storage.is_shared
+    go_on.set()
+    for thread in threads:
+        thread.join(20)
+    assert buffer.storage.is_shared and whole(buffer.sample())
+    buffer.close()
+
+
+def test_nobody_waits_while_a_checkpoint_goes_to_the_disk(tmp_path, monkeypatch):
+    buffer = make(prefetch=0)
+
+    def sync(folder: Path) -> None:
+        writer = threading.Thread(target=buffer.extend, args=(records(50),), daemon=True)
+        writer.start()
+        writer.join(20)
+        assert not writer.is_alive()
+
+    monkeypatch.setattr("rbdata.storage.replay.checkpoints.checkpoint_folder._sync", sync)
+    buffer.dumps(tmp_path / "saved")
+    copy = make(prefetch=0)
+    copy.loads(tmp_path / "saved")
+    assert (len(copy), len(buffer)) == (40, 80)
+
+
+def other_process(folder: Path) -> TensorDictReplayBuffer:
+    """A buffer over the same files; its lock is one of its own, as that of another process is."""
+    return TensorDictReplayBuffer(storage=LazyMemmapStorage(40, scratch_dir=folder, existsok=True), batch_size=4)
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize(
+    "sampler", [RandomSampler, SamplerWithoutReplacement, lambda: SliceSampler(slice_len=4, traj_key="traj")]
+)
+def test_rows_that_another_process_writes_while_a_batch_is_read(tmp_path, prefetch, sampler):
+    def rows(first: int) -> TensorDict:
+        return records(first).set("traj", torch.full((40,), first))
+
+    storage = LazyMemmapStorage(40, scratch_dir=tmp_path)
+    buffer = TensorDictReplayBuffer(storage=storage, batch_size=16, prefetch=prefetch, sampler=sampler())
+    buffer.extend(rows(0))
+    other, number, written = other_process(tmp_path), itertools.count(), []
+    images = storage.fields()["image"]
+    inner = images.take
+
+    def take(index: torch.Tensor) -> torch.Tensor:
+        """The large leaf of a batch is read last: the small ones are read by now."""
+        if next(number) % 2 == 0 and not storage._write_lock._depth:
+            other.extend(rows(40 * next(number))[: 8 + 3 * len(written)])
+            written.append(1)
+        return inner(index)
+
+    images.take = take
+    for _ in range(12):
+        batch = buffer.sample()
+        assert whole(batch) and len(batch) in (16, 8)  # the end of a pass
+        if "traj" in batch.keys() and isinstance(buffer.sampler, SliceSampler):  # noqa: SIM118
+            assert bool((batch["x"].view(4, 4).diff(dim=1) == 1).all())
+    assert len(written) > 3
+    buffer.close()
+
+
+def test_a_writer_that_was_killed_blocks_nobody(tmp_path):
+    """It leaves the number odd that says that rows are written."""
+    buffer = TensorDictReplayBuffer(storage=LazyMemmapStorage(40, scratch_dir=tmp_path), batch_size=4, prefetch=2)
+    buffer.extend(records(0))
+    for end in (lambda: whole(buffer.sample()), lambda: buffer.extend(records(1)) is not None):
+        buffer.storage._count[2] += 1
+        assert end()
+        assert buffer.storage.version % 2 == 0
+    buffer.close()
+
+
 def test_members_beside_their_ensemble(tmp_path):
     buffers = [make(), make()]
     ensemble = ReplayBufferEnsemble(*buffers, batch_size=32)
@@ -210,6 +326,22 @@ def fork_while_threads_hold_the_lock() -> None:
     for thread in threads:
         thread.join()
     buffer.close()
+    halves, entered = [0], threading.Event()
+
+    def write() -> None:
+        with buffer._lock:
+            entered.set()
+            time.sleep(0.2)
+            halves.append(1)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    entered.wait()
+    child = os.fork()
+    if not child:
+        os._exit(0 if len(halves) == 2 else 1)  # not what was there in the middle of a write
+    assert os.waitpid(child, 0)[1] == 0
+    writer.join()
 
 
 if __name__ == "__main__":

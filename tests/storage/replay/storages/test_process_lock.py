@@ -70,7 +70,7 @@ def test_a_ring_of_several_writers_wraps(start):
 
 
 @pytest.mark.parametrize("part", ["priorities", "ranks", "nothing shared"])
-def test_what_cannot_be_shared(part):
+def test_what_cannot_be_shared(part, monkeypatch):
     options = {
         "priorities": {"sampler": PrioritizedSampler(100, 0.7, 0.5)},
         "ranks": {"writer": TensorDictMaxValueWriter("x")},
@@ -88,6 +88,11 @@ def test_what_cannot_be_shared(part):
     (message,) = run_workers(buffer, "fork", 1)
     assert message.startswith("UsageError") and "process" in message
     assert len(buffer) == 1
+    monkeypatch.setattr(buffer, "_made_in", 1)  # as in another process
+    for call in (buffer.empty, lambda: buffer.load_state_dict(buffer.state_dict())):
+        with pytest.raises(UsageError, match="keeps values of every row"):
+            call()
+    monkeypatch.undo()
     buffer.extend(numbered(1, 4))
 
 
