@@ -274,12 +274,13 @@ def test_rows_that_another_process_writes_while_a_batch_is_read(tmp_path, prefet
 
 def test_a_writer_that_was_killed_blocks_nobody(tmp_path):
     """It leaves the number odd that says that rows are written."""
-    buffer = TensorDictReplayBuffer(storage=LazyMemmapStorage(40, scratch_dir=tmp_path), batch_size=4, prefetch=2)
+    storage = LazyMemmapStorage(40, scratch_dir=tmp_path)
+    buffer = TensorDictReplayBuffer(storage=storage, batch_size=4, prefetch=2)
     buffer.extend(records(0))
     for end in (lambda: whole(buffer.sample()), lambda: buffer.extend(records(1)) is not None):
-        buffer.storage._count[2] += 1
+        storage._count[2] += 1
         assert end()
-        assert buffer.storage.version % 2 == 0
+        assert storage.version % 2 == 0
     buffer.close()
 
 
