@@ -69,21 +69,17 @@ class BatchOrder:
         #: Whether others may set the generator: they then get batches from its new state, not those drawn ahead before.
         self._watched, self._left_at = watched, None if not watched else generator.get_state()
         self._drawn: deque[DrawnBatch] = deque()
-        self._size = self._version = 0
+        self._size = 0
+        self.version = 0  # that of the storage when the last batch taken was drawn
         self._ahead = 1
         #: Whether draws can be taken back; keeping the states costs time, and without them nothing is drawn ahead.
         self.keep_states = True
         #: What chooses goals for every draw, see `hindsight`.
         self.relabeling: Relabeling | None = None
 
-    @property
-    def version(self) -> int:
-        """That of the storage when the last batch taken was drawn."""
-        return self._version
-
     def take(self, batch_size: int, prepare: Prepare, limit: int) -> DrawnBatch:
         """The next batch of this size; up to ``limit`` are prepared together."""
-        if self._drawn and (batch_size != self._size or self.storage.version != self._version or self._was_set()):
+        if self._drawn and (batch_size != self._size or self.storage.version != self.version or self._was_set()):
             self.rewind()
         if not self._drawn:
             self._draw(batch_size, prepare, min(limit, self._ahead) if self._may_look_ahead else 1)
@@ -96,7 +92,7 @@ class BatchOrder:
         return self.sampler.ahead and (self.unit is None or isinstance(self.unit, Windowed))
 
     def _draw(self, batch_size: int, prepare: Prepare, count: int) -> None:
-        self._size, self._version = batch_size, self.storage.version
+        self._size, self.version = batch_size, self.storage.version
         draws: list[Draw] = []
         states: list[OrderState | None] = []
         ends: list[bool] = []

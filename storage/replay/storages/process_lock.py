@@ -15,7 +15,7 @@ class ProcessLock:
     """Held by one thread of one process at a time, by ``flock`` on a file; not reentrant between different objects.
 
     Without a ``path`` the file is a temporary one of the process that makes the lock, and goes with it. Copies made by
-    pickling or forking are the same lock.
+    pickling or forking are the same lock. ``depth`` is how often its thread has taken it.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -28,12 +28,7 @@ class ProcessLock:
         self._open()
 
     def _open(self) -> None:
-        self._process, self._file, self._depth, self._thread = os.getpid(), -1, 0, threading.RLock()
-
-    @property
-    def is_nested(self) -> bool:
-        """Whether the thread that holds the lock has taken it more than once."""
-        return self._depth > 1
+        self._process, self._file, self.depth, self._thread = os.getpid(), -1, 0, threading.RLock()
 
     def __enter__(self) -> ProcessLock:
         if self._process != os.getpid():  # after a fork the file is still that of the parent, and its lock as well
@@ -41,7 +36,7 @@ class ProcessLock:
                 os.close(self._file)
             self._open()
         self._thread.acquire()
-        if not self._depth:
+        if not self.depth:
             try:
                 if self._file < 0:
                     self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -49,12 +44,12 @@ class ProcessLock:
             except BaseException:
                 self._thread.release()
                 raise
-        self._depth += 1
+        self.depth += 1
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._depth -= 1
-        if not self._depth:
+        self.depth -= 1
+        if not self.depth:
             fcntl.flock(self._file, fcntl.LOCK_UN)
         self._thread.release()
 

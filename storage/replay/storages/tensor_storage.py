@@ -127,7 +127,7 @@ class TensorStorage(Storage):
     @contextmanager
     def _marked(self, lock: ProcessLock) -> Iterator[None]:
         with lock:
-            if lock.is_nested:
+            if lock.depth > 1:
                 yield
                 return
             self._begin_write()
@@ -146,7 +146,7 @@ class TensorStorage(Storage):
     @contextmanager
     def _unmarked(self, lock: ProcessLock) -> Iterator[None]:
         with lock:
-            if self.version % 2 and not lock.is_nested:
+            if self.version % 2 and lock.depth == 1:
                 self._count[VERSION] += 1
             yield
 
@@ -277,10 +277,6 @@ class TensorStorage(Storage):
 
         Raises SchemaError, with nothing written, when they do not fit.
         """
-        with self.write_lock:
-            self._restore(data, filled, newest)
-
-    def _restore(self, data: Any, filled: int, newest: int) -> None:
         capacity = self.capacity_for(data)
         if filled > capacity:
             raise SchemaError(f"{filled} rows do not fit into a storage of {capacity}")

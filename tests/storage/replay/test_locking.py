@@ -257,7 +257,7 @@ def test_rows_that_another_process_writes_while_a_batch_is_read(tmp_path, prefet
 
     def take(index: torch.Tensor) -> torch.Tensor:
         """The large leaf of a batch is read last: the small ones are read by now."""
-        if next(number) % 2 == 0 and not storage._write_lock._depth:
+        if next(number) % 2 == 0 and not storage._write_lock.depth:
             other.extend(rows(40 * next(number))[: 8 + 3 * len(written)])
             written.append(1)
         return inner(index)
