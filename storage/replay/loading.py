@@ -20,8 +20,8 @@ def load_buffer(dataset: Dataset, *, sampler: Sampler | None = None, **options: 
 
     - options of `make_sampler`: slices, priorities, or one pass without replacement.
     - ``sampler``: one of your own instead of all of these.
-    - all other ``options`` are those of `ReplayBuffer`: ``batch_size``, ``frame_stack``, ``n_step``, ``gamma``, ``transform``,
-      ``prefetch``, ``pin_memory``, ``device``, ``seed``, ``generator``, ``rank``, ``world_size``, ...
+    - all other ``options`` are those of `ReplayBuffer`: ``batch_size``, ``sample_unit``, ``frame_stack``, ``n_step``,
+      ``gamma``, ``transform``, ``prefetch``, ``pin_memory``, ``device``, ``seed``, ``generator``, ``rank``, ``world_size``, ...
 
     Raises UsageError for options that make no sense together.
     """

@@ -17,6 +17,7 @@ from rbdata import (
     ListStorage,
     PrioritizedSampler,
     ReplayBuffer,
+    ReplayBufferEnsemble,
     SampleUnit,
     Sequence,
     SliceSampler,
@@ -177,6 +178,25 @@ def test_priorities_of_anchors(tmp_path):
         assert found.max() < 100
         others = torch.ones(11, dtype=torch.bool).index_fill_(0, anchors, False)
         assert torch.allclose(found[others], torch.ones((), dtype=torch.float64), atol=1e-6)
+
+
+def test_priorities_of_anchors_in_ensembles():
+    members = [
+        TensorDictPrioritizedReplayBuffer(
+            alpha=1, beta=1, eps=0, storage=LazyTensorStorage(11), sample_unit=Sequence(3), batch_size=2
+        )
+        for _ in range(2)
+    ]
+    for member in members:
+        member.extend(rollout([6, 5]))
+    ensemble = ReplayBufferEnsemble(*members, batch_size=4, sample_from_all=True)
+    batch = ensemble.sample()
+    batch["td_error"] = torch.where(batch["validity_mask"], 5.0, 1000.0)
+    ensemble.update_tensordict_priority(batch)
+    for number, member in enumerate(members):
+        anchors = batch["anchor_index"][batch["index", "buffer_ids"] == number].unique()
+        found = priorities(member)[:11]
+        assert len(anchors) and found.sum() == 11 + 4 * len(anchors) and set(found[anchors].tolist()) == {5.0}
 
 
 class Twice(SampleUnit):
