@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 from ...errors import MissingExtraError, UsageError
 from ...storage.codecs.codec import Rows
 from ...storage.dataset import Dataset
 from ...storage.derived_dataset import ShiftedRows, add_episode, rename
+from ...storage.manifest import read_manifest
 from ...storage.replay.samplers.uniform import SamplerWithoutReplacement
 from ..sources.minari.names import local_root
 from .dataset_replay import SourceExperienceReplay
@@ -100,7 +103,8 @@ class D4RLExperienceReplay(SourceExperienceReplay):
     - ``split_trajs``: records are whole episodes, see `EpisodeStorage`.
     - ``use_truncated_as_done``: False: ``("next", "done")`` is ``("next", "terminated")``.
     - ``terminate_on_end``: True keeps the last step of an episode whose next observation is not in the file (zeros are given
-      for it), False leaves it out; None is False, unless what is there already has them.
+      for it), False leaves it out, which is the default. It applies when the dataset is downloaded: one that is there already
+      is taken as it is, with a UserWarning where that makes a difference.
     - ``from_env`` and ``direct_download`` have no effect: the file is always read directly, with all its keys.
 
     Next observations are those of the file, also at time-outs, where TorchRL gives zeros. See `SourceExperienceReplay` for all
@@ -129,8 +133,7 @@ class D4RLExperienceReplay(SourceExperienceReplay):
         **options: Any,
     ) -> None:
         self.use_truncated_as_done, self.from_env = use_truncated_as_done, from_env
-        if terminate_on_end is not None:
-            options.setdefault("unknown_next", "zero" if terminate_on_end else "truncate")
+        self._unknown_next = None if terminate_on_end is None else "zero" if terminate_on_end else "truncate"
         super().__init__(
             dataset_id,
             batch_size,
@@ -146,6 +149,19 @@ class D4RLExperienceReplay(SourceExperienceReplay):
             derive=partial(_d4rl_leaves, truncated_is_done=use_truncated_as_done),
             **options,
         )
+
+    def _obtain(self, download: bool | str, wanted: dict[str, Any]) -> Path:
+        chosen = self._unknown_next
+        if chosen is not None and download and (download == "force" or not self._place.exists()):
+            wanted = {"unknown_next": chosen, **wanted}
+        path = super()._obtain(download, wanted)
+        manifest = read_manifest(path)
+        stored = manifest.source.get("options", {}).get("unknown_next", chosen)
+        counts = manifest.counts
+        if chosen not in (None, stored) and (counts.get("given_up_steps") or counts.get("unknown_next_steps")):
+            message = f"{manifest.id} was converted with unknown_next={stored!r}: terminate_on_end has no effect on it"
+            warnings.warn(f"{message} (download='force' converts it again)", UserWarning, stacklevel=4)
+        return path
 
     @property
     def specs(self) -> Any:

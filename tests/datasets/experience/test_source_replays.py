@@ -203,6 +203,9 @@ def test_d4rl_one_pass():
     data = D4RLExperienceReplay(HOPPER, 3, from_env=False, sampler=SamplerWithoutReplacement(drop_last=True))
     assert len(data) // sum(1 for _ in data) == 3
     assert len(data) == 13  # two steps without a known successor are left out
+    with pytest.warns(UserWarning, match="terminate_on_end has no effect"):
+        assert len(D4RLExperienceReplay(HOPPER, 3, terminate_on_end=True)) == 13
+    assert len(D4RLExperienceReplay(HOPPER, 3, terminate_on_end=False)) == 13
     assert load_dataset(f"d4rl:{HOPPER}", batch_size=4, slice_len=2).sample().shape == (4,)
 
 
