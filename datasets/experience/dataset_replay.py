@@ -75,40 +75,16 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         dim: int = 0,
         num_workers: int | None = None,
         *,
-        chunksize: int | None = None,
-        num_chunks: int | None = None,
-        pool: Any = None,
-        generator: torch.Generator | None = None,
-        max_tasks_per_child: int | None = None,
-        worker_threads: int = 1,
-        index_with_generator: bool = False,
-        pbar: bool = False,
-        mp_start_method: str | None = None,
-        num_frames: int | None = None,
         dest: str | os.PathLike[str],
+        **options: Any,
     ) -> TensorStorage:
         """All records (or the first ``num_frames``) passed through ``fn``: a storage of files under ``dest``.
 
-        See `map_records`; the other arguments are those of `TensorDict.map`. ``fn`` is given the records as they are stored,
-        not as the buffer's transforms leave them. Raises UsageError as `map_records` does.
+        ``options`` are those of `map_records` (``num_frames``, ``chunksize``, ``num_chunks``) and of `TensorDict.map` (``pool``,
+        ``generator``, ``max_tasks_per_child``, ``worker_threads``, ``index_with_generator``, ``pbar``, ``mp_start_method``).
+        ``fn`` is given records as they are stored, not as transforms leave them. Raises as `map_records` does.
         """
-        return map_records(
-            self._storage,
-            fn,
-            dest,
-            dim=dim,
-            num_frames=num_frames,
-            num_workers=num_workers,
-            chunksize=chunksize,
-            num_chunks=num_chunks,
-            pool=pool,
-            generator=generator,
-            max_tasks_per_child=max_tasks_per_child,
-            worker_threads=worker_threads,
-            index_with_generator=index_with_generator,
-            pbar=pbar,
-            mp_start_method=mp_start_method,
-        )
+        return map_records(self._storage, fn, dest, dim=dim, num_workers=num_workers, **options)
 
     def delete(self) -> None:
         """Delete the dataset from the disk."""
