@@ -8,7 +8,8 @@ Reading order:
 3. `samplers`: which steps make a batch; `sample_units`: which records are read for each step drawn.
 4. `batch_order`, `prefetch`, `pipeline`: draws in order, made and read ahead of time.
 5. `writing`, `sampling`, `buffer` and `tensordict_buffer`: all of it together; `ensemble`: several buffers as one;
-   `transforms`; `checkpoints`.
+   `transforms`; `checkpoints`. Parts of ensembles: `ensemble_parts`, `member_parts`, `member_routing`. Goals in `hindsight`:
+   `her_buffer`. What a buffer is asked about: `trajectory`, `trajectory_predicates`, `trajectory_query`.
 6. `loading` (from options to a buffer over a dataset), `iterable` (data loaders), `devices`, `argument_checks`.
 """
 

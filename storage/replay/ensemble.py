@@ -19,10 +19,11 @@ from .buffer import ReplayBuffer
 from .checkpoints.checkpoint import CheckpointWriter
 from .devices import to_device
 from .ensemble_parts import SamplerEnsemble, StorageEnsemble, WriterEnsemble, pick_members
-from .member_parts import draw_part, info_of, with_info
+from .member_parts import draw_part, index_of, info_of, with_info
 from .member_routing import Router
 from .storages.trees import stack
 from .transforms.chain import Transforms
+from .windows.slice_flags import expand_to_records
 
 #: Arguments of TorchRL's that have no effect here: nothing is compiled, made late or served, and members save themselves.
 _SERVICE = {"service_backend", "service_backend_options", "transport", "transport_options"}
@@ -214,13 +215,17 @@ class ReplayBufferEnsemble:
         if len(lengths) > 1:
             message = f"the members' parts have {', '.join(map(str, sorted(lengths)))} records"
             raise SamplingError(message, hint="sample with strict_length or with replacement, or give a collate_fn")
-        known = [self.buffers[member]._info_in_batch for member in ids]
-        return LazyStackedTensorDict.maybe_dense_stack(
-            [
-                with_info(batch, info, member, in_batch=in_batch)
-                for member, (batch, info), in_batch in zip(ids, parts, known)
-            ]
-        )
+        complete = []
+        for member, (batch, info) in zip(ids, parts):
+            batch = batch.exclude("index")
+            complete.append(batch if self.buffers[member]._info_in_batch else with_info(batch, info))
+        joined = LazyStackedTensorDict.maybe_dense_stack(complete)
+        rows = [info["index"] for _, info in parts]
+        if len(rows[0]) != len(complete[0]):  # a transform has made other records of them
+            return joined
+        tails = [tuple(batch.batch_size[1:]) for batch in complete]
+        expanded = [expand_to_records(row, tail) for row, tail in zip(rows, tails)]
+        return joined.set("index", index_of(ids, expanded, min(map(len, tails)) + 1))
 
     def __iter__(self) -> Iterator[Any]:
         if self.batch_size is None:

@@ -9,7 +9,6 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_ten
 from torch.utils import _pytree as pytree
 
 from .buffer import ReplayBuffer
-from .windows.slice_flags import expand_to_records
 
 
 def draw_part(buffer: ReplayBuffer, size: int, *, ahead: bool) -> tuple[Any, dict[Any, Any]]:
@@ -42,32 +41,33 @@ def concatenate(batches: list[Any]) -> Any:
     return pytree.tree_map(lambda *leaves: torch.cat(leaves), *batches)
 
 
-def with_info(batch: TensorDictBase, info: dict[Any, Any], member: int, *, in_batch: bool) -> TensorDictBase:
-    """A part with what its sampler says of it (unless it is ``in_batch``), and with the member and the row of every record."""
-    batch = batch.exclude("index")
-    if len(info["index"]) != len(batch):  # a transform has made other records of them
-        return batch
-    if not in_batch:
+def with_info(batch: TensorDictBase, info: dict[Any, Any]) -> TensorDictBase:
+    """A part with what its sampler says of it, unless a transform has made other records of them."""
+    if len(info["index"]) == len(batch):
         for key, value in info.items():
             if key != "index":
                 batch.set(key, value)
-    rows = expand_to_records(info["index"], tuple(batch.batch_size[1:]))
-    return batch.set("index", _index(member, rows, batch.batch_size))
+    return batch
 
 
-def _index(member: int, rows: torch.Tensor, shape: torch.Size) -> TensorDict:
-    return TensorDict({"buffer_ids": torch.full(shape, member), "index": rows}, shape)
+def index_of(ids: list[int], rows: list[torch.Tensor], dims: int = 1) -> TensorDictBase:
+    """Which member each record is from, and its row there: int64 ``buffer_ids`` and ``index``, batch ``[parts, records, ...]``.
+
+    ``dims`` of the rows number records; a lazy stack where parts are not alike.
+    """
+    if len({row.shape for row in rows}) > 1:
+        return LazyStackedTensorDict.lazy_stack([index_of([member], [row], dims)[0] for member, row in zip(ids, rows)])
+    shape = torch.Size([len(ids), *rows[0].shape[:dims]])
+    members = torch.tensor(ids).view(-1, *[1] * dims).expand(shape).contiguous()
+    return TensorDict({"buffer_ids": members, "index": torch.stack(rows)}, shape)
 
 
-def info_of(ids: list[int], infos: list[dict[Any, Any]]) -> dict[Any, Any]:
-    """``index`` of all parts, and what all samplers say in one shape, ``[parts, records, ...]``."""
-    rows = [info.pop("index") for info in infos]
-    index = [_index(member, row, row.shape[:1]) for member, row in zip(ids, rows)]
+def info_of(ids: list[int], infos: list[dict[Any, Any]]) -> TensorDict:
+    """``index`` of all parts, and what all samplers say in one shape: ``[parts, records, ...]``, batch ``[parts]``."""
+    index = index_of(ids, [info.pop("index") for info in infos])
     alike = [key for key, value in infos[0].items() if all(_alike(value, info.get(key)) for info in infos)]
-    return {
-        **{key: torch.stack([info[key] for info in infos]) for key in alike},
-        "index": LazyStackedTensorDict.maybe_dense_stack(index),
-    }
+    stacked = {key: torch.stack([info[key] for info in infos]) for key in alike}
+    return TensorDict({**stacked, "index": index}, [len(ids)])
 
 
 def _alike(value: Any, other: Any) -> bool:

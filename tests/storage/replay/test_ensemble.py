@@ -224,6 +224,27 @@ def test_records_are_shared_out(routing):
         ensemble.extend(data if "routing_key" in routing else data[:, :2])
 
 
+@pytest.mark.parametrize("kind", ["ReplayBuffer", "TensorDictReplayBuffer"])
+@pytest.mark.parametrize("sampler", ["RandomSampler", "SamplerWithoutReplacement", "SliceSampler"])
+def test_batches_look_like_torchrls(kind, sampler):
+    """Keys and shapes, also of the info; slices without the last dimension of 1 that they have there."""
+    looks = []
+    for library in (pytest.importorskip("torchrl.data"), rbdata):
+        buffers = []
+        for size in (20, 30):
+            options = {"slice_len": 5} if sampler == "SliceSampler" else {}
+            storage = library.LazyTensorStorage(size)
+            buffers.append(getattr(library, kind)(storage=storage, sampler=getattr(library, sampler)(**options)))
+            buffers[-1].extend(rollout([10] * (size // 10)))
+        ensemble = library.ReplayBufferEnsemble(*buffers, num_buffer_sampled=3)
+        batch, info = ensemble.sample(30, return_info=True)
+        assert torch.equal(info["index", "buffer_ids"].reshape(-1), batch["index", "buffer_ids"].reshape(-1))
+        looks.append(
+            (batch.shape[:2], {key: leaf.shape[:2] for key, leaf in batch.items(True, True)}, set(info.keys()))
+        )
+    assert looks[0] == looks[1]
+
+
 def test_one_generator_for_all():
     first, second = (
         ReplayBufferEnsemble(plain(10), plain(20), generator=torch.Generator().manual_seed(1)) for _ in range(2)
