@@ -30,7 +30,7 @@ from .sample_units import check_unit
 from .samplers.uniform import Sampler
 from .sampling import SamplingMixin
 from .storages.storage import Storage
-from .transforms.chain import Transforms, share_state
+from .transforms.chain import Transforms, as_transforms, share_state
 from .windows.edges import Edges, as_key
 from .windows.n_step_return import NStep
 from .writers.base import ImmutableDatasetWriter, Writer
@@ -177,9 +177,7 @@ class ReplayBuffer(SamplingMixin, CheckpointMixin):
         self._writer.register_storage(self._storage)
         if transform_factory is not None:
             transform = transform_factory()
-        self._transforms = transform if isinstance(transform, Transforms) else Transforms()
-        if transform is not None and not isinstance(transform, Transforms):
-            self._transforms.append(transform)
+        self._transforms = as_transforms(transform)
         self._dim_extend = self._storage.ndim - 1 if dim_extend is None else dim_extend
         if one_ahead and self._sampler.ahead and self.batch_size:
             self._spec = replace(self._spec, prefetch=1)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 
 from ...errors import ReadOnlyError, SamplingError, UsageError
 from .argument_checks import check_batch_size, check_prefetch, check_seed, make_generator
@@ -19,10 +19,9 @@ from .buffer import ReplayBuffer
 from .checkpoints.checkpoint import CheckpointWriter
 from .devices import to_device
 from .ensemble_parts import SamplerEnsemble, StorageEnsemble, WriterEnsemble, pick_members
-from .member_parts import draw_part, index_of, info_of, with_info
+from .member_parts import draw_part, index_of, info_of, stack_parts, with_info
 from .member_routing import Router
-from .storages.trees import stack
-from .transforms.chain import Transforms
+from .transforms.chain import Transforms, as_transforms
 from .windows.slice_flags import expand_to_records
 
 #: Arguments of TorchRL's that have no effect here: nothing is compiled, made late or served, and members save themselves.
@@ -102,9 +101,7 @@ class ReplayBufferEnsemble:
         self.buffers = buffers
         self._router = Router(buffers, routing_key, routing_dim)
         transform = transform_factory() if transform_factory is not None else transform
-        self._transforms = transform if isinstance(transform, Transforms) else Transforms()
-        if transform is not None and not isinstance(transform, Transforms):
-            self._transforms.append(transform)
+        self._transforms = as_transforms(transform)
         self._collate = collate_fn
         self._prefetch = check_prefetch(prefetch, self.batch_size)
         for buffer in buffers:
@@ -210,7 +207,7 @@ class ReplayBufferEnsemble:
         if self._collate is not None:
             return self._collate(batches)
         if not isinstance(batches[0], TensorDictBase):
-            return stack(batches)
+            return stack_parts(batches)
         lengths = {len(batch) for batch in batches}
         if len(lengths) > 1:
             message = f"the members' parts have {', '.join(map(str, sorted(lengths)))} records"
@@ -219,7 +216,7 @@ class ReplayBufferEnsemble:
         for member, (batch, info) in zip(ids, parts):
             batch = batch.exclude("index")
             complete.append(batch if self.buffers[member]._info_in_batch else with_info(batch, info))
-        joined = LazyStackedTensorDict.maybe_dense_stack(complete)
+        joined = stack_parts(complete)
         rows = [info["index"] for _, info in parts]
         if len(rows[0]) != len(complete[0]):  # a transform has made other records of them
             return joined
@@ -320,12 +317,7 @@ class ReplayBufferEnsemble:
             return self.buffers[chosen][rows[0] if len(rows) == 1 else tuple(rows)] if rows else self.buffers[chosen]
         if rows:
             records = [self.buffers[member][rows[0] if len(rows) == 1 else tuple(rows)] for member in chosen]
-            if self._collate is not None:
-                found = self._collate(records)
-            elif isinstance(records[0], TensorDictBase):
-                found = LazyStackedTensorDict.maybe_dense_stack(records)
-            else:
-                found = stack(records)
+            found = (self._collate or stack_parts)(records)
             return self._transforms(found) if len(self._transforms) else found
         if chosen == list(range(len(self.buffers))):
             return self

@@ -9,6 +9,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_ten
 from torch.utils import _pytree as pytree
 
 from .buffer import ReplayBuffer
+from .storages.trees import stack
 
 
 def draw_part(buffer: ReplayBuffer, size: int, *, ahead: bool) -> tuple[Any, dict[Any, Any]]:
@@ -32,6 +33,11 @@ def draw_part(buffer: ReplayBuffer, size: int, *, ahead: bool) -> tuple[Any, dic
         return pieces[0]
     joined = {key: torch.cat([info[key] for _, info in pieces]) for key in pieces[0][1]}
     return concatenate([data for data, _ in pieces]), joined
+
+
+def stack_parts(parts: list[Any]) -> Any:
+    """Parts beside each other; those of TensorDicts that are not alike as a lazy stack."""
+    return LazyStackedTensorDict.maybe_dense_stack(parts) if isinstance(parts[0], TensorDictBase) else stack(parts)
 
 
 def concatenate(batches: list[Any]) -> Any:

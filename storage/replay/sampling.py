@@ -114,7 +114,7 @@ class SamplingMixin(WritingMixin):
         ``predicate`` is made with `traj`, or any function of a `Trajectory`. Trajectories are told apart by
         ``trajectory_key``, the usual ids, end-of-episode flags, or a dataset's episode table. Those of memory are views
         where nothing transforms them; those of a dataset are read when they are taken out of the sequence returned.
-        Raises UnknownKeyError where edges or keys are missing, SchemaError for records that are no TensorDicts.
+        Raises UnknownKeyError where edges or keys are missing, ArgumentTypeError for records that are no TensorDicts.
         """
         from .trajectory_query import query_trajectories
 

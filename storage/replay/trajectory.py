@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from tensordict import TensorClass, TensorDictBase
 
-from ...errors import SchemaError, UnknownKeyError
+from ...errors import ArgumentTypeError, SchemaError, UnknownKeyError
 from .windows.draw import Key
 from .windows.edges import ColumnOf, Edges, as_key
 from .windows.timeline import Timeline
@@ -116,8 +116,10 @@ def iter_trajectories(data: TensorDictBase, trajectory_key: Any = None) -> Itera
 
     They are told apart by ``trajectory_key``, the usual ids, or flags, see `find_edges`. Raises SchemaError for other data.
     """
-    if not isinstance(data, TensorDictBase) or data.batch_dims != 1:
-        raise SchemaError("trajectories are found in a TensorDict of one batch dimension")
+    if not isinstance(data, TensorDictBase):
+        raise ArgumentTypeError(f"trajectories are found in a TensorDict, not in a {type(data).__name__}")
+    if data.batch_dims != 1:
+        raise SchemaError(f"trajectories are found in data of one batch dimension, not of {tuple(data.batch_size)}")
     if not len(data):
         return
     column = lambda key: data.get(key, None)  # noqa: E731

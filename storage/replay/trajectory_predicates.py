@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ...errors import SchemaError, UnknownKeyError
+from ...errors import ArgumentTypeError, UnknownKeyError
 from .windows.edges import as_key
 
 Keys = frozenset[Any] | None  # None: not known
@@ -67,11 +67,16 @@ class StepPredicate:
         return TrajectoryPredicate(lambda found: self._fn(found).all(), f"{self._description}.all()", self._keys)
 
     def __call__(self, trajectory: Any = None) -> bool:
-        message = f"{self._description} has an answer for each step, not one: call .any() or .all() on it"
-        raise SchemaError(message)
+        raise ArgumentTypeError(
+            f"{self._description} has an answer for each step, not one: call .any() or .all() on it"
+        )
 
     def __repr__(self) -> str:
         return self._description
+
+
+def _comparison(sign: str, compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda expression, other: expression._compare(other, sign, compare)
 
 
 class _Expression:
@@ -88,24 +93,9 @@ class _Expression:
         fn = lambda found: compare(self._fn(found), other._fn(found) if expression else other)  # noqa: E731
         return self._predicate(fn, f"({self._description} {sign} {other!r})", keys)
 
-    def __gt__(self, other: Any) -> Any:
-        return self._compare(other, ">", operator.gt)
-
-    def __ge__(self, other: Any) -> Any:
-        return self._compare(other, ">=", operator.ge)
-
-    def __lt__(self, other: Any) -> Any:
-        return self._compare(other, "<", operator.lt)
-
-    def __le__(self, other: Any) -> Any:
-        return self._compare(other, "<=", operator.le)
-
-    def __eq__(self, other: object) -> Any:
-        return self._compare(other, "==", operator.eq)
-
-    def __ne__(self, other: object) -> Any:
-        return self._compare(other, "!=", operator.ne)
-
+    __gt__, __ge__ = _comparison(">", operator.gt), _comparison(">=", operator.ge)
+    __lt__, __le__ = _comparison("<", operator.lt), _comparison("<=", operator.le)
+    __eq__, __ne__ = _comparison("==", operator.eq), _comparison("!=", operator.ne)
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:

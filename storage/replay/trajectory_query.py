@@ -13,7 +13,7 @@ from typing import Any, overload
 import torch
 from tensordict import TensorDictBase
 
-from ...errors import SchemaError
+from ...errors import ArgumentTypeError
 from ..dataset import Dataset
 from .storages.dataset_storage import DatasetStorage
 from .storages.storage import Storage
@@ -111,7 +111,7 @@ def query_trajectories(
     source = storage.get(slice(None))
     source = stack_records(source) if isinstance(source, list) else source
     if not isinstance(source, TensorDictBase):
-        raise SchemaError(f"queries are about TensorDicts, and the storage holds a {type(source).__name__}")
+        raise ArgumentTypeError(f"queries are about TensorDicts, and the storage holds a {type(source).__name__}")
     timeline = storage.timeline(find_edges(storage.column, trajectory_key))
     places = list(_places(timeline, storage))
     if predicate is None:

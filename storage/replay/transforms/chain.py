@@ -109,6 +109,13 @@ class Transforms:
         return f"Transforms({', '.join(map(repr, self._chain))})"
 
 
+def as_transforms(transform: Any) -> Transforms:
+    """A chain as it is, a chain of one transform, or of none."""
+    if isinstance(transform, Transforms):
+        return transform
+    return Transforms() if transform is None else Transforms(transform)
+
+
 def _forward(transform: Callable[[Any], Any], batch: Any) -> Any:
     result = transform(batch)
     return batch if result is None else result
