@@ -193,7 +193,7 @@ class Pipeline:
         """What a reader has not put into the batch already."""
         tail = tuple(batch.batch_size[1:])
         if self.storage.ndim > 1:
-            index = torch.stack(torch.unravel_index(prepared.index, self.storage.shape), -1)
+            index = torch.stack(tuple(self.storage.coordinates(prepared.index)), -1)
             batch.set("index", expand_to_records(index, tail))
         if not read_whole:
             return

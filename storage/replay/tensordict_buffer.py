@@ -85,7 +85,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         self.update_priority(rows if self._storage.ndim == 1 else self._unflat(rows), priority.reshape(-1))
 
     def _unflat(self, rows: torch.Tensor) -> torch.Tensor:
-        return torch.stack(torch.unravel_index(rows, self._storage.shape), -1)
+        return torch.stack(tuple(self._storage.coordinates(rows)), -1)
 
     def _priority(self, data: TensorDictBase) -> torch.Tensor | None:
         """One priority for each row of the data, ``[N]``; None where there are none."""

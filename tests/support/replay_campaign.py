@@ -511,11 +511,13 @@ def work(
     name: str, seed: int, buffer: Any, folder: Path, process: int, threads: int, stop: float, limit: float
 ) -> None:
     """Make calls from threads until ``stop``; the result goes to a file. Ends the process when a call does not return."""
+    faulthandler.enable()
     torch.set_num_threads(1)
     case = Case(name, seed)
     log = np.memmap(folder / "log", np.int64, "r+", shape=(WRITERS, 3))
     callers = [Caller(case, buffer, folder, log, process, thread) for thread in range(threads)]
     errors: list[str] = []
+    _ticks[0] = 1
     if process == 0 and hasattr(os, "fork"):
         callers[-1].calls[callers[-1].fork] = 1
 
@@ -552,7 +554,7 @@ def work(
     (folder / f"result-{process}.json").write_text(json.dumps(result))
 
 
-def run_case(name: str, seed: int, seconds: float, limit: float) -> dict[str, Any]:
+def run_case(name: str, seed: int, seconds: float, limit: float, spawned: int) -> dict[str, Any]:
     """All processes of one case; raises AssertionError for what they found."""
     case = Case(name, seed)
     folder = Path(tempfile.mkdtemp(prefix="rbdata-campaign-"))
@@ -569,13 +571,13 @@ def run_case(name: str, seed: int, seconds: float, limit: float) -> dict[str, An
         stop = time.monotonic() + seconds
         children = []
         for process in range(1, case.processes + 1):
-            context: Any = multiprocessing.get_context("fork" if process % 2 else "spawn")
+            context: Any = multiprocessing.get_context("spawn" if process <= spawned else "fork")
             arguments = (name, seed, buffer, folder, process, 2, stop, limit)
             children.append(context.Process(target=work, args=arguments))
             children[-1].start()
         work(name, seed, buffer, folder, 0, THREADS, stop, limit)
         for child in children:
-            child.join(60 + limit)
+            child.join(240 + limit)
             if child.is_alive():
                 os.kill(child.pid, signal.SIGABRT)
                 raise AssertionError(f"{name} seed {seed}: process {child.name} does not end")
@@ -623,14 +625,16 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=5, help="seconds that a call may take")
     parser.add_argument("--case", action="append", help="storage-sampler-prefetch-mode")
     parser.add_argument("--go-on", action="store_true", help="after a fault")
-    parser.add_argument("--here", action="store_true", help="the one case in this process")
+    parser.add_argument("--here", action="store_true", help="the cases in this process, one after the other")
+    parser.add_argument("--spawned", type=int, default=2, help="of the 4 processes; the others are forked")
     args = parser.parse_args()
     faulthandler.enable()
     warnings.simplefilter("ignore")
     if args.here:
         torch.set_num_threads(1)
-        result = run_case(args.case[0], args.seed, args.each, args.limit)
-        print(json.dumps(result))
+        for name in args.case:
+            print(json.dumps(run_case(name, args.seed, args.each, args.limit, args.spawned)), flush=True)
+            args.spawned = 0
         return
     names = itertools.cycle(args.case) if args.case else cases(args.seed)
     calls: Counter[str] = Counter()
@@ -640,7 +644,7 @@ def main() -> None:
             break
         each = min(args.each, args.seconds - spent)
         command = [sys.executable, __file__, "--here", "--case", name, "--seed", str(args.seed + number)]
-        command += ["--each", str(each), "--limit", str(args.limit)]
+        command += ["--each", str(each), "--limit", str(args.limit), "--spawned", str(args.spawned)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         spent += each
         if done.returncode:

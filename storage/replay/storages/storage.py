@@ -196,7 +196,8 @@ class Storage:
 
     def coordinates(self, rows: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """Flat rows as ``get`` takes them: as they are, or one tensor for each dimension."""
-        return rows if self.ndim == 1 else tuple(torch.unravel_index(rows, self.shape))
+        # By the capacity: how many rows are filled may have changed since these were drawn.
+        return rows if self.ndim == 1 else tuple(torch.unravel_index(rows, (self.capacity, *self.shape[1:])))
 
     def flat(self, index: Any) -> torch.Tensor:
         """The reverse: ``[N]`` rows from ``[N]``, ``[N, ndim]`` or a tuple of ``ndim`` tensors; -1 stays -1."""

@@ -169,6 +169,18 @@ def test_priorities_beside_samples(tmp_path):
     assert not run_beside([learn, learn, lambda: buffer.extend(records(7)), buffer.state_dict], 0.5)
 
 
+def test_a_buffer_that_is_emptied_while_a_batch_is_collated():
+    """Where the rows of a batch lie does not depend on how many there are by then."""
+    storage = LazyTensorStorage(200, ndim=2)
+    buffer = TensorDictReplayBuffer(
+        storage=storage, batch_size=16, seed=0, collate_fn=lambda batch: (buffer.empty(), batch)[-1]
+    )
+    buffer.extend(records(0).reshape(5, 8))
+    batch = buffer.sample()
+    environment_first = batch["index"].flip(-1)
+    assert whole(batch) and bool((batch["x"] == environment_first @ torch.tensor([8, 1])).all())
+
+
 def test_next_and_iteration_from_several_threads():
     """Each iteration ends with its own thread's last batch of a pass."""
     buffer = make(prefetch=0, sampler=SamplerWithoutReplacement())
