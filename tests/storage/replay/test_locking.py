@@ -171,10 +171,13 @@ def test_priorities_beside_samples(tmp_path):
 
 def test_a_buffer_that_is_emptied_while_a_batch_is_collated():
     """Where the rows of a batch lie does not depend on how many there are by then."""
+
+    def collate(batch: TensorDict) -> TensorDict:
+        buffer.empty()
+        return batch
+
     storage = LazyTensorStorage(200, ndim=2)
-    buffer = TensorDictReplayBuffer(
-        storage=storage, batch_size=16, seed=0, collate_fn=lambda batch: (buffer.empty(), batch)[-1]
-    )
+    buffer = TensorDictReplayBuffer(storage=storage, batch_size=16, seed=0, collate_fn=collate)
     buffer.extend(records(0).reshape(5, 8))
     batch = buffer.sample()
     environment_first = batch["index"].flip(-1)
