@@ -95,6 +95,9 @@ class Console:
 
     def line(self, content: str = "") -> None:
         """Print one line of the result."""
+        self._print(text.printable(content))
+
+    def _print(self, content: str) -> None:
         try:
             print(content, file=sys.stdout)
         except BrokenPipeError as error:
@@ -104,11 +107,14 @@ class Console:
         """Print rows of bare values."""
         if not self.on_terminal:
             for row in rows:
-                self.line("\t".join("-" if value is None else str(value) for value in row))
+                self.line(
+                    "\t".join("-" if value is None else text.printable(str(value), one_line=True) for value in row)
+                )
             return
 
         def show(column: Column, value: Any) -> str:
-            return "-" if value is None else value if isinstance(value, str) else column.show(value)
+            shown = "-" if value is None else value if isinstance(value, str) else column.show(value)
+            return text.printable(shown, one_line=True)
 
         cells = [[show(column, value) for column, value in zip(columns, row)] for row in rows]
         titles = [column.title for column in columns]
@@ -122,7 +128,7 @@ class Console:
             aligned = (entries[i].rjust(widths[i]) if columns[i].right else entries[i].ljust(widths[i]) for i in shown)
             return "  ".join(aligned).rstrip()
 
-        self.line(self._bold(align(titles)))
+        self._print(self._bold(align(titles)))
         for entries in cells:
             self.line(align(entries))
 
@@ -133,12 +139,13 @@ class Console:
             if self.on_terminal:
                 self.line(text.wrapped(fact.text, self.width, fact.name.ljust(margin)))
             else:
-                self.line(f"{fact.name}\t{fact.text if fact.value is None else fact.value}")
+                value = text.printable(str(fact.text if fact.value is None else fact.value), one_line=True)
+                self.line(f"{fact.name}\t{value}")
 
     def heading(self, title: str) -> None:
         """Start a section of a long result; on terminals only."""
         if self.on_terminal:
-            self.line("\n" + self._bold(title))
+            self._print("\n" + self._bold(title))
 
     # -- everything else: stderr -------------------------------------------------------------------------------------
 
@@ -194,7 +201,7 @@ class Console:
     def _write(self, content: str) -> None:
         # The reader of stderr has ended (``2>&1 | head``): no reason to stop the work.
         with suppress(BrokenPipeError):
-            sys.stderr.write(content)
+            sys.stderr.write(text.printable(content))
             sys.stderr.flush()
 
     def _bold(self, content: str) -> str:

@@ -61,7 +61,7 @@ def run(
 
     path = find(dataset, root)
     manifest = read_manifest(path)
-    table = open_episodes(path, manifest.episodes)
+    table = open_episodes(path, manifest.episodes, manifest.steps)
     pictures = [picture for picture in (plot, frames) if picture is not None]
     if pictures:
         from .pictures import check_target, draw_episodes, draw_frames

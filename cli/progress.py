@@ -282,6 +282,7 @@ class _Bars:
     def show(self, key: object, what: str, share: float | None, words: str = "") -> None:
         """Draw a row or update it; without a share it has text only."""
         self._progress.start()
+        what = text.printable(what, one_line=True)
         fields: dict[str, Any] = {"words": words, "share": "" if share is None else text.percent(share)}
         total = None if share is None else 1.0
         if key in self._rows:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import textwrap
 from collections.abc import Sequence
 
+#: What a terminal acts upon, or shows in another order than it is stored: control characters, direction marks, lone surrogates.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -52,6 +55,16 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def printable(content: str, *, one_line: bool = False) -> str:
+    """Text from elsewhere (names, notes, licences, messages of servers), its control characters as escapes (``\\x1b``).
+
+    Tabs and ends of lines stay, unless it is to be ``one_line``.
+    """
+    if one_line:
+        content = content.replace("\n", "\\n").replace("\t", "\\t")
+    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), content)
 
 
 def command(*words: object) -> str:

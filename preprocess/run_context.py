@@ -74,7 +74,9 @@ def make_context(
 ) -> RunContext:
     """The context of a request whose input lies at ``path``. Raises UsageError for an input without steps."""
     options = request.read_options
-    episodes = view_episodes(open_episodes(path, manifest.episodes), request.num_frames, options.slice_len)
+    episodes = view_episodes(
+        open_episodes(path, manifest.episodes, manifest.steps), request.num_frames, options.slice_len
+    )
     if not episodes.steps:
         raise UsageError(f"{manifest.id} has no steps: there is nothing to preprocess")
     batch, size = choose_sizes(request.batch_size, options.step_bytes(manifest.schema))

@@ -22,7 +22,7 @@ from .codecs import codec_of
 from .codecs.codec import Rows
 from .episodes import EpisodeTable, open_episodes
 from .manifest import Manifest, read_manifest
-from .memory_map import keep_freed_memory
+from .memory_map import keep_freed_memory, map_array
 from .nesting import nest
 from .schema import Leaf, Schema
 from .specs import gymnasium_space, make_spec
@@ -100,7 +100,7 @@ class Dataset:
     @cached_property
     def episodes(self) -> EpisodeTable:
         """Where each episode lies, how it ended, what it returned."""
-        return open_episodes(self.path, self.manifest.episodes)
+        return open_episodes(self.path, self.manifest.episodes, len(self))
 
     @cached_property
     def episode_starts(self) -> torch.Tensor:
@@ -114,7 +114,11 @@ class Dataset:
         return {leaf.name: self._open(leaf, self.manifest.rows(leaf)) for leaf in self.schema}
 
     def _open(self, leaf: Leaf, count: int) -> Rows:
-        return codec_of(leaf).open_rows(self.path, count) if leaf.constant is None else ConstantRows(leaf, count)
+        if leaf.constant is None:
+            return codec_of(leaf).open_rows(self.path, count)
+        # Not read, but what is claimed of it must be there: its rows are made in memory.
+        map_array(self.path / leaf.memmap, np.dtype(np.uint8), count * leaf.row_bytes)
+        return ConstantRows(leaf, count)
 
     def episode_of(self, steps: torch.Tensor) -> torch.Tensor:
         """The episode each step belongs to, int64, same shape."""

@@ -19,14 +19,17 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import InvariantError
+from ..errors import DamagedDatasetError, InvariantError
 from .checksums import crc32c
-from .memory_map import map_array
+from .memory_map import VERIFY, map_array
 from .tensordict_folder import write_meta
 
 FOLDER = "episodes"
 TERMINATED, TRUNCATED, CUT = 1, 2, 3
 OUTCOMES = {TERMINATED: "terminated", TRUNCATED: "truncated", CUT: "cut"}
+
+#: Rows of the table that are checked at once.
+_CHECKED = 1 << 18
 
 _COLUMNS = {"start": "int64", "length": "int64", "return": "float64", "outcome": "uint8", "midway": "bool"}
 
@@ -55,12 +58,15 @@ class EpisodeTable:
         return self.start + np.arange(len(self))
 
     def check(self) -> None:
-        """Raise InvariantError unless the episodes are contiguous, in order and not empty."""
-        if not len(self):
-            return
-        ends = self.start + self.length
-        if self.start[0] != 0 or (self.length < 1).any() or (self.start[1:] != ends[:-1]).any():
-            raise InvariantError("the episode table leaves gaps, overlaps, or has empty episodes")
+        """Raise InvariantError unless the episodes are contiguous, in order and not empty, and each ends in a known way."""
+        expected = 0
+        for low in range(0, len(self), _CHECKED):  # in blocks: tables of bandits have a row for every step
+            start, length = self.start[low : low + _CHECKED], self.length[low : low + _CHECKED]
+            if int(length.min()) < 1 or int(start[0]) != expected or (start[1:] - start[:-1] != length[:-1]).any():
+                raise InvariantError("the episode table leaves gaps, overlaps, or has empty episodes")
+            if not np.isin(self.outcome[low : low + _CHECKED], tuple(OUTCOMES)).all():
+                raise InvariantError("the episode table has an unknown outcome")
+            expected = int(start[-1]) + int(length[-1])
 
     def summary(self) -> tuple[dict[str, float], dict[str, float]]:
         """``(returns, lengths)``: mean, std, min and max over episodes, for the manifest."""
@@ -80,14 +86,22 @@ class EpisodeTable:
         return {**ranges, **write_meta(folder, FOLDER, leaves, len(self))}
 
 
-def open_episodes(folder: Path, episodes: int) -> EpisodeTable:
-    """Map the table of a dataset; nothing is read until it is used."""
+def open_episodes(folder: Path, episodes: int, steps: int) -> EpisodeTable:
+    """Map the table of a dataset of so many episodes and steps. Raises DamagedDatasetError when it is not one."""
     arrays = [
         map_array(folder / FOLDER / f"{name}.memmap", np.dtype(dtype), episodes) for name, dtype in _COLUMNS.items()
     ]
     for array in arrays:
         array.flags.writeable = False
-    return EpisodeTable(*arrays)
+    table = EpisodeTable(*arrays)
+    try:
+        table.check()
+    except InvariantError as error:
+        raise DamagedDatasetError(f"{folder}: {error}", hint=VERIFY) from error
+    if table.steps != steps:
+        message = f"{folder}: the episode table covers {table.steps} steps, the dataset has {steps}"
+        raise DamagedDatasetError(message, hint=VERIFY)
+    return table
 
 
 class EpisodeBuilder:

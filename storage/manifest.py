@@ -29,11 +29,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ..errors import DamagedDatasetError, FormatVersionError, NotADatasetError, SchemaError
+from ..errors import DamagedDatasetError, FormatVersionError, NotADatasetError
 from .checksums import crc32c
 from .durable import write_atomically
 from .leaf import Leaf
-from .schema import Schema
+from .manifest_types import check_types
+from .schema import Schema, check_ted
 
 FILENAME = "rbdata.json"
 FORMAT = "rbdata"
@@ -114,7 +115,8 @@ def read_manifest(folder: Path) -> Manifest:
     except UnicodeDecodeError as error:
         raise DamagedDatasetError(f"{path} is not text", hint=_REDO) from error
     try:
-        record = json.loads(text)
+        record = json.loads(text, object_pairs_hook=_unique_keys)
+        whole = isinstance(record, dict) and record.get("checksum") == _checksum(record)
     except (ValueError, RecursionError) as error:
         raise DamagedDatasetError(f"{path} is not JSON: {error}", hint=_REDO) from error
     if not isinstance(record, dict) or record.get("format") != FORMAT:
@@ -123,17 +125,28 @@ def read_manifest(folder: Path) -> Manifest:
     if not isinstance(version, int) or version > FORMAT_VERSION:
         message = f"{folder} was written in format version {version}; this rbdata reads up to {FORMAT_VERSION}"
         raise FormatVersionError(message, hint="upgrade it: pip install -U rbdata")
-    if record.get("checksum") != _checksum(record):
+    if not whole:
         raise DamagedDatasetError(f"{path} does not match its own checksum: it was edited or damaged", hint=_REDO)
     try:
+        check_types(record)
         values = {entry.name: record[entry.name] for entry in fields(Manifest) if entry.name != "schema"}
-        schema = Schema(tuple(Leaf.from_json(leaf) for leaf in record["leaves"]))
-    except (KeyError, TypeError, SchemaError) as error:
+        manifest = Manifest(schema=Schema(tuple(Leaf.from_json(leaf) for leaf in record["leaves"])), **values)
+        check_ted(manifest.schema)
+    except (ValueError, KeyError, RecursionError) as error:
         raise DamagedDatasetError(f"{path} is malformed: {error}", hint=_REDO) from error
-    counts = (values["steps"], values["episodes"])
-    if not all(isinstance(count, int) and count >= 0 for count in counts) or not isinstance(values["files"], dict):
-        raise DamagedDatasetError(f"{path} is malformed: it counts {counts} steps and episodes", hint=_REDO)
-    return Manifest(schema=schema, **values)
+    return manifest
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. Raises ValueError where a key is there twice, or is no text that could be printed."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is there twice")
+    for name, value in pairs:
+        name.encode()
+        if isinstance(value, str):
+            value.encode()
+    return found
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import stat
 import sys
 from functools import cache
 from pathlib import Path
@@ -30,12 +31,15 @@ VERIFY = "`rbdata verify` names what is damaged; download or convert it again wi
 def map_array(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
     """The first ``count`` items of a file; nothing is read until it is used.
 
-    Raises DamagedDatasetError when the file is missing or too short.
+    Raises DamagedDatasetError when the file is missing, too short, or no file but a pipe, device or folder.
     """
     size = count * dtype.itemsize
     try:
-        with path.open("rb") as file:
-            found = file.seek(0, 2)
+        with open(path, "rb", opener=_open_at_once) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise DamagedDatasetError(f"{path} is not a file", hint=VERIFY)
+            found = status.st_size
             if found < size:
                 raise DamagedDatasetError(f"{path} has {found} bytes instead of {size}", hint=VERIFY)
             if not size:
@@ -45,7 +49,14 @@ def map_array(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
             data.madvise(mmap.MADV_RANDOM)
     except FileNotFoundError as error:
         raise DamagedDatasetError(f"{path} is missing", hint=VERIFY) from error
+    except OSError as error:
+        raise DamagedDatasetError(f"{path} cannot be read: {error.strerror}", hint=VERIFY) from error
     return np.frombuffer(data, dtype, count)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    # Otherwise opening a pipe waits until somebody writes to it.
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def will_read(array: np.ndarray, start: int, stop: int) -> None:

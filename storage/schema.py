@@ -129,3 +129,12 @@ def ted_flags() -> tuple[Leaf, ...]:
     roots = tuple(Leaf(flag, "step", "bool", (1,), constant=False) for flag in FLAGS)
     results = tuple(Leaf("next/" + flag, "step", "bool", (1,)) for flag in FLAGS)
     return (*roots, Leaf("next/reward", "step", "float32", (1,)), *results)
+
+
+def check_ted(schema: Schema) -> None:
+    """Raise SchemaError unless the flags and the reward are those of TED."""
+    flags = {prefix + name: "bool" for prefix in ("", "next/") for name in FLAGS}
+    for name, dtype in {**flags, "next/reward": "float32"}.items():
+        leaf = schema.get(name)
+        if leaf is None or (leaf.kind, leaf.dtype, leaf.shape) != ("step", dtype, (1,)):
+            raise SchemaError(f"{name} is missing, or not {dtype} [1]")

@@ -72,6 +72,7 @@ TESTED_BY = {
     "preprocess/functions/leaves": "preprocess/functions/test_traits",
     "storage/codecs/codec": "storage/codecs/test_raw",
     "storage/codecs/compressed": "storage/codecs/test_toy_codec",
+    "storage/manifest_types": "storage/test_hostile_folders",
     "storage/replay/argument_checks": "storage/replay/test_bad_input",
     "storage/replay/state_files": "storage/replay/checkpoints/test_checkpoint",
     "storage/replay/ensemble_parts": "storage/replay/test_ensemble",

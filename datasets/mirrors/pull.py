@@ -160,13 +160,6 @@ def read_remote_manifest(location: Location, item: RemoteObject) -> Manifest:
         except (DamagedDatasetError, NotADatasetError) as error:
             message = str(error).replace(folder, item.url.removesuffix(f"/{FILENAME}"))
             raise type(error)(message, hint=_DAMAGED_MIRROR) from None
-    for name, ranges in manifest.files.items():
-        well_formed = isinstance(ranges, list) and all(
-            isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], int) and entry[0] >= 0
-            for entry in ranges
-        )
-        if not well_formed:
-            raise DamagedDatasetError(f"the manifest of {manifest.id} is malformed at {name!r}")
     return manifest
 
 

@@ -119,6 +119,7 @@ class BatchReader:
     def _stacked_names(fields: dict[str, Readable], keys: Sequence[str] | None) -> list[str]:
         """Root paths of the observations to stack that have a leaf of their own for the successor."""
         steps = [name for name, rows in fields.items() if rows.leaf.kind == "step" and "next/" + name in fields]
+        steps = [name for name in steps if fields[name].leaf.shape == fields["next/" + name].leaf.shape]
         if keys is None:
             return [name for name in steps if name.partition("/")[0] in STACKED]
         unknown = [key for key in keys if key not in fields]

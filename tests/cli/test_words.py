@@ -50,6 +50,12 @@ def test_durations(seconds, words):
     assert text.duration(seconds) == words
 
 
+def test_text_from_elsewhere_cannot_control_the_terminal():
+    assert text.printable("a\x1b[31m\x9b\r\u202eb\ud800") == r"a\x1b[31m\x9b\r\u202eb\ud800"
+    assert text.printable("naïve\t日本\n") == "naïve\t日本\n"
+    assert text.printable("a\tb\n", one_line=True) == r"a\tb\n"
+
+
 def test_a_share_is_full_only_when_it_is():
     assert [text.percent(share) for share in (0, 0.29, 0.9999, 1, 1.5)] == ["0%", "29%", "99%", "100%", "100%"]
 

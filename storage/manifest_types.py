@@ -1,0 +1,115 @@
+"""What the fields of a manifest may hold, checked when it is read.
+
+A manifest may come from anywhere (a mirror, a shared disk, a colleague), and its checksum only shows that it is as its writer
+meant it. Types and bounds are declared here and checked by msgspec; keys that are not declared are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, TypedDict
+
+import msgspec
+from msgspec import Meta
+
+#: What is stated of the episodes' returns and lengths, where there are episodes.
+STATISTICS = {"mean", "std", "min", "max"}
+
+#: Steps, rows, bytes: more than any disk holds, and small enough for products with row sizes to be compared.
+Count = Annotated[int, Meta(ge=0, le=1 << 56)]
+Text = Annotated[str, Meta(max_length=1 << 20)]
+Checksum = Annotated[str, Meta(pattern="^[0-9a-f]{8}$")]
+#: A path relative to the folder, in it.
+FilePath = Annotated[
+    str, Meta(min_length=1, max_length=4096, pattern=r"^(?!/)(?!.*(?:^|/)\.{1,2}(?:/|$))[^\x00-\x1f\x7f]*$")
+]
+
+
+class SourceObject(TypedDict, total=False):
+    """One remote object."""
+
+    name: Text | None
+    size: Count | None
+    crc32c: Checksum | None
+
+
+class SourceRecord(TypedDict, total=False):
+    """What was converted, and how."""
+
+    name: Text
+    options: dict[str, Any]
+    objects: list[SourceObject]
+    shards: list[int]
+    all_shards: bool
+
+
+class PartRecord(TypedDict, total=False):
+    """The state rows that came from one object."""
+
+    name: Text
+    number: Count
+    first_state: Count
+    states: Count
+    layout: Text
+    object: SourceObject
+
+
+class FunctionRecord(TypedDict, total=False):
+    """One function of a preprocess run."""
+
+    function: Text
+    source_sha256: Text | None
+    args: dict[str, Any]
+
+
+class InputRecord(TypedDict, total=False):
+    """The dataset that a preprocessed one was made from."""
+
+    id: Text
+    content: Text | None
+    steps: Count
+    episodes: Count
+    source: SourceRecord
+    lineage: LineageRecord | None
+
+
+class LineageRecord(TypedDict, total=False):
+    """How a preprocessed dataset was made; see `preprocess.lineage`."""
+
+    input: InputRecord
+    functions: list[FunctionRecord]
+    windows: dict[str, Any] | None
+    versions: dict[str, Any] | None
+    statistics: dict[str, Any] | None
+    leaves: dict[str, list[Text]] | None
+    unchained: list[Text]
+    fingerprint: Text
+
+
+class ManifestRecord(TypedDict):
+    """The fields that readers rely on; see `manifest` for what they mean."""
+
+    id: Annotated[str, Meta(min_length=1, max_length=1024, pattern=r"^[^\x00-\x20\x7f]+$")]
+    steps: Count
+    episodes: Count
+    leaves: Annotated[list[dict[str, Any]], Meta(max_length=100_000)]
+    spaces: dict[str, dict[str, Any] | None]
+    source: SourceRecord
+    counts: dict[str, Any]
+    notes: list[Text]
+    returns: dict[str, float]
+    lengths: dict[str, float]
+    parts: list[PartRecord]
+    files: dict[FilePath, list[tuple[Count, Checksum]]]
+    licence: Text | None
+    citation: Text | None
+    lineage: LineageRecord | None
+    provenance: dict[str, Any]
+
+
+def check_types(record: Mapping[str, Any]) -> None:
+    """Raise ValueError, naming the field, where a parsed manifest is not what is declared above."""
+    msgspec.convert(record, ManifestRecord)
+    for name in ("returns", "lengths"):
+        if record[name] and not set(record[name]) >= STATISTICS:
+            raise ValueError(f"{name} lacks some of {', '.join(sorted(STATISTICS))}")
