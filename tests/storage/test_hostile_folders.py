@@ -19,7 +19,7 @@ from rbdata.storage.replay.loading import load_buffer
 from storage_tools import LAYOUTS, make_episodes, write_dataset
 
 #: Folders to try; a campaign sets more.
-COUNT = int(os.environ.get("RBDATA_FUZZED_FOLDERS", "100"))
+COUNT = int(os.environ.get("RBDATA_FUZZED_FOLDERS", "60"))
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +41,13 @@ def read_rows(folder: Path) -> None:
     dataset.read([0, 1], before=2, length=2)
 
 
+def read_spaces(folder: Path) -> None:
+    dataset = Dataset(folder)
+    for name in ("observation_space", "action_space", "spec"):
+        with suppress(RbdataError):
+            getattr(dataset, name)
+
+
 def sample(folder: Path) -> None:
     dataset = Dataset(folder)
     load_buffer(dataset, batch_size=4, seed=0).sample()
@@ -50,6 +57,7 @@ def sample(folder: Path) -> None:
 
 READERS = {
     "rows": read_rows,
+    "spaces": read_spaces,
     "sample": sample,
     "verify": verify,
     "inspect": lambda folder: (inspect(str(folder)), inspect(str(folder), episodes=True)),
@@ -87,6 +95,7 @@ def test_fuzzed_folders(tmp_path, sound, capsys):
         ("lineage", {"input": {"lineage": 5}}, "lineage"),
         ("source", {"objects": [{"size": "large"}]}, "source"),
         ("notes", "text", "notes"),
+        ("spaces", {"observation": 5}, "spaces"),
         ("id", "my/\x1b[31mtest", "id"),
         ("leaves", [], "reward|done"),
     ],
