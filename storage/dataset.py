@@ -24,7 +24,7 @@ from .episodes import EpisodeTable, open_episodes
 from .manifest import Manifest, read_manifest
 from .memory_map import keep_freed_memory, map_array
 from .nesting import nest
-from .schema import Leaf, Schema
+from .schema import LARGE_ROW, Leaf, Schema
 from .specs import gymnasium_space, make_spec
 from .window import Pad, read_window
 
@@ -116,8 +116,8 @@ class Dataset:
     def _open(self, leaf: Leaf, count: int) -> Rows:
         if leaf.constant is None:
             return codec_of(leaf).open_rows(self.path, count)
-        # Not read, but what is claimed of it must be there: its rows are made in memory.
-        map_array(self.path / leaf.memmap, np.dtype(np.uint8), count * leaf.row_bytes)
+        if leaf.row_bytes > LARGE_ROW:  # not read, but made in memory: what is claimed of it must be there
+            map_array(self.path / leaf.memmap, np.dtype(np.uint8), count * leaf.row_bytes)
         return ConstantRows(leaf, count)
 
     def episode_of(self, steps: torch.Tensor) -> torch.Tensor:
