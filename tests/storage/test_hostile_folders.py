@@ -97,7 +97,7 @@ def test_fuzzed_folders(tmp_path, sound, capsys):
         ("notes", "text", "notes"),
         ("spaces", {"observation": 5}, "spaces"),
         ("id", "my/\x1b[31mtest", "id"),
-        ("leaves", [], "reward|done"),
+        ("leaves", [], "every leaf"),
     ],
 )
 def test_the_error_names_the_field(folder, field, value, named):
