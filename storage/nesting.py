@@ -9,8 +9,8 @@ import torch
 from tensordict import TensorDict
 
 
-def nest(columns: Mapping[str, torch.Tensor], batch: tuple[int, ...]) -> TensorDict:
-    """A nested TensorDict from path names (``"next/reward"``); every tensor must begin with ``batch``."""
+def nest(columns: Mapping[str, torch.Tensor], batch: tuple[int, ...], device: torch.device | None = None) -> TensorDict:
+    """A nested TensorDict from path names (``"next/reward"``); every tensor must begin with ``batch`` and lie on ``device``."""
     places, parents = _plan(tuple(columns))
     levels: list[dict[str, torch.Tensor | TensorDict]] = [{} for _ in parents]
     for (level, last), tensor in zip(places, columns.values()):
@@ -18,8 +18,8 @@ def nest(columns: Mapping[str, torch.Tensor], batch: tuple[int, ...]) -> TensorD
     size = torch.Size(batch)
     # The constructor checks every shape; here they are known to be right.
     for level, (parent, name) in enumerate(parents[:-1]):
-        levels[parent][name] = TensorDict._new_unsafe(levels[level], batch_size=size)
-    return TensorDict._new_unsafe(levels[-1], batch_size=size)
+        levels[parent][name] = TensorDict._new_unsafe(levels[level], batch_size=size, device=device)
+    return TensorDict._new_unsafe(levels[-1], batch_size=size, device=device)
 
 
 @lru_cache(256)

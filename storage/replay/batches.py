@@ -224,7 +224,12 @@ class BatchReader:
             self._read_stacks(timeline, prepared.position, prepared.last, columns)
         if self._with_info:
             columns["index"] = expand_to_records(index, self._tail)
-        return nest(columns, (len(index), *self._tail))
+        device = self.storage.device
+        if device is not None and device.type != "cpu":
+            columns = {
+                name: column.to(device) for name, column in columns.items()
+            }  # what the sampler knows is on the CPU
+        return nest(columns, (len(index), *self._tail), device)
 
     def _read_states(self, rows: Readable, prepared: Prepared) -> tuple[torch.Tensor, torch.Tensor]:
         """A state leaf at the steps drawn, and after them."""

@@ -1,6 +1,8 @@
 """A buffer as a dataset of PyTorch's data loaders.
 
-    loader = buffer.as_iterable().loader(num_workers=4)
+    loader = buffer.as_iterable().loader(num_workers=4)      batches as the buffer's sampler draws them
+    loader = buffer.as_map().loader(batch_size=256)          records by number, in the loader's order
+    loader = DataLoader(buffer, batch_size=256)              the same, record by record: slower
 
 Each worker process has a copy of the buffer, not of the data: files are mapped again, shared memory is shared.
 Without replacement the workers divide each pass among them, so that together they give every step once;
@@ -9,10 +11,13 @@ with replacement each worker draws its own numbers from the buffer's seed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+import torch
+from tensordict import TensorDictBase
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from ...errors import UsageError
 
@@ -56,6 +61,47 @@ class ReplayIterable(IterableDataset):
         return DataLoader(self, batch_size=None, collate_fn=identity, num_workers=num_workers, **options)
 
 
+class ReplayMap(Dataset):
+    """The records of a buffer by number, through its transforms; a batch of a loader is read at once.
+
+    Raises UsageError for storages of several dimensions, whose records have no single number.
+    """
+
+    def __init__(self, buffer: Any) -> None:
+        if buffer.storage.ndim > 1:
+            message = f"records of a storage of {buffer.storage.ndim} dimensions have no single number"
+            raise UsageError(message, hint="buffer.as_iterable().loader() gives batches of its sampler")
+        self.buffer = buffer
+
+    def __len__(self) -> int:
+        return len(self.buffer)
+
+    def __getitem__(self, number: int) -> Any:
+        return self.buffer[number]
+
+    def __getitems__(self, numbers: Sequence[int]) -> Any:
+        """The records of a batch, ``[N, ...]``."""
+        return self.buffer[torch.as_tensor(numbers)]
+
+    def loader(
+        self, batch_size: int | None = None, shuffle: bool = True, num_workers: int = 0, **options: Any
+    ) -> DataLoader:
+        """A ``DataLoader`` over this; ``batch_size`` is the buffer's if not given."""
+        size = batch_size or self.buffer.batch_size
+        if size is None:
+            raise UsageError("a data loader needs a batch_size")
+        return DataLoader(self, size, shuffle, collate_fn=identity, num_workers=num_workers, **options)
+
+
 def identity(batch: Any) -> Any:
     """A ``collate_fn`` that changes nothing."""
     return batch
+
+
+def _collate(batch: Any, *, collate_fn_map: Any = None) -> Any:
+    """TensorDicts stacked; those that `ReplayMap` gives are complete."""
+    return batch if isinstance(batch, TensorDictBase) else torch.stack(batch)
+
+
+# PyTorch's way to have ``DataLoader(buffer)`` collate a type that it does not know.
+default_collate_fn_map.setdefault(TensorDictBase, _collate)

@@ -80,36 +80,42 @@ class CheckpointMixin(LockMixin):
     load = loads
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, in memory: copies of the data, and the state of the order of batches."""
+        """Everything, in memory: copies of the data, and the state of the order of batches; by TorchRL's names."""
         with self._lock, self._storage.read_lock:
             order = self._pipeline.state()
             return {
-                "storage": self._storage.state_dict(),
-                "sampler": self._sampler.state_dict(),
-                "writer": self._writer.state_dict(),
-                "transforms": self._transforms.state_dict(),
-                "batch_size": self.batch_size,
-                "generator": order.generator,
+                "_storage": self._storage.state_dict(),
+                "_sampler": self._sampler.state_dict(),
+                "_writer": self._writer.state_dict(),
+                "_transforms": self._transforms.state_dict(),
+                "_batch_size": self.batch_size,
+                "_rng": (order.generator, "cpu"),
                 "position": order.sampler,
             }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave.
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over what `state_dict` gave, here or in TorchRL 0.14.
 
-        Raises UsageError or SchemaError when it belongs to another buffer, which is then as it was before.
+        Of TorchRL's, batches that were prefetched are dropped. Raises UsageError or SchemaError when it belongs to another
+        buffer, which is then as it was before.
         """
-        parts = ("storage", "sampler", "writer", "transforms", "batch_size", "generator", "position")
-        missing = [name for name in parts if name not in state]
+        state = {name.removeprefix("_"): value for name, value in state_dict.items()}
+        missing = [name for name in ("storage", "sampler", "writer", "transforms", "batch_size") if name not in state]
         if missing:
             raise UsageError(f"the state lacks {', '.join(missing)}: it is not a buffer's")
         self._check_process()
+        storage, cursor = state["storage"], state["writer"].get("_cursor")
+        if "position" not in state and cursor:  # of TorchRL, whose storages do not say which row was written last
+            storage = {"newest": int(cursor) - 1, **storage}
+        generator = state["generator"] if "generator" in state else (state.get("rng") or (None,))[0]
         with self._exclusive():
             try:
-                self._restore(state, lambda: self._storage.load_state_dict(state["storage"]))
+                self._restore(state, lambda: self._storage.load_state_dict(storage))
             except KeyError as error:
                 raise UsageError(f"the state is that of a buffer made of other parts: it has no {error}") from error
             self.batch_size = state["batch_size"]
-            self._pipeline.go_to(OrderState(state["generator"], state["position"]))
+            generator = self._rng.get_state() if generator is None else generator
+            self._pipeline.go_to(OrderState(generator, state.get("position", self._sampler.position())))
 
     def _restore(self, states: dict[str, Any], load_storage: Callable[[], None]) -> None:
         """Load the states of the parts, the storage last: it writes nothing when what it is given does not fit.
@@ -170,6 +176,12 @@ class CheckpointMixin(LockMixin):
         from ..iterable import ReplayIterable
 
         return ReplayIterable(self, batches)
+
+    def as_map(self) -> Any:
+        """A map-style ``torch.utils.data.Dataset`` of this buffer's records; see `iterable`."""
+        from ..iterable import ReplayMap
+
+        return ReplayMap(self)
 
     def close(self) -> None:
         """Stop the prefetch threads, if there are any; sampling starts them again."""

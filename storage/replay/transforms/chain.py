@@ -90,6 +90,8 @@ class Transforms:
         }
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Take over what ``state_dict`` gave, here or that of TorchRL's ``Compose``."""
+        state = {name.removeprefix("transforms."): value for name, value in state.items()}
         for place, module in self._modules():
             prefix = f"{place}."
             own = {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}

@@ -172,6 +172,6 @@ def test_states_of_other_buffers_change_nothing(tmp_path, kind):
             load()
         assert equal(target[:], before)
         now = target.state_dict()
-        assert now["sampler"] == state["sampler"] and now["writer"] == state["writer"]
+        assert now["_sampler"] == state["_sampler"] and now["_writer"] == state["_writer"]
         target.sample()
         target.load_state_dict(state)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import rbdata
 import torch
+from rbdata.errors import UsageError
 from rbdata.storage.replay import (
     LazyMemmapStorage,
     LazyTensorStorage,
@@ -13,6 +14,7 @@ from rbdata.storage.replay import (
 )
 from replay_tools import rollout
 from storage_tools import make_episodes, write_dataset
+from torch.utils.data import DataLoader
 
 
 @pytest.fixture(scope="module")
@@ -46,3 +48,30 @@ def test_workers_with_replacement_draw_differently(folder):
     loader = again.loader(num_workers=2, multiprocessing_context="fork")
     assert [tuple(batch["index"].tolist()) for batch in loader] == batches
     assert len(list(buffer.as_iterable(2).loader())) == 2
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_records_by_number(workers):
+    """``DataLoader(buffer)`` as it is, and the map-style view, which reads a batch at once."""
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(20), batch_size=6)
+    buffer.extend(rollout([20]))
+    buffer.append_transform(twice)
+    for loader in (DataLoader(buffer, batch_size=6, num_workers=workers), buffer.as_map().loader(num_workers=workers)):
+        batches = list(loader)
+        assert [batch.batch_size for batch in batches] == [(6,), (6,), (6,), (2,)]
+        together = torch.cat(batches)
+        assert sorted(together["action"].tolist()) == list(range(20))
+        assert torch.equal(together["twice"], 2 * together["action"])
+    assert len(list(DataLoader(buffer.as_map(), batch_size=10))) == 2
+    assert buffer.as_map()[3]["action"] == 3
+
+
+def test_records_without_a_number():
+    with pytest.raises(UsageError, match="no single number"):
+        TensorDictReplayBuffer(storage=LazyTensorStorage(20, ndim=2)).as_map()
+    with pytest.raises(UsageError, match="batch_size"):
+        TensorDictReplayBuffer(storage=LazyTensorStorage(20)).as_map().loader()
+
+
+def twice(batch):
+    return batch.set("twice", batch["action"] * 2)
