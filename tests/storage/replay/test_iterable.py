@@ -56,7 +56,8 @@ def test_records_by_number(workers):
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(20), batch_size=6)
     buffer.extend(rollout([20]))
     buffer.append_transform(twice)
-    for loader in (DataLoader(buffer, batch_size=6, num_workers=workers), buffer.as_map().loader(num_workers=workers)):
+    options = {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
+    for loader in (DataLoader(buffer, batch_size=6, **options), buffer.as_map().loader(**options)):
         batches = list(loader)
         assert [batch.batch_size for batch in batches] == [(6,), (6,), (6,), (2,)]
         together = torch.cat(batches)
