@@ -73,13 +73,6 @@ def check_prefetch(prefetch: Any, batch_size: int | None) -> int:
     return prefetch
 
 
-def check_place(service_backend: str, transport: str) -> None:
-    """Raises UsageError for buffers that a service would hold."""
-    if service_backend != "direct" or transport not in ("auto", "direct"):
-        message = f"service_backend={service_backend!r} and transport={transport!r}: a buffer is where it is made"
-        raise UsageError(message, hint="a dataset folder or a LazyMemmapStorage on a shared disk serves every process")
-
-
 def rank_seed(seed: int, rank: int) -> int:
     """A seed of its own for each of several processes."""
     return int(np.random.SeedSequence((seed, rank)).generate_state(1, np.uint64)[0] >> np.uint64(1))

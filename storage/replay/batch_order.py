@@ -148,9 +148,9 @@ class BatchOrder:
         before = self._current()
         try:
             self.sampler.draw(self.storage, batch_size, self.generator)
+            return True
         except SamplingError:
             return False
         finally:
             self.generator.set_state(before.generator)
             self.sampler.set_position(before.sampler)
-        return True

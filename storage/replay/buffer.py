@@ -15,7 +15,6 @@ import torch
 from ...errors import UsageError
 from .argument_checks import (
     check_batch_size,
-    check_place,
     check_prefetch,
     check_seed,
     make_generator,
@@ -114,7 +113,8 @@ class ReplayBuffer(SamplingMixin, CheckpointMixin):
             raise UsageError(f"dim_extend must not be negative, and is {dim_extend}")
         if frame_stack is not None and (not isinstance(frame_stack, int) or frame_stack < 1):
             raise UsageError(f"frame_stack must be at least 1, not {frame_stack!r}")
-        check_place(service_backend, transport)
+        if {service_backend, transport} - {"direct", "auto"}:
+            raise UsageError("a buffer is where it is made: service_backend and transport must be direct")
         if consume_after_n_samples is not None:
             raise UsageError("consume_after_n_samples is not supported yet")
         if not 0 <= rank < world_size:
@@ -127,47 +127,26 @@ class ReplayBuffer(SamplingMixin, CheckpointMixin):
         self.shared = shared
         self._rank, self._world = rank, world_size
         self._sample_unit = check_unit(sample_unit)
-        self._spec = BatchSpec(
-            frame_stack,
+        edges = Edges(None if traj_key is None else as_key(traj_key), () if end_key is None else (as_key(end_key),))
+        keys, look_ahead = (
             None if stack_keys is None else tuple(stack_keys),
             None if n_step is None else NStep(n_step, gamma),
-            Edges(None if traj_key is None else as_key(traj_key), () if end_key is None else (as_key(end_key),)),
-            self._info_in_batch,
-            collate_fn,
-            check_prefetch(prefetch, self.batch_size),
-            None if device is None else torch.device(device),
-            pin_memory,
-            unit=self._sample_unit,
         )
+        ahead, place = check_prefetch(prefetch, self.batch_size), None if device is None else torch.device(device)
+        windows = (frame_stack, keys, look_ahead, edges, self._info_in_batch)
+        self._spec = BatchSpec(*windows, collate_fn, ahead, place, pin_memory, unit=self._sample_unit)
         self._pass_ended = self._warned = False
         self._make_lock()
         #: What `_make_parts` is called with, until that has happened.
-        self._unmade: dict[str, Any] | None = {
-            "storage": storage,
-            "sampler": sampler,
-            "writer": writer,
-            "transform": transform,
-            "transform_factory": transform_factory,
-            "dim_extend": dim_extend,
-            "generator": generator,
-            "seed": None if seed is None else check_seed(seed),
-            "one_ahead": prefetch is None and self._spec.device is not None and self._spec.device.type == "cuda",
-        }
+        one_ahead = prefetch is None and place is not None and place.type == "cuda"
+        seed = None if seed is None else check_seed(seed)
+        parts = (storage, sampler, writer, transform, transform_factory, dim_extend, generator, seed, one_ahead)
+        self._unmade: tuple[Any, ...] | None = parts
         if not (transform_factory is not None if delayed_init is None else delayed_init):
-            self._make_parts(**self._unmade)
+            self._make_parts(parts)
 
-    def _make_parts(
-        self,
-        storage: Part,
-        sampler: Part,
-        writer: Part,
-        transform: Any,
-        transform_factory: Callable[[], Any] | None,
-        dim_extend: int | None,
-        generator: torch.Generator | None,
-        seed: int | None,
-        one_ahead: bool,
-    ) -> None:
+    def _make_parts(self, parts: tuple[Any, ...]) -> None:
+        storage, sampler, writer, transform, transform_factory, dim_extend, generator, seed, one_ahead = parts
         self._unmade = None
         self._storage: Storage = resolve_storage(storage)
         self._sampler: Sampler = resolve_sampler(sampler)
@@ -192,7 +171,7 @@ class ReplayBuffer(SamplingMixin, CheckpointMixin):
             if not name.startswith("__") and "_lock" in self.__dict__:
                 with self._lock:  # another thread may be making them
                     if self.__dict__.get("_unmade") is not None:
-                        self._make_parts(**self._unmade)
+                        self._make_parts(self._unmade)
                     if name in self.__dict__:
                         return self.__dict__[name]
             raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}")
@@ -293,11 +272,7 @@ class ReplayBuffer(SamplingMixin, CheckpointMixin):
 
     def append_transform(self, transform: Any, *, invert: bool = False) -> ReplayBuffer:
         """Add a transform at the end; returns the buffer."""
-        with self._exclusive():
-            if self.shared:
-                share_state(transform)
-            self._transforms.append(transform, invert=invert)
-        return self
+        return self.insert_transform(len(self._transforms), transform, invert=invert)
 
     def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> ReplayBuffer:
         """Add a transform before the one at ``index``; returns the buffer."""

@@ -1,7 +1,7 @@
 """A buffer as a dataset of PyTorch's data loaders.
 
     loader = buffer.as_iterable().loader(num_workers=4)      batches as the buffer's sampler draws them
-    loader = buffer.as_map().loader(batch_size=256)          records by number, in the loader's order
+    loader = DataLoader(buffer.as_map(), batch_size=256)     records by number, in the loader's order
     loader = DataLoader(buffer, batch_size=256)              the same, record by record: slower
 
 Each worker process has a copy of the buffer, not of the data: files are mapped again, shared memory is shared.
@@ -83,25 +83,13 @@ class ReplayMap(Dataset):
         """The records of a batch, ``[N, ...]``."""
         return self.buffer[torch.as_tensor(numbers)]
 
-    def loader(
-        self, batch_size: int | None = None, shuffle: bool = True, num_workers: int = 0, **options: Any
-    ) -> DataLoader:
-        """A ``DataLoader`` over this; ``batch_size`` is the buffer's if not given."""
-        size = batch_size or self.buffer.batch_size
-        if size is None:
-            raise UsageError("a data loader needs a batch_size")
-        return DataLoader(self, size, shuffle, collate_fn=identity, num_workers=num_workers, **options)
-
 
 def identity(batch: Any) -> Any:
     """A ``collate_fn`` that changes nothing."""
     return batch
 
 
-def _collate(batch: Any, *, collate_fn_map: Any = None) -> Any:
-    """TensorDicts stacked; those that `ReplayMap` gives are complete."""
-    return batch if isinstance(batch, TensorDictBase) else torch.stack(batch)
-
-
-# PyTorch's way to have ``DataLoader(buffer)`` collate a type that it does not know.
-default_collate_fn_map.setdefault(TensorDictBase, _collate)
+# PyTorch's way to have ``DataLoader(buffer)`` collate a type that it does not know; batches of `ReplayMap` are complete.
+default_collate_fn_map.setdefault(
+    TensorDictBase, lambda batch, **_: batch if isinstance(batch, TensorDictBase) else torch.stack(batch)
+)

@@ -30,7 +30,7 @@ class SamplingMixin(WritingMixin):
     _pass_ended: bool
     _warned: bool
     batch_size: int | None
-    _unmade: dict[str, Any] | None
+    _unmade: tuple[Any, ...] | None
 
     @property
     def write_count(self) -> int:
@@ -127,21 +127,17 @@ class SamplingMixin(WritingMixin):
     def stats(self) -> dict[str, int | float | bool]:
         """Counts for monitoring: ``size``, ``write_count``, ``capacity`` (records), ``utilization`` (size / capacity),
         ``prefetch_queue_size`` (batches) and ``initialized``."""
-        storage = self._storage if self._unmade is None else self._unmade["storage"]
         made = self._unmade is None
-        stats: dict[str, int | float | bool] = {
-            "size": len(self) if made else 0,
-            "write_count": self.write_count if made else 0,
-            "prefetch_queue_size": self._pipeline.queued if made else 0,
-            "initialized": made,
-        }
-        if isinstance(capacity := getattr(storage, "max_size", None), int):
+        counts = (len(self), self.write_count, self._pipeline.queued) if made else (0, 0, 0)
+        stats: dict[str, int | float | bool] = dict(zip(("size", "write_count", "prefetch_queue_size"), counts))
+        stats["initialized"] = made
+        if isinstance(capacity := getattr(self._unmade[0] if self._unmade else self._storage, "max_size", None), int):
             stats.update(capacity=capacity, utilization=stats["size"] / capacity)
         return stats
 
     def read_all_in_order(self, end: int | None = None) -> Any:
         """``self[:end]``: the records by row."""
-        return self[:] if end is None else self[:end]
+        return self[:end]
 
     def __getitem__(self, index: Any) -> Any:
         """Records by number or slice (through the transforms), or one column by key."""

@@ -41,7 +41,7 @@ class CheckpointMixin(LockMixin):
     _world: int
     _save_hooks: list[Any]
     _load_hooks: list[Any]
-    _unmade: dict[str, Any] | None
+    _unmade: tuple[Any, ...] | None
     shared: bool
     batch_size: int | None
 
@@ -94,10 +94,9 @@ class CheckpointMixin(LockMixin):
             }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave, here or in TorchRL 0.14.
+        """Take over what `state_dict` gave, here or in TorchRL 0.14, of which batches that were prefetched are dropped.
 
-        Of TorchRL's, batches that were prefetched are dropped. Raises UsageError or SchemaError when it belongs to another
-        buffer, which is then as it was before.
+        Raises UsageError or SchemaError when it belongs to another buffer, which is then as it was before.
         """
         state = {name.removeprefix("_"): value for name, value in state_dict.items()}
         missing = [name for name in ("storage", "sampler", "writer", "transforms", "batch_size") if name not in state]
@@ -114,8 +113,8 @@ class CheckpointMixin(LockMixin):
             except KeyError as error:
                 raise UsageError(f"the state is that of a buffer made of other parts: it has no {error}") from error
             self.batch_size = state["batch_size"]
-            generator = self._rng.get_state() if generator is None else generator
-            self._pipeline.go_to(OrderState(generator, state.get("position", self._sampler.position())))
+            now = self._rng.get_state() if generator is None else generator
+            self._pipeline.go_to(OrderState(now, state.get("position", self._sampler.position())))
 
     def _restore(self, states: dict[str, Any], load_storage: Callable[[], None]) -> None:
         """Load the states of the parts, the storage last: it writes nothing when what it is given does not fit.
@@ -137,10 +136,7 @@ class CheckpointMixin(LockMixin):
     # -- processes ---------------------------------------------------------------------------------------------------
 
     def share(self, shared: bool = True) -> Self:
-        """Put the storage, and what transforms keep between writes, in shared memory; files are shared already.
-
-        Warns where the storage cannot be shared: every process then has records of its own.
-        """
+        """Put the storage and the write state of transforms in shared memory. Warns where the storage cannot be shared."""
         self.shared = shared
         if not shared:
             return self
@@ -188,18 +184,17 @@ class CheckpointMixin(LockMixin):
         with self._exclusive():
             self._pipeline.close()
 
-    # A buffer is where it is made; what serves other places in TorchRL is the buffer itself.
     service_backend = "direct"
     is_alive = True
 
-    def start(self) -> Self:
+    def client(self) -> Self:
         """The buffer itself."""
         return self
 
-    client = start
+    start = client
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """As `close`; ``is_alive`` is False afterwards. Nothing is waited for, whatever the ``timeout``."""
+        """As `close`; ``is_alive`` is False afterwards."""
         self.close()
         self.is_alive = False
 

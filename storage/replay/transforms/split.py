@@ -6,6 +6,7 @@ flat        a0 a1 a2 b0 b1          ->       a0 a1 a2        mask  T T T
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,13 +68,9 @@ def split_trajectories(
 
 
 def _nested(flat: TensorDictBase, lengths: list[int], layout: torch.layout) -> TensorDictBase:
-    def nest(leaf: torch.Tensor) -> torch.Tensor:
-        nested: torch.Tensor = torch.nested.as_nested_tensor(list(leaf.split(lengths)), layout=layout)
-        return nested
-
-    # tensordict takes no jagged tensors for a second dimension of the batch.
-    nested: TensorDictBase = flat.apply(nest, batch_size=[len(lengths), *([-1] if layout == torch.strided else [])])
-    return nested
+    batch = [len(lengths), *([-1] if layout == torch.strided else [])]  # no jagged tensors for a second dimension
+    nest = partial(torch.nested.as_nested_tensor, layout=layout)
+    return flat.apply(lambda leaf: nest(list(leaf.split(lengths))), batch_size=batch)
 
 
 def _ids_from_done(data: TensorDictBase, key: tuple[str, ...]) -> torch.Tensor:

@@ -57,7 +57,7 @@ def test_records_by_number(workers):
     buffer.extend(rollout([20]))
     buffer.append_transform(twice)
     options = {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
-    for loader in (DataLoader(buffer, batch_size=6, **options), buffer.as_map().loader(**options)):
+    for loader in (DataLoader(dataset, batch_size=6, **options) for dataset in (buffer, buffer.as_map())):
         batches = list(loader)
         assert [batch.batch_size for batch in batches] == [(6,), (6,), (6,), (2,)]
         together = torch.cat(batches)
@@ -70,8 +70,6 @@ def test_records_by_number(workers):
 def test_records_without_a_number():
     with pytest.raises(UsageError, match="no single number"):
         TensorDictReplayBuffer(storage=LazyTensorStorage(20, ndim=2)).as_map()
-    with pytest.raises(UsageError, match="batch_size"):
-        TensorDictReplayBuffer(storage=LazyTensorStorage(20)).as_map().loader()
 
 
 def twice(batch):
