@@ -212,7 +212,7 @@ def test_options_that_make_no_sense(made, options):
         ({"slice_len": 5}, 12, "divided"),
         ({"num_slices": 5}, 12, "divided"),
         ({"slice_len": 12}, 12, "no episode has 12 steps; the longest has 9"),
-        ({"replacement": False}, 28, "28 cannot be drawn from 27"),
+        ({"replacement": False, "drop_last": True, "batch_size": 28}, 28, "28 cannot be drawn from 27"),
         ({}, 0, "at least 1"),
         ({}, True, "whole number"),
         ({}, 2.5, "whole number"),
