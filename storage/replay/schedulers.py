@@ -1,9 +1,6 @@
 """Parameters of samplers that change as training goes on, as in ``torchrl.data.replay_buffers.scheduler``.
 
-beta = LinearScheduler(buffer, "beta", final_value=1.0, num_steps=100_000)
-alpha = StepScheduler(buffer, "alpha", gamma=0.9, n_steps=10_000)
-schedulers = SchedulerList([beta, alpha])
-...
+schedulers = SchedulerList([LinearScheduler(buffer, "beta", final_value=1.0, num_steps=100_000)])
 schedulers.step()                       # after each step of training
 """
 

@@ -76,7 +76,8 @@ class Edges:
             if flags:
                 return from_ends(torch.stack([flag.bool() for flag in found]).any(0), length, width, oldest)
             return replace(from_ids(found[0], length, width, oldest), traj_key=keys[0])
-        message = f"the storage does not say where episodes end: there is no {_names(self._tried())}"
+        tried = _names([key for keys, _ in self._sources() for key in keys])
+        message = f"the storage does not say where episodes end: there is no {tried}"
         error = UnknownKeyError if self._named() else UsageError
         raise error(message, hint="give traj_key or end_key, or ends= with a flag for every row")
 
@@ -90,9 +91,6 @@ class Edges:
 
     def _named(self) -> tuple[Key, ...]:
         return (() if self.traj_key is None else (self.traj_key,)) + self.end_keys
-
-    def _tried(self) -> tuple[Key, ...]:
-        return tuple(key for keys, _ in self._sources() for key in keys)
 
     def _pieces(self, column: ColumnOf, rows: int, width: int) -> Timeline:
         assert self.step_key is not None
