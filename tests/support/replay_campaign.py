@@ -378,7 +378,9 @@ class Caller:
         self.log[self.writer, 2] += 1
         row = self.chance.randrange(size)
         try:
-            self.buffer[row : row + 1] = data.set("index", torch.tensor([row]))
+            if self.case.storage != "tensor":  # whose memory has no place for it
+                data.set("index", torch.tensor([row]))
+            self.buffer[row : row + 1] = data
         except RbdataError:
             if len(self.buffer) >= row:  # else it was emptied meanwhile
                 raise
