@@ -441,9 +441,11 @@ class Caller:
         self.buffer.load_state_dict(self.buffer.state_dict())
 
     def dumps(self) -> None:
+        if self.case.storage == "list":
+            return  # a file for each leaf of each record: the disk alone takes longer than a call may
         path = self.folder / f"dump-{self.writer}"
         self.buffer.dumps(path)
-        if not self.case.read_only and self.case.storage != "list":
+        if not self.case.read_only:
             count = json.loads((path / "storage" / "storage_metadata.json").read_text())["len"] // (
                 self.case.beside or 1
             )
