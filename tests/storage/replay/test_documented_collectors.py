@@ -75,7 +75,9 @@ def trajectories_are_split(lib, frames):
     padded = split(frames)
     lengths = padded["collector", "mask"].sum(-1).tolist()
     rewards = [padded["next", "reward"][i, :n].sum().item() for i, n in enumerate(lengths)]
-    return padded.shape, lengths, rewards, names(padded), padded["next", "done"].sum().item()
+    nested = split(frames, as_nested=True)
+    shapes = padded.shape, split(frames, as_nested=False).shape, nested.batch_size, type(nested)
+    return shapes, lengths, rewards, names(padded), padded["next", "done"].sum().item()
 
 
 def slices_of_collected_frames(lib, frames):
