@@ -41,6 +41,7 @@ _MODULES = {
 __all__ = [
     "AtariDQNExperienceReplay",
     "BaseDatasetExperienceReplay",
+    "ConditionalUpdateResult",
     "D4RLExperienceReplay",
     "Dataset",
     "DatasetStorage",
@@ -50,6 +51,7 @@ __all__ = [
     "ImmutableDatasetWriter",
     "LambdaScheduler",
     "LazyMemmapStorage",
+    "LazyStackStorage",
     "LazyTensorStorage",
     "LinearScheduler",
     "ListStorage",

@@ -176,6 +176,12 @@ class SchemaError(RbdataError, ValueError):
     code = "schema"
 
 
+class UnsupportedError(UsageError, RuntimeError):
+    """The parts of a replay buffer do not support what is asked of it."""
+
+    code = "unsupported"
+
+
 class InvariantError(RbdataError, ValueError):
     """The data violate an invariant of TED."""
 

@@ -147,20 +147,23 @@ def _read_entry(folder: Path, key: str, entry: dict[str, Any], depth: int) -> An
 
 
 def _map_tensor(folder: Path, key: str, entry: dict[str, Any]) -> Any:
+    if entry.get("is_nested"):
+        raise UsageError(f"{folder / 'meta.json'}: {key!r} is a nested tensor, which is not read")
+    return map_tensor(_existing(folder, key, ".memmap"), entry.get("dtype"), entry.get("shape"))
+
+
+def map_tensor(path: Path, dtype_name: Any, stated_shape: Any) -> Any:
+    """Map a file of one tensor's elements, writable. Raises DamagedDatasetError when it does not hold that tensor."""
     import torch
     from tensordict import MemoryMappedTensor
 
-    where = folder / "meta.json"
-    name = str(entry.get("dtype")).removeprefix("torch.")
+    name = str(dtype_name).removeprefix("torch.")
     if name not in _DTYPES:
-        raise DamagedDatasetError(f"{where}: {key!r} has no known dtype ({name!r})")
-    if entry.get("is_nested"):
-        raise UsageError(f"{where}: {key!r} is a nested tensor, which is not read")
-    dtype, shape = getattr(torch, name), _shape(entry.get("shape"), where)
+        raise DamagedDatasetError(f"{path}: {name!r} is no known dtype")
+    dtype, shape = getattr(torch, name), _shape(stated_shape, path)
     count = math.prod(shape)
     if not count:
         return torch.empty(shape, dtype=dtype)
-    path = _existing(folder, key, ".memmap")
     size = regular_size(path)
     if size < count * dtype.itemsize:
         raise DamagedDatasetError(f"{path} has {size} bytes, {list(shape)} {name} need {count * dtype.itemsize}")
@@ -172,15 +175,19 @@ def _map_tensor(folder: Path, key: str, entry: dict[str, Any]) -> Any:
 
 def _existing(folder: Path, key: str, suffix: str) -> Path:
     """The file or folder of a key: under its encoded name or, from older versions of tensordict, under the key itself."""
-    encoded = "".join(f"%{ord(char):02X}" if char in _ENCODED else char for char in key) or "%"
-    if encoded in (".", ".."):
-        encoded = "%2E" * len(encoded)
+    encoded = encoded_name(key)
     path = folder / f"{encoded}{suffix}"
     if encoded != key and not {"/", "\\", "\0"}.intersection(key) and key not in ("", ".", ".."):
         older = folder / f"{key}{suffix}"
         if not os.path.lexists(path) and os.path.lexists(older):
             return older
     return path
+
+
+def encoded_name(key: str) -> str:
+    """A key as the name of a file."""
+    encoded = "".join(f"%{ord(char):02X}" if char in _ENCODED else char for char in key) or "%"
+    return "%2E" * len(encoded) if encoded in (".", "..") else encoded
 
 
 def _check_class(folder: Path, record: dict[str, Any], expected: str) -> None:

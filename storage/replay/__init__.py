@@ -19,6 +19,7 @@ from .batches import BatchReader as BatchReader
 from .buffer import ReplayBuffer as ReplayBuffer
 from .checkpoints.ted_hooks import Flat2TED as Flat2TED
 from .checkpoints.ted_hooks import TED2Flat as TED2Flat
+from .conditional_update import ConditionalUpdateResult as ConditionalUpdateResult
 from .ensemble import ReplayBufferEnsemble as ReplayBufferEnsemble
 from .ensemble_parts import SamplerEnsemble as SamplerEnsemble
 from .ensemble_parts import StorageEnsemble as StorageEnsemble
@@ -43,10 +44,11 @@ from .schedulers import ParameterScheduler as ParameterScheduler
 from .schedulers import SchedulerList as SchedulerList
 from .schedulers import StepScheduler as StepScheduler
 from .storages.dataset_storage import DatasetStorage as DatasetStorage
+from .storages.lazy_stack_storage import LazyStackStorage as LazyStackStorage
+from .storages.lazy_tensor_storage import LazyTensorStorage as LazyTensorStorage
 from .storages.list_storage import ListStorage as ListStorage
 from .storages.memmap_storage import LazyMemmapStorage as LazyMemmapStorage
 from .storages.storage import Storage as Storage
-from .storages.tensor_storage import LazyTensorStorage as LazyTensorStorage
 from .storages.tensor_storage import TensorStorage as TensorStorage
 from .tensordict_buffer import PrioritizedReplayBuffer as PrioritizedReplayBuffer
 from .tensordict_buffer import TensorDictPrioritizedReplayBuffer as TensorDictPrioritizedReplayBuffer

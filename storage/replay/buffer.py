@@ -24,6 +24,7 @@ from .argument_checks import (
     resolve_writer,
 )
 from .checkpoints.mixin import CheckpointMixin
+from .conditional_update import ConditionalUpdateMixin
 from .pipeline import BatchSpec, Pipeline
 from .sample_units import check_unit
 from .samplers.uniform import Sampler
@@ -38,7 +39,7 @@ from .writers.round_robin import RoundRobinWriter
 Part = Any  # an instance, or a function without arguments that makes one
 
 
-class ReplayBuffer(SamplingMixin, CheckpointMixin):
+class ReplayBuffer(SamplingMixin, ConditionalUpdateMixin, CheckpointMixin):
     """Writes records to a storage and samples batches from it.
 
     All arguments by keyword; those of ``torchrl.data.ReplayBuffer`` come first:

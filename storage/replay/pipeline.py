@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from time import perf_counter
@@ -131,8 +131,18 @@ class Pipeline:
     def _take(self, size: int) -> DrawnBatch:
         reader = self._reader()
         if reader is None:
-            return self.order.take(size, lambda draws: [_unread(draw) for draw in draws], 1)
-        return self.order.take(size, reader.prepare, reader.ahead(size))
+            return self.order.take(size, lambda draws: [self._stamped(_unread(draw)) for draw in draws], 1)
+        return self.order.take(size, lambda draws: [*map(self._stamped, reader.prepare(draws))], reader.ahead(size))
+
+    def _stamped(self, prepared: Prepared) -> Prepared:
+        """With the stamps of the rows drawn, where the storage has them."""
+        stamps = self.storage.generations
+        if stamps is not None:
+            generation = stamps.of(prepared.index // self.storage.width)
+            prepared.draw = replace(prepared.draw, info={**prepared.draw.info, "index_generation": generation})
+            if self.spec.info_in_batch:
+                prepared.columns["index_generation"] = expand_to_records(generation, self.storage.batch_tail)
+        return prepared
 
     def _take_and_read(self, size: int) -> tuple[DrawnBatch, Any]:
         """The next batch and its rows; where another process writes them, drawn and read anew."""

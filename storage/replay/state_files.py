@@ -9,17 +9,30 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ...errors import DamagedDatasetError, UsageError
+from ...errors import DamagedDatasetError, RbdataError, UsageError
 from ..tensordict_folder import read_json, regular_size
 
 FORMAT_VERSION = 1
 #: A list storage's state holds an entry for each record.
 STATE_BYTES = 1 << 30
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Whatever goes wrong while the contents of a folder are taken over is a DamagedDatasetError, if it is no error of ours."""
+    try:
+        yield
+    except RbdataError:
+        raise
+    except Exception as error:
+        raise DamagedDatasetError(f"{folder} is damaged: {type(error).__name__}: {error}") from error
 
 
 def write_state(folder: Path, state: dict[str, Any]) -> None:

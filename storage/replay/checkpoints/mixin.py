@@ -128,6 +128,8 @@ class CheckpointMixin(LockMixin):
             for name, part in parts.items():
                 part.load_state_dict(states[name])
             load_storage()
+            if "writer" in states:  # its cursor counts where the storage's state has none
+                self._writer.load_state_dict(states["writer"])
         except BaseException:
             for name, part in parts.items():
                 part.load_state_dict(before[name])

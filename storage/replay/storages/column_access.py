@@ -37,6 +37,7 @@ def write_records(storage: Storage, index: Any, value: Any, dim: int) -> None:
         rows = torch.arange(len(storage)).view(storage.shape).transpose(dim, 0)[index]
         index = tuple(torch.unravel_index(rows, storage.shape))
         value = tree_map(lambda leaf: leaf.clone(), value)  # it may be a view of these very rows
+        value = value.expand(rows.shape) if is_tensor_collection(value) else value
     storage.set(index, value, set_cursor=False)
 
 

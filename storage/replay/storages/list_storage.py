@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase, is_tensor_collection
+from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 
 from ....errors import SchemaError, UsageError
+from ..state_files import read_state, reading, write_state
 from ..windows.draw import Key
 from .storage import Storage
+from .tensor_layout import path_of
+from .trees import copy_of, from_state
 
 
 class ListStorage(Storage):
@@ -48,13 +52,22 @@ class ListStorage(Storage):
             if len(index) != 1:
                 raise UsageError("a ListStorage has one dimension")
             return self.get(index[0])
-        if isinstance(index, (int, np.integer, slice)):
-            return self._records[index]
+        if isinstance(index, slice):
+            return [self._read(place) for place in range(*index.indices(len(self._records)))]
+        if isinstance(index, (int, np.integer)):
+            return self._read(int(index))
         if isinstance(index, (torch.Tensor, np.ndarray)):
             if index.ndim == 0:
-                return self._records[int(index)]
+                return self._read(int(index))
+            index = index.nonzero()[0] if isinstance(index, np.ndarray) and index.dtype == bool else index
+            index = (
+                index.nonzero().reshape(-1) if isinstance(index, torch.Tensor) and index.dtype == torch.bool else index
+            )
             index = index.tolist()
-        return [self._records[number] for number in index]
+        return [self._read(number) for number in index]
+
+    def _read(self, place: int) -> Any:
+        return self._records[place]
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         if isinstance(cursor, (int, np.integer)) or (isinstance(cursor, torch.Tensor) and not cursor.ndim):
@@ -62,23 +75,35 @@ class ListStorage(Storage):
         elif isinstance(cursor, slice):
             cursor = range(*cursor.indices(self.capacity))
         cursor = cursor.tolist() if isinstance(cursor, (torch.Tensor, np.ndarray)) else list(cursor)
-        if not isinstance(data, (Sequence, torch.Tensor, np.ndarray)) and not is_tensor_collection(data):
-            raise SchemaError(f"a ListStorage takes a sequence of records, not a {type(data).__name__}")
+        if not isinstance(data, (Sequence, torch.Tensor, np.ndarray, set)) and not is_tensor_collection(data):
+            raise SchemaError(f"a {type(self).__name__} takes a sequence of records, not a {type(data).__name__}")
         if len(cursor) != len(data):
             raise SchemaError(f"{len(data)} records for {len(cursor)} places")
-        for place, record in zip(cursor, data):
-            if not 0 <= place <= len(self._records) or place >= self.capacity:
-                raise SchemaError(
-                    f"record {place} cannot be written: {len(self._records)} of {self.capacity} are there"
-                )
-            record = self._to_device(record)
-            if place == len(self._records):
-                self._records.append(record)
-            else:
-                self._records[place] = record
+        room = len(self._records)
+        for place in cursor:
+            if not 0 <= place <= room or place >= self.capacity:
+                raise SchemaError(f"record {place} cannot be written: {room} of {self.capacity} are there")
+            room = max(room, place + 1)
+        for place, record in zip(cursor, self._to_records(data)):
+            self._write(place, record)
         if set_cursor and cursor:
             self._newest = cursor[-1]
         self._version += 1
+
+    def _to_records(self, data: Any) -> Iterable[Any]:
+        """The records of a batch as they are to be kept."""
+        return map(self._to_device, data)
+
+    def _write(self, place: int, record: Any) -> None:
+        if place == len(self._records):
+            self._records.append(record)
+        else:
+            self._records[place] = record
+
+    def seek(self, row: int) -> None:
+        if self._records and row != self.cursor:
+            self._newest = (row - 1) % self.capacity
+            self._version += 1
 
     def _to_device(self, record: Any) -> Any:
         return record.to(self._device) if self._device is not None and hasattr(record, "to") else record
@@ -96,15 +121,54 @@ class ListStorage(Storage):
     _empty = empty
 
     def state_dict(self) -> dict[str, Any]:
-        copies = [record.clone() if hasattr(record, "clone") else record for record in self._records]
-        return {"records": copies, "newest": self._newest}
+        return {"_storage": [copy_of(record) for record in self._records], "newest": self._newest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if len(state["records"]) > self.capacity:
-            raise SchemaError(f"{len(state['records'])} records do not fit into a storage of {self.capacity}")
-        records = [record.clone() if hasattr(record, "clone") else record for record in state["records"]]
-        self._records, self._newest = records, state["newest"]
-        self._version += 1
+        """Take over what `state_dict`, or that of TorchRL's storage, gave; the latter has no newest row."""
+        records = [from_state(record) for record in state["_storage" if "_storage" in state else "records"]]
+        if len(records) > self.capacity:
+            raise SchemaError(f"{len(records)} records do not fit into a storage of {self.capacity}")
+        newest = state.get("newest", len(records) - 1)
+        self.empty()
+        for place, record in enumerate(self._to_records(records)):
+            self._write(place, record)
+        self._newest = newest
+
+    def dumps(self, path: Any) -> None:
+        state: dict[str, Any] = {"kinds": [], "newest": self.newest}
+        for number, record in enumerate(self._records):
+            if isinstance(record, TensorDictBase):
+                leaves = {path_of(key): leaf for key, leaf in record.items(True, True)}
+                state["kinds"].append({"batch": list(record.batch_size), "keys": list(leaves)})
+                state.update({f"{number}/{name}": leaf for name, leaf in leaves.items()})
+            elif isinstance(record, torch.Tensor):
+                state["kinds"].append("tensor")
+                state[f"{number}"] = record
+            elif isinstance(record, (bool, int, float, str)):
+                state["kinds"].append({"value": record})
+            else:
+                message = f"record {number} is a {type(record).__name__}, which only pickle could write"
+                raise UsageError(message, hint="store TensorDicts, tensors or numbers")
+        write_state(Path(path), state)
+
+    def loads(self, path: Any) -> None:
+        with reading(Path(path)):
+            state = read_state(Path(path))
+            if "kinds" not in state:
+                raise UsageError(f"{path} holds no list of records")
+            records = [_record(number, kind, state) for number, kind in enumerate(state["kinds"])]
+            self.load_state_dict({"_storage": records, "newest": state["newest"]})
 
     def __repr__(self) -> str:
-        return f"ListStorage({len(self)} of {self.max_size} records)"
+        return f"{type(self).__name__}({len(self)} of {self.max_size} records)"
+
+
+def _record(number: int, kind: Any, state: dict[str, Any]) -> Any:
+    if kind == "tensor":
+        return state[f"{number}"]
+    if "value" in kind:
+        return kind["value"]
+    record = TensorDict(batch_size=kind["batch"])
+    for name in kind["keys"]:
+        record.set(tuple(name.split("/")), state[f"{number}/{name}"])
+    return record

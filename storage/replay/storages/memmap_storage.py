@@ -1,8 +1,9 @@
 """A storage in files, for buffers larger than memory, or to be opened again.
 
-The folder is one that ``TensorDict.load_memmap`` opens, with two small files of ours in it (format version 1):
+The folder is one that ``TensorDict.load_memmap`` opens, or holds a tree of tensors (see `tree_files`), with two small files
+of ours in it:
 
-    rbdata_storage.json       {"format_version": 1, "ndim": 1}
+    rbdata_storage.json       {"format_version": 1, "ndim": 1}; with a tree: {"format_version": 2, "ndim": 1, "tree": ...}
     rbdata_counters.memmap    three int64: rows filled along the first dimension, the row written last, and a number that
                               every write increases, odd while rows are written
 
@@ -19,6 +20,7 @@ import shutil
 import tempfile
 import warnings
 import weakref
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -27,14 +29,16 @@ import numpy as np
 import torch
 from tensordict import is_tensor_collection
 
-from ....errors import DamagedDatasetError, DatasetExistsError, SchemaError, UsageError
+from ....errors import DamagedDatasetError, DatasetExistsError, UsageError
 from ...manifest import write_atomically
 from ...tensordict_folder import read_json, read_memmap, regular_size
 from .gather import Readable
+from .lazy_tensor_storage import LazyTensorStorage
 from .process_lock import ProcessLock
-from .tensor_storage import LazyTensorStorage
+from .tensor_files import write_metadata
+from .tree_files import create_tree, describe_tree, open_tree
 
-FORMAT_VERSION = 1
+FORMAT_VERSION, FORMAT_VERSION_OF_TREES = 1, 2
 DESCRIPTION, COUNTERS = "rbdata_storage.json", "rbdata_counters.memmap"
 
 
@@ -87,17 +91,22 @@ class LazyMemmapStorage(LazyTensorStorage):
             weakref.finalize(self, _remove, self.scratch_dir, self._made_in)
 
     def _allocate_rows(self, example: Any, rows: int) -> Any:
-        if not is_tensor_collection(example):
-            raise SchemaError(
-                "a storage in files holds TensorDicts", hint="wrap the tensors: TensorDict({'x': x}, [n])"
-            )
         self._remove_later()
-        data = example.expand(rows, *example.batch_size).memmap_like(str(self.scratch_dir), existsok=True)
+        if is_tensor_collection(example):
+            data = example.expand(rows, *example.batch_size).memmap_like(str(self.scratch_dir), existsok=True)
+        else:
+            data = create_tree(self.scratch_dir, example, rows)
+        self._describe(data)
+        return data
+
+    def _describe(self, data: Any) -> None:
+        """Write what makes the files a storage, the description last."""
         (self.scratch_dir / COUNTERS).write_bytes(self._counters.numpy().tobytes())
         self._map_counters()
-        description = {"format_version": FORMAT_VERSION, "ndim": self.ndim}
+        description: dict[str, Any] = {"format_version": FORMAT_VERSION, "ndim": self.ndim}
+        if not is_tensor_collection(data):
+            description |= {"format_version": FORMAT_VERSION_OF_TREES, "tree": describe_tree(data)}
         write_atomically(self.scratch_dir / DESCRIPTION, json.dumps(description).encode())
-        return data
 
     def _allocate(self, example: Any) -> None:
         if self._occupied:
@@ -143,12 +152,13 @@ class LazyMemmapStorage(LazyTensorStorage):
     def _reopen(self) -> None:
         try:
             description = read_json(self.scratch_dir / DESCRIPTION)
-            if description["format_version"] != FORMAT_VERSION:
+            if description["format_version"] != (FORMAT_VERSION_OF_TREES if "tree" in description else FORMAT_VERSION):
                 raise ValueError(f"format version {description['format_version']}")
             if description["ndim"] != self.ndim:
                 raise UsageError(f"{self.scratch_dir} was made with ndim={description['ndim']}, not {self.ndim}")
             self._map_counters()
-            self._set_data(read_memmap(self.scratch_dir))
+            tree = description.get("tree")
+            self._set_data(read_memmap(self.scratch_dir) if tree is None else open_tree(self.scratch_dir, tree))
             if not 0 <= self.filled <= self.capacity or not -1 <= self.newest < self.capacity:
                 raise ValueError(f"it counts {self.filled} rows of {self.capacity}")
         except UsageError:
@@ -163,11 +173,33 @@ class LazyMemmapStorage(LazyTensorStorage):
         # Shared on purpose: these counters tell other readers what has been written.
         self._count = np.memmap(self.scratch_dir / COUNTERS, np.int64, "r+", shape=(3,))
 
-    def set_counters(self, filled: int, newest: int) -> None:
-        """Set the counters to those of a checkpoint whose data are these files."""
+    def dumps(self, path: Any, hooks: Sequence[Any] = ()) -> None:
+        """As `TensorStorage.dumps`; data that lie in ``path`` already are not copied."""
+        if hooks or self._data is None or Path(path).absolute() != self.scratch_dir:
+            super().dumps(path, hooks)
+            return
+        record: dict[str, Any] = {"metadata": {}, "is_pytree": False, "len": len(self), "newest": self.newest}
+        if not is_tensor_collection(self._data):
+            record |= {"is_pytree": True, "tree": describe_tree(self._data)}
+        write_metadata(self.scratch_dir, record)
+
+    def _take_files(self, folder: Path, data: Any, filled: int, newest: int) -> None:
+        if folder != self.scratch_dir:
+            super()._take_files(folder, data, filled, newest)
+            return
+        if self._data is None:  # files that were written as a checkpoint
+            self._set_data(data)
+            self._describe(data)
+            self._occupied = False
         with self.write_lock:
             self._count[:2] = filled, newest
             self._count[2] += 2
+
+    def cleanup(self) -> bool:
+        """Remove the files; the storage is of no use then. Returns whether there were any."""
+        there = self.scratch_dir.is_dir() and any(self.scratch_dir.iterdir())
+        _remove(self.scratch_dir, os.getpid())
+        return there
 
     def share_memory_(self) -> LazyMemmapStorage:
         return self  # files are shared as they are

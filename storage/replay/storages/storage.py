@@ -13,15 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 from ....errors import SamplingError, UsageError
+from ..state_files import read_state, reading, write_state
 from ..windows.draw import Key
 from ..windows.edges import Edges
 from ..windows.timeline import Timeline
 from .gather import Readable
+from .slot_generations import SlotGenerations
 
 Result = TypeVar("Result")
 
@@ -36,6 +39,8 @@ class Storage:
 
     #: Whether nothing can be written; reads then need no lock, and what was drawn stays valid.
     immutable = False
+    #: Stamps of the rows, where a writer tracks them.
+    generations: SlotGenerations | None = None
 
     def __init__(self, max_size: int, *, ndim: int = 1, compilable: bool = False) -> None:
         if not hasattr(max_size, "__index__") or isinstance(max_size, bool) or max_size < 1:
@@ -222,6 +227,29 @@ class Storage:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         raise NotImplementedError
+
+    def seek(self, row: int) -> None:
+        """Continue writing at a row along the first dimension."""
+        raise UsageError(f"a {type(self).__name__} has no next row")
+
+    def dumps(self, path: Any) -> None:
+        """Write the contents to a folder: what `loads` reads, without pickle. Raises UsageError for what that cannot hold."""
+        write_state(Path(path), self.state_dict())
+
+    def loads(self, path: Any) -> None:
+        """Read what `dumps`, or TorchRL's, wrote. Raises DamagedDatasetError, or UsageError for another storage's contents."""
+        with reading(Path(path)):
+            self.load_state_dict(read_state(Path(path)))
+
+    def save(self, path: Any) -> None:
+        """`dumps` by another name."""
+        self.dumps(path)
+
+    def load(self, path: Any) -> None:
+        """`loads` by another name."""
+        self.loads(path)
+
+    dump = save
 
 
 def whole_numbers(index: Any) -> torch.Tensor:

@@ -70,8 +70,23 @@ def _describe(leaf: torch.Tensor, ndim: int) -> str:
     return f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape[ndim:])}"
 
 
-def check_same(stored: Any, data: Any, ndim: int, lead: int | None = None) -> None:
-    """Raise SchemaError unless the data have the stored keys, dtypes and shapes.
+def other_keys(stored: Any, data: Any) -> tuple[list[Any], list[Any]]:
+    """Leaves of the data that are not stored, and stored ones that the data lack; nothing where one is no TensorDict."""
+    if not is_tensor_collection(stored) or not is_tensor_collection(data):
+        return [], []
+    there, given = set(stored.keys(True, True)), set(data.keys(True, True))
+    if there == given or not there & given:
+        return [], []
+    return sorted(given - there, key=path_of), sorted(there - given, key=path_of)
+
+
+def path_of(key: Any) -> str:
+    """A key as text."""
+    return "/".join(_names(key))
+
+
+def check_same(stored: Any, data: Any, ndim: int, lead: int | None = None, *, same_keys: bool = True) -> None:
+    """Raise SchemaError unless the data have the stored keys (those in both, without ``same_keys``), dtypes and shapes.
 
     ``lead`` dimensions of the data number records, where they do not stand for the storage's own.
     """
@@ -84,7 +99,7 @@ def check_same(stored: Any, data: Any, ndim: int, lead: int | None = None) -> No
         pairs = [(str(number), pair) for number, pair in enumerate(leaves)]
     else:
         there, given = set(stored.keys(True, True)), set(data.keys(True, True))
-        if there != given:
+        if same_keys and there != given:
             missing, unknown = (
                 sorted("/".join(_names(key)) for key in keys) for keys in (there - given, given - there)
             )
@@ -92,7 +107,7 @@ def check_same(stored: Any, data: Any, ndim: int, lead: int | None = None) -> No
             raise SchemaError(
                 f"the data come {' and '.join(words)}", hint="every write needs the keys of the first one"
             )
-        pairs = [("/".join(_names(key)), (stored.get(key), data.get(key))) for key in there]
+        pairs = [("/".join(_names(key)), (stored.get(key), data.get(key))) for key in there & given]
     for name, (old, new) in pairs:
         if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
             continue

@@ -1,11 +1,14 @@
 """Storages of tensors: one tensor for each leaf, allocated once, written like a ring.
 
 `TensorStorage` takes over a batch that is there; `LazyTensorStorage` allocates when the first record comes and its keys,
-shapes and dtypes are known. After that every write must bring the same ones.
+shapes and dtypes are known. After that every write must bring leaves of the same shapes and dtypes. In memory a later record
+may have more leaves, which are zero in all others; where rows are shared or in files these are left out. Leaves that new
+records lack are zero in them.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from multiprocessing.context import get_spawning_popen
@@ -20,14 +23,16 @@ from ....errors import SchemaError, UsageError
 from ..windows.draw import Key
 from .gather import Readable
 from .process_lock import ProcessLock
+from .saved_tensors import SavedTensors
 from .storage import Result, Storage
 from .tensor_layout import (
     as_tensors,
     batch_shape,
     check_same,
-    first_leaf,
     highest_row,
     last_row,
+    other_keys,
+    path_of,
     plain,
     readable_fields,
     take_rows,
@@ -40,7 +45,7 @@ from .trees import stack, tree_map
 FILLED, NEWEST, VERSION = range(3)
 
 
-class TensorStorage(Storage):
+class TensorStorage(SavedTensors):
     """A batch that is there already, ``[max_size, ...]``: a TensorDict, a tensorclass, a tensor, or a tree of tensors."""
 
     def __init__(
@@ -67,6 +72,7 @@ class TensorStorage(Storage):
         self._write_lock: ProcessLock | None = None
         self._rows_shape: torch.Size | None = None
         self._table: dict[str, Readable] | None = None
+        self._warned: set[str] = set()
         if storage is not None:
             if self._device is not None and device != "cpu":
                 storage = tree_map(lambda leaf: leaf.to(self._device), storage)
@@ -79,11 +85,6 @@ class TensorStorage(Storage):
         self._rows_shape = batch_shape(data, self.ndim)
         self.max_size = int(self._rows_shape.numel())
         self._table = readable_fields(data, self.ndim)
-
-    @property
-    def initialized(self) -> bool:
-        """Whether memory is allocated."""
-        return self._data is not None
 
     @property
     def version(self) -> int:
@@ -217,15 +218,61 @@ class TensorStorage(Storage):
             self._allocate(tree_map(lambda leaf: leaf[0], data))
         elif isinstance(cursor, range):
             cursor = torch.arange(cursor.start, cursor.stop, cursor.step)
-        check_same(self._data, data, self.ndim, cursor[0].ndim if isinstance(cursor, tuple) else None)
         rows = highest_row(cursor, self.capacity) + 1
         if rows > self.capacity:
             raise SchemaError(f"row {rows - 1} is beyond a storage of {self.capacity}")
+        new, missing = other_keys(self._data, data)
+        lead = cursor[0].ndim if isinstance(cursor, tuple) else None
+        check_same(self._data, data, self.ndim, lead, same_keys=not (new or missing))
+        if new:
+            data = self._add_leaves(data, new, self.ndim if lead is None else lead)
         self._write(cursor, data)
+        if missing and set_cursor:
+            self._warn_once(f"records come without {', '.join(map(path_of, missing))}: zeros are stored")
+            for key in missing:
+                self._data.get(key)[cursor] = 0
         self._count[FILLED] = max(self.filled, rows)
         if set_cursor:
             self._count[NEWEST] = last_row(cursor, self.capacity)
         self._count[VERSION] += 2
+
+    def _add_leaves(self, data: Any, keys: list[Any], ndim: int) -> Any:
+        """Make room for leaves that come later, zero in all other records; returns the data without those there is none for."""
+        if self._data.is_locked or self.is_shared:
+            self._warn_once(f"{', '.join(map(path_of, keys))} came after the first record, and is not stored")
+            return data.exclude(*keys)
+        for key in keys:
+            leaf = data.get(key)
+            zeros = torch.zeros((*self._data.batch_size[: self.ndim], *leaf.shape[ndim:]), dtype=leaf.dtype)
+            self._data.set(key, zeros.to(self._data.device or leaf.device))
+        self._table = readable_fields(self._data, self.ndim)
+        return data
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            warnings.warn(message, stacklevel=5)
+
+    def leaf(self, key: Key) -> torch.Tensor | None:
+        """The tensor of a leaf over all rows, to write to; call `touch` then."""
+        leaf = self._data.get(key if len(key) > 1 else key[0], None) if is_tensor_collection(self._data) else None
+        return plain(leaf) if isinstance(leaf, torch.Tensor) else None
+
+    def touch(self) -> None:
+        """The contents were changed: what was computed from them is out of date."""
+        self._count[VERSION] += 2
+
+    def seek(self, row: int) -> None:
+        if self.filled and row != self.cursor:
+            self._count[NEWEST] = (row - 1) % self.capacity
+            self.touch()
+
+    def flatten(self) -> Storage:
+        if self.ndim == 1:
+            return self
+        if self._data is None:
+            raise SchemaError("nothing was written yet that could be flattened")
+        return TensorStorage(tree_map(lambda leaf: leaf.flatten(0, self.ndim - 1), self.contents()))
 
     def _check_own_memory(self) -> None:
         if self.filled:
@@ -261,16 +308,6 @@ class TensorStorage(Storage):
     _empty = empty
 
     # -- saving and sharing ------------------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        data = None if self._data is None else tree_map(lambda leaf: leaf.clone(), self.contents())
-        return {"data": data, "filled": self.filled, "newest": self.newest, "shape": tuple(self._rows_shape or ())}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["data"] is None:
-            self.empty()
-            return
-        self.restore(state["data"], state["filled"], state["newest"])
 
     def restore(self, data: Any, filled: int, newest: int) -> None:
         """Take over contents (copied): ``data`` holds the first ``filled`` rows, or more.
@@ -320,49 +357,3 @@ class TensorStorage(Storage):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(shape={tuple(self.shape)}, max_size={self.max_size}, device={self._device})"
-
-
-class LazyTensorStorage(TensorStorage):
-    """Allocates when the first record comes. ``device="auto"`` takes that of the first data.
-
-    With ``ndim`` > 1 the further dimensions are those of the first data, and ``max_size`` is rounded up to full rows.
-    With ``shared_init`` processes that start before the first record share the rows as well: they lie in temporary files then,
-    and the storage is a `LazyMemmapStorage`. ``consolidated`` and ``cleanup_memmap`` are accepted and change nothing.
-    """
-
-    #: The kind whose rows lie in files; set where it is defined.
-    in_files: type[LazyTensorStorage]
-
-    def __new__(cls, *args: Any, shared_init: bool = False, **options: Any) -> LazyTensorStorage:
-        # Memory that processes can find, which started before it was there, is in files.
-        return super().__new__(cls.in_files if shared_init and cls is LazyTensorStorage else cls)
-
-    def __init__(
-        self,
-        max_size: int,
-        *,
-        device: Any = "cpu",
-        ndim: int = 1,
-        compilable: bool = False,
-        consolidated: bool = False,
-        shared_init: bool = False,
-        cleanup_memmap: bool = True,
-    ) -> None:
-        self._auto = device == "auto"
-        super().__init__(None, max_size, device=device, ndim=ndim, compilable=compilable)
-
-    def _allocate(self, example: Any) -> None:
-        if self._auto:
-            self._device = first_leaf(example).device
-        beside = batch_shape(example, self.ndim - 1)
-        rows = -(-self.max_size // int(beside.numel()))
-        self._set_data(self._allocate_rows(example, rows))
-
-    def _allocate_rows(self, example: Any, rows: int) -> Any:
-        if is_tensor_collection(example):
-            data: Any = torch.empty_like(example.to(self._device).expand(rows, *example.batch_size))
-        else:
-            data = tree_map(
-                lambda leaf: torch.empty((rows, *leaf.shape), dtype=leaf.dtype, device=self._device), example
-            )
-        return tree_map(lambda leaf: leaf.share_memory_(), data) if self.is_shared else data

@@ -19,6 +19,18 @@ def tree_map(function: Callable[[torch.Tensor], Any], data: Any) -> Any:
     return pytree.tree_map(function, data)
 
 
+def copy_of(data: Any) -> Any:
+    """A copy of a TensorDict, or of a tree with all its tensors."""
+    return tree_map(lambda leaf: leaf.clone() if hasattr(leaf, "clone") else leaf, data)
+
+
+def from_state(state: Any) -> Any:
+    """A copy of what a storage's state holds: as it is, or a TensorDict out of its own ``state_dict`` as TorchRL keeps it."""
+    if isinstance(state, dict) and (hasattr(state, "_metadata") or "__batch_size" in state):
+        return TensorDict().load_state_dict(state, strict=False).clone()
+    return copy_of(state)
+
+
 def stack(records: list[Any]) -> Any:
     """A list of records as one batch. Raises SchemaError when there are none, or they are not alike."""
     if not records:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ....errors import ReadOnlyError
+from ..state_files import read_state, reading, write_state
 from ..storages.storage import Storage
 
 
@@ -16,6 +18,8 @@ class Writer:
     _storage: Storage
     #: Whether the writer keeps a value of every row; rows that another process writes have none here.
     values_per_row = False
+    #: Whether rows get a stamp that tells whether they were written again, see `SlotGenerations`.
+    tracks_generations = False
 
     def __init__(self, compilable: bool = False) -> None:
         """``compilable`` is accepted as by TorchRL's writers and changes nothing."""
@@ -34,11 +38,48 @@ class Writer:
     def empty(self) -> None:
         """Begin anew."""
 
+    def generations_of(self, index: Any) -> torch.Tensor:
+        """The stamps of rows along the first dimension, int64; -1 for rows never written, or where nothing is tracked.
+
+        ``index`` is ``[n]``, ``[n, ndim]`` or a tuple of one tensor for each dimension, as `extend` and batches give it.
+        """
+        ndim = self._storage.ndim if hasattr(self, "_storage") else 1
+        if isinstance(index, tuple):
+            index = index[0]
+        elif isinstance(index, torch.Tensor) and ndim > 1 and index.ndim > 1 and index.shape[-1] == ndim:
+            index = index[..., 0]
+        rows = torch.as_tensor(index).long()
+        stamps = self._storage.generations if self.tracks_generations else None
+        return torch.full_like(rows, -1) if stamps is None else stamps.of(rows)
+
     def state_dict(self) -> dict[str, Any]:
         return {}
 
+    def dumps(self, path: Any) -> None:
+        """Write the state to a folder: what `loads` reads, without pickle."""
+        write_state(Path(path), self.state_dict())
+
+    def loads(self, path: Any) -> None:
+        """Read what `dumps`, or TorchRL's, wrote. Raises DamagedDatasetError when it is not whole."""
+        with reading(Path(path)):
+            self.load_state_dict(self.read(Path(path)))
+
+    def read(self, folder: Path) -> dict[str, Any]:
+        """The state in a folder that `dumps` wrote. Raises DamagedDatasetError when it is not whole."""
+        return read_state(folder)
+
+    def save(self, path: Any) -> None:
+        """`dumps` by another name."""
+        self.dumps(path)
+
+    def load(self, path: Any) -> None:
+        """`loads` by another name."""
+        self.loads(path)
+
+    dump = save
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what ``state_dict`` gave."""
+        """Take over what ``state_dict``, or that of TorchRL's writer, gave."""
 
     def _coordinates_of(self, index: torch.Tensor) -> torch.Tensor:
         """Rows along the first dimension as ``[n * width, ndim]`` coordinates of all rows written."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import heapq
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
 from tensordict import is_tensor_collection
 
-from ....errors import SchemaError, UsageError
+from ....errors import DamagedDatasetError, SchemaError, UnsupportedError, UsageError
+from ...durable import write_atomically
+from ...tensordict_folder import map_tensor, read_json
 from ..reductions import REDUCTIONS, reduce
 from ..storages.storage import Storage
 from ..windows.draw import Key
@@ -28,31 +32,38 @@ class TensorDictMaxValueWriter(Writer):
         self.rank_key: Key = ("next", "reward") if rank_key is None else as_key(rank_key)
         self.reduction = reduction
         self.write_count = 0
-        self._worst: list[tuple[float, int]] = []  # a heap: (value, row), the worst on top
+        self._current_top_values: list[tuple[float, int]] = []  # a heap: (value, row), the worst on top
 
     def register_storage(self, storage: Storage) -> None:
         if storage.ndim > 1:
             raise UsageError("records are ranked one by one: the storage must have one dimension")
         super().register_storage(storage)
 
+    @property
+    def cursor(self) -> int:
+        """The row of the next record while there is room, then 0."""
+        return len(self._current_top_values) % self._storage.capacity if hasattr(self, "_storage") else 0
+
+    _cursor = cursor
+
     def add(self, data: Any) -> Any:
+        self._check(data)
         row = int(self.extend(data.unsqueeze(0))[0])
         return None if row < 0 else row
 
     def extend(self, data: Any) -> torch.Tensor:
-        if not is_tensor_collection(data):
-            raise SchemaError(f"{type(self).__name__} takes TensorDicts, not a {type(data).__name__}")
+        self._check(data)
         ranks = data.get(self.rank_key if len(self.rank_key) > 1 else self.rank_key[0], None)
         if ranks is None:
             raise SchemaError(f"the data have no {'/'.join(self.rank_key)} to rank them by")
         placed: dict[int, int] = {}  # row -> record
         for record, value in enumerate(reduce(ranks.float(), self.reduction).tolist()):
-            if len(self._worst) < self._storage.capacity:
-                row = len(self._worst)
-                heapq.heappush(self._worst, (value, row))
-            elif value > self._worst[0][0]:
-                row = self._worst[0][1]
-                heapq.heapreplace(self._worst, (value, row))
+            if len(self._current_top_values) < self._storage.capacity:
+                row = len(self._current_top_values)
+                heapq.heappush(self._current_top_values, (value, row))
+            elif value > self._current_top_values[0][0]:
+                row = self._current_top_values[0][1]
+                heapq.heapreplace(self._current_top_values, (value, row))
             else:
                 continue
             placed[row] = record
@@ -64,15 +75,38 @@ class TensorDictMaxValueWriter(Writer):
             self._storage.set(rows, data[records])
         return index
 
+    def _check(self, data: Any) -> None:
+        if not is_tensor_collection(data):
+            message = f"{type(self).__name__} expects data to be a tensor collection, not a {type(data).__name__}"
+            raise UnsupportedError(message, hint="a RoundRobinWriter takes anything")
+
     def empty(self) -> None:
-        self._worst, self.write_count = [], 0
+        self._current_top_values, self.write_count = [], 0
 
     def state_dict(self) -> dict[str, Any]:
-        return {"write_count": self.write_count, "worst": [list(entry) for entry in self._worst]}
+        return {"write_count": self.write_count, "worst": [list(entry) for entry in self._current_top_values]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.write_count = int(state["write_count"])
-        self._worst = [(float(value), int(row)) for value, row in state["worst"]]
+        self._current_top_values = [(float(value), int(row)) for value, row in state["worst"]]
+
+    def dumps(self, path: Any) -> None:
+        """As TorchRL 0.14 writes it: metadata.json and current_top_values.memmap, ``[n, 2]`` of values and rows."""
+        folder, best = Path(path), torch.tensor(self._current_top_values, dtype=torch.float64).reshape(-1, 2)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "current_top_values.memmap").write_bytes(best.numpy().tobytes())
+        record = {"cursor": self.cursor, "write_count": self.write_count, "rank_key": list(self.rank_key)}
+        record |= {"dtype": "torch.float64", "shape": list(best.shape)}
+        write_atomically(folder / "metadata.json", json.dumps(record).encode())
+
+    def read(self, folder: Path) -> dict[str, Any]:
+        if not (folder / "metadata.json").exists():
+            return super().read(folder)  # of an older version
+        record = read_json(folder / "metadata.json")
+        best = map_tensor(folder / "current_top_values.memmap", record.get("dtype"), record.get("shape"))
+        if best.ndim != 2 or best.shape[-1] != 2 or best.is_complex():
+            raise DamagedDatasetError(f"{folder / 'current_top_values.memmap'} holds no values of rows")
+        return {"write_count": record.get("write_count") or 0, "worst": best.tolist()}
 
     def __repr__(self) -> str:
         return f"TensorDictMaxValueWriter(rank_key={'/'.join(self.rank_key)}, reduction={self.reduction})"

@@ -5,35 +5,74 @@ rows written   0 1 2 ... capacity - 1 0 1 2 ...
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase, is_tensor_collection
 from torch.utils import _pytree as pytree
 
-from ....errors import SchemaError
+from ....errors import DamagedDatasetError, SchemaError
+from ...durable import write_atomically
+from ...tensordict_folder import map_tensor, read_json
+from ..storages.slot_generations import SlotGenerations
+from ..storages.storage import Storage
 from ..storages.trees import tree_map
 from .base import Writer
 
 
 class RoundRobinWriter(Writer):
-    """Overwrites the oldest record. More records than there is room for: the newest stay, in their places of the ring."""
+    """Overwrites the oldest record.
 
-    def __init__(self, compilable: bool = False) -> None:
+    With ``track_generations`` every row has a stamp that grows with each write, see `generations_of`: batches carry
+    ``index_generation`` then, and ``ReplayBuffer.update_if_present`` writes only to records that are still there.
+    """
+
+    def __init__(self, compilable: bool = False, *, track_generations: bool = False) -> None:
         super().__init__(compilable)
         #: Records written by this process.
         self.write_count = 0
+        self.tracks_generations = track_generations
+        self._begin = 0  # the cursor, and the stamps, until there is a storage
+        self._stamps: SlotGenerations | None = None
+
+    def register_storage(self, storage: Storage) -> None:
+        super().register_storage(storage)
+        if self.tracks_generations and storage.generations is None:
+            storage.generations = self._stamps or SlotGenerations()
 
     @property
     def cursor(self) -> int:
         """The row of the next record. The storage keeps it: other processes may write as well."""
-        return self._storage.cursor if hasattr(self, "_storage") else 0
+        return self._storage.cursor if hasattr(self, "_storage") else self._begin
+
+    @cursor.setter
+    def cursor(self, row: int) -> None:
+        self._begin = row
+        if hasattr(self, "_storage"):
+            self._storage.seek(row)
+
+    _cursor = cursor
 
     def add(self, data: Any) -> Any:
         index = torch.tensor([self.cursor])
         self._storage.set(int(index), self._with_index(data, index[0]))
         self.write_count += 1
+        self._stamp(index)
         return int(index) if self._storage.ndim == 1 else self._coordinates_of(index)
+
+    def write_at(self, index: Any, data: Any) -> Any:
+        """Write records to rows (an int, or ``[n]``) along the first dimension; the cursor stays. Returns the rows."""
+        rows = torch.as_tensor(index).long().cpu()
+        self._storage.set(int(rows) if not rows.ndim else rows, self._with_index(data, rows), set_cursor=False)
+        self.write_count += rows.numel()
+        self._stamp(rows.reshape(-1))
+        return index if self._storage.ndim == 1 else self._coordinates_of(rows.reshape(-1))
+
+    def _stamp(self, rows: torch.Tensor) -> None:
+        if self._storage.generations is not None:
+            self._storage.generations.count(rows)
 
     def extend(self, data: Any) -> torch.Tensor:
         count = _count(data)
@@ -53,6 +92,7 @@ class RoundRobinWriter(Writer):
             newest = run == runs[-1]
             self._storage.set(slice(row, row + length), _part(data, first, first + length), set_cursor=newest)
         self.write_count += count
+        self._stamp(index)
         return self._coordinates_of(index)
 
     def _with_index(self, data: Any, index: torch.Tensor) -> Any:
@@ -60,13 +100,50 @@ class RoundRobinWriter(Writer):
 
     def empty(self) -> None:
         self.write_count = 0
+        if self._storage.generations is not None:
+            self._storage.generations.retire()
+
+    def _generations(self) -> torch.Tensor | None:
+        stamps = self._storage.generations if hasattr(self, "_storage") else self._stamps
+        return stamps.stamps if self.tracks_generations and stamps is not None else None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"cursor": self.cursor, "write_count": self.write_count}
+        stamps = self._generations()
+        state = {"_cursor": self.cursor, "_write_count": self.write_count}
+        return state if stamps is None else {**state, "_generation": stamps.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        int(state["cursor"])  # which the storage restores
-        self.write_count = int(state["write_count"])
+        row = int(state["_cursor"] if "_cursor" in state else state["cursor"])
+        self.write_count = int(state.get("_write_count", state.get("write_count", self.write_count)))
+        self.cursor = row
+        if state.get("_generation") is not None and self.tracks_generations:
+            self._stamps = SlotGenerations(state["_generation"])
+            if hasattr(self, "_storage"):
+                self._storage.generations = self._stamps
+
+    def dumps(self, path: Any) -> None:
+        """As TorchRL 0.14 writes it: metadata.json and, where rows are stamped, generation.memmap."""
+        folder, stamps = Path(path), self._generations()
+        record: dict[str, Any] = {"cursor": self.cursor, "write_count": self.write_count}
+        folder.mkdir(parents=True, exist_ok=True)
+        if stamps is not None:
+            (folder / "generation.memmap").write_bytes(stamps.numpy().tobytes())
+            record |= {"generation_shape": list(stamps.shape), "generation_dtype": "torch.int64"}
+        write_atomically(folder / "metadata.json", json.dumps(record).encode())
+
+    def read(self, folder: Path) -> dict[str, Any]:
+        record = read_json(folder / "metadata.json")
+        state = {"_cursor": record.get("cursor"), "_write_count": record.get("write_count") or 0}
+        if any(type(value) is not int or not 0 <= value < 1 << 62 for value in state.values()):
+            raise DamagedDatasetError(f"{folder / 'metadata.json'} is damaged: {record!r:.100}")
+        if record.get("generation_shape") is not None:
+            stamps = map_tensor(
+                folder / "generation.memmap", record.get("generation_dtype"), record["generation_shape"]
+            )
+            if stamps.ndim != 1 or stamps.is_floating_point() or stamps.is_complex():
+                raise DamagedDatasetError(f"{folder / 'generation.memmap'} holds no stamps of rows")
+            state["_generation"] = stamps.clone()
+        return state
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(cursor={self.cursor}, write_count={self.write_count})"

@@ -75,9 +75,6 @@ def test_trees_and_other_writers(tmp_path):
     tree.extend((torch.arange(4), {"x": torch.ones(4, 2)}))
     tree.dumps(tmp_path / "tree")
     other = ReplayBuffer(storage=LazyTensorStorage(6), batch_size=2, seed=1)
-    with pytest.raises(UsageError, match="knows its structure"):
-        other.loads(tmp_path / "tree")
-    other.extend((torch.arange(1), {"x": torch.ones(1, 2)}))
     other.loads(tmp_path / "tree")
     assert len(other) == 4 and torch.equal(other[:][0], torch.arange(4))
 

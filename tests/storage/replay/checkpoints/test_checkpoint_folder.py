@@ -29,7 +29,7 @@ def test_a_failed_write_leaves_the_old_checkpoint(tmp_path, monkeypatch, when):
         raise OSError("disk full")
 
     if when == "storage":
-        monkeypatch.setattr(checkpoint, "_dump_storage", fail)
+        monkeypatch.setattr(type(buffer.storage), "dumps", fail)
     elif when == "sampler":
         monkeypatch.setattr(checkpoint, "write_state", fail)
     elif when == "describe":

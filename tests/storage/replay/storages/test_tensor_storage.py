@@ -13,6 +13,7 @@ from rbdata.storage.replay import (
     ReplayBuffer,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
+    TensorStorage,
 )
 from replay_tools import equal, rollout
 from tensordict import TensorDict, tensorclass
@@ -21,14 +22,12 @@ from tensordict import TensorDict, tensorclass
 @pytest.mark.parametrize(
     "change,words",
     [
-        (lambda data: data.exclude("action"), "without action"),
-        (lambda data: data.set("more", torch.zeros(len(data))), "with more"),
         (lambda data: data.set("action", data["action"].int()), "key action: got int32 .*, the storage holds int64"),
         (lambda data: data.set("observation", torch.zeros(len(data), 3)), r"float32 \[3\].*float32 \[2\]"),
         (lambda data: {"action": data["action"]}, "not a dict"),
         (lambda data: data[:0], "no records"),
     ],
-    ids=["missing", "more", "dtype", "shape", "kind", "empty"],
+    ids=["dtype", "shape", "kind", "empty"],
 )
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
 def test_data_that_do_not_fit(storage, change, words):
@@ -38,6 +37,28 @@ def test_data_that_do_not_fit(storage, change, words):
         buffer.extend(change(rollout([3])))
     assert equal(buffer[:], rollout([4]))
     assert buffer.extend(rollout([2])).tolist() == [4, 5]
+
+
+@pytest.mark.filterwarnings("ignore:.*(zeros are|is not) stored")
+@pytest.mark.parametrize("kind", ["lazy", "given", "memmap"])
+def test_other_keys_later(kind):
+    """A collector's first batches lack what the policy writes: later leaves find room in memory, and are left out in files."""
+    first = TensorDict({"x": torch.ones(3), ("b", "c"): torch.ones(3, 2)}, [3])
+    given = TensorStorage(torch.cat([first, first]))
+    buffer = ReplayBuffer(
+        storage={"lazy": LazyTensorStorage(6), "memmap": LazyMemmapStorage(6), "given": given}[kind], batch_size=4
+    )
+    buffer.empty()
+    buffer.extend(first)
+    buffer.extend(TensorDict({"x": torch.full((2,), 2.0), ("b", "d"): torch.ones(2, dtype=torch.int64)}, [2]))
+    buffer[0] = TensorDict({"x": torch.tensor(5.0)}, [])
+    assert buffer["x"].tolist() == [5, 1, 1, 2, 2]
+    assert buffer["b", "c"][:, 0].tolist() == [1, 1, 1, 0, 0]
+    if kind == "memmap":
+        assert ("b", "d") not in buffer[:].keys(True)
+    else:
+        assert buffer["b", "d"].tolist() == [0, 0, 0, 1, 1]
+        assert buffer.sample()["b", "d"].shape == (4,)
 
 
 def test_other_bad_input():
