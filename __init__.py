@@ -41,6 +41,7 @@ _MODULES = {
 __all__ = [
     "AtariDQNExperienceReplay",
     "BaseDatasetExperienceReplay",
+    "CompressedListStorage",
     "ConditionalUpdateResult",
     "D4RLExperienceReplay",
     "Dataset",

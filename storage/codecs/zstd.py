@@ -80,12 +80,12 @@ def _train(samples: list[Any], piece: int) -> bytes:
 class RowEncoder:
     """Compresses rows; holds the dictionary digested for compression. Not shared between threads at the same time."""
 
-    def __init__(self, dictionary: bytes, threads: int = 1) -> None:
+    def __init__(self, dictionary: bytes, threads: int = 1, level: int = LEVEL) -> None:
         import zstandard
 
         self._zstandard: Any = zstandard
         options: dict[str, Any] = {"write_content_size": 1, "write_checksum": 0, "write_dict_id": 0}
-        parameters = zstandard.ZstdCompressionParameters.from_level(LEVEL, **options)
+        parameters = zstandard.ZstdCompressionParameters.from_level(level, **options)
         digest = zstandard.ZstdCompressionDict(dictionary) if dictionary else None
         if digest is not None:
             digest.precompute_compress(compression_params=parameters)

@@ -43,6 +43,7 @@ from .schedulers import LinearScheduler as LinearScheduler
 from .schedulers import ParameterScheduler as ParameterScheduler
 from .schedulers import SchedulerList as SchedulerList
 from .schedulers import StepScheduler as StepScheduler
+from .storages.compressed_list_storage import CompressedListStorage as CompressedListStorage
 from .storages.dataset_storage import DatasetStorage as DatasetStorage
 from .storages.lazy_stack_storage import LazyStackStorage as LazyStackStorage
 from .storages.lazy_tensor_storage import LazyTensorStorage as LazyTensorStorage

@@ -1,0 +1,375 @@
+"""Records in memory, every leaf compressed on its own by the row codec of dataset folders.
+
+A batch is one call of the codec for each leaf, when it is written and when it is read. Leaves too small to gain anything
+stay as they are. Records may differ; those that are all of one kind are read leaf by leaf, like tensors.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor, is_non_tensor, is_tensor_collection
+
+from ....errors import DamagedDatasetError, SchemaError, UsageError
+from ...codecs import DEFAULT, PLAIN
+from ...codecs.zstd import RowDecoder, RowEncoder
+from ..windows.draw import Key
+from .gather import Field, Readable
+from .list_storage import ListStorage
+from .storage import Storage
+
+#: Rows of fewer bytes are not compressed: the frame around them would be larger than what is saved.
+SMALLEST_ROW = 64
+
+
+@dataclass(frozen=True)
+class LeafKind:
+    """A leaf of a record: its path (empty for a tensor alone), dtype and shape."""
+
+    path: Key
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        return self.dtype.itemsize * prod(self.shape)
+
+    @property
+    def small(self) -> bool:
+        return self.row_bytes < SMALLEST_ROW
+
+
+@dataclass(frozen=True)
+class RecordKind:
+    """What is the same in many records: leaves, batch size (None for a tensor alone), class, and paths of what is no tensor."""
+
+    leaves: tuple[LeafKind, ...]
+    batch: tuple[int, ...] | None
+    kind: type[Any] | None = None
+    others: tuple[Key, ...] = ()
+
+
+@dataclass
+class Packed:
+    """A record: one blob for each leaf of its kind, and what is no tensor. ``kind`` None: ``rest`` is the record."""
+
+    kind: RecordKind | None
+    blobs: list[Any]
+    rest: Any = None
+
+
+class CompressedListStorage(ListStorage):
+    """A list of compressed records: tensors, TensorDicts (nested ones as well) and tensorclasses; others stay as they are.
+
+    ``compression_level`` is zstd's, 1 to 22. ``compression_fn(tensor) -> tensor`` and ``decompression_fn(tensor, metadata)``
+    (``metadata`` has "shape", "dtype" and "device") take the codec's place. Records read are on ``device``.
+    """
+
+    def __init__(
+        self,
+        max_size: int,
+        *,
+        compression_fn: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        decompression_fn: Callable[[torch.Tensor, dict[str, Any]], torch.Tensor] | None = None,
+        compression_level: int = 3,
+        device: Any = "cpu",
+        compilable: bool = False,
+    ) -> None:
+        super().__init__(max_size, compilable=compilable, device=device)
+        if (compression_fn is None) != (decompression_fn is None):
+            raise UsageError("give compression_fn and decompression_fn together")
+        if not 1 <= compression_level <= 22:
+            raise UsageError(f"compression_level is 1 to 22, not {compression_level!r}")
+        self.compression_fn, self.decompression_fn = compression_fn, decompression_fn
+        self.compression_level = compression_level
+        self._own = threading.local()
+        self._kinds: dict[RecordKind | None, int] = {}  # how many records are of each kind
+        self._table: dict[str, Readable] | None = None
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def _to_records(self, data: Any) -> Iterable[Packed]:
+        """Records packed; those of a batch of tensors together."""
+        leaves = _leaves(data) if self.compression_fn is None else []
+        if not leaves or not isinstance(data, (torch.Tensor, TensorDict)):
+            return [record if isinstance(record, Packed) else self._pack(record) for record in data]
+        about = tuple(LeafKind(path, leaf.dtype, tuple(leaf.shape[1:])) for path, leaf in leaves)
+        kind = RecordKind(about, tuple(data.batch_size[1:]) if isinstance(data, TensorDict) else None)
+        columns = [self._encode(part, leaf) for part, (_, leaf) in zip(about, leaves)]
+        return [Packed(kind, list(blobs)) for blobs in zip(*columns)]
+
+    def _write(self, place: int, record: Packed) -> None:
+        if place < len(self._records):
+            self._count_kind(self._records[place].kind, -1)
+        self._count_kind(record.kind, 1)
+        super()._write(place, record)
+
+    def _count_kind(self, kind: RecordKind | None, change: int) -> None:
+        count = self._kinds.get(kind, 0) + change
+        if count and kind in self._kinds:
+            self._kinds[kind] = count
+            return
+        self._kinds.pop(kind, None)
+        if count:
+            self._kinds[kind] = count
+        self._table = self._rows_of(next(iter(self._kinds))) if len(self._kinds) == 1 else None
+
+    def _rows_of(self, kind: RecordKind | None) -> dict[str, Readable] | None:
+        """What reads leaf by leaf, where all records are of one kind that allows it."""
+        if (
+            kind is None
+            or kind.batch is None
+            or kind.kind is not None
+            or kind.others
+            or self.compression_fn is not None
+        ):
+            return None
+        return {
+            "/".join(leaf.path): CompressedRows(self, leaf, number) for number, leaf in enumerate(kind.leaves)
+        } or None
+
+    def _pack(self, record: Any) -> Packed:
+        rest: dict[Key, Any] = {}
+        if isinstance(record, torch.Tensor):
+            given: list[tuple[Key, torch.Tensor]] = [((), record)]
+            batch, kind = None, None
+        elif is_tensor_collection(record):
+            kind = None if isinstance(record, TensorDictBase) else type(record)
+            whole = record if kind is None else record.to_tensordict(retain_none=False)
+            batch, given = tuple(record.batch_size), []
+            for key, value in whole.items(True, True, is_leaf=is_leaf_nontensor):
+                path = (key,) if isinstance(key, str) else key
+                if isinstance(value, torch.Tensor):
+                    given.append((path, value))
+                else:
+                    rest[path] = value.tolist() if is_non_tensor(value) else value
+        else:
+            return Packed(None, [], record)
+        about = RecordKind(
+            tuple(LeafKind(path, leaf.dtype, tuple(leaf.shape)) for path, leaf in given), batch, kind, tuple(rest)
+        )
+        if self.compression_fn is not None:
+            return Packed(about, [self.compression_fn(leaf) for _, leaf in given], rest)
+        return Packed(
+            about, [self._encode(part, leaf.unsqueeze(0))[0] for part, (_, leaf) in zip(about.leaves, given)], rest
+        )
+
+    def _encode(self, about: LeafKind, rows: torch.Tensor) -> list[bytes]:
+        """One blob for each row."""
+        data = rows.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy() if rows.numel() else b""
+        starts = np.arange(len(rows)) * about.row_bytes
+        if about.small:
+            whole = bytes(data)
+            return [whole[start : start + about.row_bytes] for start in starts.tolist()]
+        encoder = getattr(self._own, "encoder", None)
+        if encoder is None:
+            encoder = self._own.encoder = RowEncoder(b"", level=self.compression_level)
+        joined, lengths = encoder.encode(data, starts, about.row_bytes)
+        ends = np.cumsum(lengths)
+        return [joined[end - length : end] for end, length in zip(ends.tolist(), lengths.tolist())]
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def fields(self) -> dict[str, Readable] | None:
+        return self._table
+
+    @property
+    def batch_tail(self) -> tuple[int, ...]:
+        kind = next(iter(self._kinds)) if self._table is not None else None
+        return () if kind is None or kind.batch is None else kind.batch
+
+    def column(self, key: Key) -> torch.Tensor | None:
+        if self._table is None:
+            return super().column(key)
+        rows = self._table.get("/".join(key))
+        return None if rows is None else rows.block(0, len(self._records))
+
+    def _read(self, place: int) -> Any:
+        packed: Packed = self._records[place]
+        kind = packed.kind
+        if kind is None:
+            return packed.rest
+        leaves = [self._decode(about, [blob])[0] for about, blob in zip(kind.leaves, packed.blobs)]
+        if kind.batch is None:
+            return leaves[0]
+        record = TensorDict(batch_size=kind.batch)
+        for about, leaf in zip(kind.leaves, leaves):
+            record.set(about.path, leaf)
+        for path, value in packed.rest.items() if packed.rest else ():
+            record.set_non_tensor(path, value)
+        return record if kind.kind is None else kind.kind.from_tensordict(record)
+
+    def decode(self, about: LeafKind, number: int, places: list[int]) -> torch.Tensor:
+        """A leaf of the records at ``places``, ``[n, *shape]``."""
+        records = self._records
+        return self._decode(about, [records[place].blobs[number] for place in places])
+
+    def _decode(self, about: LeafKind, blobs: list[Any]) -> torch.Tensor:
+        """Rows ``[n, *shape]`` from their blobs."""
+        if self.decompression_fn is not None:
+            metadata = {
+                "type": "tensor",
+                "shape": torch.Size(about.shape),
+                "dtype": about.dtype,
+                "device": self._device,
+            }
+            return torch.stack([self.decompression_fn(blob, metadata) for blob in blobs])
+        joined = b"".join(blobs)
+        if about.small or not about.row_bytes:
+            rows = np.frombuffer(bytearray(joined), np.uint8)
+        else:
+            decoders = self._own.__dict__.setdefault("decoders", {})
+            decoder = decoders.get(about.row_bytes)
+            if decoder is None:
+                decoder = decoders[about.row_bytes] = RowDecoder(b"", about.row_bytes)
+            lengths = np.fromiter(map(len, blobs), np.int64, len(blobs))
+            rows = decoder.decode(np.frombuffer(joined, np.uint8), np.cumsum(lengths) - lengths, lengths)
+        if rows.size != len(blobs) * about.row_bytes:
+            raise DamagedDatasetError(f"a record's {'/'.join(about.path)} has {rows.size} bytes")
+        shape = (len(blobs), *about.shape)
+        out = torch.empty(shape, dtype=about.dtype)
+        if rows.size:
+            out = torch.from_numpy(rows.reshape(-1)).view(about.dtype).reshape(shape)
+        return out if self._device is None else out.to(self._device)
+
+    def bytes(self) -> int:
+        """Bytes that the compressed records take, without what the list itself takes."""
+        return sum(
+            blob.nbytes if isinstance(blob, torch.Tensor) else len(blob)
+            for packed in self._records
+            for blob in packed.blobs
+        )
+
+    def empty(self) -> None:
+        super().empty()
+        self._kinds, self._table = {}, None
+
+    _empty = empty
+
+    # -- saving ------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The compressed records as numbers and tensors. Raises UsageError for what only pickle could write."""
+        if self.compression_fn is not None:
+            raise UsageError(
+                "records compressed by functions of one's own cannot be saved", hint="use the storage's own codec"
+            )
+        kinds: dict[RecordKind, int] = {}
+        for number, packed in enumerate(self._records):
+            if packed.kind is None or packed.kind.kind is not None:
+                raise UsageError(f"record {number} is neither a tensor nor a TensorDict: only pickle could write it")
+            kinds.setdefault(packed.kind, len(kinds))
+        blobs = [blob for packed in self._records for blob in packed.blobs]
+        return {
+            "kinds": [_describe(kind) for kind in kinds],
+            "kind": torch.tensor([kinds[packed.kind] for packed in self._records], dtype=torch.int64),
+            "rest": [list(packed.rest.values()) for packed in self._records if packed.rest],
+            "lengths": torch.tensor([len(blob) for blob in blobs], dtype=torch.int64),
+            "data": torch.from_numpy(np.frombuffer(bytearray(b"".join(blobs)), np.uint8)),
+            "newest": self._newest,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict`, or that of TorchRL's storage (as its codec zlib wrote it), gave."""
+        if "_metadata" in state:
+            records = [
+                _torchrl_record(*pair) for pair in zip(state["_storage"], state["_metadata"]) if pair[1] is not None
+            ]
+            super().load_state_dict({"_storage": records})
+            return
+        kinds = [_kind(about) for about in state["kinds"]]
+        numbers, lengths, others = state["kind"].tolist(), state["lengths"].tolist(), iter(state["rest"])
+        data = state["data"].numpy().tobytes()
+        if len(numbers) > self.capacity:
+            raise SchemaError(f"{len(numbers)} records do not fit into a storage of {self.capacity}")
+        if min([0, *numbers, *lengths]) < 0 or sum(lengths) != len(data):
+            raise DamagedDatasetError("the lengths of the compressed records do not belong to their data")
+        if not -1 <= state["newest"] < max(1, len(numbers)) or sum(len(kinds[n].leaves) for n in numbers) != len(
+            lengths
+        ):
+            raise DamagedDatasetError("the compressed leaves do not belong to the records")
+        ends = np.cumsum([0, *lengths]).tolist()
+        records, leaf = [], 0
+        for number in numbers:
+            kind = kinds[number]
+            blobs = [data[ends[place] : ends[place + 1]] for place in range(leaf, leaf + len(kind.leaves))]
+            leaf += len(kind.leaves)
+            records.append(Packed(kind, blobs, dict(zip(kind.others, next(others) if kind.others else ()))))
+        self.empty()
+        for place, packed in enumerate(records):
+            self._write(place, packed)
+        self._newest = state["newest"]
+
+    dumps, loads = Storage.dumps, Storage.loads
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_own", "_table")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _own=threading.local())
+        self._table = self._rows_of(next(iter(self._kinds))) if len(self._kinds) == 1 else None
+
+
+class CompressedRows:
+    """A leaf of all records of one kind; rows are records. See `storage.codecs.codec.Rows`."""
+
+    def __init__(self, storage: CompressedListStorage, about: LeafKind, number: int) -> None:
+        self.leaf = Field("/".join(about.path), about.shape, about.row_bytes, codec=PLAIN if about.small else DEFAULT)
+        self.count = storage.capacity
+        self._storage, self._about, self._number = storage, about, number
+
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        return self._storage.decode(self._about, self._number, index.tolist())
+
+    def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
+        rows = (first[:, None] + torch.arange(length)).reshape(-1)
+        return self.take(rows).view(len(first), length, *self.leaf.shape)
+
+    def block(self, start: int, stop: int) -> torch.Tensor:
+        return self.take(torch.arange(start, stop))
+
+
+def _leaves(data: Any) -> list[tuple[Key, torch.Tensor]]:
+    """The tensors of a batch with their paths; nothing where there is anything else."""
+    if isinstance(data, torch.Tensor):
+        return [((), data)]
+    if not isinstance(data, TensorDict):
+        return []
+    items = data.items(True, True, is_leaf=is_leaf_nontensor)
+    leaves = [((key,) if isinstance(key, str) else key, leaf) for key, leaf in items]
+    return leaves if all(isinstance(leaf, torch.Tensor) for _, leaf in leaves) else []
+
+
+def _describe(kind: RecordKind) -> dict[str, Any]:
+    leaves = [[list(leaf.path), str(leaf.dtype).removeprefix("torch."), list(leaf.shape)] for leaf in kind.leaves]
+    return {"leaves": leaves, "batch": kind.batch, "others": [list(path) for path in kind.others]}
+
+
+def _kind(about: dict[str, Any]) -> RecordKind:
+    leaves = []
+    for path, name, shape in about["leaves"]:
+        dtype = getattr(torch, name)
+        if not isinstance(dtype, torch.dtype) or not all(type(size) is int and size >= 0 for size in shape):
+            raise DamagedDatasetError(f"{name!r} {shape!r} is no leaf of a record")
+        leaves.append(LeafKind(tuple(path), dtype, tuple(shape)))
+    batch = None if about["batch"] is None else tuple(about["batch"])
+    return RecordKind(tuple(leaves), batch, None, tuple(tuple(path) for path in about["others"]))
+
+
+def _torchrl_record(compressed: Any, about: dict[str, Any]) -> Any:
+    if about["type"] == "tensor":
+        data = bytearray(zlib.decompress(compressed.numpy().tobytes()))
+        return torch.frombuffer(data, dtype=about["dtype"]).reshape(about["shape"])
+    if about["type"] != "tensordict":
+        return about["value"]
+    record = TensorDict()
+    for key, leaf in about["fields"].items():
+        record.set(key, leaf["value"] if leaf["type"] == "non_tensor" else _torchrl_record(compressed[key], leaf))
+    return record

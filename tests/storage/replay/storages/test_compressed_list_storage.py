@@ -1,0 +1,133 @@
+"""Compressed records in memory."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+import torchrl.data as torchrl
+from rbdata.errors import DamagedDatasetError, SchemaError, UsageError
+from rbdata.storage.replay import CompressedListStorage, ReplayBuffer, SliceSampler, TensorDictReplayBuffer
+from replay_tools import equal, rollout
+from tensordict import TensorDict, tensorclass
+
+
+def frames(count: int) -> TensorDict:
+    data = rollout([count - 3, 3])
+    data["pixels"] = torch.arange(count, dtype=torch.uint8).view(-1, 1, 1).expand(-1, 20, 20).contiguous()
+    data["next", "pixels"] = data["pixels"] + 1
+    return data
+
+
+def filled(count: int = 12, **options) -> TensorDictReplayBuffer:
+    buffer = TensorDictReplayBuffer(storage=CompressedListStorage(8), batch_size=5, **options)
+    buffer.extend(frames(count))
+    return buffer
+
+
+def test_batches_are_what_was_stored():
+    """A ring of TensorDicts, read leaf by leaf: random batches, slices, n-step returns, records, columns."""
+    data = frames(12)
+    buffer = filled(seed=0)
+    batch, info = buffer.sample(return_info=True)
+    rows = torch.where(info["index"] < 4, info["index"] + 8, info["index"])
+    assert equal(batch.exclude("index"), data[rows])
+    assert equal(buffer[2].exclude("index"), data[10])
+    assert isinstance(buffer.storage, CompressedListStorage)
+    assert buffer.storage.bytes() < 8 * 2 * 400
+    slices = filled(sampler=SliceSampler(slice_len=3)).sample(6)
+    assert bool((slices["pixels"][:, 0, 0].view(2, 3).diff(dim=1) == 1).all())
+    assert filled(n_step=2, gamma=0.5).sample()["next", "pixels"].shape == (5, 20, 20)
+    buffer[1] = data[:1][0]
+    assert equal(buffer[1].exclude("index"), data[0])
+    copy = pickle.loads(pickle.dumps(buffer))
+    assert equal(copy.sample(), buffer.sample())
+
+
+@tensorclass
+class Step:
+    pixels: torch.Tensor
+    name: str
+
+
+RECORDS = [
+    torch.rand(3),
+    torch.tensor(2.5),
+    torch.arange(400).view(20, 20),
+    TensorDict({"a": torch.arange(100), "b": {"c": torch.zeros(2, 0)}, "text": "one"}, []),
+    TensorDict({"a": torch.rand(2, 50).bfloat16()}, [2]),
+]
+
+
+def test_records_of_any_kind(tmp_path):
+    storage = CompressedListStorage(9, compression_level=9)
+    for place, record in enumerate(RECORDS):
+        storage.set(place, record)
+    storage.dumps(tmp_path)
+    loaded, state = CompressedListStorage(9), CompressedListStorage(9)
+    loaded.loads(tmp_path)
+    state.load_state_dict(storage.state_dict())
+    for one in (storage, loaded, state):
+        assert len(one) == len(RECORDS)
+        for got, record in zip(one.get([*range(5)]), RECORDS):
+            assert type(got) is type(record)
+            assert got.shape == record.shape
+            assert bool((got == record).all())
+        assert one.get(3)["text"] == "one"
+    storage.set(5, Step(pixels=torch.ones(80), name="x"))  # type: ignore[call-arg]
+    storage.set(6, "text")
+    assert isinstance(storage.get(5), Step) and storage.get(6) == "text"
+    with pytest.raises(UsageError, match="pickle"):
+        storage.dumps(tmp_path)
+    with pytest.raises(IndexError):
+        storage.get(7)
+    with pytest.raises(SchemaError):
+        storage.set(12, RECORDS[0])
+    storage.empty()
+    assert not len(storage) and not storage.contains(0)
+
+
+def test_functions_of_ones_own():
+    storage = CompressedListStorage(
+        4,
+        compression_fn=lambda tensor: tensor.to(torch.uint8),
+        decompression_fn=lambda tensor, metadata: tensor.to(metadata["dtype"]).reshape(metadata["shape"]),
+    )
+    buffer = ReplayBuffer(storage=storage, batch_size=3)
+    buffer.extend(TensorDict({"x": torch.arange(4.0)}, [4]))
+    assert buffer.sample()["x"].dtype == torch.float32
+    assert storage.bytes() == 4
+    with pytest.raises(UsageError):
+        storage.state_dict()
+
+
+def test_states_of_torchrl():
+    theirs = torchrl.CompressedListStorage(4)
+    theirs.set(0, RECORDS[2])
+    theirs.set(1, TensorDict({"a": torch.arange(100)}, []))
+    ours = CompressedListStorage(4)
+    ours.load_state_dict(theirs.state_dict())
+    assert torch.equal(ours.get(0), RECORDS[2])
+    assert torch.equal(ours.get(1)["a"], torch.arange(100))
+
+
+@pytest.mark.parametrize("damage", ["lengths", "kind", "data", "dtype", "shape"])
+def test_damaged_states(damage, tmp_path):
+    from rbdata.storage.replay.state_files import read_state, write_state
+
+    storage = CompressedListStorage(4)
+    storage.set(slice(0, 2), torch.arange(800).view(2, 400))
+    storage.dumps(tmp_path)
+    state = read_state(tmp_path)
+    if damage in ("lengths", "kind"):
+        state[damage][0] += 1
+    elif damage == "data":
+        state["data"][:9] = 255
+    else:
+        state["kinds"][0]["leaves"][0][1 if damage == "dtype" else 2] = "load" if damage == "dtype" else [3]
+    write_state(tmp_path, state)
+    other = CompressedListStorage(4)
+    with pytest.raises(DamagedDatasetError):
+        other.loads(tmp_path)
+        other.get(0)
