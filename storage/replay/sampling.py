@@ -9,6 +9,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from tensordict import is_tensor_collection
+
 from ...errors import UsageError
 from ..dataset import Dataset
 from .argument_checks import check_batch_size
@@ -149,4 +151,7 @@ class SamplingMixin(WritingMixin):
             data = self._storage.read_whole(partial(read_records, self._storage, index, self._swapped_dim))
         if isinstance(self._storage, ListStorage) and isinstance(data, list):
             data = (self._spec.collate or stack_records)(data)
-        return self._transforms(data) if len(self._transforms) else data
+        if not len(self._transforms):
+            return data
+        # A record of a list and what lies in a file are the storage's own: transforms set keys in a copy of the outer level.
+        return self._transforms(data.copy() if is_tensor_collection(data) else data)

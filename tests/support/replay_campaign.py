@@ -433,7 +433,7 @@ class Caller:
         state = self.buffer.state_dict()
         if self.case.read_only:
             return
-        data = state["_storage"]["data"] if self.case.storage != "list" else state["_storage"]["records"]
+        data = state["_storage"]["_storage"]
         if data is not None and len(data):
             self.seen(torch.stack(data) if isinstance(data, list) else data)
 

@@ -502,3 +502,28 @@ def test_batches_have_the_device_of_their_storage(kind, device):
     ours_, theirs_ = (buffer.sample() for buffer in buffers)
     assert ours_.device == theirs_.device and ours_["b"].device == theirs_["b"].device
     assert buffers[0][:].device == buffers[1][:].device
+
+
+@pytest.mark.parametrize("kind", ["LazyTensorStorage", "LazyMemmapStorage", "ListStorage"])
+@pytest.mark.parametrize("count", [7, 10, 24])
+def test_states_of_theirs_are_loaded(kind, count):
+    from torchrl.envs.transforms import ObservationNorm
+
+    buffers = both(
+        lambda lib: lib.TensorDictReplayBuffer(
+            storage=getattr(lib, kind)(10),
+            batch_size=4,
+            generator=torch.Generator().manual_seed(1),
+            transform=ObservationNorm(loc=1.0, scale=2.0, in_keys=["a"]),
+        )
+    )
+    for number in range(count):
+        buffers[1].extend(TensorDict({"a": torch.full((1, 2), float(number))}, [1]))
+    state = buffers[1].state_dict()
+    buffers[0].load_state_dict(state)
+    assert equal(buffers[0][:], buffers[1][:])
+    assert buffers[0].write_count == count and torch.equal(buffers[0]._rng.get_state(), state["_rng"][0])
+    fill(buffers, TensorDict({"a": torch.full((4, 2), -1.0)}, [4]))  # at the same rows
+    assert equal(buffers[0][:], buffers[1][:])
+    buffers[0].load_state_dict(buffers[0].state_dict())
+    assert equal(buffers[0][:], buffers[1][:])
