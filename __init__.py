@@ -43,6 +43,7 @@ __all__ = [
     "BaseDatasetExperienceReplay",
     "CompressedListStorage",
     "ConditionalUpdateResult",
+    "ConsumingSampler",
     "D4RLExperienceReplay",
     "Dataset",
     "DatasetStorage",

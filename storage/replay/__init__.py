@@ -30,6 +30,7 @@ from .iterable import ReplayIterable as ReplayIterable
 from .sample_units import SampleUnit as SampleUnit
 from .sample_units import Sequence as Sequence
 from .sample_units import Transition as Transition
+from .samplers.consuming import ConsumingSampler as ConsumingSampler
 from .samplers.prioritized import PrioritizedSampler as PrioritizedSampler
 from .samplers.prioritized_slices import PrioritizedSliceSampler as PrioritizedSliceSampler
 from .samplers.slices import SliceSampler as SliceSampler

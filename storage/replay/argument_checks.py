@@ -9,12 +9,14 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from ...errors import SamplingError, UsageError
+from ...errors import ArgumentTypeError, SamplingError, UsageError
 from ..dataset import Dataset
+from .samplers.consuming import ConsumingSampler
 from .samplers.uniform import RandomSampler, Sampler
 from .storages.dataset_storage import DatasetStorage
 from .storages.list_storage import ListStorage
 from .storages.storage import Storage
+from .storages.tensor_storage import TensorStorage
 from .writers.base import Writer
 
 Part = TypeVar("Part", Storage, Sampler, Writer)
@@ -29,9 +31,60 @@ def resolve_storage(given: Any) -> Storage:
     return instance(given, Storage, "LazyTensorStorage(1_000_000), or the path of a dataset")
 
 
-def resolve_sampler(given: Any) -> Sampler:
-    """A sampler: as given, made by a function, or the default. Raises UsageError for anything else."""
-    return RandomSampler() if given is None else instance(given, Sampler, "SliceSampler(slice_len=32)")
+def resolve_sampler(given: Any, consume_after: Any = None) -> Sampler:
+    """A sampler: as given, made by a function, or the default; one that consumes where ``consume_after`` is not None.
+
+    Raises UsageError for anything else.
+    """
+    made = RandomSampler() if given is None else instance(given, Sampler, "SliceSampler(slice_len=32)")
+    if consume_after is None:
+        return made
+    consuming = ConsumingSampler(consume_after)
+    if type(made) is RandomSampler:
+        return consuming
+    if not isinstance(made, ConsumingSampler):
+        message = f"consume_after_n_samples only supports the default RandomSampler, not a {type(made).__name__}"
+        raise UsageError(message, hint="leave out the sampler, or consume_after_n_samples")
+    if made.max_sample_count != consuming.max_sample_count:
+        message = (
+            f"consume_after_n_samples={consume_after}, but the sampler has max_sample_count={made.max_sample_count}"
+        )
+        raise UsageError(message, hint="leave out one of them")
+    return made
+
+
+def check_consumption(
+    sampler: Sampler,
+    storage: Storage,
+    writer: Writer,
+    prefetch: int = 0,
+    *,
+    windows: bool = False,
+    shared: bool = False,
+    world_size: int = 1,
+) -> None:
+    """Raise UsageError where a `ConsumingSampler` does not work with the other parts of a buffer."""
+    if not isinstance(sampler, ConsumingSampler):
+        return
+    if not callable(getattr(writer, "write_at", None)):
+        message = (
+            f"a ConsumingSampler requires a writer with a callable write_at, which a {type(writer).__name__} lacks"
+        )
+        raise ArgumentTypeError(message, hint="for example RoundRobinWriter()")
+    if not isinstance(storage, (ListStorage, TensorStorage)):
+        raise ArgumentTypeError(
+            f"a ConsumingSampler needs a storage of lists or tensors, not a {type(storage).__name__}"
+        )
+    if storage.ndim != 1:
+        raise UsageError(
+            f"a ConsumingSampler is for 1-dimensional storages, and this one has {storage.ndim} dimensions"
+        )
+    if prefetch:
+        raise UsageError("Prefetching is not supported with a ConsumingSampler: every draw consumes", hint="prefetch=0")
+    if windows:
+        raise UsageError("consumed rows are written out of time order: leave out frame_stack and n_step")
+    if shared or world_size > 1:
+        raise UsageError("what is consumed is counted in one process: a ConsumingSampler cannot be shared or split")
 
 
 def resolve_writer(given: Any, default: Callable[[], Writer]) -> Writer:

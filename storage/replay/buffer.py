@@ -15,6 +15,7 @@ import torch
 from ...errors import UsageError
 from .argument_checks import (
     check_batch_size,
+    check_consumption,
     check_prefetch,
     check_seed,
     make_generator,
@@ -55,7 +56,7 @@ class ReplayBuffer(SamplingMixin, ConditionalUpdateMixin, CheckpointMixin):
     - ``generator`` or ``seed``: same seed, same batches. With neither, the seed comes from torch's global generator.
     - ``frame_stack``, ``stack_keys``, ``n_step``, ``gamma``: windows, see `batches` and `n_step`; they never cross an episode.
     - ``checkpointer``: its hooks, if it has any, are registered as by `register_save_hook` and `register_load_hook`.
-    - ``consume_after_n_samples``: records cannot be drawn any more once they were in so many batches.
+    - ``consume_after_n_samples``: records are removed once they were in so many batches, see `ConsumingSampler`.
     - ``sample_unit``: what is read for each record drawn, see `SampleUnit`.
     - ``delayed_init``: make the parts when they are first used, which may be in another process. The default is True with a
       ``transform_factory``.
@@ -116,8 +117,6 @@ class ReplayBuffer(SamplingMixin, ConditionalUpdateMixin, CheckpointMixin):
             raise UsageError(f"frame_stack must be at least 1, not {frame_stack!r}")
         if {service_backend, transport} - {"direct", "auto"}:
             raise UsageError("a buffer is where it is made: service_backend and transport must be direct")
-        if consume_after_n_samples is not None:
-            raise UsageError("consume_after_n_samples is not supported yet")
         if not 0 <= rank < world_size:
             raise UsageError(f"rank {rank} is not among {world_size} processes")
         self.batch_size = None if batch_size is None else check_batch_size(batch_size)
@@ -141,19 +140,42 @@ class ReplayBuffer(SamplingMixin, ConditionalUpdateMixin, CheckpointMixin):
         #: What `_make_parts` is called with, until that has happened.
         one_ahead = prefetch is None and place is not None and place.type == "cuda"
         seed = None if seed is None else check_seed(seed)
-        parts = (storage, sampler, writer, transform, transform_factory, dim_extend, generator, seed, one_ahead)
+        parts = (
+            storage,
+            sampler,
+            writer,
+            transform,
+            transform_factory,
+            dim_extend,
+            generator,
+            seed,
+            one_ahead,
+            consume_after_n_samples,
+        )
         self._unmade: tuple[Any, ...] | None = parts
         if not (transform_factory is not None if delayed_init is None else delayed_init):
             self._make_parts(parts)
 
     def _make_parts(self, parts: tuple[Any, ...]) -> None:
-        storage, sampler, writer, transform, transform_factory, dim_extend, generator, seed, one_ahead = parts
+        (
+            storage,
+            sampler,
+            writer,
+            transform,
+            transform_factory,
+            dim_extend,
+            generator,
+            seed,
+            one_ahead,
+            consume_after,
+        ) = parts
         self._unmade = None
         self._storage: Storage = resolve_storage(storage)
-        self._sampler: Sampler = resolve_sampler(sampler)
+        self._sampler: Sampler = resolve_sampler(sampler, consume_after)
         if self._sampler.drop_last and self.batch_size is None:
             raise UsageError("drop_last needs the batch_size given to the buffer")
         self._writer: Writer = resolve_writer(writer, self._default_writer)
+        self._check_consumption(self._sampler, self._storage, self._writer)
         self._writer.register_storage(self._storage)
         if transform_factory is not None:
             transform = transform_factory()
@@ -181,6 +203,11 @@ class ReplayBuffer(SamplingMixin, ConditionalUpdateMixin, CheckpointMixin):
     def initialized(self) -> bool:
         """Whether the parts are made: False until the first use of a buffer made with ``delayed_init``."""
         return self._unmade is None
+
+    def _check_consumption(self, sampler: Sampler, storage: Storage, writer: Writer) -> None:
+        spec = self._spec
+        windows = spec.frame_stack is not None or spec.n_step is not None
+        check_consumption(sampler, storage, writer, spec.prefetch, windows=windows, world_size=self._world)
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
@@ -211,6 +238,7 @@ class ReplayBuffer(SamplingMixin, ConditionalUpdateMixin, CheckpointMixin):
         """Put another storage in place; returns the one before."""
         with self._exclusive():
             before = self._storage
+            self._check_consumption(self._sampler, storage, self._writer)
             if self._dim_extend == before.ndim - 1:
                 self._dim_extend = storage.ndim - 1
             self._storage, self._spec = storage, replace(self._spec, collate=collate_fn)
@@ -221,6 +249,7 @@ class ReplayBuffer(SamplingMixin, ConditionalUpdateMixin, CheckpointMixin):
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Put another sampler in place; returns the one before."""
         with self._exclusive():
+            self._check_consumption(sampler, self._storage, self._writer)
             before, self._sampler = self._sampler, sampler
             self._make_pipeline(self._rng)
             return before
@@ -228,6 +257,7 @@ class ReplayBuffer(SamplingMixin, ConditionalUpdateMixin, CheckpointMixin):
     def set_writer(self, writer: Writer) -> Writer:
         """Put another writer in place; returns the one before."""
         with self._lock:
+            self._check_consumption(self._sampler, self._storage, writer)
             before, self._writer = self._writer, writer
             writer.register_storage(self._storage)
             return before

@@ -74,7 +74,7 @@ class ReplayMap(Dataset):
         self.buffer = buffer
 
     def __len__(self) -> int:
-        return len(self.buffer)
+        return len(self.buffer.storage)
 
     def __getitem__(self, number: int) -> Any:
         return self.buffer[number]

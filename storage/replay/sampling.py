@@ -124,7 +124,8 @@ class SamplingMixin(WritingMixin):
             return query_trajectories(self._storage, self._transforms, predicate, trajectory_key)
 
     def __len__(self) -> int:
-        return len(self._storage)
+        with self._lock:
+            return self._sampler.live(self._storage)
 
     def stats(self) -> dict[str, int | float | bool]:
         """Counts for monitoring: ``size``, ``write_count``, ``capacity`` (records), ``utilization`` (size / capacity),

@@ -9,10 +9,12 @@ import torch
 from tensordict import TensorDict, is_tensor_collection
 
 from .locking import LockMixin
+from .samplers.consuming import ConsumingSampler, ReusingWriter
 from .storages.column_access import is_key, write_column, write_records
 from .storages.trees import move_dim_first
 from .transforms.chain import Transforms
 from .windows.edges import as_key
+from .writers.base import Writer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -50,7 +52,7 @@ class WritingMixin(LockMixin):
                 return None
             data = data.squeeze(-1) if nested else data
         with self._writing():
-            return self._notify_sampler(self._writer.add(data))
+            return self._notify_sampler(self._row_writer().add(data))
 
     def extend(self, data: Any, *, update_priority: bool | None = None) -> Any:
         """Write a batch of records; returns their rows, int64 ``[n]`` (``[n, ndim]`` for a storage of more dimensions).
@@ -63,7 +65,14 @@ class WritingMixin(LockMixin):
         if data is None:
             return torch.zeros((0, self._storage.ndim), dtype=torch.int64)
         with self._writing():
-            return self._notify_sampler(self._writer.extend(move_dim_first(data, self._dim_extend, self._storage.ndim)))
+            return self._notify_sampler(
+                self._row_writer().extend(move_dim_first(data, self._dim_extend, self._storage.ndim))
+            )
+
+    def _row_writer(self) -> Writer | ReusingWriter:
+        if isinstance(self._sampler, ConsumingSampler):
+            return ReusingWriter(self._writer, self._sampler, self._storage)
+        return self._writer
 
     def _notify_sampler(self, index: Any) -> Any:
         if index is not None:

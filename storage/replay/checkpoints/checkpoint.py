@@ -3,7 +3,7 @@
     storage/                   tensors: see `tensor_files`; others: a state (see `state_files`)
     writer/metadata.json       {"cursor", "write_count", ...}; other writers: a state
     sampler/ position/ transforms/   states
-    buffer_metadata.json       {"batch_size", "consume_after_n_samples": null}
+    buffer_metadata.json       {"batch_size", "consume_after_n_samples": null or a number}
     rbdata_checkpoint.json     format version 1: what the parts are, and size and crc32c of every file; written last
 
 Storage, writer and buffer_metadata.json are as TorchRL 0.14 writes them, so each reads the other's (with a random
@@ -67,7 +67,9 @@ def dump_into(buffer: Any, folder: CheckpointWriter) -> None:
     state: OrderState = buffer._pipeline.state()
     write_state(folder.path / "position", {"generator": state.generator, "sampler": _plain(state.sampler)})
     write_state(folder.path / "transforms", buffer.transform.state_dict())
-    folder.json("buffer_metadata.json", {"batch_size": buffer.batch_size, "consume_after_n_samples": None})
+    consumed_after = getattr(buffer.sampler, "max_sample_count", None)
+    metadata = {"batch_size": buffer.batch_size, "consume_after_n_samples": consumed_after}
+    folder.json("buffer_metadata.json", metadata)
     folder.describe(
         type(buffer).__name__,
         {
@@ -100,6 +102,9 @@ def load_from(buffer: Any, checkpoint: Checkpoint) -> None:
     states["writer"] = writer = _writer_state(buffer, checkpoint)
     batch_size = _batch_size(checkpoint)
     order = None
+    if not own and checkpoint.json("buffer_metadata.json").get("consume_after_n_samples") is not None:
+        message = f"{checkpoint.path} holds what was consumed as a pickle, which is not read"
+        raise UsageError(message, hint="pass the buffer's state_dict()")
     if own:
         try:
             order = OrderState(states["position"]["generator"], states["position"]["sampler"])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ....errors import UsageError
-from ..argument_checks import make_generator, rank_seed
+from ..argument_checks import check_consumption, make_generator, rank_seed
 from ..batch_order import OrderState
 from ..locking import LockMixin
 from ..pipeline import BatchSpec
@@ -142,6 +142,7 @@ class CheckpointMixin(LockMixin):
         self.shared = shared
         if not shared:
             return self
+        check_consumption(self._sampler, self._storage, self._writer, shared=True)
         if hasattr(self._storage, "share_memory_"):
             self._share_storage()
         elif not self._storage.immutable:
@@ -156,6 +157,7 @@ class CheckpointMixin(LockMixin):
 
     def split(self, rank: int, world_size: int) -> None:
         """Make this buffer the share ``rank`` of ``world_size`` of what it has been: what a data loader's worker does."""
+        check_consumption(self._sampler, self._storage, self._writer, world_size=world_size)
         seed = int(self._rng.initial_seed())
         with self._exclusive():
             self._rank, self._world = self._rank * world_size + rank, self._world * world_size

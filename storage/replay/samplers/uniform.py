@@ -79,6 +79,10 @@ class Sampler(metaclass=_Replacement):
         """How many records (or starts of slices) a batch of this size can be drawn from now, 0 when it cannot be drawn."""
         return len(storage)
 
+    def live(self, storage: Storage) -> int:
+        """How many records the buffer has for its sampler: ``len(buffer)``."""
+        return len(storage)
+
     def reserve(self, rows: int) -> None:
         """A storage of several dimensions has rounded its size up to so many rows."""
 

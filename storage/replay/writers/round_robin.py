@@ -65,7 +65,9 @@ class RoundRobinWriter(Writer):
     def write_at(self, index: Any, data: Any) -> Any:
         """Write records to rows (an int, or ``[n]``) along the first dimension; the cursor stays. Returns the rows."""
         rows = torch.as_tensor(index).long().cpu()
-        self._storage.set(int(rows) if not rows.ndim else rows, self._with_index(data, rows), set_cursor=False)
+        cursor = self.cursor
+        self._storage.set(int(rows) if not rows.ndim else rows, self._with_index(data, rows))
+        self._storage.seek(cursor)
         self.write_count += rows.numel()
         self._stamp(rows.reshape(-1))
         return index if self._storage.ndim == 1 else self._coordinates_of(rows.reshape(-1))
@@ -75,7 +77,7 @@ class RoundRobinWriter(Writer):
             self._storage.generations.count(rows)
 
     def extend(self, data: Any) -> torch.Tensor:
-        count = _count(data)
+        count = count_records(data)
         if not count:
             raise SchemaError("extend was given no records")
         capacity = self._storage.capacity_for(data)
@@ -89,8 +91,8 @@ class RoundRobinWriter(Writer):
             at += runs[-1][2]
         for run in sorted(runs):  # from the front, as a list grows
             row, first, length = run
-            newest = run == runs[-1]
-            self._storage.set(slice(row, row + length), _part(data, first, first + length), set_cursor=newest)
+            self._storage.set(slice(row, row + length), _part(data, first, first + length))
+        self._storage.seek((int(index[-1]) + 1) % capacity)
         self.write_count += count
         self._stamp(index)
         return self._coordinates_of(index)
@@ -169,7 +171,8 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
         return data
 
 
-def _count(data: Any) -> int:
+def count_records(data: Any) -> int:
+    """How many records a batch has. Raises SchemaError where it is no batch."""
     if isinstance(data, (list, torch.Tensor)) or is_tensor_collection(data):
         return len(data)
     leaves = pytree.tree_leaves(data)

@@ -13,6 +13,7 @@ from rbdata.storage.replay import (
     ReplayBuffer,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
+    TensorDictRoundRobinWriter,
     TensorStorage,
 )
 from replay_tools import equal, rollout
@@ -117,3 +118,17 @@ def test_numpy_and_ranges():
     storage.set(range(10), rollout([10]))
     assert equal(storage.get(np.array([3, 4])), rollout([10])[3:5])
     assert equal(storage.get(range(2)), rollout([10])[:2])
+
+
+def test_leaves_that_are_missing_are_zero_in_all_rows_written():
+    writer = TensorDictRoundRobinWriter()
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4), writer=writer)
+    buffer.extend(TensorDict({"a": torch.ones(3), "b": torch.ones(3)}, [3]))
+    with pytest.warns(UserWarning, match="without b"):
+        rows = buffer.extend(TensorDict({"a": torch.full((3,), 2.0)}, [3]))
+    assert rows.tolist() == [3, 0, 1]
+    assert buffer[:]["b"].tolist() == [0, 0, 1, 0]
+    assert (writer.cursor, buffer.storage.newest) == (2, 1)
+    writer.write_at(torch.tensor([2]), TensorDict({"a": torch.zeros(1)}, [1]))
+    assert buffer[:]["b"].tolist() == [0, 0, 0, 0]
+    assert (writer.cursor, buffer.storage.newest) == (2, 1)

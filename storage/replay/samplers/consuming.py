@@ -1,0 +1,216 @@
+"""Sampling that uses records up: a record is removed once it was in so many batches, and its row is written next.
+
+rows              0  1  2  3  4        max_sample_count = 1
+sample(2)         0  .  2  3  .        1 and 4 are consumed, 3 records are live
+extend(3 more)    0  a  2  3  b  c     consumed rows first, oldest first; then the writer goes on where it was
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ....errors import SamplingError, UsageError
+from ..storages.storage import Storage
+from ..windows.draw import Draw
+from ..writers.round_robin import count_records
+from .uniform import Sampler, require_records
+
+
+class ConsumingSampler(Sampler):
+    """Uniform without replacement inside a batch; a record is consumed after ``max_sample_count`` batches.
+
+    ``len(buffer)`` counts the records left, a batch larger than that is short, iteration ends with the last of them, and
+    `add` and `extend` write to consumed rows first. A draw costs time in proportion to the length of the storage. For
+    storages of one dimension, without prefetching, shared memory, windows, or shares of data-parallel training.
+    Raises UsageError where ``max_sample_count`` is no whole number of at least 1.
+    """
+
+    ahead = False
+    values_per_row = True
+
+    def __init__(self, max_sample_count: int = 1) -> None:
+        self.max_sample_count = _check_count(max_sample_count)
+        self.empty()
+
+    def empty(self) -> None:
+        self._sample_count = torch.zeros(0, dtype=torch.int64)  # of every row, with room for more
+        self._size = 0
+        self._free_indices = torch.zeros(0, dtype=torch.int64)  # consumed rows, the one consumed first in front
+        self.ran_out = False
+
+    _empty = empty
+
+    @property
+    def endless(self) -> bool:  # type: ignore[override]
+        """Whether records are left: iteration goes on where some were written after the batch that took the last ones."""
+        return not self.ran_out
+
+    @property
+    def _live_mask(self) -> torch.Tensor:
+        return self._sample_count[: self._size] < self.max_sample_count
+
+    # -- rows --------------------------------------------------------------------------------------------------------
+
+    def _resize(self, size: int) -> None:
+        """Rows beyond those there were have records that are new."""
+        if size > len(self._sample_count):
+            counts = torch.zeros(max(size, 2 * len(self._sample_count)), dtype=torch.int64)
+            counts[: self._size] = self._sample_count[: self._size]
+            self._sample_count = counts
+        self._sample_count[self._size : size] = 0
+        self._size = size
+        if len(self._free_indices):
+            self._free_indices = self._free_indices[self._free_indices < size]
+
+    def live(self, storage: Storage) -> int:
+        if len(storage) != self._size:  # written before this sampler was there, or by others
+            self._resize(len(storage))
+        return self._size - len(self._free_indices)
+
+    def consumed_rows(self, storage: Storage) -> torch.Tensor:
+        """The rows that may be written again, int64 ``[n]``, the one consumed first in front."""
+        self.live(storage)
+        return self._free_indices
+
+    def _append_free_indices(self, rows: torch.Tensor) -> None:
+        self._free_indices = torch.cat([self._free_indices, rows])
+
+    def extend(self, index: Any) -> None:
+        rows = torch.as_tensor(index).reshape(-1).long().cpu()
+        if not len(rows):
+            return
+        if int(rows.max()) >= self._size:
+            self._resize(int(rows.max()) + 1)
+        self._sample_count[rows] = 0
+        self.ran_out = False
+        free = self._free_indices
+        if torch.equal(free[: len(rows)], rows):  # as `ReusingWriter` takes them; no search
+            self._free_indices = free[len(rows) :]
+        elif len(free):
+            self._free_indices = free[self._sample_count[free] >= self.max_sample_count]
+
+    add = extend
+
+    def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
+        """The records in these rows may be drawn again ``max_sample_count`` times."""
+        self.extend(index)
+
+    # -- drawing -----------------------------------------------------------------------------------------------------
+
+    def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
+        if not self.live(storage):
+            self.ran_out = True
+            require_records(storage)
+            message = f"Cannot sample from an empty storage: all {self._size} records are consumed"
+            raise SamplingError(message, hint="extend the buffer first")
+        rows = self._live_mask.nonzero().squeeze(1)
+        drawn = rows[torch.randperm(len(rows), generator=generator)[:batch_size]]
+        self._sample_count[drawn] += 1
+        self._append_free_indices(drawn[self._sample_count[drawn] >= self.max_sample_count])
+        self.ran_out = len(self._free_indices) == self._size
+        return Draw(drawn)
+
+    def sampleable(self, storage: Storage, batch_size: int) -> int:
+        return self.live(storage)
+
+    # -- states ------------------------------------------------------------------------------------------------------
+
+    def position(self) -> torch.Tensor:
+        """``[ran_out, rows, count of every row ..., consumed rows ...]``, int64."""
+        head = torch.tensor([int(self.ran_out), self._size])
+        return torch.cat([head, self._sample_count[: self._size], self._free_indices])
+
+    def set_position(self, position: Any) -> None:
+        """Continue from what ``position`` gave. Raises UsageError for anything else."""
+        if not isinstance(position, torch.Tensor) or position.dtype != torch.int64 or position.ndim != 1:
+            raise UsageError(f"this is not the position of a {type(self).__name__}: {position!r:.100}")
+        size = int(position[1]) if len(position) > 1 else -1
+        if not 0 <= size <= len(position) - 2:
+            raise UsageError(f"this is not the position of a {type(self).__name__}: it ends too early")
+        self._take_over(position[2 : 2 + size], position[2 + size :], bool(position[0]))
+
+    def state_dict(self) -> dict[str, Any]:
+        """By TorchRL's names."""
+        return {
+            "max_sample_count": self.max_sample_count,
+            "_sample_count": self._sample_count[: self._size].clone(),
+            "_live_mask": self._live_mask,
+            "_known_storage_len": self._size,
+            "_free_indices": self._free_indices.clone(),
+            "_free_head": 0,
+            "_ran_out": self.ran_out,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what ``state_dict`` gave, here or in TorchRL, copied."""
+        try:
+            most, size, ran_out = (
+                _check_count(state["max_sample_count"]),
+                int(state["_known_storage_len"]),
+                state["_ran_out"],
+            )
+            counts, free = _rows(state["_sample_count"]), _rows(state.get("_free_indices"))
+            if not 0 <= size <= len(counts):
+                raise ValueError(f"{len(counts)} counts for {size} rows")
+            free = free[int(state.get("_free_head", 0)) :]
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            message = f"the state is not that of a {type(self).__name__}: {type(error).__name__}: {error}"
+            raise UsageError(message) from error
+        before, self.max_sample_count = self.max_sample_count, most
+        try:
+            self._take_over(counts[:size], free, bool(ran_out))
+        except UsageError:
+            self.max_sample_count = before
+            raise
+
+    def _take_over(self, counts: torch.Tensor, free: torch.Tensor, ran_out: bool) -> None:
+        """Copies; consumed rows that are not in ``free`` come after those that are."""
+        if len(counts) and int(counts.min()) < 0:
+            raise UsageError("a record cannot have been sampled less than never")
+        consumed = counts >= self.max_sample_count
+        free = free[(free >= 0) & (free < len(counts))]
+        first = list(dict.fromkeys(free[consumed[free]].tolist()))
+        consumed[first] = False
+        rows = torch.cat([torch.tensor(first, dtype=torch.int64), consumed.nonzero().squeeze(1)])
+        self._sample_count, self._size, self._free_indices, self.ran_out = counts.clone(), len(counts), rows, ran_out
+
+    def __repr__(self) -> str:
+        left = self._size - len(self._free_indices)
+        return f"{type(self).__name__}(max_sample_count={self.max_sample_count}, sampleable={left})"
+
+
+class ReusingWriter:
+    """Writes to consumed rows first, then where ``writer`` goes on; the latter needs ``write_at`` and ``cursor``."""
+
+    def __init__(self, writer: Any, sampler: ConsumingSampler, storage: Storage) -> None:
+        self.writer, self.storage, self.free = writer, storage, sampler.consumed_rows(storage)
+
+    def add(self, data: Any) -> Any:
+        return self.writer.write_at(int(self.free[0]), data) if len(self.free) else self.writer.add(data)
+
+    def extend(self, data: Any) -> torch.Tensor:
+        count, capacity = count_records(data), self.storage.capacity_for(data)
+        if not len(self.free) or not 0 < count <= capacity:  # of more than there is room for the newest stay
+            rows: torch.Tensor = self.writer.extend(data)
+            return rows
+        rows = self.free[:count]
+        cursor, more = int(self.writer.cursor), count - len(rows)
+        if more:
+            after = (cursor + torch.arange(min(capacity, count))) % capacity
+            rows = torch.cat([rows, after[~torch.isin(after, rows)][:more]])
+            cursor = (int(rows[-1]) + 1) % capacity
+        rows = self.writer.write_at(rows, data)
+        self.writer.cursor = cursor
+        return rows
+
+
+def _check_count(count: Any) -> int:
+    if not hasattr(count, "__index__") or isinstance(count, (bool, torch.Tensor)) or count < 1:
+        raise UsageError(f"a record is consumed after a whole number of samples, at least 1, not {count!r}")
+    return int(count)
+
+
+def _rows(values: Any) -> torch.Tensor:
+    return torch.zeros(0, dtype=torch.int64) if values is None else torch.as_tensor(values).reshape(-1).long().cpu()
