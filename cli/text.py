@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 #: What a terminal acts upon, or shows in another order than it is stored: control characters, direction marks, lone surrogates.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+#: User name and password in a URL.
+_LOGIN = re.compile(r"(?<=://)[^/\s\"'<>]+:[^/\s\"'<>]*@")
 _UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -60,11 +62,12 @@ def duration(seconds: float) -> str:
 def printable(content: str, *, one_line: bool = False) -> str:
     """Text from elsewhere (names, notes, licences, messages of servers), its control characters as escapes (``\\x1b``).
 
-    Tabs and ends of lines stay, unless it is to be ``one_line``.
+    The login in a URL becomes ``***``: outputs end up in logs and bug reports. Tabs and ends of lines stay, unless it is to
+    be ``one_line``.
     """
     if one_line:
         content = content.replace("\n", "\\n").replace("\t", "\\t")
-    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), content)
+    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), _LOGIN.sub("***@", content))
 
 
 def command(*words: object) -> str:

@@ -206,7 +206,11 @@ class _Http(HttpLocation):
         import requests
 
         session = super()._new_session()
-        token = os.environ.get("HF_TOKEN")
+        token = os.environ.get("HF_TOKEN", "").strip()  # files that tokens are kept in end with a newline
+        if not (token.isascii() and token.isprintable()):
+            raise UsageError(
+                "HF_TOKEN has characters that no token has", hint="set it anew, without quotes or line breaks"
+            )
         if token:
 
             class Bearer(requests.auth.AuthBase):

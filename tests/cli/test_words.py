@@ -56,6 +56,11 @@ def test_text_from_elsewhere_cannot_control_the_terminal():
     assert text.printable("a\tb\n", one_line=True) == r"a\tb\n"
 
 
+def test_passwords_are_not_printed():
+    assert text.printable('"https://me:se@cret@host/x?a=b:c@d"') == '"https://***@host/x?a=b:c@d"'
+    assert text.printable("https://host:8080/a@b gs://bucket/x:y@z") == "https://host:8080/a@b gs://bucket/x:y@z"
+
+
 def test_a_share_is_full_only_when_it_is():
     assert [text.percent(share) for share in (0, 0.29, 0.9999, 1, 1.5)] == ["0%", "29%", "99%", "100%", "100%"]
 

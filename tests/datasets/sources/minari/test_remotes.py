@@ -183,7 +183,11 @@ def test_a_private_repository(tmp_path, server, monkeypatch, expected):
     with pytest.raises(ObjectNotFoundError) as caught:
         get(tmp_path, "minari/cartpole/random-v0")
     assert "HF_TOKEN" in (caught.value.hint or "")
-    monkeypatch.setenv("HF_TOKEN", "sesame")
+    monkeypatch.setenv("HF_TOKEN", "ses\name")
+    with pytest.raises(UsageError) as refused:
+        get(tmp_path, "minari/cartpole/random-v0")
+    assert "name" not in str(refused.value)
+    monkeypatch.setenv("HF_TOKEN", "sesame\n")  # as it is read from a file
     compare(get(tmp_path, "minari/cartpole/random-v0"), expected["cartpole/random-v0"])
     # The token goes to the Hub, not to the store that it sends us to.
     sent = {path.split("/")[1]: token for path, token in server.seen_tokens}
