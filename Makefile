@@ -36,8 +36,9 @@ types: $(STAMP)
 	cd $(LINKED) && ../bin/mypy --config-file rbdata/pyproject.toml -p rbdata
 	cd $(LINKED) && ../bin/mypy --config-file rbdata/pyproject.toml rbdata/benchmarks/*.py rbdata/examples/*.py
 
+# By file: tests of one module share fixtures.
 unit: $(STAMP)
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py
