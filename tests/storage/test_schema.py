@@ -206,7 +206,7 @@ def example() -> Manifest:
         episodes=3,
         source={"name": "test", "objects": [{"name": "é", "size": 1}]},
         counts={"by_length": {3: 1, 10: 2}, "ratio": 0.1 + 0.2},
-        returns={"mean": float("nan"), "max": float("inf")},
+        returns={"mean": float("nan"), "std": 0.0, "min": float("-inf"), "max": float("inf")},
         files={"a.memmap": [[8, "00000000"]]},
         notes=["ünï"],
     )

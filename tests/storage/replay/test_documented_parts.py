@@ -156,6 +156,13 @@ ALONE = {schedules}
 EXAMPLES = [value for value in list(globals().values()) if getattr(value, "__module__", None) == __name__]
 
 
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch):
+    from rbdata.datasets.experience import dataset_registry
+
+    monkeypatch.setattr(dataset_registry, "_REGISTRY", dict(dataset_registry._REGISTRY))
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.__name__)
 def test_example(example):
     torch.manual_seed(0)
