@@ -386,9 +386,7 @@ def two_threads():
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize(
-    ("method", "check"), [("fork", check_reads), ("spawn", check_reads), ("fork", check_decoding)], ids=str
-)
+@pytest.mark.parametrize(("method", "check"), [("fork", check_reads), ("spawn", check_reads), ("fork", check_decoding)])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_in_child_processes(dataset, method, check, two_threads):
     """After a fork of a process whose decoders (and their threads) are warm, too."""

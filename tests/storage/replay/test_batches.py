@@ -198,7 +198,7 @@ def test_slices_of_stacks_read_each_frame_once(made, monkeypatch):
         {"seed": 1, "generator": torch.Generator()},
         {"prefetch": -1},
     ],
-    ids=str,
+    ids=lambda options: "-".join(options),
 )
 def test_options_that_make_no_sense(made, options):
     folder, _ = made["small", "flat"]
