@@ -28,7 +28,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("name,options", CASES, ids=str)
+@pytest.mark.parametrize("name,options", CASES)
 @pytest.mark.parametrize("value", [0.5, torch.tensor(0.5)], ids=["number", "tensor"])
 def test_values_are_those_of_torchrl(name, options, value):
     sampler = PrioritizedSampler(10, value, 1.0)
