@@ -12,6 +12,7 @@ import argparse
 import statistics
 import time
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from atari_shards import Base
@@ -26,11 +27,7 @@ def run(package: str, game: str, steps: int, level: int, seconds: float) -> dict
     from tensordict import TensorDict
 
     torch.set_num_threads(1)
-    of: Any
-    if package == "rbdata":
-        import rbdata as of
-    else:
-        import torchrl.data as of
+    of: Any = import_module("rbdata" if package == "rbdata" else "torchrl.data")
     base = Base(game, steps)
     frames = torch.from_numpy(base.frames[:steps].copy())
     data = TensorDict(
@@ -49,7 +46,7 @@ def run(package: str, game: str, steps: int, level: int, seconds: float) -> dict
         buffer.extend(data[first : first + WRITE])
     written = time.perf_counter() - begun
     assert torch.equal(storage.get(7)["pixels"], frames[7])
-    times = []
+    times: list[float] = []
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(times) < 5:
         begun = time.perf_counter()
