@@ -75,7 +75,7 @@ def other_keys(stored: Any, data: Any) -> tuple[list[Any], list[Any]]:
     if not is_tensor_collection(stored) or not is_tensor_collection(data):
         return [], []
     there, given = set(stored.keys(True, True)), set(data.keys(True, True))
-    if there == given or not there & given:
+    if there == given or (there and not there & given):  # nothing in common: other data altogether
         return [], []
     return sorted(given - there, key=path_of), sorted(there - given, key=path_of)
 

@@ -62,6 +62,12 @@ def test_other_keys_later(kind):
         assert buffer.sample()["b", "d"].shape == (4,)
 
 
+def test_a_tensordict_without_leaves_takes_those_of_the_first_record():
+    buffer = ReplayBuffer(storage=TensorStorage(TensorDict(batch_size=[9])), batch_size=4)
+    buffer.extend(rollout([5]))
+    assert len(buffer) == 5 and equal(buffer[:], rollout([5]))
+
+
 def test_other_bad_input():
     with pytest.raises(SchemaError, match="takes TensorDicts"):
         TensorDictReplayBuffer(storage=LazyTensorStorage(5)).extend({"x": torch.zeros(3)})
