@@ -80,8 +80,8 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
     ) -> TensorStorage:
         """All records (or the first ``num_frames``) passed through ``fn``: a storage of files under ``dest``.
 
-        ``options`` are of `map_records` (``num_frames``, ``chunksize``, ``num_chunks``) and of `TensorDict.map` (``pool``,
-        ``generator``, ``max_tasks_per_child``, ``worker_threads``, ``index_with_generator``, ``pbar``, ``mp_start_method``).
+        ``options`` are those of `map_records`: ``num_frames``, ``chunksize``, ``num_chunks``, ``generator``, ``pool``,
+        ``max_tasks_per_child``, ``worker_threads``, ``index_with_generator``, ``pbar``, ``mp_start_method``.
         ``fn`` is given records as they are stored, not as transforms leave them. Raises as `map_records` does.
         """
         return map_records(self._storage, fn, dest, dim=dim, num_workers=num_workers, **options)

@@ -1,24 +1,31 @@
 """The ``preprocess`` of the dataset classes: a function maps all records into a new storage in memory-mapped files.
 
-It is TorchRL's call, done by `TensorDict.map`. ``rbdata preprocess`` is the other way: it can be interrupted, filters and
+It is TorchRL's call. ``rbdata preprocess`` is the other way: it can be interrupted, filters and
 regroups, and makes a dataset with a manifest.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
+import sys
 from collections.abc import Callable
-from functools import cached_property, lru_cache
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from functools import lru_cache
+from importlib import import_module
 from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from ...errors import UsageError
+from ...errors import UsageError, WorkerLostError
 from ...storage.replay.storages.dataset_storage import DatasetStorage
 from ...storage.replay.storages.storage import Storage
 from ...storage.replay.storages.tensor_storage import TensorStorage
+from ..workers.pool import usable_cpus
 
 #: Records in a chunk where the caller does not say.
 CHUNK = 1024
@@ -26,13 +33,17 @@ CHUNK = 1024
 Function = Callable[[TensorDictBase], TensorDictBase | None]
 
 
-class _Apply:
-    """Calls the function on a chunk: of records, or of their numbers in a storage. Pickled once for all chunks."""
+class _Map:
+    """Calls the function on chunks, and writes what it returns to the files. Pickled once for all chunks.
 
-    def __init__(self, storage: Storage | None, fn: Function) -> None:
-        self.storage, self.fn = storage, fn
+    A chunk is ``(records, number of the first one, seed)``; of a dataset, records are row numbers.
+    """
 
-    def __call__(self, chunk: TensorDictBase) -> TensorDictBase:
+    def __init__(self, storage: Storage | None, fn: Function, single: bool, threads: int | None = None) -> None:
+        self.storage, self.fn, self.single, self.threads = storage, fn, single, threads
+        self.target: TensorDictBase | None = None
+
+    def apply(self, chunk: TensorDictBase) -> TensorDictBase:
         if self.storage is None:
             data = chunk.clone()  # a TensorDict of the function's own, to which it may add keys
         else:
@@ -40,20 +51,24 @@ class _Apply:
         result = self.fn(data)
         return data if result is None else result
 
-    @cached_property
-    def _payload(self) -> bytes:
-        import cloudpickle
-
-        return cloudpickle.dumps((self.storage, self.fn))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (_opened, (self._payload,))
+    def write(self, chunk: TensorDictBase, first: int) -> None:
+        assert self.target is not None
+        result = self.apply(chunk[0])[None] if self.single else self.apply(chunk)
+        self.target[first : first + len(chunk)].update_(result)
 
 
 @lru_cache(maxsize=1)
-def _opened(payload: bytes) -> _Apply:
+def _opened(payload: bytes) -> _Map:
     """In a worker: what was pickled by the process that started it, opened once for all chunks."""
-    return _Apply(*pickle.loads(payload))
+    return pickle.loads(payload)
+
+
+def _work(payload: bytes, chunk: bytes, first: int, seed: int) -> None:
+    """In a worker: one chunk."""
+    work = _opened(payload)
+    torch.set_num_threads(work.threads or 1)
+    torch.manual_seed(seed)
+    work.write(pickle.loads(chunk), first)
 
 
 def map_records(
@@ -66,39 +81,96 @@ def map_records(
     num_workers: int | None = None,
     chunksize: int | None = None,
     num_chunks: int | None = None,
-    **options: Any,
+    generator: torch.Generator | None = None,
+    max_tasks_per_child: int | None = None,
+    worker_threads: int = 1,
+    index_with_generator: bool = False,
+    pbar: bool = False,
+    mp_start_method: str | None = None,
+    pool: Any = None,
 ) -> TensorStorage:
     """The first ``num_frames`` records (all of them by default), each passed through ``fn``, in files under ``dest``.
 
     ``fn`` is given ``[n]`` records and returns ``[n]``, whatever n is (single records with ``chunksize=0``); it may change
     them in place and return nothing. Records are cut into ``num_chunks`` chunks, or chunks of ``chunksize``, by default of
-    1,024; ``num_workers`` processes (by default one for each processor; 0: this one) work on them. Further ``options`` are
-    those of `TensorDict.map`.
+    1,024; ``num_workers`` processes (by default one for each processor; 0: this one) work on them, started by
+    ``mp_start_method`` ("spawn" by default), each with ``worker_threads`` threads and replaced after ``max_tasks_per_child``
+    chunks (Python 3.11 and later); or the processes of a ``multiprocessing`` ``pool``. ``generator`` decides torch's seed for
+    every chunk, whoever works on it. ``pbar`` shows a bar where tqdm is installed. ``index_with_generator`` has no effect.
 
-    Raises UsageError for a storage that holds no TensorDicts, and for a function that does not return as many records.
+    Raises UsageError for a storage that holds no TensorDicts, and for a function that does not return as many records;
+    WorkerLostError when a process ended in the middle of its work.
     """
     if dim:
         raise UsageError(f"records are mapped along dimension 0, not {dim}")
     number = len(storage) if num_frames is None else min(num_frames, storage.filled)
     if isinstance(storage, DatasetStorage):
         source: Any = TensorDict({"row": torch.arange(number)}, [number])
-        apply = _Apply(storage, fn)
+        work = _Map(storage, fn, chunksize == 0, worker_threads)
     else:
         source = storage.get(slice(0, number)) if isinstance(storage, TensorStorage) else None
         if not isinstance(source, TensorDictBase):
             message = f"a {type(storage).__name__} has no records that are mapped"
             raise UsageError(message, hint="preprocess takes datasets and tensor storages of TensorDicts")
-        apply = _Apply(None, fn)
-    if chunksize is None and num_chunks is None:
-        chunksize = CHUNK
-    target = _target(apply(source[0] if chunksize == 0 else source[:1]), number, dest, chunksize == 0)
-    if num_workers == 0 and options.get("pool") is None:
-        size = 1 if chunksize == 0 else chunksize or -(-number // (num_chunks or 1))
-        for rows, out in zip(source.split(size), target.split(size)):
-            out.update_(apply(rows[0])[None] if chunksize == 0 else apply(rows))
+        work = _Map(None, fn, chunksize == 0, worker_threads)
+    if work.single:
+        size = 1
     else:
-        source.map(apply, dim, num_workers, chunksize=chunksize, num_chunks=num_chunks, out=target, **options)
+        size = chunksize or (-(-number // num_chunks) if num_chunks else CHUNK)
+    work.target = target = _target(work.apply(source[0] if work.single else source[:1]), number, dest, work.single)
+    places = range(0, number, max(1, size))
+    seed = int(torch.randint(1 << 62, (), generator=generator))
+    if num_workers == 0 and pool is None:
+        with torch.random.fork_rng(devices=[]):
+            for first in _shown(places, pbar):
+                torch.manual_seed(seed + first)
+                work.write(source[first : first + size], first)
+        return TensorStorage(target)
+
+    payload = _pickled(work)
+    # Chunks are sent by value: what a slice shares its memory with would be sent with it.
+    chunks = ((payload, pickle.dumps(source[first : first + size].clone()), first, seed + first) for first in places)
+    if pool is not None:
+        pool.starmap(_work, chunks, 1)
+        return TensorStorage(target)
+    limits: dict[str, Any] = {} if sys.version_info < (3, 11) else {"max_tasks_per_child": max_tasks_per_child}
+    context = multiprocessing.get_context(mp_start_method or "spawn")
+    try:
+        with ProcessPoolExecutor(num_workers or usable_cpus(), context, **limits) as workers:
+            running = [workers.submit(_work, *chunk) for chunk in chunks]
+            try:
+                for done in _shown(running, pbar):
+                    done.result()
+            except BaseException:
+                workers.shutdown(wait=False, cancel_futures=True)
+                raise
+    except BrokenProcessPool as error:
+        message = "a process that mapped records was killed"
+        raise WorkerLostError(message, hint="use fewer processes or smaller chunks if memory ran out") from error
     return TensorStorage(target)
+
+
+def _pickled(work: _Map) -> bytes:
+    """The work by value, with the function's module where a fresh process would not find that (notebooks, tests)."""
+    import cloudpickle
+
+    module = sys.modules.get(getattr(work.fn, "__module__", None) or "")
+    top = "" if module is None else module.__name__.partition(".")[0]
+    if module is None or top == "__main__" or any(finder.find_spec(top, None) for finder in sys.meta_path):
+        return cloudpickle.dumps(work)
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        return cloudpickle.dumps(work)
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+
+
+def _shown(steps: Any, pbar: bool) -> Any:
+    """The steps, with a bar where it is asked for and tqdm is installed."""
+    if pbar:
+        with suppress(ImportError):
+            return import_module("tqdm").tqdm(steps)
+    return steps
 
 
 def _target(example: TensorDictBase, number: int, dest: str | os.PathLike[str], single: bool) -> TensorDictBase:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from rbdata import LazyTensorStorage, ListStorage, TensorStorage
 from rbdata.datasets.experience.record_map import map_records
-from rbdata.errors import UsageError
+from rbdata.errors import UsageError, WorkerLostError
 from tensordict import TensorDict
 
 
@@ -26,6 +28,29 @@ def test_chunks(more, tmp_path):
     assert whole["twice"].tolist() == [2 * i for i in range(11)]
     assert "twice" not in source.keys()  # noqa: SIM118
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.memmap", "meta.json", "twice.memmap"]
+
+
+def die(batch):
+    if len(batch) > 1:
+        os._exit(3)
+    return batch
+
+
+def test_a_process_that_dies_is_an_error(tmp_path):
+    with pytest.raises(WorkerLostError):
+        map_records(TensorStorage(data()), die, tmp_path, num_workers=1, chunksize=4)
+
+
+def test_seeds_do_not_depend_on_the_processes(tmp_path):
+    def noise(batch):
+        return batch.select("a").set("noise", torch.rand(len(batch)))
+
+    def run(folder, workers):
+        seeded = torch.Generator().manual_seed(3)
+        storage = TensorStorage(data())
+        return map_records(storage, noise, folder, num_workers=workers, chunksize=4, generator=seeded).get(slice(None))
+
+    assert torch.equal(run(tmp_path / "1", 0)["noise"], run(tmp_path / "2", 2)["noise"])
 
 
 def test_the_first_frames_changed_in_place(tmp_path):
