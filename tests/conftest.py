@@ -1,10 +1,11 @@
-"""What several test modules share: an environment that says nothing of the developer's machine."""
+"""What several test modules share: nothing of the developer's machine, nor of the test before, decides a result."""
 
 from __future__ import annotations
 
 import os
 
 import pytest
+from rbdata.cli.console import out
 
 # Once, not before every test: fixtures of whole modules set some of these. Test processes that tests start inherit it.
 for _name in list(os.environ):
@@ -21,3 +22,4 @@ def own_settings(monkeypatch, tmp_path):
     monkeypatch.setenv("RBDATA_ROOT", str(tmp_path / "root-by-default"))
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari-by-default"))
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "no-gcloud"))
+    out.configure(())
