@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from ..errors import DatasetExistsError
+from ..errors import DatasetExistsError, UsageError
 from . import text
 from .console import Column, Fact, out
 from .options import LocalId, Root
@@ -108,7 +109,11 @@ def _tensors(batch: TensorDict) -> list[tuple[str, Any]]:
 
 
 def _check_target(target: Path) -> None:
-    """Raise DatasetExistsError if there is something at the path already."""
+    """Raise UsageError for a file that is no .npz, DatasetExistsError if there is something at the path already."""
+    # A suffix begins with a letter: a folder may be called seed0.5.
+    if re.fullmatch(r"\.[A-Za-z]\w*", target.suffix) and target.suffix != ".npz" and not target.is_dir():
+        hint = f"choose {target.with_suffix('.npz')}, or a folder: {target.with_suffix('')}"
+        raise UsageError(f"a batch is not written as a {target.suffix} file", hint=hint)
     if target.exists() and (target.suffix == ".npz" or not target.is_dir() or any(target.iterdir())):
         raise DatasetExistsError(f"{target} already exists", hint="remove it, or choose another path for --out")
 

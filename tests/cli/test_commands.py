@@ -275,6 +275,12 @@ class TestSample:
         assert call("sample", "Pong/5", "--out", tmp_path / "batch", "--root", made, "-q")[1].strip()
         assert TensorDict.load_memmap(tmp_path / "batch")["observation"].shape == (32, 84, 84)
 
+    def test_a_file_that_is_no_npz(self, call, made, tmp_path):
+        code, _, notes = call("sample", "Pong/5", "--out", tmp_path / "batch.txt", "--root", made)
+        assert code == 2
+        assert str(tmp_path / "batch.npz") in notes.replace("\n      ", "")
+        assert not list(tmp_path.iterdir())
+
     def test_bench(self, ask, made, monkeypatch):
         monkeypatch.setattr("rbdata.cli.sample.ROUND_SECONDS", 0.02)
         code, document = ask("sample", "Pong/5", "--bench", "--root", made)

@@ -66,8 +66,8 @@ def test_a_share_is_full_only_when_it_is():
 
 
 def test_numbers():
-    numbers = (1.0, -3.21043, 1032.44, float("nan"), float("inf"), 49_999_750)
-    assert [text.real(n) for n in numbers] == ["1", "-3.2104", "1,032.4", "nan", "inf", "49,999,750"]
+    numbers = (1.0, -3.21043, 1032.44, float("nan"), float("inf"), 49_999_750, -2e300)
+    assert [text.real(n) for n in numbers] == ["1", "-3.2104", "1,032.4", "nan", "inf", "49,999,750", "-2e+300"]
 
 
 def test_wrapping_keeps_what_is_to_be_copied():
