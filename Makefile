@@ -6,11 +6,12 @@ STAMP := $(VENV)/.installed
 # The checkout's own folder may have any name; a link in here gives the package the name that it is imported by.
 LINKED := $(VENV)/typecheck
 
-.PHONY: help install demo test lint types unit bench clean
+.PHONY: help install demo test lint types unit pages docs bench clean
 
 help:
 	@echo "make demo    record real Atari play, serve it from a local Google Cloud Storage, download, inspect, verify, sample"
-	@echo "make test    lint (style and imports), types and tests"
+	@echo "make test    lint (style and imports), types, pages of the site, and tests"
+	@echo "make docs    the site, in build/docs (open build/docs/index.html); warnings are errors"
 	@echo "make bench   the benchmarks at a size that takes a few minutes"
 
 install: $(STAMP)
@@ -25,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
-test: lint types unit
+test: lint types pages unit
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -39,6 +40,13 @@ types: $(STAMP)
 # By file, as tests of one module share fixtures; in order, as the longest files are not those with the most tests.
 unit: $(STAMP)
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# Reads every page and docstring as `docs` does, without writing HTML.
+pages: $(STAMP)
+	$(BIN)/python -m sphinx -q -W --keep-going -b dummy -d build/pages docs build/pages
+
+docs: $(STAMP)
+	$(BIN)/python -m sphinx -q -W --keep-going docs build/docs
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py

@@ -1,0 +1,59 @@
+"""The reference of the commands, as Markdown: read from the Typer application, it is what ``rbdata COMMAND --help`` prints."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import click
+from rbdata.cli.group import COMMANDS, load
+
+
+def lines() -> Iterator[str]:
+    """A section for every command."""
+    for name in COMMANDS:
+        yield from command_lines(name)
+
+
+def command_lines(name: str) -> Iterator[str]:
+    """The Markdown of a command, with a section for each of its verbs, if it has some."""
+    module = importlib.import_module(f"rbdata.cli.{name}")
+    command: Any = load(name)
+    yield from describe(command, f"rbdata {name}", "##")
+    for verb, inner in getattr(command, "commands", {}).items():
+        yield from describe(inner, f"rbdata {name} {verb}", "###")
+    examples = inspect.cleandoc(module.EXAMPLES)
+    yield from ("Examples:", "", "```sh", *examples.splitlines(), "```", "")
+
+
+def describe(command: Any, title: str, heading: str) -> Iterator[str]:
+    """Heading, usage, help, and the tables of arguments and options."""
+    context = click.Context(command, info_name=title)
+    yield from (f"{heading} {title}", "")
+    if not hasattr(command, "commands"):
+        pieces = " ".join(command.collect_usage_pieces(context))
+        yield from ("```text", f"{title} {pieces}", "```", "")
+    yield from (inspect.cleandoc(command.help or "").replace("\b", ""), "")
+    rows = [record for param in command.get_params(context) if (record := record_of(param, context))]
+    if rows:
+        yield from ("| | |", "| --- | --- |")
+        for left, right in rows:
+            yield f"| `{left}` | {escaped(right)} |"
+        yield ""
+
+
+def record_of(param: Any, context: click.Context) -> tuple[str, str] | None:
+    """The option or argument as the help shows it; None for a hidden one."""
+    if getattr(param, "hidden", False):
+        return None
+    record = param.get_help_record(context)
+    return None if record is None else (record[0].replace("|", "\\|"), " ".join(record[1].split()))
+
+
+def escaped(text: str) -> str:
+    """The text of a table's cell: nothing of it is Markdown."""
+    for sign in "\\|*_<>[]`":
+        text = text.replace(sign, f"\\{sign}")
+    return text
