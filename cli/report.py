@@ -46,6 +46,7 @@ def work(dataset_id: str, action: Callable[[Listener], Outcome]) -> Outcome:
                 show_part_done(index)
 
             listener.on_part_done = part_done
+            listener.on_note = lambda what: out.note(what, "  ")
             return action(listener)
     except KeyboardInterrupt as error:
         raise _interrupted(dataset_id, seen[-1] if seen else None, len(parts_done)) from error

@@ -13,9 +13,11 @@ from pathlib import Path
 from .. import settings
 from ..errors import ObjectNotFoundError, UnknownDatasetError, UsageError
 from ..storage.folder import DatasetPlace, make_writable
+from ..storage.lock import WriterLock
+from ..storage.manifest import Manifest
 from . import catalogue
 from .fetch import open_location
-from .ingest.existing import find_existing, list_missing
+from .ingest.existing import announce_replacement, extend, find_existing, list_missing
 from .ingest.raw_files import FOLDER as RAW_FOLDER
 from .ingest.raw_files import fetch_all
 from .ingest.request import Estimate as Estimate
@@ -24,6 +26,7 @@ from .ingest.request import Outcome as Outcome
 from .ingest.request import Request as Request
 from .ingest.run import make_dataset, run
 from .mirrors import pull as converted
+from .sources.source import Source
 
 
 def download(request: Request, listener: Listener | None = None) -> Outcome:
@@ -46,6 +49,7 @@ def download(request: Request, listener: Listener | None = None) -> Outcome:
     existing = find_existing(place, request)
     if existing is not None:
         return Outcome(dataset_id, place.path, "complete", existing)
+    asked, request = request.options.parts, extend(place, request, _declared(source))
     name = dataset_id.partition("/")[2]
     url = mirror or (source.place(name) if source else "")
     if mirror or not (source and source.makes):  # what is made on this machine is looked for nowhere
@@ -60,6 +64,10 @@ def download(request: Request, listener: Listener | None = None) -> Outcome:
         job = converted.open_raw(source, name, url, request.options, request.fetch)
     except ObjectNotFoundError as error:
         if copied is None:
+            if request.options.parts != asked:
+                error.hint = (
+                    f"the shards that {dataset_id} has already are kept, so they must be there too; or use --force"
+                )
             raise
         message = f"{url} holds {dataset_id} with {', '.join(copied)}, and no raw objects to convert otherwise"
         raise ObjectNotFoundError(message, hint="ask for it as it is there, or use another mirror") from error
@@ -88,6 +96,7 @@ def convert(path: Path, source_name: str, request: Request, listener: Listener |
     existing = find_existing(place, request)
     if existing is not None:
         return Outcome(request.id, place.path, "complete", existing)
+    request = extend(place, request, _declared(source))
     location = open_location(str(path.resolve()), options=request.fetch)
     return run(source.open_folder(location, request.options), place, request, listener, location.url)
 
@@ -103,8 +112,15 @@ def _copy(url: str, place: DatasetPlace, request: Request, listener: Listener) -
     if differs:
         recorded = found[1].source.get("options", {})
         return [f"{name} {recorded.get(name, 'of its own')}" for name in differs]
-    return make_dataset(
-        place,
-        request,
-        lambda lock: converted.fetch_converted(*found, place, listener, force=request.force, dry_run=lock is None),
-    )
+    location, manifest = found
+
+    def make(lock: WriterLock | None) -> tuple[Estimate, Manifest]:
+        announce_replacement(place, request, manifest.source.get("shards", ()), url, listener)
+        return converted.fetch_converted(location, manifest, place, listener, force=request.force, dry_run=lock is None)
+
+    return make_dataset(place, request, make)
+
+
+def _declared(source: Source | None) -> set[str]:
+    """Names of the options that a source has of its own."""
+    return {option.name for option in source.options} if source else set()

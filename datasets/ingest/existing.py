@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 from ...errors import DatasetExistsError, FormatVersionError, NotADatasetError, RbdataError
 from ...storage.folder import DatasetPlace
 from ...storage.manifest import Manifest, read_manifest
+from .number_ranges import format_numbers
 from .protocol import ConvertOptions
-from .request import Request
+from .request import Listener, Request
 
 
 def find_existing(place: DatasetPlace, request: Request) -> Manifest | None:
@@ -42,6 +45,46 @@ def list_missing(manifest: Manifest, options: ConvertOptions) -> list[str]:
     wanted, have = options.parts, manifest.source
     enough = have.get("all_shards", True) if wanted is None else set(wanted) <= set(have.get("shards", []))
     return _differences(manifest, options) + ([] if enough else ["choice of shards"])
+
+
+def extend(place: DatasetPlace, request: Request, declared: Collection[str]) -> Request:
+    """The request that makes the dataset at its place larger: with the shards that are there and the options they were
+    converted with (``declared``: those of the source). Without ``force`` nothing that is there is given up."""
+    if request.force or not place.exists():
+        return request
+    options, have = request.options, read_manifest(place.path).source
+    recorded, shards = have.get("options", {}), have.get("shards", ())
+    options = replace(
+        options,
+        codec=recorded.get("codec", options.codec) if options.codec == "auto" else options.codec,
+        layout=recorded.get("layout", options.layout) if options.layout == "auto" else options.layout,
+        time_limit=recorded.get("time_limit") if options.time_limit is None else options.time_limit,
+        parts=None if options.parts is None else tuple(sorted({*options.parts, *shards})),
+        extra={**options.extra, **{name: value for name, value in recorded.items() if name in declared}},
+    )
+    return replace(request, options=options)
+
+
+def announce_replacement(
+    place: DatasetPlace, request: Request, shards: Collection[int], where: str, listener: Listener
+) -> None:
+    """Before a dataset with these shards takes the place of another: with ``force`` say what is replaced.
+
+    Raises DatasetExistsError without it if a shard would be lost.
+    """
+    if not place.exists():
+        return
+    try:
+        manifest = read_manifest(place.path)
+    except RbdataError:  # only ``force`` replaces it
+        return
+    lost = format_numbers(sorted(set(manifest.source.get("shards", ())) - set(shards)))
+    if request.force:
+        what = f"{manifest.steps:,} steps in {manifest.episodes:,} episodes"
+        listener.on_note(f"replaces the {place.id} that is there, {what}" + (f"; drops shards {lost}" if lost else ""))
+    elif lost:
+        message = f"{place.id} has shards that {where} lacks: {lost}"
+        raise DatasetExistsError(message, hint="use a place that has them too, or drop them with --force")
 
 
 def read_objects(place: DatasetPlace) -> list[dict[str, Any]]:

@@ -139,6 +139,10 @@ class Job:
         """Everything the resulting bytes depend on, as JSON."""
         raise NotImplementedError
 
+    def shards(self) -> Sequence[int]:
+        """The numbers of the raw objects that are taken, where users select by number; else empty."""
+        return ()
+
     # -- whole files -----------------------------------------------------------------------------------------------
 
     def files(self) -> Sequence[RemoteObject]:

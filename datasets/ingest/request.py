@@ -80,6 +80,8 @@ class Listener:
 
     #: A phrase that describes what begins: "fetching the raw files".
     on_stage: Callable[[str], None] = lambda text: None
+    #: A sentence for the user, before anything is written: what is replaced.
+    on_note: Callable[[str], None] = lambda text: None
     #: Shards planned so far, and in all.
     on_planned: Callable[[int, int], None] = lambda done, total: None
     on_estimate: Callable[[Estimate], None] = lambda estimate: None

@@ -35,7 +35,7 @@ from ...storage.writer import DatasetWriter, fingerprint
 from ..fetch import RemoteObject
 from ..workers.pool import run_tasks, usable_cpus
 from .estimate import Samples, bytes_of_columns, compressed_leaves, estimate_fetch, estimate_plan, expect
-from .existing import find_existing, read_objects
+from .existing import announce_replacement, find_existing, read_objects
 from .fill import fill_tasks
 from .protocol import Job, Plan, RawObject
 from .raw_files import fetch_all
@@ -53,6 +53,7 @@ def run(job: Job, place: DatasetPlace, request: Request, listener: Listener, url
     """
 
     def make(lock: WriterLock | None) -> tuple[Estimate, Manifest | None]:
+        announce_replacement(place, request, job.shards(), url, listener)
         if lock is None:
             estimate = dry_run(job, place, listener)
             listener.on_estimate(estimate)

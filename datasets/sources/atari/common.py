@@ -98,6 +98,9 @@ class RunJob(Job, Generic[Piece]):
         name = f"{self.piece} {number}"
         return PartSpec(name, states, layout, describe(item), number, first_state, item.size or 0)
 
+    def shards(self) -> list[int]:
+        return [one.number for one in self.chosen]
+
     def about(self) -> dict[str, Any]:
         options = {
             "codec": self.schema["observation"].codec,
@@ -111,7 +114,7 @@ class RunJob(Job, Generic[Piece]):
             "upstream": self.upstream,
             "dataset": self.name,
             "options": options,
-            "shards": [one.number for one in self.chosen],
+            "shards": self.shards(),
             "all_shards": self.options.parts is None,
         }
         return {"source": source, "licence": LICENCE, "citation": self.citation}
