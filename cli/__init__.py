@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
@@ -26,13 +28,19 @@ GC_THRESHOLD = 50_000
 #: Seconds that an interrupted process may take to clean up after its message.
 CLEANUP_SECONDS = 0.5
 
+#: Seconds after Ctrl-C during which a second one is taken for the same.
+PATIENCE = 2.0
+
 
 def main() -> NoReturn:
     """The ``rbdata`` program."""
+    _occupy_standard_descriptors()
+    _take_ctrl_c_once()
     _show_plugin_warnings()
     gc.set_threshold(GC_THRESHOLD, *gc.get_threshold()[1:])
     code = run(sys.argv[1:])
     if code == INTERRUPTED:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends by itself, in a moment
         # Release what the exception refers to first, worker processes included. At exit Python joins the threads that
         # still read from the network; after Ctrl-C the user should not wait for them.
         gc.collect()
@@ -41,6 +49,33 @@ def main() -> NoReturn:
         timer.start()
     gc.freeze()  # at exit Python collects garbage in all modules several times: most of a second with torch loaded
     sys.exit(code)
+
+
+def _occupy_standard_descriptors() -> None:
+    """Where a stream is closed (``2>&-``), the next file opened would get its number, and what is written to it."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
+
+
+def _take_ctrl_c_once() -> None:
+    """The first Ctrl-C interrupts the work, which then cleans up; another one only ends a clean-up that takes long."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return  # ignored, as in a background job of a shell script
+    first: list[float] = []
+
+    def interrupt(number: int, frame: object) -> None:
+        now = time.monotonic()
+        if not first:
+            first.append(now)
+            raise KeyboardInterrupt
+        if now - first[0] > PATIENCE:
+            out.note("interrupted again: ended without cleaning up; the same command continues")
+            os._exit(INTERRUPTED)
+
+    signal.signal(signal.SIGINT, interrupt)
 
 
 def _show_plugin_warnings() -> None:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from . import text
+from . import colour, text
 from .failures import Failure
 
 
@@ -29,13 +29,15 @@ class OutputClosed(Exception):
 class Column:
     """A table's column. ``show`` formats a value on a terminal; pipes get the bare value. None is shown as ``-``.
 
-    ``optional`` columns are left out on a terminal that is too narrow for all columns.
+    ``optional`` columns are left out on a terminal that is too narrow for all columns. ``style`` chooses the style of a
+    value (see `colour`).
     """
 
     title: str
     show: Callable[[Any], str] = str
     right: bool = False
     optional: bool = False
+    style: Callable[[Any], str] = lambda value: ""
 
 
 #: The columns that state the size of a dataset.
@@ -48,11 +50,12 @@ AMOUNTS = (
 
 @dataclass(frozen=True)
 class Fact:
-    """A named value: its text on a terminal and the bare value in a pipe (the text where ``value`` is None)."""
+    """A named value: its text on a terminal, in a style, and the bare value in a pipe (the text where ``value`` is None)."""
 
     name: str
     text: str
     value: object = None
+    style: str = ""
 
 
 class Console:
@@ -93,9 +96,9 @@ class Console:
         """Print the result as JSON."""
         self.line(json.dumps(content, indent=2, default=str))
 
-    def line(self, content: str = "") -> None:
+    def line(self, content: str = "", style: str = "") -> None:
         """Print one line of the result."""
-        self._print(text.printable(content))
+        self._print(self._painted(text.printable(content), style))
 
     def _print(self, content: str) -> None:
         try:
@@ -116,7 +119,8 @@ class Console:
             shown = "-" if value is None else value if isinstance(value, str) else column.show(value)
             return text.printable(shown, one_line=True)
 
-        cells = [[show(column, value) for column, value in zip(columns, row)] for row in rows]
+        values = [*rows]
+        cells = [[show(column, value) for column, value in zip(columns, row)] for row in values]
         titles = [column.title for column in columns]
         widths = [max(map(len, entries)) for entries in zip(titles, *cells)]
         shown = list(range(len(columns)))
@@ -124,20 +128,26 @@ class Console:
             if columns[index].optional and sum(widths[i] + 2 for i in shown) - 2 > self.width:
                 shown.remove(index)
 
-        def align(entries: Sequence[str]) -> str:
-            aligned = (entries[i].rjust(widths[i]) if columns[i].right else entries[i].ljust(widths[i]) for i in shown)
+        def align(entries: Sequence[str], styles: Sequence[str]) -> str:
+            aligned = []
+            for i in shown:
+                space = " " * (widths[i] - len(entries[i]))
+                painted = self._painted(entries[i], styles[i])
+                aligned.append(space + painted if columns[i].right else painted + space)
             return "  ".join(aligned).rstrip()
 
-        self._print(self._bold(align(titles)))
-        for entries in cells:
-            self.line(align(entries))
+        self._print(self._painted(align(titles, [""] * len(titles)), "strong"))
+        for row, entries in zip(values, cells):
+            self._print(align(entries, [column.style(value) for column, value in zip(columns, row)]))
 
     def facts(self, facts: Sequence[Fact]) -> None:
         """Print named values, one per line."""
         margin = max((len(fact.name) for fact in facts), default=0) + 2
         for fact in facts:
             if self.on_terminal:
-                self.line(text.wrapped(fact.text, self.width, fact.name.ljust(margin)))
+                name = fact.name.ljust(margin)
+                shown = text.printable(text.wrapped(fact.text, self.width, name))
+                self._print(name + self._painted(shown.removeprefix(name), fact.style))
             else:
                 value = text.printable(str(fact.text if fact.value is None else fact.value), one_line=True)
                 self.line(f"{fact.name}\t{value}")
@@ -145,19 +155,23 @@ class Console:
     def heading(self, title: str) -> None:
         """Start a section of a long result; on terminals only."""
         if self.on_terminal:
-            self._print("\n" + self._bold(title))
+            self._print("\n" + self._painted(title, "strong"))
 
     # -- everything else: stderr -------------------------------------------------------------------------------------
 
-    def note(self, content: str, prefix: str = "") -> None:
-        """Print a note behind a prefix; omitted with --quiet."""
+    def note(self, content: str, prefix: str = "", style: str = "") -> None:
+        """Print a note behind a prefix in a style; omitted with --quiet."""
         if not self.quiet:
-            self._write_wrapped(content, prefix)
+            self._write_wrapped(content, prefix, style)
+
+    def warn(self, content: str) -> None:
+        """Print a warning; omitted with --quiet."""
+        self.note(content, "warning: ", "doubtful")
 
     def hint(self, content: str) -> None:
         """Print the command to try next; omitted with --json and --quiet."""
         if not self.json:
-            self.note(content, "next: ")
+            self.note(content, "next: ", "next")
 
     def fail(self, error: BaseException, failure: Failure, about: str = "") -> None:
         """Print an error in at most two lines (with --debug also its traceback), also with --quiet.
@@ -167,9 +181,9 @@ class Console:
         self.trace(error)
         if failure.detail and not self.debug:
             self._write(failure.detail.rstrip("\n") + "\n")
-        self._write_wrapped(f"{about}: {failure.message}" if about else failure.message, "error: ")
+        self._write_wrapped(f"{about}: {failure.message}" if about else failure.message, "error: ", "error")
         if failure.hint:
-            self._write_wrapped(failure.hint, "hint: ")
+            self._write_wrapped(failure.hint, "hint: ", "next")
 
     def trace(self, error: BaseException) -> None:
         """Print the traceback of an error, with --debug only."""
@@ -193,20 +207,24 @@ class Console:
 
     # ----------------------------------------------------------------------------------------------------------------
 
-    def _write_wrapped(self, content: str, prefix: str) -> None:
-        width = self.width if _is_terminal(sys.stderr) else None
-        lines = (text.wrapped(part, width, prefix, " " * len(prefix)) for part in content.splitlines() or [""])
-        self._write("\n".join(lines) + "\n")
+    def _write_wrapped(self, content: str, prefix: str, style: str = "") -> None:
+        terminal = _is_terminal(sys.stderr)
+        painted = colour.paint(prefix, style) if colour.is_wanted(terminal=terminal, messages=True) else prefix
+        width = self.width if terminal else None
+        for part in content.splitlines() or [""]:
+            wrapped = text.printable(text.wrapped(part, width, prefix, " " * len(prefix)))
+            self._write(painted + wrapped.removeprefix(prefix) + "\n", printable=True)
+            prefix = painted = " " * len(prefix)
 
-    def _write(self, content: str) -> None:
-        # The reader of stderr has ended (``2>&1 | head``): no reason to stop the work.
-        with suppress(BrokenPipeError):
-            sys.stderr.write(text.printable(content))
-            sys.stderr.flush()
+    def _write(self, content: str, *, printable: bool = False) -> None:
+        # stderr is closed, full, or its reader has ended (``2>&1 | head``): no reason to stop the work.
+        with suppress(OSError, ValueError):
+            if sys.stderr is not None:
+                sys.stderr.write(content if printable else text.printable(content))
+                sys.stderr.flush()
 
-    def _bold(self, content: str) -> str:
-        plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") in (None, "", "dumb")
-        return content if plain else f"\x1b[1m{content}\x1b[0m"
+    def _painted(self, content: str, style: str) -> str:
+        return colour.paint(content, style) if colour.is_wanted(terminal=self.on_terminal, messages=False) else content
 
 
 def _is_terminal(stream: TextIO | None) -> bool:

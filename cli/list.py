@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from . import text
+from .colour import of_state
 from .console import AMOUNTS, Column, out
 from .options import Root, complete_source
 from .progress import count_progress
@@ -26,7 +27,7 @@ MOST_ROWS = 40
 #: Lines of names per source in that summary, if it has several sources.
 LINES = 4
 
-_COLUMNS = (Column("id"), Column("state"), *AMOUNTS)
+_COLUMNS = (Column("id"), Column("state", style=of_state), *AMOUNTS)
 
 
 def run(

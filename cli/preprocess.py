@@ -120,7 +120,7 @@ def run(
         _show_dry_run(outcome)
         return 0
     for warning in outcome.warnings:
-        out.note(warning, "warning: ")
+        out.warn(warning)
     return finish([Result(outcome.id, outcome)], root)
 
 
@@ -146,7 +146,7 @@ def _show_dry_run(outcome: Preprocessed) -> None:
     ]
     out.facts(facts)
     for name, number in probe.nans.items():
-        out.note(f"{text.count(number)} new NaN values in {name}", "warning: ")
+        out.warn(f"{text.count(number)} new NaN values in {name}")
     out.hint("run the command without --dry-run")
 
 

@@ -25,6 +25,8 @@ LINE_INTERVAL = 10.0
 BAR_DELAY = 0.5
 #: Seconds over which the rate is averaged.
 RATE_WINDOW = 20.0
+#: Columns to the right of the bars for what the terminal prints when Ctrl-C is pressed, twice.
+ECHO_WIDTH = 5
 
 
 class Tally:
@@ -208,7 +210,9 @@ class _Bars:
 
         self._on_estimate = on_estimate
         self._tally: Tally | None = None
-        screen = Screen(file=sys.stderr, highlight=False)
+        # The terminal prints ^C where the cursor is, behind the last bar: if that began a new line, the bars would be erased
+        # from the wrong one.
+        screen = Screen(file=sys.stderr, highlight=False, width=max(20, out.width - ECHO_WIDTH))
         bar = max(8, min(30, screen.width // 4))
         #: Width of the text behind a bar, and the number of bars that fit on the screen.
         self._text_width, self._most_bars = screen.width - bar - 16, max(2, screen.height - 4)
@@ -222,11 +226,13 @@ class _Bars:
             refresh_per_second=5,
         )
         self._rows: dict[object, Any] = {}
+        self._closed = False
 
     def __enter__(self) -> _Bars:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._closed = True
         self._progress.stop()
 
     def listener(self) -> Listener:
@@ -281,6 +287,8 @@ class _Bars:
 
     def show(self, key: object, what: str, share: float | None, words: str = "") -> None:
         """Draw a row or update it; without a share it has text only."""
+        if self._closed:  # a thread that still reads from the network, after Ctrl-C
+            return
         self._progress.start()
         what = text.printable(what, one_line=True)
         fields: dict[str, Any] = {"words": words, "share": "" if share is None else text.percent(share)}

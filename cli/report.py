@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import text
+from .colour import of_state
 from .console import AMOUNTS, Column, Fact, out
 from .failures import Failure, Interrupted, explain
 from .options import suggest_command
@@ -131,7 +132,7 @@ def attempt(dataset_id: str, action: Callable[[Listener], Outcome]) -> Result:
     return Result(outcome.id, outcome)
 
 
-_COLUMNS = (Column("id"), Column("result"), *AMOUNTS, Column("path", optional=True))
+_COLUMNS = (Column("id"), Column("result", style=of_state), *AMOUNTS, Column("path", optional=True))
 
 
 def _row(result: Result) -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ from typer import Option
 
 from ..errors import RbdataError
 from . import text
+from .colour import of_state
 from .console import Column, out
 from .failures import Failure, explain
 from .options import LocalIds, Root
@@ -30,7 +31,7 @@ Exit codes:
 """
 
 #: One row for an undamaged dataset, one row per problem of a damaged one.
-_COLUMNS = (Column("id"), Column("result"), Column("file"), Column("detail"))
+_COLUMNS = (Column("id"), Column("result", style=of_state), Column("file"), Column("detail"))
 
 
 class CannotCheckError(RbdataError):

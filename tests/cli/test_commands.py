@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from contextlib import nullcontext, redirect_stderr
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +104,14 @@ class TestEveryCommand:
         assert "Traceback" not in notes
         for words in (("list", "--debug"), ("--debug", "list")):
             assert "Traceback" in call(*words)[2]
+
+    @pytest.mark.parametrize("stream", [None, "/dev/full"])
+    def test_work_goes_on_where_nothing_can_be_written_to_stderr(self, stream, tmp_path, monkeypatch):
+        words = ["download", "gymnasium/CartPole-v1", "--steps", "40", "--root", str(tmp_path), "--procs", "1"]
+        with Path(stream).open("w") if stream else nullcontext() as file, redirect_stderr(file):
+            assert cli.run(words) == 0
+            assert cli.run(["inspect", "nothing/of-that-name", "--root", str(tmp_path)]) == 2
+        assert (tmp_path / "gymnasium/CartPole-v1/rbdata.json").is_file()
 
 
 class TestList:
