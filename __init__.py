@@ -20,9 +20,10 @@ from ._version import __version__ as __version__
 from .errors import RbdataError as RbdataError
 
 if TYPE_CHECKING:
-    from .api import convert, delete, download, list_datasets, load, open_dataset, preprocess
+    from .api import convert, delete, download, list_datasets, preprocess
     from .datasets.experience import *
     from .datasets.sources.d4rl.scores import normalized_score
+    from .reading import load, open_dataset
     from .storage.dataset import Dataset
     from .storage.replay import *
     from .storage.spec_check import check_specs
@@ -32,7 +33,8 @@ _MODULES = {
     "Dataset": ".storage.dataset",
     "check_specs": ".storage.spec_check",
     "normalized_score": ".datasets.sources.d4rl.scores",
-    **dict.fromkeys(("convert", "delete", "download", "list_datasets", "load", "open_dataset", "preprocess"), ".api"),
+    **dict.fromkeys(("convert", "delete", "download", "list_datasets", "preprocess"), ".api"),
+    **dict.fromkeys(("load", "open_dataset"), ".reading"),
     **dict.fromkeys(datasets.__all__, ".datasets.experience"),
 }
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from .datasets.ingest.request import Listener, Request
+from .datasets.local import LocalDataset
+from .datasets.sources.source_option import RESERVED
+from .errors import UsageError
+from .keywords import check_keywords
 from .preprocess.interface import preprocess as preprocess
-
-if TYPE_CHECKING:
-    from .datasets.acquire import Listener, Request
-    from .datasets.local import LocalDataset
-    from .storage.dataset import Dataset
-    from .storage.replay import ReplayBuffer
 
 PathLike = str | os.PathLike[str]
 
 
+@check_keywords
 def download(
     dataset_id: str,
     *,
@@ -25,22 +25,47 @@ def download(
     mirror: str | None = None,
     procs: int | None = None,
     shards: str | Sequence[int] | None = None,
-    codec: str = "auto",
+    codec: Literal["auto", "raw", "zstd"] = "auto",
     layout: Literal["auto", "ted"] = "auto",
     unknown_next: Literal["truncate", "zero"] = "truncate",
     keep_raw: bool = False,
     force: bool = False,
     user_project: str | None = None,
     listener: Listener | None = None,
-    **extra: Any,
+    upstream: Literal["auto", "dqn-replay", "rl-unplugged"] | None = None,
+    episodes_by: Literal["auto", "timeouts", "terminals", "both", "horizon"] | None = None,
+    horizon: int | None = None,
+    accept_changed: bool | None = None,
+    text: Literal["bytes", "omit"] | None = None,
+    target: str | None = None,
+    exclude: str | None = None,
+    missing: Literal["keep", "error", "drop", "code"] | None = None,
+    one_hot: bool | None = None,
+    standardize: Literal["none", "numeric", "all"] | None = None,
+    format: Literal["auto", "arff", "parquet"] | None = None,
+    steps: int | None = None,
+    policy: str | None = None,
+    num_envs: int | None = None,
+    seed: int | None = None,
+    epsilon: float | None = None,
+    env_args: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Path:
     """Download a dataset from its source (or a ``mirror``); returns its folder, for `load` and `open_dataset`.
 
     A complete dataset is not downloaded again; an interrupted download continues. ``shards`` is a selection such as
-    ``"0-4,7"``; ``extra`` are the options that the source declares (``steps=20000`` for a recording,
-    ``upstream="rl-unplugged"`` for Atari, ``episodes_by="timeouts"`` for D4RL, ...). For the rest see
-    `datasets.ingest.request.Request` and `datasets.ingest.protocol.ConvertOptions`. Raises as `datasets.acquire.download`.
+    ``"0-4,7"``. For the rest see `datasets.ingest.request.Request` and `datasets.ingest.protocol.ConvertOptions`.
+
+    Options of one source (None: its default; ``rbdata download --help`` describes them):
+
+    - Atari: ``upstream``. D4RL: ``episodes_by``, ``horizon``, ``accept_changed``. Minari: ``text``.
+    - OpenML: ``target``, ``exclude``, ``missing``, ``one_hot``, ``standardize``, ``format``, ``accept_changed``.
+    - Gymnasium (recordings): ``steps``, ``policy``, ``num_envs``, ``seed``, ``epsilon``, ``env_args``, ``text``.
+    - sources of other packages: by name in ``options``.
+
+    Raises as `datasets.acquire.download`, and UsageError for options that the source does not have.
     """
+    extra = source_options(locals())
     from .datasets.acquire import download as run
 
     more = {"mirror": mirror, "procs": procs, "keep_raw": keep_raw, "force": force}
@@ -48,6 +73,7 @@ def download(
     return run(request, listener).path
 
 
+@check_keywords
 def convert(
     path: PathLike,
     dataset_id: str,
@@ -56,18 +82,47 @@ def convert(
     root: PathLike | None = None,
     procs: int | None = None,
     shards: str | Sequence[int] | None = None,
-    codec: str = "auto",
+    codec: Literal["auto", "raw", "zstd"] = "auto",
     layout: Literal["auto", "ted"] = "auto",
     unknown_next: Literal["truncate", "zero"] = "truncate",
     force: bool = False,
     listener: Listener | None = None,
-    **extra: Any,
+    upstream: Literal["auto", "dqn-replay", "rl-unplugged"] | None = None,
+    episodes_by: Literal["auto", "timeouts", "terminals", "both", "horizon"] | None = None,
+    horizon: int | None = None,
+    dataset: str | None = None,
+    accept_changed: bool | None = None,
+    text: Literal["bytes", "omit"] | None = None,
+    target: str | None = None,
+    exclude: str | None = None,
+    missing: Literal["keep", "error", "drop", "code"] | None = None,
+    one_hot: bool | None = None,
+    standardize: Literal["none", "numeric", "all"] | None = None,
+    format: Literal["auto", "arff", "parquet"] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Convert the raw files of a source in the folder ``path`` to the dataset ``dataset_id``; returns its folder."""
+    """Convert the raw files of a source in the folder ``path`` to the dataset ``dataset_id``; returns its folder.
+
+    Options of one source as in `download`; ``dataset`` is the D4RL id of the file, where its name does not tell.
+    """
+    extra = source_options(locals())
     from .datasets.acquire import convert as run
 
     request = make_request(dataset_id, root, codec, layout, unknown_next, shards, extra, procs=procs, force=force)
     return run(Path(path), source, request, listener).path
+
+
+def source_options(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a source among the ``arguments`` of `download` or `convert`, with those in ``options``.
+
+    Raises UsageError for one that is given both ways.
+    """
+    more = arguments["options"] or {}
+    named = {name: value for name, value in arguments.items() if name not in RESERVED and value is not None}
+    twice = [name for name in more if name in named]
+    if twice:
+        raise UsageError(f"{', '.join(twice)}: given by keyword and in options", hint="give it once")
+    return {**more, **named}
 
 
 def make_request(
@@ -82,7 +137,6 @@ def make_request(
     **more: Any,
 ) -> Request:
     """What `download` and `convert` run, here and on the command line; ``more`` are other fields of `Request`."""
-    from .datasets.acquire import Request
     from .datasets.fetch import FetchOptions
     from .datasets.ingest.number_ranges import parse_numbers
     from .datasets.ingest.protocol import ConvertOptions
@@ -92,28 +146,7 @@ def make_request(
     return Request(dataset_id, root=None if root is None else Path(root), options=options, fetch=fetch, **more)
 
 
-def open_dataset(id_or_path: PathLike, *, root: PathLike | None = None) -> Dataset:
-    """Open a dataset read-only, by id (full or bare) or by path. Raises as `datasets.local.find` does."""
-    from .datasets.local import open_dataset as run
-
-    return run(id_or_path, root)
-
-
-def load(id_or_path: PathLike | Dataset, *, root: PathLike | None = None, **options: Any) -> ReplayBuffer:
-    """A `ReplayBuffer` over a dataset (by id, path, or already open).
-
-    The ``options`` are those of `storage.replay.loading.load_buffer` and of `ReplayBuffer`: ``batch_size``, ``slice_len``,
-    ``num_slices``, ``strict_length``, ``replacement``, ``frame_stack``, ``n_step``, ``gamma``, ``alpha``, ``beta``,
-    ``transform``, ``prefetch``, ``pin_memory``, ``device``, ``seed``, ``rank``, ``world_size`` and more. Raises UsageError for
-    invalid options, and as `open_dataset` does.
-    """
-    from .storage.dataset import Dataset
-    from .storage.replay.loading import load_buffer
-
-    dataset = id_or_path if isinstance(id_or_path, Dataset) else open_dataset(id_or_path, root=root)
-    return load_buffer(dataset, **options)
-
-
+@check_keywords
 def list_datasets(*, root: PathLike | None = None) -> list[LocalDataset]:
     """The datasets on this machine: id, path, state, steps, episodes, bytes."""
     from .datasets.local import list_local
@@ -121,6 +154,7 @@ def list_datasets(*, root: PathLike | None = None) -> list[LocalDataset]:
     return list_local(root)
 
 
+@check_keywords
 def delete(dataset_id: str, *, root: PathLike | None = None) -> None:
     """Delete a dataset, complete or not, with all its files."""
     from .datasets.local import deletable

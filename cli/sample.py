@@ -60,10 +60,9 @@ def run(
     """
     if save is not None:
         _check_target(save)
-    from ..api import load
+    from ..reading import load
 
-    options = {"batch_size": n, "slice_len": slice_len, "frame_stack": frame_stack, "seed": seed}
-    buffer = load(dataset, root=root, **{name: value for name, value in options.items() if value is not None})
+    buffer = load(dataset, root=root, batch_size=n, slice_len=slice_len, frame_stack=frame_stack, seed=seed)
     batch = buffer.sample()
     if save is not None:
         _write(batch, save)

@@ -33,9 +33,7 @@ def parameters(command: str, taken: Collection[str]) -> list[Any]:
 
     declared: dict[str, list[tuple[str, Any]]] = {}
     for source_name, source in catalogue.sources().items():
-        for option in source.options:
-            if command not in option.commands:
-                continue
+        for option in source.options_of(command):
             flag, shared = option.flag, declared.get(option.flag)
             if flag in taken or (shared and kind(shared[0][1]) != kind(option)):
                 flag = f"--{source_name}-{flag.removeprefix('--')}"

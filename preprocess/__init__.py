@@ -27,5 +27,14 @@ class _CallablePackage(ModuleType):
 
         return preprocess(*args, **options)
 
+    @property
+    def __signature__(self) -> Any:
+        """That of the function, for `help` and completion in notebooks."""
+        from inspect import signature
+
+        from .interface import preprocess
+
+        return signature(preprocess)
+
 
 sys.modules[__name__].__class__ = _CallablePackage

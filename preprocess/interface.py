@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-if TYPE_CHECKING:
-    from .preprocess_request import Listener
+from ..datasets.ingest.request import Listener
+from ..keywords import check_keywords
 
 
+@check_keywords
 def preprocess(
     dataset_id: str | os.PathLike[str],
     fn: str | Callable[..., Any] | Sequence[str | Callable[..., Any]],

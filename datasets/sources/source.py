@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import settings
 from ...errors import UsageError
+from ...keywords import nearest
 from .source_option import SourceOption
 
 if TYPE_CHECKING:
@@ -87,6 +88,11 @@ class Source:
 
     # -- the same for all sources --------------------------------------------------------------------------------------
 
+    def options_of(self, command: str) -> list[SourceOption]:
+        """The options that ``download`` or ``convert`` takes; none to convert where there are no raw files."""
+        makes = self.makes and command == "convert"
+        return [option for option in self.options if command in option.commands and not makes]
+
     def open(self, name: str, location: Location, options: ConvertOptions) -> Job:
         """`find` with checked options: the job for a dataset at a place."""
         return self.find(name, location, self.check(options, "download"))
@@ -102,11 +108,12 @@ class Source:
         are not allowed.
         """
         own = {option.name: option for option in self.options}
+        taken = [option.name for option in self.options_of(command)]
         given = {name: value for name, value in options.extra.items() if value is not None}
-        unknown = [name for name in given if name not in own or command not in own[name].commands]
+        unknown = [name for name in given if name not in taken]
         if unknown:
-            names = ", ".join(name for name, option in own.items() if command in option.commands)
-            hint = f"options of {self.name}: {names}" if names else f"{self.name} has no options of its own"
+            every = f"options of {self.name}: {', '.join(taken)}" if taken else f"{self.name} has no options of its own"
+            hint = " ".join(filter(None, (nearest(unknown[0], taken), every)))
             raise UsageError(f"{self.name} has no option {', '.join(unknown)} for {command}", hint=hint)
         if options.parts is not None and "parts" not in self.supports:
             raise UsageError(f"datasets of {self.name} have no shards to choose from", hint="leave out --shards")

@@ -14,11 +14,11 @@ from typing import Any
 
 from ...errors import UsageError
 
-#: Names that `rbdata.download` and `rbdata.convert` have arguments of.
+#: Names that `rbdata.download` and `rbdata.convert` have arguments of, beside the options of built-in sources.
 RESERVED = frozenset(
     {
         *("dataset_id", "path", "source", "root", "mirror", "procs", "shards", "codec", "layout", "unknown_next"),
-        *("keep_raw", "force", "user_project", "listener"),
+        *("keep_raw", "force", "user_project", "listener", "options"),
     }
 )
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...errors import UsageError
+from ...keywords import check_keywords
 from .argument_checks import (
     check_batch_size,
     check_consumption,
@@ -72,6 +73,7 @@ class ReplayBuffer(SamplingMixin, ConditionalUpdateMixin, CheckpointMixin):
 
     _info_in_batch = False
 
+    @check_keywords
     def __init__(
         self,
         *,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from tensordict import TensorDict, is_tensor_collection
+from typing_extensions import Self
 
 from .locking import LockMixin
 from .samplers.consuming import ConsumingSampler, ReusingWriter
@@ -15,9 +16,6 @@ from .storages.trees import move_dim_first
 from .transforms.chain import Transforms
 from .windows.edges import as_key
 from .writers.base import Writer
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class WritingMixin(LockMixin):

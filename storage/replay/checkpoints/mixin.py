@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing import parent_process
 from multiprocessing.context import get_spawning_popen
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from typing_extensions import Self
 
 from ....errors import UsageError
 from ..argument_checks import check_consumption, make_generator, rank_seed
@@ -23,9 +24,6 @@ from ..samplers.uniform import Sampler
 from ..storages.storage import Storage
 from ..transforms.chain import Transforms, share_state
 from ..writers.base import Writer
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class CheckpointMixin(LockMixin):

@@ -1,0 +1,140 @@
+"""The signatures of the public functions: what sources and the buffer declare, types that can be resolved, misspelt names."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+import gymnasium
+import pytest
+import rbdata
+from rbdata import plugins
+from rbdata.datasets import catalogue
+from rbdata.datasets.sources.source_option import RESERVED, SourceOption
+from rbdata.errors import UsageError
+from rbdata.storage.codecs import choices
+from rbdata.storage.replay import ReplayBuffer, TensorDictReplayBuffer
+from rbdata.storage.replay.loading import load_buffer, make_sampler
+
+#: Arguments of buffers that `rbdata.load` has not: a dataset is read-only, and the others have no effect here.
+NOT_OF_LOAD = {
+    *("storage", "writer", "dim_extend", "consume_after_n_samples", "compilable"),
+    *("service_backend", "service_backend_options", "transport", "transport_options"),
+}
+
+
+def named(function: Callable[..., Any], kinds: str = "KEYWORD_ONLY") -> dict[str, inspect.Parameter]:
+    parameters = inspect.signature(function).parameters
+    return {name: one for name, one in parameters.items() if one.kind.name in kinds and name != "self"}
+
+
+def declared(command: str) -> dict[str, list[SourceOption]]:
+    """The options of built-in sources by name."""
+    found: dict[str, list[SourceOption]] = {}
+    for source in plugins.BUILT_IN:
+        for option in catalogue.load_source(source).options_of(command):
+            found.setdefault(option.name, []).append(option)
+    return found
+
+
+@pytest.mark.parametrize("function", [rbdata.download, rbdata.convert])
+def test_options_of_sources(function):
+    """Every option that a built-in source declares is an argument, of its type or choices; and no others."""
+    arguments, hints = inspect.signature(function).parameters, typing.get_type_hints(function)
+    options = declared(function.__name__)
+    assert set(arguments) - set(options) == set(arguments) & RESERVED
+    assert set(options) <= set(arguments)
+    for name, same in options.items():
+        assert arguments[name].default is None
+        allowed = set(get_args(hints[name]))
+        for option in same:
+            kind = Literal[option.choices] if option.choices else option.type
+            assert kind in allowed or (kind is dict and "Mapping" in str(hints[name])), (name, hints[name])
+        assert f"``{name}``" in (rbdata.download.__doc__ + rbdata.convert.__doc__)
+    assert (
+        set(inspect.signature(rbdata.download).parameters) | set(inspect.signature(rbdata.convert).parameters)
+        >= RESERVED
+    )
+    assert set(get_args(hints["codec"])) == set(choices()) | {"auto"}
+
+
+def test_options_of_load():
+    """Those of the samplers and of the buffer, with the same defaults."""
+    arguments = named(rbdata.load)
+    of_buffer = named(ReplayBuffer.__init__) | named(TensorDictReplayBuffer.__init__)
+    wanted = {name: one for name, one in of_buffer.items() if name not in NOT_OF_LOAD} | named(make_sampler)
+    wanted |= named(load_buffer)
+    assert set(arguments) == {"root", *wanted}
+    assert {name: arguments[name].default for name in wanted} == {name: one.default for name, one in wanted.items()}
+    for name in wanted:
+        assert f"``{name}" in rbdata.load.__doc__, name
+
+
+def public() -> Iterator[tuple[str, Any]]:
+    """Public functions, classes, and the functions of classes."""
+    for name in rbdata.__all__:
+        value = getattr(rbdata, name) if name != "preprocess" else rbdata.api.preprocess
+        if inspect.isclass(value):
+            yield name, value
+            for attribute in dir(value):
+                found = inspect.getattr_static(value, attribute)
+                if isinstance(found, (staticmethod, classmethod)):
+                    found = found.__func__
+                elif isinstance(found, property):
+                    found = found.fget
+                elif isinstance(found, cached_property):
+                    found = found.func
+                if inspect.isfunction(found) and (found.__module__ or "").startswith("rbdata"):
+                    yield f"{name}.{attribute}", found
+        elif callable(value):
+            yield name, value
+
+
+def test_hints_can_be_resolved():
+    """No name is missing, although annotations are evaluated late.
+
+    But for Gymnasium in two properties: its import takes longer than that of the module that would do it.
+    """
+    for name, value in public():
+        try:
+            typing.get_type_hints(value, localns={"gymnasium": gymnasium} if name.endswith("_space") else None)
+        except NameError as error:
+            pytest.fail(f"{name}: {error}")
+
+
+def test_functions_have_explicit_arguments():
+    for name, value in public():
+        if "." not in name and inspect.isfunction(value) and name != "load_dataset":  # whose class decides
+            assert not named(value, "VAR_KEYWORD VAR_POSITIONAL"), name
+    assert inspect.signature(rbdata.preprocess) == inspect.signature(rbdata.api.preprocess)
+
+
+@pytest.mark.parametrize(
+    "name, args, options, words, hint",
+    [
+        ("download", ["Pong/5"], {"shard": "0-4"}, "download.* 'shard'", "did you mean shards?"),
+        ("load", ["Pong/5"], {"batchsize": 8}, "load.* 'batchsize'", "did you mean batch_size?"),
+        ("preprocess", ["Pong/5", "f"], {"destination": "my/x"}, "preprocess.* 'destination'", "did you mean dest?"),
+        ("delete", ["Pong/5"], {"Root": "/"}, "delete.* 'Root'", "did you mean root?"),
+        ("list_datasets", [], {"quick": True}, "list_datasets.* 'quick'", "it takes root"),
+        ("TensorDictReplayBuffer", [], {"batchsize": 8}, "Buffer.* 'batchsize'", "did you mean batch_size?"),
+        ("download", ["gymnasium/A-v1"], {"options": {"step": 5}}, "no option step", "did you mean steps?"),
+        ("download", ["Pong/5"], {"upstream": "auto", "options": {"upstream": "auto"}}, "upstream: given", "once"),
+        ("download", ["Pong/5"], {"steps": 5}, "atari has no option steps", "options of atari: upstream"),
+    ],
+)
+def test_misspelt_arguments(name, args, options, words, hint, tmp_path, monkeypatch):
+    monkeypatch.setenv("RBDATA_ROOT", str(tmp_path))
+    with pytest.raises(UsageError, match=words) as refused:
+        getattr(rbdata, name)(*args, **options)
+    assert hint in refused.value.hint
+    assert isinstance(refused.value, TypeError) == ("unexpected" in str(refused.value))
+
+
+def test_options_of_other_packages_and_of_built_in_sources_by_name(tmp_path):
+    ways = ({"steps": 30, "seed": 3}, {"steps": 30, "options": {"seed": 3}})
+    found = [rbdata.download("gymnasium/CartPole-v1", root=tmp_path / str(i), **way) for i, way in enumerate(ways)]
+    assert len({tuple(rbdata.open_dataset(path)["action"].tolist()) for path in found}) == 1
