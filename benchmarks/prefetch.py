@@ -1,11 +1,12 @@
 """``prefetch=2`` beside ``prefetch=0``: what handing batches to threads costs, or saves.
 
     python benchmarks/prefetch.py                    # a minute or two
-    python benchmarks/prefetch.py --repeats 9 --seconds 0.5
+    python benchmarks/prefetch.py --seconds 20 --work 0.004
 
-Both buffers are of one process and sampled in turn (A B A B), so that a slow minute of a shared machine hits both. Given are
-the medians of microseconds for one batch and the median of the ratios of neighbors; below 1 prefetching is quicker. ``work``
-is how long the caller uses each batch, as a training step does.
+Both buffers are of one process and sampled in turn, a few batches each (A B B A), so that a slow moment of a shared machine
+hits both. Given are the medians of microseconds for one batch and the median of the ratios of neighbors; below 1 prefetching
+is quicker. The first batches, in which a buffer measures both ways (`storage/replay/pace.py`), are left out; later trials
+count. ``work`` is how long the caller uses each batch, as a training step does.
 """
 
 from __future__ import annotations
@@ -103,26 +104,19 @@ def cases(folder: Path) -> dict[str, Callable[[int], Any]]:
     }
 
 
-def microseconds(buffer: Any, seconds: float, work: float) -> float:
+def microseconds(buffer: Any, batches: int, work: float) -> float:
     """For one batch, without the time that the caller uses it."""
-    for _ in range(3):
+    begun = time.perf_counter()
+    for _ in range(batches):
         buffer.sample()
-    count, begun = 0, time.perf_counter()
-    while time.perf_counter() - begun < seconds:
-        for _ in range(4):
-            buffer.sample()
-            if work:
-                stop = time.perf_counter() + work
-                while time.perf_counter() < stop:
-                    time.sleep(work / 4)  # as one that waits for a device
-        count += 4
-    return 1e6 * ((time.perf_counter() - begun) / count - work)
+        if work:
+            time.sleep(work)  # as one that waits for a device
+    return 1e6 * ((time.perf_counter() - begun) / batches - work)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=0.25, help="of one measurement")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of one case")
     parser.add_argument("--work", type=float, default=0.0, help="seconds that the caller uses a batch")
     parser.add_argument("--threads", type=int, default=1, help="of torch")
     parser.add_argument("--only", default="", help="cases whose name holds this")
@@ -135,12 +129,14 @@ def main() -> None:
             if args.only not in name:
                 continue
             without, ahead = make(0), make(2)
-            pairs = []
-            for number in range(args.repeats + 1):
-                order = (without, ahead) if number % 2 else (ahead, without)
-                found = {id(buffer): microseconds(buffer, args.seconds, args.work) for buffer in order}
+            for buffer in (without, ahead):
+                microseconds(buffer, 120, args.work)
+            pairs: list[tuple[float, float]] = []
+            begun = time.perf_counter()
+            while time.perf_counter() - begun < args.seconds or len(pairs) < 3:
+                order = (without, ahead) if len(pairs) % 2 else (ahead, without)
+                found = {id(buffer): microseconds(buffer, 8, args.work) for buffer in order}
                 pairs.append((found[id(without)], found[id(ahead)]))
-            pairs = pairs[1:]
             middle = [statistics.median(column) for column in zip(*pairs, strict=True)]
             ratio = statistics.median(second / first for first, second in pairs)
             rows.append([name, f"{middle[0]:,.0f}", f"{middle[1]:,.0f}", f"{ratio:.2f}"])

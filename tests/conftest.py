@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 
 import pytest
+from hypothesis import settings
 from rbdata.cli.console import out
+
+settings.register_profile("no deadline", deadline=None)  # machines are shared: no test may depend on speed
+settings.load_profile("no deadline")
 
 # Once, not before every test: fixtures of whole modules set some of these. Test processes that tests start inherit it.
 for _name in list(os.environ):

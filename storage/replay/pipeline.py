@@ -10,7 +10,6 @@ Without prefetching all of it happens in `sample`; with it, reading and finishin
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from .batch_order import BatchOrder, DrawnBatch, OrderState
 from .batches import BatchReader, Prepared
 from .devices import record_stream, to_device
 from .hindsight import Relabeling
+from .pace import Pace
 from .prefetch import Job, Prefetcher
 from .sample_units import SampleUnit
 from .samplers.uniform import Sampler
@@ -37,9 +37,6 @@ from .windows.draw import Draw
 from .windows.edges import Edges, as_key
 from .windows.n_step_return import NStep
 from .windows.slice_flags import expand_to_records, slice_flags
-
-#: Batches that take fewer seconds to make are not prefetched.
-QUICK = 0.0003
 
 Info = Callable[[], dict[Any, Any]]
 
@@ -92,12 +89,12 @@ class Pipeline:
     ) -> None:
         self.storage, self.spec, self.transforms = storage, spec, transforms
         self.order = BatchOrder(sampler, storage, generator, spec.unit, watched=watched)
-        self.order.keep_states = sampler.ahead or spec.prefetch > 0
+        self.order.keep_states = sampler.ahead
         self.order.relabeling = spec.relabeling
         sampler._rng = generator
         self.lock = lock
         self._queue: Prefetcher[DrawnBatch] | None = None
-        self._seconds: deque[float] = deque(maxlen=16)  # that batches took to make
+        self._pace = Pace(spec.prefetch)
         self._retired = False
         self._known: tuple[Any, BatchReader | None] | None = None
 
@@ -106,21 +103,31 @@ class Pipeline:
 
         Raises RetiredError when the buffer has another pipeline by now.
         """
-        ahead = ahead and self.spec.prefetch > 0
-        if ahead and (not self._is_quick() or (self._queue is not None and len(self._queue))):
-            with suppress(RowsChangedError):
-                batch, info, ran_out = self._prefetched(size)
-                return record_stream(batch, self.spec.device), info, ran_out
-        begun = perf_counter()
+        if ahead and self.spec.prefetch > 0:
+            return self._sample_paced(size)
+        return self._sample_now(size)
+
+    def _sample_now(self, size: int) -> tuple[Any, Info, bool]:
         with self.lock:
             self._check_current()
             if self._queue is not None and len(self._queue):
                 self.rewind()
             drawn, rows = self._take_and_read(size)
         batch, info = self._finish(drawn.prepared, self._collate(drawn.prepared, rows))
-        if ahead:
-            self._seconds.append(perf_counter() - begun)
         return record_stream(batch, self.spec.device), info, drawn.ran_out
+
+    def _sample_paced(self, size: int) -> tuple[Any, Info, bool]:
+        """A batch from the queue, or made now where that is quicker."""
+        result = None
+        ahead = self._pace.ahead or (self._queue is not None and len(self._queue) > 0)
+        if ahead:
+            with suppress(RowsChangedError):
+                batch, info, ran_out = self._prefetched(size)
+                result = record_stream(batch, self.spec.device), info, ran_out
+        if result is None:
+            result = self._sample_now(size)
+        self._pace.note(ahead, perf_counter())
+        return result
 
     def _check_current(self) -> None:
         if self._retired:
@@ -244,16 +251,11 @@ class Pipeline:
                     self.rewind()
                     self.order.go_to(job.item.state_before)
             raise
-        self._seconds.append(job.seconds)
         with self.lock:
-            if queue is self._queue and not self._is_quick():
+            if queue is self._queue and self._pace.ahead:
                 with suppress(Exception):  # whoever wants the next batch gets the error
                     self._fill(queue, size, queue.last if len(queue) else job.item)
         return batch, info, job.item.ran_out
-
-    def _is_quick(self) -> bool:
-        """Whether handing a batch to a thread and back takes longer than making it, by the quickest of the last few."""
-        return len(self._seconds) == self._seconds.maxlen and min(self._seconds) < QUICK
 
     def _fill(self, queue: Prefetcher[DrawnBatch], size: int, last: DrawnBatch) -> None:
         """Draw up to the depth of the queue; one pass at a time: what comes after its end is the next iteration's."""
@@ -261,9 +263,10 @@ class Pipeline:
             last = self._submit(queue, size)
 
     def _submit(self, queue: Prefetcher[DrawnBatch], size: int) -> DrawnBatch:
-        version = self.storage.version
+        version, self.order.keep_states = self.storage.version, True
         with self._changes_noticed(version):
             drawn = self._take(size)
+        self.order.keep_states = self.order.sampler.ahead
         steps: tuple[Any, ...] = (self.read, self._collate, self._finish)
         if self.storage.is_shared:
             steps = (partial(self._read_unchanged, self.order.version), *steps[1:])

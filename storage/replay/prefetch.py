@@ -27,7 +27,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from time import perf_counter
 from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -53,8 +52,6 @@ class Job(Generic[Item]):
         self._finishing, self._previous = finishing, previous
         self._reading, self._begun, self._ended = threading.Lock(), threading.Lock(), threading.Event()
         self.is_read = self.withdrawn = False
-        #: How long the work took, without the time it waited for other batches.
-        self.seconds = 0.0
         self._value: Any = None
         self._error: BaseException | None = None
 
@@ -88,18 +85,14 @@ class Job(Generic[Item]):
             return
         _thread.running = getattr(_thread, "running", 0) + 1
         try:
-            begun = perf_counter()
             self.complete_read()
             if self._error is None and not self.withdrawn:
                 self._value = self._collate(self._value)
-            self.seconds = perf_counter() - begun
             if self._previous is not None:
                 self._previous.wait()
             if self._error is None and not self.withdrawn:
                 with self._finishing:
-                    begun = perf_counter()
                     self._value = self._finish(self._value)
-                    self.seconds += perf_counter() - begun
         except BaseException as error:
             self._error = error
         finally:
