@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
 from . import text
+from .bar_charts import exact_percent
 from .console import Column, Fact, out
 from .options import LocalId, Root
 
 if TYPE_CHECKING:
+    from ..cards.overview import Overview
     from ..storage.episodes import EpisodeTable
     from ..storage.manifest import Manifest
     from ..storage.schema import Leaf
@@ -29,6 +32,13 @@ _LEAVES = (
     Column("shape"),
     Column("codec", optional=True),
     Column("size", text.size, right=True, optional=True),
+)
+_ELEMENTS = (
+    Column("element"),
+    Column("distribution"),
+    Column("mean", text.real, right=True, optional=True),
+    Column("min", text.real, right=True, optional=True),
+    Column("max", text.real, right=True, optional=True),
 )
 _EPISODES = (
     Column("episode", text.count, right=True),
@@ -53,8 +63,9 @@ def run(
     """Show what a dataset holds: tensors, episodes, returns, origin.
 
     Kind is how a tensor is stored. step: one row per transition; state: one row per state, read as both KEY and next/KEY.
-    Only --frames reads rows, so the command is quick for a dataset of any size.
+    Distributions of more than 65,536 steps are those of a sample, so that the command is quick for a dataset of any size.
     """
+    from ..cards.overview import overview
     from ..datasets.local import find
     from ..storage.episodes import open_episodes
     from ..storage.manifest import read_manifest
@@ -62,6 +73,7 @@ def run(
     path = find(dataset, root)
     manifest = read_manifest(path)
     table = open_episodes(path, manifest.episodes, manifest.steps)
+    examine = cache(lambda: overview(path, manifest, table))
     pictures = [picture for picture in (plot, frames) if picture is not None]
     if pictures:
         from .pictures import check_target, draw_episodes, draw_frames
@@ -74,7 +86,7 @@ def run(
             draw_frames(path, frames)
 
     if out.json:
-        record = _record(path, manifest, table)
+        record = _record(path, manifest) | examine().to_json()
         if episodes:
             names = [column.title for column in _EPISODES]
             record["episode_table"] = [dict(zip(names, row)) for row in _episode_rows(table)]
@@ -84,9 +96,12 @@ def run(
     elif episodes:
         out.table(_EPISODES, _episode_rows(table))
     else:
-        out.facts(_facts(path, manifest, table))
+        found = examine()
+        out.facts(_facts(path, manifest, found))
         out.heading("tensors")
         out.table(_LEAVES, _leaf_rows(manifest))
+        if out.on_terminal:
+            _show_distributions(found)
         out.heading("origin")
         out.facts(_origin(manifest))
         if manifest.lineage:
@@ -98,28 +113,62 @@ def run(
         out.note(f"wrote {picture}")
 
 
-def _facts(path: Path, manifest: Manifest, table: EpisodeTable) -> list[Fact]:
-    outcomes = _outcomes(table)
-    ends = ", ".join(f"{text.count(number)} {name}" for name, number in outcomes.items() if number)
+def _facts(path: Path, manifest: Manifest, found: Overview) -> list[Fact]:
+    ends = [(f"{text.count(number)} {name}", number) for name, number in found.outcomes.items() if number]
+    several = len(ends) > 1
+    ended = ", ".join(
+        f"{what} ({exact_percent(number / found.episodes)})" if several else what for what, number in ends
+    )
     raw = sum(leaf.row_bytes * manifest.rows(leaf) for leaf in manifest.schema)
     size = text.size(manifest.bytes)
     if raw > 1.5 * manifest.bytes:
         size += f" ({text.size(raw)} uncompressed)"
     facts = [
         Fact("id", manifest.id),
+        *([Fact("environment", found.environment)] if found.environment else []),
         Fact("path", str(path)),
         Fact("steps", text.count(manifest.steps), manifest.steps),
-        Fact("episodes", f"{text.count(manifest.episodes)}{f' ({ends})' if ends else ''}", manifest.episodes),
+        Fact("episodes", text.count(manifest.episodes) + (f": {ended}" if ends else ""), manifest.episodes),
     ]
     for name, numbers in (("length", manifest.lengths), ("return", manifest.returns)):
         if numbers:
             facts.append(Fact(name, f"mean {_span(numbers)}"))
+    if manifest.returns and found.reference:
+        scores = {name: found.score(manifest.returns[name]) for name in ("mean", "min", "max")}
+        facts.append(Fact("score", f"mean {_span(scores)} (a return of {_between(found.reference)} is 0 to 100)"))
     return [*facts, Fact("size", size, manifest.bytes), *(Fact("note", note) for note in manifest.notes)]
 
 
 def _span(numbers: dict[str, float]) -> str:
     """``-18.2, from -21 to -3``"""
     return f"{text.real(numbers['mean'])}, from {text.real(numbers['min'])} to {text.real(numbers['max'])}"
+
+
+def _between(ends: tuple[float, float]) -> str:
+    return f"{text.real(ends[0])} to {text.real(ends[1])}"
+
+
+def _show_distributions(found: Overview) -> None:
+    """Histograms of returns, lengths, rewards and actions; actions of several elements as a table with a line for each."""
+    from .bar_charts import chart, shows_blocks, side_by_side, sparkline
+
+    blocks = shows_blocks()
+    of_steps, of_episodes = found.sampled_steps < found.steps, found.sampled_episodes < found.episodes
+    parts = [text.plural(found.sampled_episodes, "episode")] * of_episodes
+    parts += [text.plural(found.sampled_steps, "step")] * of_steps
+    out.heading("distributions" + (f" (of a sample of {' and '.join(parts)})" if parts else ""))
+    single = [one for one in found.actions if one.size == 1]
+    charts = [("return", found.returns), ("length", found.lengths), ("reward", found.rewards.elements[0])]
+    charts += [(one.key, one.elements[0]) for one in single]
+    for line in side_by_side([chart(name, histogram, blocks=blocks) for name, histogram in charts], out.width):
+        out.line(line)
+    for action in found.actions:
+        if action.size > 1:
+            out.line()
+            rows = zip(action.names, action.elements)
+            out.table(_ELEMENTS, [(name, sparkline(h, blocks=blocks), h.mean, h.low, h.high) for name, h in rows])
+            if action.size > len(action.elements):
+                out.line(f"and {text.plural(action.size - len(action.elements), 'more element')}")
 
 
 def _leaf_rows(manifest: Manifest) -> list[tuple[Any, ...]]:
@@ -170,14 +219,6 @@ def _origin(manifest: Manifest) -> list[Fact]:
     return [Fact(name, str(value)) for name, value in facts if value]
 
 
-def _outcomes(table: EpisodeTable) -> dict[str, int]:
-    import numpy as np
-
-    from ..storage.episodes import OUTCOMES
-
-    return {name: int(np.count_nonzero(table.outcome == code)) for code, name in OUTCOMES.items()}
-
-
 def _episode_rows(table: EpisodeTable) -> list[tuple[int, int, int, float, str]]:
     from ..storage.episodes import OUTCOMES
 
@@ -185,7 +226,7 @@ def _episode_rows(table: EpisodeTable) -> list[tuple[int, int, int, float, str]]
     return [(i, start, length, total, OUTCOMES[code]) for i, (start, length, total, code) in enumerate(columns)]
 
 
-def _record(path: Path, manifest: Manifest, table: EpisodeTable) -> dict[str, Any]:
+def _record(path: Path, manifest: Manifest) -> dict[str, Any]:
     record = manifest.to_json()
     for name in ("files", "checksum", "format", "leaves", "parts"):
         record.pop(name, None)
@@ -201,6 +242,5 @@ def _record(path: Path, manifest: Manifest, table: EpisodeTable) -> dict[str, An
         "path": str(path),
         "bytes": manifest.bytes,
         "source": source,
-        "outcomes": _outcomes(table),
         "leaves": leaves,
     }

@@ -217,6 +217,7 @@ class TestInspect:
         assert leaves["observation"]["kind"] == "state"
         assert leaves["observation"]["rows"] == 11956 + 14
         assert sum(document["outcomes"].values()) == document["episodes"] == 14
+        assert document["distributions"]["action"]["elements"][0]["count"] == document["sampled"]["steps"] == 11956
         assert document["provenance"]["location"] == MIRROR
         assert document["source"]["objects"] > 0
         small = sum(path.stat().st_size for path in (made / "atari/Pong/5/observation").iterdir())

@@ -1,0 +1,170 @@
+"""A dataset at a glance: how its episodes ended, and the distributions of returns, lengths, rewards and actions.
+
+The work is bounded whatever the size of the dataset: above ``MOST_EPISODES`` and ``MOST_STEPS``, evenly spaced blocks of
+rows are read, and `Overview` states how many.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import SchemaError
+from ..storage.bounds import LeafBounds, leaf_bounds
+from ..storage.codecs import codec_of
+from ..storage.episodes import OUTCOMES, EpisodeTable
+from ..storage.leaf import Leaf
+from ..storage.manifest import Manifest
+from ..storage.memory_map import map_array
+from ..storage.schema import LARGE_ROW
+from .histogram import Histogram, count_values
+
+#: Rows that are read at most, in so many blocks.
+MOST_EPISODES, MOST_STEPS, BLOCKS = 1 << 18, 1 << 16, 256
+#: Elements of an action that are counted; those behind them are left out.
+MOST_ELEMENTS = 32
+#: Choices of a discrete action that are listed even where none of them occurs.
+MOST_CHOICES = 18
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """A leaf's values: a histogram of each element of its row (the first ``MOST_ELEMENTS``), ``size`` of them in all."""
+
+    key: str
+    size: int
+    elements: tuple[Histogram, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """A name for each histogram: the key, and where the row has several elements, the number of the element."""
+        return [self.key] if self.size == 1 else [f"{self.key}[{number}]" for number in range(len(self.elements))]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"size": self.size, "elements": [one.to_json() for one in self.elements]}
+
+
+@dataclass(frozen=True)
+class Overview:
+    """See the module. ``reference`` are the returns that score 0 and 100, where they are known."""
+
+    steps: int
+    episodes: int
+    outcomes: dict[str, int]
+    midway: int
+    environment: str | None
+    reference: tuple[float, float] | None
+    sampled_steps: int
+    sampled_episodes: int
+    returns: Histogram
+    lengths: Histogram
+    rewards: Distribution
+    actions: list[Distribution] = field(default_factory=list)
+
+    def score(self, total: float) -> float:
+        """The normalised score of a return: 0 for the lower reference, 100 for the upper. Needs ``reference``."""
+        assert self.reference is not None
+        low, high = self.reference
+        return 100 * (total - low) / (high - low)
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs; the keys are stable."""
+        return {
+            "environment": self.environment,
+            "outcomes": self.outcomes,
+            "midway_episodes": self.midway,
+            "reference_scores": list(self.reference) if self.reference else None,
+            "sampled": {"steps": self.sampled_steps, "episodes": self.sampled_episodes},
+            "distributions": {
+                "return": self.returns.to_json(),
+                "length": self.lengths.to_json(),
+                "reward": self.rewards.to_json(),
+                **{one.key: one.to_json() for one in self.actions},
+            },
+        }
+
+
+def overview(folder: Path, manifest: Manifest, table: EpisodeTable) -> Overview:
+    """Look through a dataset. Raises DamagedDatasetError when a leaf that is read is missing or too short."""
+    bounds: Mapping[str, LeafBounds] = {}
+    with suppress(SchemaError):  # spaces only tell which choices do not occur
+        bounds = leaf_bounds(manifest.schema, manifest.spaces)
+    few = [slice(*ends) for ends in blocks(len(table), MOST_EPISODES)]
+    ranges = blocks(manifest.steps, MOST_STEPS)
+
+    def distribution(leaf: Leaf) -> Distribution:
+        size = math.prod(leaf.shape)
+        rows = _read(folder, manifest, leaf, ranges)
+        counts = bounds[leaf.name].counts if leaf.name in bounds else None
+        elements = []
+        for number in range(min(size, MOST_ELEMENTS)):
+            known = counts[number if len(counts) > 1 else 0] if counts else 0
+            elements.append(count_values(rows[:, number], range(known) if known <= MOST_CHOICES else ()))
+        return Distribution(leaf.name, size, tuple(elements))
+
+    return Overview(
+        manifest.steps,
+        len(table),
+        {name: int(np.count_nonzero(table.outcome == code)) for code, name in OUTCOMES.items()},
+        int(np.count_nonzero(table.midway)),
+        environment_of(manifest),
+        reference_of(manifest),
+        sum(stop - start for start, stop in ranges),
+        sum(part.stop - part.start for part in few),
+        count_values(_joined([table.returns[part] for part in few])),
+        count_values(_joined([table.length[part] for part in few])),
+        distribution(manifest.schema["next/reward"]),
+        [
+            distribution(leaf)
+            for leaf in manifest.schema.steps
+            if leaf.key[0] == "action" and leaf.row_bytes <= LARGE_ROW
+        ],
+    )
+
+
+def blocks(count: int, most: int) -> list[tuple[int, int]]:
+    """Evenly spaced ranges ``(start, stop)`` of at most ``most`` rows out of ``count`` together; all rows where they fit."""
+    if count <= most:
+        return [(0, count)] if count else []
+    size = most // BLOCKS
+    return [(start, start + size) for start in np.linspace(0, count - size, BLOCKS).astype(np.int64).tolist()]
+
+
+def environment_of(manifest: Manifest) -> str | None:
+    """The id of the environment that the data were recorded in, where the source states it."""
+    stated = manifest.source.get("environment")
+    found = stated.get("id") if isinstance(stated, Mapping) else stated
+    return found if isinstance(found, str) else None
+
+
+def reference_of(manifest: Manifest) -> tuple[float, float] | None:
+    """The reference scores that the source states: two different finite numbers."""
+    stated = manifest.source.get("reference_scores")
+    if isinstance(stated, (list, tuple)) and len(stated) == 2 and all(isinstance(one, (int, float)) for one in stated):
+        low, high = map(float, stated)
+        if math.isfinite(high - low) and high != low:
+            return low, high
+    return None
+
+
+def _read(folder: Path, manifest: Manifest, leaf: Leaf, ranges: list[tuple[int, int]]) -> np.ndarray:
+    """Rows of a step leaf, flattened: ``[n, elements]``. Rows that can be mapped are read without torch."""
+    size = math.prod(leaf.shape)
+    if leaf.constant is not None:
+        return np.full((sum(stop - start for start, stop in ranges), size), leaf.constant, leaf.np_dtype)
+    codec = codec_of(leaf)
+    if codec.fixed_rows:
+        rows = map_array(folder / codec.files[0], leaf.np_dtype, manifest.steps * size).reshape(-1, size)
+        return _joined([rows[start:stop] for start, stop in ranges]).reshape(-1, size)
+    opened = codec.open_rows(folder, manifest.steps)
+    return _joined([opened.block(start, stop).numpy() for start, stop in ranges]).reshape(-1, size)
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate(parts) if parts else np.empty(0)

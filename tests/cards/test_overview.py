@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rbdata.cards.overview import MOST_STEPS, Overview, blocks, overview
+from rbdata.errors import DamagedDatasetError
+from rbdata.storage.episodes import open_episodes
+from rbdata.storage.manifest import read_manifest
+from storage_tools import Recipe, columns, make_episodes
+
+
+def look(folder: Path, **stated) -> Overview:
+    manifest = read_manifest(folder)
+    for name, value in stated.items():
+        setattr(manifest, name, value)
+    return overview(folder, manifest, open_episodes(folder, manifest.episodes, manifest.steps))
+
+
+@pytest.fixture(scope="module")
+def episodes():
+    made = make_episodes([3, 50, 1, 9])
+    rng = np.random.default_rng(1)
+    for one in made:
+        one.steps["action"] = {}
+        del one.steps["action"]
+        one.steps["action/arm"] = rng.uniform(-1, 1, (len(one), 40)).astype("float32")
+        one.steps["action/grip"] = rng.integers(0, 2, len(one))
+    made[1].steps["next/reward"][4] = np.nan
+    return made
+
+
+@pytest.fixture(scope="module")
+def folder(episodes, tmp_path_factory):
+    return Recipe(episodes).write(tmp_path_factory.mktemp("overview"))
+
+
+def test_everything_of_a_small_dataset_is_counted(folder, episodes):
+    truth = columns(episodes)
+    found = look(folder)
+    assert found.outcomes == {"terminated": 2, "truncated": 1, "cut": 1}
+    assert (found.sampled_steps, found.sampled_episodes) == (63, 4)
+    assert (found.lengths.low, found.lengths.mean, found.lengths.high) == (1, 15.75, 50)
+    reward = found.rewards.elements[0]
+    assert reward.not_finite == found.returns.not_finite == 1
+    assert reward.mean == pytest.approx(np.nanmean(truth["next/reward"].astype("float64")))
+    arm, grip = found.actions
+    assert (arm.key, arm.size, len(arm.elements), arm.names[31]) == ("action/arm", 40, 32, "action/arm[31]")
+    assert arm.elements[31].high == truth["action/arm"][:, 31].max()
+    assert grip.elements[0].counts == tuple(np.bincount(truth["action/grip"]))
+
+
+def test_the_record_is_json(folder):
+    record = json.loads(json.dumps(look(folder).to_json(), allow_nan=False))
+    assert record["sampled"] == {"steps": 63, "episodes": 4}
+    assert list(record["distributions"]) == ["return", "length", "reward", "action/arm", "action/grip"]
+
+
+def test_what_the_source_states(folder):
+    source = {"environment": {"id": "Hopper-v5"}, "reference_scores": [-20, 380]}
+    space = {"action": {"type": "Dict", "spaces": {"grip": {"type": "Discrete", "n": 4}}}}
+    found = look(folder, source=source, spaces=space)
+    assert (found.environment, found.score(-20), found.score(180)) == ("Hopper-v5", 0, 50)
+    assert found.actions[1].elements[0].values == (0, 1, 2, 3)
+    for wrong in ({"reference_scores": [1, 1], "environment": 3}, {"reference_scores": [float("inf"), 1]}, {}):
+        found = look(folder, source=wrong, spaces={"action": {"type": "?", "n": "x"}})
+        assert (found.reference, found.environment) == (None, None)
+
+
+@pytest.mark.parametrize("count", [0, 1, MOST_STEPS, MOST_STEPS + 1, 50_000_000])
+def test_blocks_are_few_and_cover_both_ends(count):
+    found = blocks(count, MOST_STEPS)
+    assert sum(stop - start for start, stop in found) == min(count, MOST_STEPS)
+    assert not found or (found[0][0], found[-1][1]) == (0, count)
+
+
+def test_a_missing_leaf_is_named(folder):
+    (folder / "action/grip.memmap").rename(folder / "elsewhere")
+    try:
+        with pytest.raises(DamagedDatasetError, match="grip"):
+            look(folder)
+    finally:
+        (folder / "elsewhere").rename(folder / "action/grip.memmap")
