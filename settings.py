@@ -23,6 +23,7 @@ A mirror for one source, from variable or file, overrides one for every source.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -49,6 +50,12 @@ class Setting:
 def root(flag: str | os.PathLike[str] | None = None) -> Path:
     """The folder of the datasets, absolute; ``flag`` overrides the settings. Nothing is created."""
     return Path(flag).expanduser().absolute() if flag else _root().value
+
+
+def command(*words: object, root: str | os.PathLike[str] | None = None) -> str:
+    """A command line of rbdata for a hint, ready to be pasted; with ``root`` (what the user gave) if it is not None."""
+    given = () if root is None else ("--root", os.fspath(root))
+    return shlex.join(["rbdata", *map(str, words), *given])
 
 
 def mirror(source: str) -> str | None:
@@ -120,14 +127,15 @@ def _mirror(source: str) -> Setting:
 
 
 def _procs() -> Setting:
-    def check(value: Any, origin: str) -> int:
-        number = int(value) if isinstance(value, str) and value.strip().isdecimal() else value
-        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-            message = f"{origin}: procs is {value!r}, must be an integer of at least 1"
-            raise UsageError(message, hint="for example: procs = 8")
-        return number
+    return _setting("procs", _check_procs, (("RBDATA_PROCS", os.environ), ("procs", _file())))
 
-    return _setting("procs", check, (("RBDATA_PROCS", os.environ), ("procs", _file())))
+
+def _check_procs(value: Any, origin: str) -> int:
+    number = int(value) if isinstance(value, str) and value.strip().isdecimal() else value
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        message = f"{origin}: procs is {value!r}, must be an integer of at least 1"
+        raise UsageError(message, hint="for example: procs = 8")
+    return number
 
 
 def _setting(
@@ -192,3 +200,78 @@ def _load(file: Path, mtime_ns: int, size: int) -> Mapping[str, Any]:
         message = f"{file}: unknown source {unknown[0]!r} in [mirrors]"
         raise UsageError(message, hint=f"sources: {', '.join(plugins.registered())}")
     return content
+
+
+def store(name: str, value: str | None) -> Path:
+    """Set an entry of the file (``root``, ``mirrors.atari``), or remove it where the value is None; returns the file's path.
+
+    Comments and the order of entries stay. The file is replaced at once, so that no reader sees half of it. A relative
+    path is stored as an absolute one. Raises UsageError for unknown names and invalid values; the file is unchanged then.
+    """
+    import tomlkit
+
+    file = path()
+    if file is None:
+        raise UsageError("there is no configuration file: RBDATA_CONFIG is empty", hint="set it to a path, or unset it")
+    _check_name(name)
+    _file()  # raises where it is invalid
+    content = tomlkit.parse(file.read_text(encoding="utf-8")) if file.is_file() else tomlkit.document()
+    key, table = name, content
+    if name.startswith("mirrors."):
+        key = name.partition(".")[2]
+        table = content.setdefault("mirrors", tomlkit.table())
+    if value is None:
+        if key not in table:
+            raise UsageError(f"{file} does not set {name}", hint="`rbdata config` shows where each value comes from")
+        del table[key]
+        if not content.get("mirrors", True):
+            del content["mirrors"]
+    else:
+        table[key] = _parse(name, value)
+    _replace(file.resolve(), tomlkit.dumps(content))
+    return file
+
+
+def _check_name(name: str) -> None:
+    import difflib
+
+    names = [*sorted(_OWN - {"mirrors"}), *(option.name for option in plugins.options_from_settings())]
+    names += [f"mirrors.{source}" for source in plugins.registered()]
+    if name not in names:
+        near = difflib.get_close_matches(name.lower(), names, n=1)
+        message = f"unknown setting {name!r}"
+        raise UsageError(message, hint=f"did you mean {near[0]}?" if near else f"settings: {', '.join(names)}")
+
+
+def _parse(name: str, value: str) -> Any:
+    """What the file holds for a value given as text."""
+    if not value:
+        raise UsageError(f"{name} is empty", hint=f"remove it with `rbdata config unset {name}`")
+    if name == "procs":
+        return _check_procs(value, "config set")
+    for option in plugins.options_from_settings():
+        if option.name == name:
+            return option.check(value, "config set")
+    return value if "://" in value else str(Path(value).expanduser().absolute())
+
+
+def _replace(file: Path, content: str) -> None:
+    import tempfile
+
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            if file.exists():
+                Path(temporary).chmod(file.stat().st_mode & 0o777)
+            Path(temporary).replace(file)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        message = f"{file} cannot be written: {error.strerror}"
+        raise UsageError(message, hint="RBDATA_CONFIG names another configuration file") from error

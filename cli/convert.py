@@ -39,12 +39,22 @@ def run(
     """
     from ..api import make_request
     from ..datasets.acquire import convert
-    from .report import Result, finish, work
+    from .report import Result, finish, this_command, work
     from .source_options import selected_options
 
     extra = selected_options(ctx)
     request = make_request(
-        name, root, codec, layout, unknown_next, shards, extra, procs=procs, force=force, dry_run=dry_run
+        name,
+        root,
+        codec,
+        layout,
+        unknown_next,
+        shards,
+        extra,
+        procs=procs,
+        force=force,
+        dry_run=dry_run,
+        command=this_command(),
     )
     outcome = work(name, lambda listener: convert(path.expanduser(), source, request, listener))
     return finish([Result(outcome.id, outcome)], root)

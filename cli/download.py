@@ -23,12 +23,12 @@ SOURCE_OPTIONS = True
 def run(
     ctx: Context,
     ids: AnyIds,
-    procs: Procs = None,
-    shards: Shards = None,
     mirror: Annotated[
         str | None,
         Option(metavar="M", help="Download from this mirror instead: a folder, http(s)://, gs://, s3://."),
     ] = None,
+    shards: Shards = None,
+    procs: Procs = None,
     codec: Codec = "auto",
     layout: Layout = "auto",
     unknown_next: UnknownNext = "truncate",
@@ -45,10 +45,17 @@ def run(
     """
     from ..api import make_request
     from ..datasets.acquire import download
-    from .report import Result, attempt, finish, work
+    from .report import Result, attempt, finish, this_command, work
     from .source_options import selected_options
 
-    more = {"mirror": mirror, "procs": procs, "keep_raw": keep_raw, "force": force, "dry_run": dry_run}
+    more = {
+        "mirror": mirror,
+        "procs": procs,
+        "keep_raw": keep_raw,
+        "force": force,
+        "dry_run": dry_run,
+        "command": this_command(),
+    }
     extra = selected_options(ctx)
     requests = [
         make_request(one, root, codec, layout, unknown_next, shards, extra, user_project, **more)

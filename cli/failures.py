@@ -47,7 +47,7 @@ _SYSTEM = {
     errno.EROFS: ("read_only", "choose another folder with --root or RBDATA_ROOT"),
     errno.EMFILE: ("too_many_files", "allow more open files (ulimit -n 4096), or lower --procs"),
     errno.ENFILE: ("too_many_files", "the system has too many open files; lower --procs"),
-    errno.EIO: ("io", "the disk reports an error; `rbdata verify` shows which files are damaged"),
+    errno.EIO: ("io", "the disk reports an error; `rbdata verify ID` shows which files are damaged"),
     errno.ENOMEM: ("memory", "lower --procs or use smaller batches"),
 }
 

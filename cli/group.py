@@ -14,6 +14,8 @@ from typer.core import TyperGroup
 from .._version import __version__
 from .console import OutputClosed
 from .failures import Interrupted
+from .help_page import Command
+from .options import Root
 
 #: In the order of first use. The module of the same name has the command's ``run`` and ``EXAMPLES``.
 COMMANDS = {
@@ -82,30 +84,36 @@ def load(name: str) -> Any:
     epilog = f"\b\nExamples:\n{examples}\n\n{getattr(module, 'EXIT_CODES', EXIT_CODES)}"
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     if hasattr(module, "VERBS"):
-        app.callback(help=module.HELP, epilog=epilog)(lambda: None)
+        alone = getattr(module, "run", None)  # what the command does without a verb
+        app.callback(help=module.HELP, epilog=epilog, invoke_without_command=alone is not None)(alone or (lambda: None))
         for verb, function in module.VERBS.items():
-            app.command(verb, epilog=epilog)(function)
+            app.command(verb, cls=Command, epilog=epilog)(function)
     else:
-        app.command(name, epilog=epilog)(module.run)
+        app.command(name, cls=Command, epilog=epilog)(module.run)
     command = typer.main.get_command(app)
-    common = _common_options()
+    common = _common_options(group=hasattr(module, "VERBS"))
     if getattr(module, "SOURCE_OPTIONS", False):
         from .source_options import parameters
 
         taken = {"--help", *(flag for param in [*command.params, *common] for flag in param.opts)}
         command.params.extend(parameters(name, taken))
-    command.params.extend(common)
+    own = {flag for param in command.params for flag in param.opts}
+    command.params.extend(param for param in common if not own.intersection(param.opts))
     for verb in getattr(command, "commands", {}).values():
         verb.params.extend(_common_options())
     return command
 
 
-def _common_options() -> list[Any]:
-    """Options of every command. The console reads them itself, so they are not passed to commands (``expose_value``)."""
+def _common_options(group: bool = False) -> list[Any]:
+    """Options of every command. The console reads them itself, so they are not passed to commands (``expose_value``).
+
+    A ``group`` has ``--root`` as well, for the command behind it.
+    """
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
     @app.command()
     def options(
+        root: Root = None,
         json: Annotated[bool, Option("--json", help="Print the result as JSON.", expose_value=False)] = False,
         quiet: Annotated[
             bool, Option("--quiet", "-q", help="Print only ids or paths, for scripts.", expose_value=False)
@@ -113,7 +121,9 @@ def _common_options() -> list[Any]:
         debug: Annotated[bool, Option("--debug", help="Print the traceback of an error.", expose_value=False)] = False,
     ) -> None: ...
 
-    return list(typer.main.get_command(app).params)
+    params = list(typer.main.get_command(app).params)
+    params[0].expose_value = False
+    return params if group else params[1:]
 
 
 def _show_version(wanted: bool) -> None:
@@ -146,7 +156,7 @@ def invoke(arguments: list[str]) -> int:
         """Datasets for offline reinforcement learning: download once, sample at memory speed."""
 
     group = typer.main.get_command(app)
-    group.params.extend(_common_options())
+    group.params.extend(_common_options(group=True))
     result = group.main(arguments or ["--help"], prog_name="rbdata", standalone_mode=False)
     if not arguments:
         return 2

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from .. import settings
 from . import text
 from .console import Column, Fact, out
 from .options import LocalId, Root, UserProject
@@ -74,7 +75,7 @@ def push(
                 Fact("sent", sent, pushed.sent_bytes),
             ]
         )
-        out.hint(text.command("rbdata", "download", pushed.id, "--mirror", url))
+        out.hint(settings.command("download", pushed.id, "--mirror", url))
     return 0
 
 

@@ -9,7 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Argument, Context, Option
 
 from ..storage.codecs import choices
-from . import text
+
+_ROOT = "rbdata.root"
+
+
+def _inherit_root(ctx: Context, value: Path | None) -> Path | None:
+    """``--root`` may come before the command: without one of its own, the command has that one."""
+    if value is not None:
+        ctx.meta[_ROOT] = value
+    return ctx.meta.get(_ROOT)
+
+
+def _root(ctx: Context) -> Path | None:
+    """The root that completion looks at."""
+    return ctx.params.get("root") or ctx.meta.get(_ROOT)
 
 
 def _starting_with(incomplete: str, ids: list[str]) -> list[str]:
@@ -21,20 +34,20 @@ def _starting_with(incomplete: str, ids: list[str]) -> list[str]:
 def _complete_any(ctx: Context, incomplete: str) -> list[str]:
     from ..datasets import catalogue, local
 
-    ids = {*local.local_ids(ctx.params.get("root")), *catalogue.known_ids()}
+    ids = {*local.local_ids(_root(ctx)), *catalogue.known_ids()}
     return _starting_with(incomplete, sorted(ids))
 
 
 def _complete_local(ctx: Context, incomplete: str) -> list[str]:
     from ..datasets import local
 
-    return _starting_with(incomplete, local.local_ids(ctx.params.get("root")))
+    return _starting_with(incomplete, local.local_ids(_root(ctx)))
 
 
 def _complete_any_local(ctx: Context, incomplete: str) -> list[str]:
     from ..datasets import local
 
-    return _starting_with(incomplete, [dataset.id for dataset in local.list_local(ctx.params.get("root"))])
+    return _starting_with(incomplete, [dataset.id for dataset in local.list_local(_root(ctx))])
 
 
 def complete_source(incomplete: str) -> list[str]:
@@ -57,7 +70,11 @@ LocalId = Annotated[str, _argument("A dataset on this machine: its id or its fol
 
 Root = Annotated[
     Path | None,
-    Option(metavar="DIR", help="Folder of the datasets (default: RBDATA_ROOT, else the user cache folder)."),
+    Option(
+        metavar="DIR",
+        callback=_inherit_root,
+        help="Folder of the datasets (default: RBDATA_ROOT, else the user cache folder).",
+    ),
 ]
 SourceName = Annotated[
     str,
@@ -82,8 +99,3 @@ UnknownNext = Annotated[
 Force = Annotated[bool, Option("--force", help="Start over and replace an existing dataset.")]
 DryRun = Annotated[bool, Option("--dry-run", help="Only show what would be done.")]
 UserProject = Annotated[str | None, Option(metavar="P", help="Google Cloud project billed for requester-pays buckets.")]
-
-
-def suggest_command(name: str, dataset_id: str, root: Path | None) -> str:
-    """The command to try next, ready to be pasted into a shell."""
-    return text.command("rbdata", name, dataset_id, *(("--root", root) if root else ()))

@@ -94,7 +94,7 @@ def run(
     from ..preprocess.driver import preprocess
     from ..preprocess.preprocess_request import Request
     from ..preprocess.read_options import ReadOptions
-    from .report import Result, finish, work
+    from .report import Result, finish, this_command, work
 
     request = Request(
         id=dataset,
@@ -114,6 +114,7 @@ def run(
         root=root,
         force=force,
         dry_run=dry_run,
+        command=this_command(),
     )
     outcome: Any = work(dest, lambda listener: preprocess(request, listener))
     if outcome.dry_run is not None:

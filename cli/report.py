@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import settings
 from . import text
 from .colour import of_state
 from .console import AMOUNTS, Column, Fact, out
 from .failures import Failure, Interrupted, explain
-from .options import suggest_command
 from .progress import show_progress
 
 if TYPE_CHECKING:
@@ -75,7 +75,13 @@ def _interrupted(dataset_id: str, estimate: Estimate | None, finished: int) -> I
         if not (estimate.path / FILENAME).is_file():
             # There is no dataset to replace, so --force would only discard the finished parts.
             words = [word for word in words if word != "--force"]
-    return Interrupted(message, hint=f"continue with: {text.command('rbdata', *words)}")
+    return Interrupted(message, hint=f"continue with: {settings.command(*words)}")
+
+
+def this_command() -> str:
+    """The command line, as an unfinished dataset keeps it for hints: what continues the work."""
+    unneeded = {"--json", "--quiet", "-q", "--debug"}
+    return text.printable(settings.command(*(word for word in out.arguments if word not in unneeded)), one_line=True)
 
 
 def announcement(estimate: Estimate) -> list[str]:
@@ -115,7 +121,7 @@ def finish(results: list[Result], root: Path | None) -> int:
         out.table(_COLUMNS, map(_row, results))
     ready = [result.id for result in results if result.outcome and result.outcome.action != "planned"]
     if ready:
-        out.hint(suggest_command("inspect", ready[0], root))
+        out.hint(settings.command("inspect", ready[0], root=root))
     return 1 if any(result.failure for result in results) else 0
 
 

@@ -46,7 +46,10 @@ def parameters(command: str, taken: Collection[str]) -> list[Any]:
     options.__signature__ = Signature(signature)  # type: ignore[attr-defined]
     options.__annotations__ = {parameter.name: parameter.annotation for parameter in signature}
     app.command()(options)
-    return list(typer.main.get_command(app).params)
+    params = list(typer.main.get_command(app).params)
+    for param, shared in zip(params, declared.values()):
+        param.by_source = {source: _phrase(option) for source, option in shared}  # type: ignore[attr-defined]
+    return params
 
 
 def _parameter(flag: str, shared: Sequence[tuple[str, Any]]) -> Parameter:
@@ -74,9 +77,14 @@ def _help(shared: Sequence[tuple[str, Any]]) -> str:
     sources: dict[str, list[str]] = {}
     for source, option in shared:
         only = f"{option.commands[0]} only, " if len(option.commands) == 1 else ""
-        default = f" ({option.default})" if option.default not in (None, {}) and option.type is not bool else ""
-        sources.setdefault(f"{only}{option.help}{default}.", []).append(source)
+        sources.setdefault(only + _phrase(option), []).append(source)
     return " ".join(f"{', '.join(names)}: {text}" for text, names in sources.items())
+
+
+def _phrase(option: Any) -> str:
+    """``what becomes of text.  [default: bytes]``"""
+    default = f"  [default: {option.default}]" if option.default not in (None, {}) and option.type is not bool else ""
+    return f"{option.help}.{default}"
 
 
 def _store(option: Any, flag: str) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import textwrap
 from collections.abc import Sequence
 
@@ -29,11 +28,6 @@ def printable(content: str, *, one_line: bool = False) -> str:
     if one_line:
         content = content.replace("\n", "\\n").replace("\t", "\\t")
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), _LOGIN.sub("***@", content))
-
-
-def command(*words: object) -> str:
-    """A command line that can be pasted into a shell."""
-    return shlex.join(str(word) for word in words)
 
 
 def wrapped(text: str, width: int | None, prefix: str = "", rest: str | None = None) -> str:

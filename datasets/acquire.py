@@ -53,7 +53,10 @@ def download(request: Request, listener: Listener | None = None) -> Outcome:
     name = dataset_id.partition("/")[2]
     url = mirror or (source.place(name) if source else "")
     if mirror or not (source and source.makes):  # what is made on this machine is looked for nowhere
-        listener.on_stage(f"looking for {dataset_id} at {open_location(url, options=request.fetch).url}")
+        where = open_location(url, options=request.fetch).url
+        if mirror and where.startswith("/") and not Path(where).exists():
+            raise ObjectNotFoundError(f"no such folder: {mirror}", hint="give the folder of the mirror with --mirror")
+        listener.on_stage(f"looking for {dataset_id} at {where}")
     copied = _copy(url, place, request, listener) if mirror else None
     if isinstance(copied, Outcome):
         return copied
@@ -116,7 +119,9 @@ def _copy(url: str, place: DatasetPlace, request: Request, listener: Listener) -
 
     def make(lock: WriterLock | None) -> tuple[Estimate, Manifest]:
         announce_replacement(place, request, manifest.source.get("shards", ()), url, listener)
-        return converted.fetch_converted(location, manifest, place, listener, force=request.force, dry_run=lock is None)
+        return converted.fetch_converted(
+            location, manifest, place, listener, force=request.force, dry_run=lock is None, command=request.command
+        )
 
     return make_dataset(place, request, make)
 

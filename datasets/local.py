@@ -57,22 +57,41 @@ def find(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None
     if (as_path / FILENAME).is_file():
         return as_path.absolute()
     if as_path.is_absolute() or text.startswith((".", "~")):
-        message = (
-            f"{text} holds no dataset: there is no {FILENAME} in it" if as_path.is_dir() else f"there is no {text}"
-        )
-        raise NotADatasetError(message, hint="`rbdata list --local` shows the datasets that are there")
+        raise _no_dataset(as_path, text, root)
     where = settings.root(root)
-    dataset_id, source = catalogue.resolve(text, local_ids(where))
+    try:
+        dataset_id, source = catalogue.resolve(text, [entry.id for entry in list_local(where)])
+    except UnknownDatasetError as error:
+        if _is_meant_as_folder(text, str(error.hint)):
+            raise _no_dataset(as_path, text, root) from error
+        raise
     place = DatasetPlace(where, dataset_id)
     if place.exists():
         return place.path
     if place.working.is_dir():
-        message = f"{dataset_id} is not complete under {where}"
-        how = f"continue it: rbdata download {dataset_id}" if source else "continue it with the command that began it"
-        raise DatasetNotFoundError(message, hint=how)
-    message = f"{dataset_id} is not under {where}"
-    hint = f"get it: rbdata download {dataset_id}" if source else "choose another --root or RBDATA_ROOT"
-    raise DatasetNotFoundError(message, hint=hint)
+        line = Journal(place.working / JOURNAL).command
+        how = f"continue it with `{line}`" if line else "continue it with the call that began it"
+        raise DatasetNotFoundError(f"{dataset_id} is not complete under {where}", hint=how)
+    get_it = f"get it with `{settings.command('download', dataset_id, root=root)}`"
+    hint = get_it if source else "choose another --root or RBDATA_ROOT"
+    raise DatasetNotFoundError(f"{dataset_id} is not under {where}", hint=hint)
+
+
+def _is_meant_as_folder(text: str, suggestion: str) -> bool:
+    """Whether what is no id is a path: it ends like one, it begins with a folder that exists, or no id resembles it."""
+    head, slash, _ = text.partition("/")
+    no_id = head not in (*catalogue.source_names(), catalogue.MINE) and "did you mean" not in suggestion
+    return bool(slash) and (text.endswith("/") or Path(head).is_dir() or no_id)
+
+
+def _no_dataset(path: Path, text: str, root: str | os.PathLike[str] | None) -> NotADatasetError:
+    there = path.is_dir()
+    message = f"{text} holds no dataset: there is no {FILENAME} in it" if there else f"no such folder: {text}"
+    return NotADatasetError(message, hint=_see_local(root))
+
+
+def _see_local(root: str | os.PathLike[str] | None) -> str:
+    return f"`{settings.command('list', '--local', root=root)}` shows the datasets that are there"
 
 
 def open_dataset(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> Dataset:
@@ -95,7 +114,7 @@ def deletable(text: str, root: str | os.PathLike[str] | None = None) -> DatasetP
     place = DatasetPlace(where, dataset_id)
     if not (place.path.exists() or place.path.is_symlink() or place.working.exists()):
         message = f"{dataset_id} is not under {where}: nothing to delete"
-        raise DatasetNotFoundError(message, hint="`rbdata list --local` shows what is there")
+        raise DatasetNotFoundError(message, hint=_see_local(root))
     if where.resolve() not in (place.path.parent.resolve(), *place.path.parent.resolve().parents):
         message = f"{place.path.parent} is a link that leads out of the root {where}: what is behind it is not deleted"
         raise UsageError(message, hint=f"remove the link itself, or delete with --root {place.path.parent.resolve()}")
@@ -115,13 +134,14 @@ def disk_use(path: Path) -> int:
 
 
 def _describe(dataset_id: str, path: Path, complete: bool) -> LocalDataset:
-    if not complete:
-        journal = Journal(path / JOURNAL)
-        done = len(journal.find("part"))
-        total = next((entry["parts"] for entry in journal.entries if entry.get("kind") == "plan"), 0)
-        return LocalDataset(dataset_id, path, "partial", None, None, disk_use(path), done / total if total else 0.0)
     try:
+        if not complete:
+            journal = Journal(path / JOURNAL)
+            done = len(journal.find("part"))
+            total = next((entry["parts"] for entry in journal.entries if entry.get("kind") == "plan"), 0)
+            return LocalDataset(dataset_id, path, "partial", None, None, disk_use(path), done / total if total else 0.0)
         manifest = read_manifest(path)
-    except RbdataError as error:
-        return LocalDataset(dataset_id, path, "damaged", None, None, disk_use(path), 0.0, str(error))
+    except Exception as error:  # whatever one folder holds, the others are listed
+        problem = str(error) if isinstance(error, RbdataError) else f"cannot be read: {error!r}"
+        return LocalDataset(dataset_id, path, "damaged", None, None, disk_use(path), 0.0, problem)
     return LocalDataset(dataset_id, path, "complete", manifest.steps, manifest.episodes, manifest.bytes, 1.0)

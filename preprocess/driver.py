@@ -167,12 +167,12 @@ def _open_writer(context: RunContext) -> DatasetWriter:
             parts=len(context.chunks),
             restart=context.request.force,
             appended=True,
+            command=context.request.command,
         )
     except UnfinishedDatasetError as error:
         name = context.place.id
         message = f"an unfinished {name} exists, begun with another function, input, version or other options"
-        hint = f"continue it with the same request, or start over with --force ({context.place.working})"
-        raise UnfinishedDatasetError(message, hint=hint) from error
+        raise UnfinishedDatasetError(message, hint=error.hint) from error
 
 
 def _write_parts(

@@ -33,6 +33,7 @@ class Request:
     - ``seed``: the random numbers of every chunk follow from it and from the number of the chunk.
     - ``engine``, ``procs``, ``address``: where the work is done; they do not affect the result.
     - ``force`` starts over and replaces an existing dataset; ``dry_run`` tries one chunk and writes nothing.
+    - ``command``: the command line, if there is one, for hints about an unfinished dataset.
     - ``folder``: where modules and files are searched (None: the current directory).
     """
 
@@ -53,6 +54,7 @@ class Request:
     root: Path | None = None
     force: bool = False
     dry_run: bool = False
+    command: str = ""
     folder: Path | None = None
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 
 from ..errors import DamagedDatasetError, InvariantError
 from .checksums import crc32c
-from .memory_map import VERIFY, map_array
+from .memory_map import map_array, verify_hint
 from .tensordict_folder import write_meta
 
 FOLDER = "episodes"
@@ -97,10 +97,10 @@ def open_episodes(folder: Path, episodes: int, steps: int) -> EpisodeTable:
     try:
         table.check()
     except InvariantError as error:
-        raise DamagedDatasetError(f"{folder}: {error}", hint=VERIFY) from error
+        raise DamagedDatasetError(f"{folder}: {error}", hint=verify_hint(folder)) from error
     if table.steps != steps:
         message = f"{folder}: the episode table covers {table.steps} steps, the dataset has {steps}"
-        raise DamagedDatasetError(message, hint=VERIFY)
+        raise DamagedDatasetError(message, hint=verify_hint(folder))
     return table
 
 

@@ -145,6 +145,13 @@ def make_writable(root: Path) -> None:
         raise RootNotWritableError(f"the root {root} cannot be {step}: {error.strerror}", hint=hint) from error
 
 
+def _has_manifest(folder: Path) -> bool:
+    try:
+        return (folder / FILENAME).is_file()
+    except OSError:  # it may not be entered
+        return False
+
+
 def _is_empty_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
 
@@ -191,7 +198,7 @@ def find_datasets(root: Path) -> Iterator[tuple[str, Path, bool]]:
                 names.remove(name)
                 if name.endswith(".writing") and relative:
                     found.append(("/".join((*relative, name[1 : -len(".writing")])), here / name, False))
-            elif relative and (here / name).is_symlink() and (here / name / FILENAME).is_file():
+            elif relative and (here / name).is_symlink() and _has_manifest(here / name):
                 # A dataset moved to another disk; other links are not followed.
                 found.append(("/".join((*relative, name)), here / name, True))
     complete = {dataset_id for dataset_id, _, done in found if done}

@@ -10,7 +10,7 @@ from ..errors import DamagedDatasetError, RbdataError
 from .checksums import check_ranges
 from .codecs import codec_of
 from .manifest import Manifest, read_manifest
-from .memory_map import VERIFY
+from .memory_map import verify_hint
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def check_leaves(folder: Path, manifest: Manifest, names: Collection[str]) -> No
     for name in sorted(names):
         path = codec_of(manifest.schema[name]).damaged_file(folder, manifest.files)
         if path is not None:
-            raise DamagedDatasetError(f"{folder / path} has a checksum mismatch", hint=VERIFY)
+            raise DamagedDatasetError(f"{folder / path} has a checksum mismatch", hint=verify_hint(folder))
 
 
 def _check_size(folder: Path, path: str, size: int) -> str | None:

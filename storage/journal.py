@@ -55,6 +55,17 @@ class Journal:
         """Entries of a kind by their number: ``{"kind": "part", "number": 3, ...}``."""
         return {entry.get("number"): entry for entry in self.entries if entry.get("kind") == kind}
 
+    @property
+    def command(self) -> str:
+        """The command line that continues the work; empty where it was begun in Python."""
+        lines = [entry.get("line") for entry in self.entries if entry.get("kind") == "command"]
+        return lines[-1] if lines and isinstance(lines[-1], str) else ""
+
+    def record_command(self, line: str) -> None:
+        """Set ``command``; nothing to do where the line is empty or the same as before."""
+        if line and line != self.command:
+            self.record({"kind": "command", "line": line})
+
     def _read(self) -> None:
         try:
             lines = self.path.read_bytes().split(b"\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import shlex
 import stat
 import sys
 from functools import cache
@@ -25,7 +26,13 @@ _FLAGS = mmap.MAP_PRIVATE | (getattr(mmap, "MAP_NORESERVE", 0x4000) if sys.platf
 # fits into memory; where it does not, random reads would fetch hundreds of times what they need.
 _READ_AHEAD_BELOW = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
 
-VERIFY = "`rbdata verify` names what is damaged; download or convert it again with --force"
+VERIFY = "`rbdata verify ID` names what is damaged; download or convert it again with --force"
+
+
+def verify_hint(path: Path) -> str:
+    """The hint for damage in a file of a dataset: the command with the dataset's folder."""
+    folder = next((one for one in (path, *path.parents) if (one / "rbdata.json").is_file()), None)
+    return VERIFY if folder is None else VERIFY.replace("ID", shlex.quote(str(folder)), 1)
 
 
 def map_array(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
@@ -38,19 +45,19 @@ def map_array(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
         with open(path, "rb", opener=_open_at_once) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise DamagedDatasetError(f"{path} is not a file", hint=VERIFY)
+                raise DamagedDatasetError(f"{path} is not a file", hint=verify_hint(path))
             found = status.st_size
             if found < size:
-                raise DamagedDatasetError(f"{path} has {found} bytes instead of {size}", hint=VERIFY)
+                raise DamagedDatasetError(f"{path} has {found} bytes instead of {size}", hint=verify_hint(path))
             if not size:
                 return np.empty(0, dtype)
             data = mmap.mmap(file.fileno(), size, flags=_FLAGS, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         if size >= _READ_AHEAD_BELOW:
             data.madvise(mmap.MADV_RANDOM)
     except FileNotFoundError as error:
-        raise DamagedDatasetError(f"{path} is missing", hint=VERIFY) from error
+        raise DamagedDatasetError(f"{path} is missing", hint=verify_hint(path)) from error
     except OSError as error:
-        raise DamagedDatasetError(f"{path} cannot be read: {error.strerror}", hint=VERIFY) from error
+        raise DamagedDatasetError(f"{path} cannot be read: {error.strerror}", hint=verify_hint(path)) from error
     return np.frombuffer(data, dtype, count)
 
 

@@ -49,7 +49,8 @@ class DatasetWriter:
     work away instead of going on with it, except what a restart of the same fingerprint began; without it, unfinished
     work of another fingerprint raises UnfinishedDatasetError.
     ``bulk`` names the leaves that workers fill in ``parts`` parts; the plan appends all others. ``appended``: parts of
-    all leaves are appended (`Codec.open_appender` writes them); none has its place in a preallocated file.
+    all leaves are appended (`Codec.open_appender` writes them); none has its place in a preallocated file. ``command`` is
+    the command line of this run, which continues it, if there is one.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class DatasetWriter:
         parts: int = 0,
         restart: bool = False,
         appended: bool = False,
+        command: str = "",
     ) -> None:
         self.place, self.schema, self.parts, self.appended = place, schema, parts, appended
         self.bulk = tuple(schema[name] for name in bulk)
@@ -79,11 +81,17 @@ class DatasetWriter:
                 journal.record({"kind": "restart"})
         elif journal.fingerprint != fingerprint:
             message = f"an unfinished {place.id} is there, begun with other options, shards or source files"
-            hint = f"go on with the options it was begun with, or start over with --force ({self.folder})"
+            how = (
+                f"continue it with `{journal.command}`"
+                if journal.command
+                else "go on with the options it was begun with"
+            )
+            hint = f"{how}, or start over with --force ({self.folder})"
             raise UnfinishedDatasetError(message, hint=hint)
         remove_unfinished(self.folder)
         if not journal.find("plan"):
             journal.record({"kind": "plan", "parts": parts})
+        journal.record_command(command)
         self._journal = journal
         #: Parts whose files were written or summed by this process.
         self._checked: set[int] = set()

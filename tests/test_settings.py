@@ -126,3 +126,53 @@ def test_a_variable_that_makes_no_sense(file: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("RBDATA_UPSTREAM", "x")
     with pytest.raises(UsageError, match="RBDATA_UPSTREAM"):
         effective()
+
+
+class TestChangingTheFile:
+    def test_keeps_what_else_is_in_it(self, file: Path) -> None:
+        file.write_text('# mine\nprocs = 3  # of 4\n\n[mirrors]  # by source\natari = "/mnt/dqn"\n')
+        settings.store("mirrors.d4rl", "gs://lab/d4rl")
+        settings.store("procs", "5")
+        settings.store("root", str(file.parent / "data"))
+        assert effective()["mirrors.d4rl"] == ("gs://lab/d4rl", str(file))
+        assert (settings.procs(), settings.root()) == (5, file.parent / "data")
+        text = file.read_text()
+        assert all(comment in text for comment in ("# mine", "# of 4", "# by source"))
+        for name in ("mirrors.atari", "mirrors.d4rl", "root"):
+            settings.store(name, None)
+        assert file.read_text().strip() == "# mine\nprocs = 5  # of 4"
+        assert list(file.parent.glob(".config*")) == []
+
+    def test_makes_it(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("RBDATA_CONFIG", str(file.parent / "new/one.toml"))
+        assert settings.store("mirror", "data") == file.parent / "new/one.toml"
+        assert settings.mirror("atari") == str(Path("data").absolute())
+
+    @pytest.mark.parametrize(
+        ("name", "value", "words"),
+        [
+            ("proc", "3", "did you mean procs?"),
+            ("mirrors.atary", "/x", "did you mean mirrors.atari?"),
+            ("mirrors", "/x", "did you mean mirror?"),
+            ("procs", "no", "procs = 8"),
+            ("upstream", "nowhere", "first available"),
+            ("root", "", "config unset root"),
+            ("root", None, "where each value comes from"),
+        ],
+    )
+    def test_refuses_nonsense(self, file: Path, name: str, value: str | None, words: str) -> None:
+        file.write_text("procs = 2")
+        with pytest.raises(UsageError) as raised:
+            settings.store(name, value)
+        assert words in str(raised.value.hint)
+        assert file.read_text() == "procs = 2"
+
+    def test_needs_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("RBDATA_CONFIG", "")
+        with pytest.raises(UsageError, match="RBDATA_CONFIG is empty"):
+            settings.store("procs", "3")
+
+
+def test_commands_for_hints() -> None:
+    assert settings.command("inspect", "a b") == "rbdata inspect 'a b'"
+    assert settings.command("inspect", "my/x", root=Path("/data")) == "rbdata inspect my/x --root /data"

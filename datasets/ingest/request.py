@@ -20,7 +20,7 @@ class Request:
     ``mirror`` replaces the provider's own place. ``procs`` worker processes fill parts (None: one for each processor, up
     to 8). ``keep_raw`` also stores the raw objects, below ``<root>/.raw/``, laid out as a mirror. ``force`` starts over
     and replaces the dataset that exists (an interrupted run with ``force`` is continued by the next one). ``dry_run``
-    plans and stops.
+    plans and stops. ``command`` is the command line, if there is one, for hints about an unfinished dataset.
     """
 
     id: str
@@ -32,6 +32,7 @@ class Request:
     keep_raw: bool = False
     force: bool = False
     dry_run: bool = False
+    command: str = ""
 
 
 @dataclass(frozen=True)

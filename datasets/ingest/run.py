@@ -64,7 +64,13 @@ def run(job: Job, place: DatasetPlace, request: Request, listener: Listener, url
         old = None if request.force or job.staging else OldDataset.open(place.path, job.schema)
         identity = {"id": place.id, "extends": old.identity if old else None, **job.identity()}
         writer = DatasetWriter(
-            place, job.schema, fingerprint(identity), bulk=job.bulk, parts=job.parts(), restart=request.force
+            place,
+            job.schema,
+            fingerprint(identity),
+            bulk=job.bulk,
+            parts=job.parts(),
+            restart=request.force,
+            command=request.command,
         )
         try:
             estimate, manifest = _Run(job, place, request, listener, writer, old).write(url)

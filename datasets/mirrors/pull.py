@@ -82,7 +82,14 @@ def find_converted(url: str, dataset_id: str, fetch: FetchOptions) -> tuple[Loca
 
 
 def fetch_converted(
-    location: Location, manifest: Manifest, place: DatasetPlace, listener: Listener, *, force: bool, dry_run: bool
+    location: Location,
+    manifest: Manifest,
+    place: DatasetPlace,
+    listener: Listener,
+    *,
+    force: bool,
+    dry_run: bool,
+    command: str = "",
 ) -> tuple[Estimate, Manifest]:
     """Copy a converted dataset; the caller holds the lock of ``place``, except for a ``dry_run``.
 
@@ -109,7 +116,7 @@ def fetch_converted(
     if dry_run:
         return estimate, manifest
     mark = {"copy": manifest.to_json()["checksum"], "id": manifest.id}
-    writer = DatasetWriter(place, manifest.schema, fingerprint(mark), restart=force)
+    writer = DatasetWriter(place, manifest.schema, fingerprint(mark), restart=force, command=command)
     base = f"{location.url}/{manifest.id}/"
     with ThreadPoolExecutor(8, "rbdata-stat") as pool:
         stated = list(pool.map(lambda name: location.stat(f"{manifest.id}/{name}"), names))

@@ -97,7 +97,9 @@ def push(
         problem = find_damage(file.path, manifest.files[file.path.relative_to(folder).as_posix()])
         if problem:
             message = f"{file.path}: {problem}"
-            raise DamagedDatasetError(message, hint=f"the push has stopped; see: rbdata verify {manifest.id}")
+            raise DamagedDatasetError(
+                message, hint=f"the push has stopped; `{settings.command('verify', folder)}` shows all damage"
+            )
 
     files = [(LocalFile(folder / name), f"{manifest.id}/{name}") for name in sorted(manifest.files)]
     sent, sent_bytes = _send(uploader, files, on_progress, check)
@@ -120,7 +122,9 @@ def _push_raw(text: str, uploader: Uploader, root: Path, on_progress: OnProgress
         raise UsageError(f"{dataset_id} has no source, so it has no raw files", hint="push it without --raw")
     kept = root / RAW_FOLDER / source.name
     message = f"no raw files of {dataset_id} under {kept}"
-    missing = DatasetNotFoundError(message, hint=f"keep them with: rbdata download {dataset_id} --keep-raw")
+    missing = DatasetNotFoundError(
+        message, hint=f"keep them with `{settings.command('download', dataset_id, '--keep-raw', root=root)}`"
+    )
     if not kept.is_dir():
         raise missing
     try:

@@ -61,7 +61,10 @@ class Source:
 
     def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
         """As `find`, for raw objects directly in a folder that is not laid out as the provider does it."""
-        raise UsageError(f"{self.name} has no raw files to convert", hint=f"rbdata download {self.name}/NAME")
+        raise UsageError(
+            f"{self.name} has no raw files to convert",
+            hint=f"`rbdata list --source {self.name}` shows what can be downloaded",
+        )
 
     def knows(self, name: str) -> bool:
         """Whether a name is one of its own."""

@@ -13,7 +13,7 @@ from ...errors import DamagedDatasetError
 from ..checksums import check_ranges, crc32c
 from ..durable import append_blocks, has_bytes
 from ..leaf import Leaf
-from ..memory_map import VERIFY
+from ..memory_map import verify_hint
 from ..parts import PartFile, lengths_path, part_path, read_pieces, sum_piece
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class Codec(ABC):
         try:
             return (folder / self.path("dictionary")).read_bytes()
         except FileNotFoundError as error:
-            raise DamagedDatasetError(f"{error.filename} is missing", hint=VERIFY) from error
+            raise DamagedDatasetError(f"{error.filename} is missing", hint=verify_hint(folder)) from error
 
     @classmethod
     def train(cls, samples: Iterable[np.ndarray]) -> bytes:

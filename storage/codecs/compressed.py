@@ -26,7 +26,7 @@ from ...errors import DamagedDatasetError, RbdataError
 from ..checksums import crc32c
 from ..durable import append_blocks, has_bytes
 from ..leaf import Leaf
-from ..memory_map import VERIFY, map_array
+from ..memory_map import VERIFY, map_array, verify_hint
 from ..parts import Encode, PartFile, lengths_path, part_path, sync_parts, write_lengths
 from . import DEFAULT, load_codec
 from .codec import Codec, Files, OldPart
@@ -148,7 +148,7 @@ class CompressedRows:
         self._offsets = map_array(offsets, np.dtype("<i8"), count + 1)
         size = int(self._offsets[count])
         if size < 0:
-            raise DamagedDatasetError(f"{offsets} is damaged", hint=VERIFY)
+            raise DamagedDatasetError(f"{offsets} is damaged", hint=verify_hint(folder))
         self._blob = map_array(folder / codec.path("blob"), np.dtype(np.uint8), size)
         self._dictionary = codec.read_dictionary(folder)
         self._idle: dict[tuple[int, int], list[Decode]] = {}

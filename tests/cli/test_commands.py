@@ -110,8 +110,37 @@ class TestEveryCommand:
         words = ["download", "gymnasium/CartPole-v1", "--steps", "40", "--root", str(tmp_path), "--procs", "1"]
         with Path(stream).open("w") if stream else nullcontext() as file, redirect_stderr(file):
             assert cli.run(words) == 0
-            assert cli.run(["inspect", "nothing/of-that-name", "--root", str(tmp_path)]) == 2
+            assert cli.run(["inspect", "nothing-of-that-name", "--root", str(tmp_path)]) == 2
         assert (tmp_path / "gymnasium/CartPole-v1/rbdata.json").is_file()
+
+    def test_the_help_groups_options_by_source(self, call):
+        sections: dict[str, str] = {}
+        for block in call("download", "--help")[1].split("\n\n"):
+            title, _, content = block.partition(":\n")
+            sections[title.strip()] = content
+        groups = [title for title in sections if title.startswith("Options")]
+        assert (groups[0], groups[-1]) == ("Options", "Options of every command")
+        assert "--shards" in sections["Options"] and "--steps" not in sections["Options"]
+        assert "--steps" in sections["Options of gymnasium"]
+        for source in ("d4rl", "openml"):
+            assert "--accept-changed" in sections[f"Options of {source}"]
+
+    def test_the_root_may_come_before_the_command(self, call, made):
+        for words in (["--root", made, "inspect"], ["inspect", "--root", made]):
+            assert call(*words, "Pong/5", "-q")[:2] == (0, f"{made}/atari/Pong/5\n")
+        assert call("--root", "/nowhere", "inspect", "--root", made, "Pong/5")[0] == 0
+
+    def test_hints_keep_the_root(self, call, made):
+        code, _, notes = call("inspect", "Pong/4", "--root", made)
+        assert code == 1
+        assert notes.splitlines()[1] == f"hint: get it with `rbdata download atari/Pong/4 --root {made}`"
+
+    @pytest.mark.parametrize("path", ["./nothing", "/nowhere/at/all", "there/nothing", "some/folder/", "aa/bb/cc"])
+    def test_a_misspelt_folder_is_no_unknown_id(self, call, path, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "there").mkdir()
+        assert call("inspect", path)[2].startswith(f"error: no such folder: {path}\n")
+        assert "error: no such folder: ./" in call("download", "Pong/5", "--mirror", f"./{path}")[2]
 
 
 class TestList:
@@ -145,6 +174,20 @@ class TestList:
         assert code == 0
         assert answer.split("\t")[1] == "damaged"
         assert "is not JSON" in notes
+
+    @pytest.mark.parametrize(
+        "journal", ['{}\n{"kind": "plan", "parts": "x"}\n{"kind": "part"}\n', '{}\n{"kind": "plan"}\n']
+    )
+    def test_one_bad_folder_does_not_hide_the_others(self, call, own, journal):
+        for name, file, content in (
+            ("bad", "rbdata.json", '{"format": "rbdata", "format_version": []}'),
+            (".begun.writing", "journal.jsonl", journal),
+        ):
+            (own / "my" / name).mkdir(parents=True)
+            (own / "my" / name / file).write_text(content)
+        code, answer, _ = call("list", "--local", "--root", own)
+        assert code == 0
+        assert {line.split("\t")[0] for line in answer.splitlines()} == {"atari/Pong/5", "my/bad", "my/begun"}
 
 
 class TestDownload:
