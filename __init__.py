@@ -22,7 +22,7 @@ from .errors import RbdataError as RbdataError
 if TYPE_CHECKING:
     from .api import convert, delete, download, list_datasets, preprocess
     from .datasets.experience import *
-    from .datasets.sources.d4rl.scores import normalized_score
+    from .datasets.scores import normalized_score, reference_scores
     from .reading import load, open_dataset
     from .storage.dataset import Dataset
     from .storage.replay import *
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "Dataset": ".storage.dataset",
     "check_specs": ".storage.spec_check",
-    "normalized_score": ".datasets.sources.d4rl.scores",
+    **dict.fromkeys(("normalized_score", "reference_scores"), ".datasets.scores"),
     **dict.fromkeys(("convert", "delete", "download", "list_datasets", "preprocess"), ".api"),
     **dict.fromkeys(("load", "open_dataset"), ".reading"),
     **dict.fromkeys(datasets.__all__, ".datasets.experience"),
@@ -110,6 +110,7 @@ __all__ = [
     "open_dataset",
     "prefill_replay_buffer",
     "preprocess",
+    "reference_scores",
     "register_dataset",
     "split_trajectories",
     "traj",

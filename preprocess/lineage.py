@@ -36,7 +36,8 @@ def content_id(manifest: Manifest) -> str:
 
 def describe_input(manifest: Manifest) -> dict[str, Any]:
     """The record of the input in the lineage."""
-    source = {name: manifest.source[name] for name in ("name", "options") if name in manifest.source}
+    kept = ("name", "dataset", "options", "environment", "reference_scores")
+    source = {name: manifest.source[name] for name in kept if manifest.source.get(name) is not None}
     return {
         "id": manifest.id,
         "content": content_id(manifest),

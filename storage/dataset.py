@@ -24,6 +24,7 @@ from .episodes import EpisodeTable, open_episodes
 from .manifest import Manifest, read_manifest
 from .memory_map import keep_freed_memory, map_array
 from .nesting import nest
+from .reference_scores import ReferenceScores, normalized_returns, reference_scores, require_scores
 from .schema import LARGE_ROW, Leaf, Schema
 from .specs import gymnasium_space, make_spec
 from .window import Pad, read_window
@@ -55,6 +56,27 @@ class Dataset:
     def statistics(self) -> dict[str, Any]:
         """What preprocessing found out about the data, by function: ``{"normalize_observations": {...}}``."""
         return self.manifest.statistics
+
+    @property
+    def reference_scores(self) -> ReferenceScores | None:
+        """The returns that normalised scores call 0 and 100, and whose they are; None where none are known."""
+        return reference_scores(self.manifest)
+
+    def normalized_score(self, returns: Any) -> Any:
+        """Undiscounted returns in this dataset's environment as scores: 0 is a random policy's, 100 an expert's (a human's).
+
+        ``returns`` is a number, an array, a tensor or a sequence of numbers. Raises UsageError where no scores are known.
+        """
+        return require_scores(self.reference_scores, self.id).normalize(returns)
+
+    @property
+    def normalized_returns(self) -> np.ndarray:
+        """The returns of the episodes as scores, float64 ``[episodes]``.
+
+        Raises UsageError where no scores are known, and where returns are no scores (Atari's clipped rewards, rewards that
+        preprocessing changed).
+        """
+        return normalized_returns(self.manifest, np.asarray(self.episodes.returns))
 
     @property
     def spec(self) -> Any:

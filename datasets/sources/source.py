@@ -6,7 +6,7 @@ converting run alike. `rbdata.plugins` says how a source is registered; docs/new
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ... import settings
 from ...errors import UsageError
 from ...keywords import nearest
+from ...storage.reference_scores import ReferenceScores, recorded_scores
 from .source_option import SourceOption
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class Source:
     makes: bool = False
     #: Whether any name may be one of its own: a bare name then means one only where ``names`` lists it.
     open_ended: bool = False
+    #: Whether its datasets state reference scores of their own, unknown before they are downloaded.
+    scores_in_datasets: bool = False
     #: Whether its remote can be asked for a listing.
     lists_remotely: bool = False
 
@@ -80,6 +83,13 @@ class Source:
     def place(self, name: str) -> str:
         """Where a dataset is looked for when no mirror is given."""
         return self.home
+
+    def reference_scores(self, record: Mapping[str, Any]) -> ReferenceScores | None:
+        """The returns that normalised scores call 0 and 100, by the ``source`` record of a manifest; None without any.
+
+        Of a dataset that is not on this machine, ``record`` holds its name as ``dataset`` and nothing else.
+        """
+        return recorded_scores(record)
 
     def listing(self, root: Path | None = None) -> RemoteListing | None:
         """What the remote held when it was last asked, as kept below a root; None where it never was, or has none."""

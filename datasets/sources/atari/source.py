@@ -7,12 +7,14 @@ rewards clipped to [-1, 1] before they were stored.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ....errors import ObjectNotFoundError
+from ....storage.reference_scores import ReferenceScores
 from ...fetch import Location
 from ...ingest.protocol import ConvertOptions
+from ..human_scores import human_scores
 from ..source import Source
 from ..source_option import SourceOption
 from .games import GAMES, RUNS
@@ -42,6 +44,10 @@ class AtariSource(Source):
 
     def names(self) -> Sequence[str]:
         return [f"{game}/{run}" for game in GAMES for run in RUNS]
+
+    def reference_scores(self, record: Mapping[str, Any]) -> ReferenceScores | None:
+        """The human's; rewards of the datasets are clipped, so that they are for returns in the game itself."""
+        return human_scores(str(record.get("dataset")).partition("/")[0], clipped=True)
 
     def find(self, name: str, location: Location, options: ConvertOptions) -> AnyJob:
         """Lists the run's shards, or its episodes at RL Unplugged; raises as `upstream.open_run`."""

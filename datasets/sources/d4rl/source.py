@@ -7,10 +7,11 @@ a mirror, in the site's layout or flat (as the copy on Hugging Face has them, an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ....errors import FetchError, ObjectNotFoundError, UsageError
+from ....storage.reference_scores import ReferenceScores
 from ...fetch import Location, RemoteObject
 from ...ingest.protocol import ConvertOptions
 from ..source import Source
@@ -44,6 +45,13 @@ class D4rlSource(Source):
 
     def names(self) -> Sequence[str]:
         return list(registry())
+
+    def reference_scores(self, record: Mapping[str, Any]) -> ReferenceScores | None:
+        """Those of D4RL's table (as the D4RL paper has them, section 5; ``d4rl.get_normalized_score`` leaves out the 100)."""
+        entry = registry().get(str(record.get("dataset")))
+        if entry is None or entry.low is None or entry.high is None:
+            return None
+        return ReferenceScores(entry.low, entry.high, origin="D4RL")
 
     def find(self, name: str, location: Location, options: ConvertOptions) -> D4rlJob:
         """Finds the file, in the layout of the site or flat, by its base name. Raises FetchErrors."""

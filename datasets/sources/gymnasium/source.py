@@ -9,11 +9,13 @@ Nothing is fetched. What decides the bytes is the environment, the policy and a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from ....storage.reference_scores import ReferenceScores
 from ...fetch import Location
 from ...ingest.protocol import ConvertOptions
+from ..human_scores import game_of, human_scores
 from ..source import Source
 from ..source_option import TEXT, SourceOption
 from .environments import CLASSIC, is_id
@@ -62,6 +64,10 @@ class GymnasiumSource(Source):
     def knows(self, name: str) -> bool:
         """Whether this could be an id; whether there is such an environment is found out when it is made."""
         return is_id(name)
+
+    def reference_scores(self, record: Mapping[str, Any]) -> ReferenceScores | None:
+        """Of Atari games the human's."""
+        return human_scores(game_of(str(record.get("dataset"))))
 
     def find(self, name: str, location: Location, options: ConvertOptions) -> RecordingJob:
         """Makes the environment once, to know its spaces. Raises as `Made.open`, and UsageError for the options."""

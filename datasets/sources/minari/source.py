@@ -38,6 +38,7 @@ class MinariSource(Source):
     """
 
     name = "minari"
+    scores_in_datasets = True
     options = (TEXT,)
     open_ended = True
     lists_remotely = True

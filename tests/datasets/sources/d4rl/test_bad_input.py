@@ -11,8 +11,7 @@ from d4rl_truth import make, to_dataset, write
 from rbdata.datasets.acquire import convert, download
 from rbdata.datasets.ingest.protocol import ConvertOptions
 from rbdata.datasets.ingest.request import Request
-from rbdata.datasets.sources.d4rl.scores import normalized_score, reference_scores
-from rbdata.errors import CorruptSourceError, ObjectNotFoundError, UnknownDatasetError, UsageError
+from rbdata.errors import CorruptSourceError, ObjectNotFoundError, UsageError
 
 
 def good() -> dict[str, np.ndarray]:
@@ -156,15 +155,3 @@ def test_options_that_make_no_sense(extra, tmp_path):
     file = write(tmp_path / "raw" / "x.hdf5", good())
     with pytest.raises(UsageError):
         to_dataset(file, tmp_path, **extra)
-
-
-def test_scores():
-    assert normalized_score("hopper-medium-v2", 3234.3) == 100.0
-    assert normalized_score("d4rl/hopper-medium-v2", -20.272305) == 0.0
-    assert normalized_score("kitchen-mixed-v0", [0, 2, 4]).tolist() == [0, 50, 100]
-    assert normalized_score("pen-human-v1", np.float32(96.262799)).shape == ()
-    assert reference_scores("antmaze-large-play-v2") == (0.0, 1.0)
-    with pytest.raises(UnknownDatasetError):
-        normalized_score("hopper-medium", 1)
-    with pytest.raises(UsageError, match="no reference scores"):
-        normalized_score("carla-town-render-v0", 1)

@@ -1,0 +1,96 @@
+"""Normalised scores: 0 is the return of a random policy, 100 that of an expert, or of a human.
+
+    100 * (return - low) / (high - low)
+
+Which returns these are, the source of a dataset states (`datasets.sources.source.Source.reference_scores`): D4RL and Minari
+for their own datasets, Wang et al. for Atari games. Neither numpy nor torch is loaded here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .. import plugins
+from ..errors import RbdataError, UsageError
+
+if TYPE_CHECKING:
+    from .manifest import Manifest
+
+
+@dataclass(frozen=True)
+class ReferenceScores:
+    """The undiscounted returns that normalised scores call 0 (``low``) and 100 (``high``), and whose they are.
+
+    ``caveat`` is why the returns of a dataset itself cannot be normalised (clipped rewards), empty where they can be.
+    """
+
+    low: float
+    high: float
+    low_policy: str = "random"
+    high_policy: str = "expert"
+    origin: str = ""
+    caveat: str = ""
+
+    def normalize(self, returns: Any) -> Any:
+        """Returns as scores: a number, array or tensor of any shape (a sequence comes back as an array)."""
+        if isinstance(returns, (list, tuple)):
+            import numpy as np
+
+            returns = np.asarray(returns, float)
+        return 100.0 * (returns - self.low) / (self.high - self.low)
+
+    @property
+    def description(self) -> str:
+        """``0 is random (-20.7), 100 is human (14.6); Wang et al. 2016``"""
+        scale = f"0 is {self.low_policy} ({self.low:g}), 100 is {self.high_policy} ({self.high:g})"
+        return f"{scale}; {self.origin}" if self.origin else scale
+
+
+def recorded_scores(record: Mapping[str, Any]) -> ReferenceScores | None:
+    """The scores that the ``source`` record of a manifest states: two different finite numbers."""
+    stated = record.get("reference_scores")
+    if not isinstance(stated, (list, tuple)) or len(stated) != 2:
+        return None
+    if not all(isinstance(one, (int, float)) and math.isfinite(one) for one in stated) or stated[0] == stated[1]:
+        return None
+    return ReferenceScores(float(stated[0]), float(stated[1]), origin=str(record.get("name", "")))
+
+
+def reference_scores(manifest: Manifest) -> ReferenceScores | None:
+    """The reference scores of a dataset, of a preprocessed one those of the dataset it was made from; None without any.
+
+    Where preprocessing changed the rewards, the ``caveat`` says so.
+    """
+    source, lineage, changed = manifest.source, manifest.lineage, False
+    while isinstance(lineage, Mapping):
+        changed = changed or "next/reward" in ((lineage.get("leaves") or {}).get("changed") or [])
+        made_from = lineage.get("input") or {}
+        source, lineage = made_from.get("source") or {}, made_from.get("lineage")
+        source = {"dataset": str(made_from.get("id", "")).partition("/")[2], **source}
+    try:
+        found = plugins.load(str(source.get("name"))).reference_scores(source)
+    except RbdataError:  # of no source, or of a plug-in that is not installed here
+        found = recorded_scores(source)
+    if not isinstance(found, ReferenceScores) or not changed:
+        return found if isinstance(found, ReferenceScores) else None
+    caveat = "preprocessing changed the rewards"
+    return ReferenceScores(found.low, found.high, found.low_policy, found.high_policy, found.origin, caveat)
+
+
+def normalized_returns(manifest: Manifest, returns: Any) -> Any:
+    """The returns of a dataset's own episodes as scores. Raises UsageError where it has none, or they cannot be."""
+    scores = require_scores(reference_scores(manifest), manifest.id)
+    if scores.caveat:
+        raise UsageError(f"the returns of {manifest.id} cannot be normalised: {scores.caveat}")
+    return scores.normalize(returns)
+
+
+def require_scores(scores: ReferenceScores | None, dataset_id: str) -> ReferenceScores:
+    """The scores, which must be known. Raises UsageError."""
+    if scores is None:
+        hint = "D4RL, many Minari datasets and 57 Atari games have them"
+        raise UsageError(f"no reference scores are known for {dataset_id}", hint=hint)
+    return scores

@@ -1,0 +1,105 @@
+"""Normalised scores: of datasets that are here, and of ids whose source knows them."""
+
+from __future__ import annotations
+
+import gymnasium_envs
+import minari
+import numpy as np
+import pytest
+import rbdata
+import torch
+from gymnasium import spaces
+from minari_tools import with_root, write
+from paths import DATA
+from rbdata.datasets.scores import normalized_score, reference_scores
+from rbdata.datasets.sources.atari.games import GAMES
+from rbdata.datasets.sources.human_scores import HUMAN_SCORES, game_of
+from rbdata.errors import DatasetNotFoundError, UnknownDatasetError, UsageError
+
+gymnasium_envs.register()
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path, monkeypatch):
+    monkeypatch.setenv("RBDATA_ROOT", str(tmp_path / "root"))
+    return tmp_path / "root"
+
+
+def test_d4rl_by_id():
+    assert normalized_score("hopper-medium-v2", 3234.3) == 100.0
+    assert normalized_score("d4rl/hopper-medium-v2", -20.272305) == 0.0
+    assert normalized_score("kitchen-mixed-v0", [0, 2, 4]).tolist() == [0, 50, 100]
+    assert normalized_score("pen-human-v1", np.float32(96.262799)).shape == ()
+    assert normalized_score("kitchen-mixed-v0", torch.ones(2, 3)).shape == (2, 3)
+    scores = reference_scores("antmaze-large-play-v2")
+    assert (scores.low, scores.high, scores.high_policy) == (0.0, 1.0, "expert")
+    with pytest.raises(UnknownDatasetError):
+        normalized_score("hopper-medium", 1)
+    with pytest.raises(UsageError, match="no reference scores"):
+        normalized_score("carla-town-render-v0", 1)
+
+
+def test_humans_in_atari_games():
+    assert len(HUMAN_SCORES) == 57
+    assert normalized_score("Pong/5", [-20.7, 14.6]).tolist() == [0, 100]
+    assert normalized_score("gymnasium/ALE/Breakout-v5", 30.5) == pytest.approx(100)
+    assert "human" in reference_scores("atari/Seaquest/1").description
+    without = {"AirRaid", "Carnival", "ElevatorAction", "JourneyEscape", "Pooyan"}
+    assert set(GAMES) - set(HUMAN_SCORES) == without
+    with pytest.raises(UsageError, match="no reference scores"):
+        normalized_score("atari/Pooyan/1", 3)
+    ids = {
+        "ALE/MsPacman-v5": "MsPacman",
+        "PongNoFrameskip-v4": "Pong",
+        "ALE/Pong-ram-v5": "Pong",
+        "CartPole-v1": "CartPole",
+    }
+    assert {name: game_of(name) for name in ids} == ids
+
+
+def test_clipped_returns_are_no_scores(root):
+    path = rbdata.download("Breakout/1", mirror=str(DATA / "atari"), procs=1, shards="0")
+    dataset = rbdata.open_dataset(path)
+    assert dataset.normalized_score(30.5) == pytest.approx(100)
+    with pytest.raises(UsageError, match="clipped"):
+        _ = dataset.normalized_returns
+    assert not reference_scores("Pong/1").caveat  # all its rewards are -1, 0 and 1
+
+
+def test_a_d4rl_dataset_and_what_is_made_from_it():
+    rbdata.download("d4rl/hopper-full-replay-v2", mirror=str(DATA / "d4rl"), procs=1)
+    dataset = rbdata.open_dataset("hopper-full-replay-v2")
+    returns = np.asarray(dataset.episodes.returns)
+    low, high = -20.272305, 3234.3
+    assert np.allclose(dataset.normalized_returns, 100 * (returns - low) / (high - low))
+    assert dataset.normalized_returns.shape == (len(dataset.episodes),)
+    kept = rbdata.open_dataset(
+        rbdata.preprocess(dataset.path, "rbdata:filter_episodes", dest="my/kept", args={"min_length": 1}, procs=1)
+    )
+    assert np.allclose(kept.normalized_returns, dataset.normalized_returns)
+    scaled = rbdata.preprocess(kept.path, "rbdata:scale_rewards", dest="my/scaled", args={"scale": 2}, procs=1)
+    with pytest.raises(UsageError, match="preprocessing changed the rewards"):
+        _ = rbdata.open_dataset(scaled).normalized_returns
+    assert normalized_score("my/scaled", high) == 100
+
+
+def test_minari_states_its_own(tmp_path, monkeypatch):
+    with pytest.raises(DatasetNotFoundError):
+        normalized_score("minari/mujoco/hopper/expert-v0", 5)
+    folder = with_root(monkeypatch, tmp_path / "minari")
+    box = spaces.Box(-1, 1, (2,), np.float32)
+    write("toy/box-v0", box, spaces.Discrete(2), [5, 9], env="CartPole-v1", ref_min_score=1.5, ref_max_score=20.0)
+    write("toy/plain-v0", box, spaces.Discrete(2), [5])
+    rbdata.download("minari/toy/box-v0", mirror=str(folder), procs=1)
+    mine = normalized_score("minari/toy/box-v0", np.array([1.5, 20.0, 7.0]))
+    assert np.allclose(
+        mine, 100 * minari.get_normalized_score(minari.load_dataset("toy/box-v0"), np.array([1.5, 20.0, 7.0]))
+    )
+    rbdata.download("minari/toy/plain-v0", mirror=str(folder), procs=1)
+    with pytest.raises(UsageError, match="no reference scores are known for minari/toy/plain-v0"):
+        _ = rbdata.open_dataset("minari/toy/plain-v0").normalized_returns
+
+
+def test_a_recording_without_scores():
+    path = rbdata.download("gymnasium/tests/Counter-v0", steps=20)
+    assert rbdata.open_dataset(path).reference_scores is None
