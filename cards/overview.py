@@ -22,6 +22,7 @@ from ..storage.episodes import OUTCOMES, EpisodeTable
 from ..storage.leaf import Leaf
 from ..storage.manifest import Manifest
 from ..storage.memory_map import map_array
+from ..storage.reference_scores import reference_scores
 from ..storage.schema import LARGE_ROW
 from .histogram import Histogram, count_values
 
@@ -144,13 +145,9 @@ def environment_of(manifest: Manifest) -> str | None:
 
 
 def reference_of(manifest: Manifest) -> tuple[float, float] | None:
-    """The reference scores that the source states: two different finite numbers."""
-    stated = manifest.source.get("reference_scores")
-    if isinstance(stated, (list, tuple)) and len(stated) == 2 and all(isinstance(one, (int, float)) for one in stated):
-        low, high = map(float, stated)
-        if math.isfinite(high - low) and high != low:
-            return low, high
-    return None
+    """The reference scores of the dataset's returns; None where they are not known, or its returns are no scores."""
+    scores = reference_scores(manifest)
+    return None if scores is None or scores.caveat else (scores.low, scores.high)
 
 
 def _read(folder: Path, manifest: Manifest, leaf: Leaf, ranges: list[tuple[int, int]]) -> np.ndarray:
