@@ -4,7 +4,7 @@ All derive from ``RbdataError``, and most also from the built-in exception for t
 a ``FileNotFoundError``, a wrong argument a ``ValueError``). Each has a stable ``code`` for programs (``--json`` prints it),
 a ``hint`` for the user, and the exit code of the command line.
 
-The message says what failed and for which id, file or URL; the hint says what to do about it.
+The message says what failed and for which id, file or URL; the hint says what to do about it. ``str(error)`` has both.
 """
 
 from __future__ import annotations
@@ -20,9 +20,20 @@ class RbdataError(Exception):
         super().__init__(message)
         self.hint = hint
 
-    def __str__(self) -> str:
+    @property
+    def message(self) -> str:
+        """What failed, without the hint."""
         # OSError formats its arguments in its own way; the message is always the first one.
         return str(self.args[0]) if self.args else type(self).__name__
+
+    def __str__(self) -> str:
+        """Message and hint, on a line each, as a traceback shows them."""
+        return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
+
+
+def reason(error: BaseException) -> str:
+    """An error as part of another one's message: its text, without the hint."""
+    return error.message if isinstance(error, RbdataError) else str(error)
 
 
 class UsageError(RbdataError, ValueError):

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from .errors import PluginError, PluginWarning, UnknownDatasetError
+from .errors import PluginError, PluginWarning, UnknownDatasetError, reason
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -75,7 +75,7 @@ def load(name: str) -> Any:
     except Exception as error:
         if name in BUILT_IN:
             raise
-        message = f"the source {name} cannot be loaded from {entry.value}: {type(error).__name__}: {error}"
+        message = f"the source {name} cannot be loaded from {entry.value}: {type(error).__name__}: {reason(error)}"
         raise PluginError(message, hint="update or uninstall the package that registers it") from error
 
 

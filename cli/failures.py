@@ -55,7 +55,7 @@ _SYSTEM = {
 def explain(error: BaseException) -> Failure:
     """The failure to print for an exception."""
     if isinstance(error, RbdataError):
-        return Failure(error.code, str(error), error.hint, error.exit_code, getattr(error, "detail", None))
+        return Failure(error.code, error.message, error.hint, error.exit_code, getattr(error, "detail", None))
     if isinstance(error, KeyboardInterrupt):
         return Failure("interrupted", "interrupted", None, INTERRUPTED)
     if isinstance(error, MemoryError):

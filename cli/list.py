@@ -110,7 +110,7 @@ def _refresh(source: str | None, root: Path | None) -> None:
             except FetchError as error:
                 if source:
                     raise
-                out.note(f"{name}: {error}")
+                out.note(f"{name}: {error.message}")
 
 
 def _remotes(source: str | None, root: Path | None) -> dict[str, dict[str, str]]:

@@ -135,7 +135,7 @@ def _of_each(question: Callable[[Source], Answer], only: str | None = None) -> d
         except Exception as error:
             if name in plugins.BUILT_IN:
                 raise
-            message = str(error) if isinstance(error, PluginError) else f"the source {name} fails: {error!r}"
+            message = error.message if isinstance(error, PluginError) else f"the source {name} fails: {error!r}"
             warnings.warn(message, PluginWarning, stacklevel=3)
     return answers
 

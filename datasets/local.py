@@ -142,6 +142,6 @@ def _describe(dataset_id: str, path: Path, complete: bool) -> LocalDataset:
             return LocalDataset(dataset_id, path, "partial", None, None, disk_use(path), done / total if total else 0.0)
         manifest = read_manifest(path)
     except Exception as error:  # whatever one folder holds, the others are listed
-        problem = str(error) if isinstance(error, RbdataError) else f"cannot be read: {error!r}"
+        problem = error.message if isinstance(error, RbdataError) else f"cannot be read: {error!r}"
         return LocalDataset(dataset_id, path, "damaged", None, None, disk_use(path), 0.0, problem)
     return LocalDataset(dataset_id, path, "complete", manifest.steps, manifest.episodes, manifest.bytes, 1.0)

@@ -253,7 +253,7 @@ class Applier:
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except RbdataError as error:  # raised on purpose, with a message for the user
-            raise type(error)(f"{name}: {error} ({where})", hint=error.hint) from None
+            raise type(error)(f"{name}: {error.message} ({where})", hint=error.hint) from None
         except BaseException as error:
             raise _function_error(error, name, where) from None
 

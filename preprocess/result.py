@@ -107,7 +107,7 @@ def _problem(parts: tuple[str, ...], value: Any, steps: int) -> tuple[str, str |
     try:
         check_key("/".join(part.replace("/", " ") for part in parts))
     except SchemaError as error:
-        return f"under a key that cannot be stored ({error})", error.hint
+        return f"under a key that cannot be stored ({error.message})", error.hint
     if value.device.type != "cpu":
         return f"on the device {value.device}", "return .cpu()"
     if value.layout != torch.strided or value.is_nested:

@@ -97,7 +97,7 @@ def open_episodes(folder: Path, episodes: int, steps: int) -> EpisodeTable:
     try:
         table.check()
     except InvariantError as error:
-        raise DamagedDatasetError(f"{folder}: {error}", hint=verify_hint(folder)) from error
+        raise DamagedDatasetError(f"{folder}: {error.message}", hint=verify_hint(folder)) from error
     if table.steps != steps:
         message = f"{folder}: the episode table covers {table.steps} steps, the dataset has {steps}"
         raise DamagedDatasetError(message, hint=verify_hint(folder))

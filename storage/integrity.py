@@ -74,7 +74,7 @@ def verify(
         try:
             report.problems += [Problem("", what) for what in check_invariants(Dataset(folder))]
         except RbdataError as error:
-            report.problems.append(Problem("", str(error)))
+            report.problems.append(Problem("", error.message))
     return report
 
 

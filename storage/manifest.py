@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ..errors import DamagedDatasetError, FormatVersionError, NotADatasetError
+from ..errors import DamagedDatasetError, FormatVersionError, NotADatasetError, reason
 from .checksums import crc32c
 from .durable import write_atomically
 from .leaf import Leaf
@@ -118,7 +118,7 @@ def read_manifest(folder: Path) -> Manifest:
         record = json.loads(text, object_pairs_hook=_unique_keys)
         whole = isinstance(record, dict) and record.get("checksum") == _checksum(record)
     except (ValueError, RecursionError) as error:
-        raise DamagedDatasetError(f"{path} is not JSON: {error}", hint=_REDO) from error
+        raise DamagedDatasetError(f"{path} is not JSON: {reason(error)}", hint=_REDO) from error
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise NotADatasetError(f"{path} is not a manifest written by rbdata")
     version = record.get("format_version")
@@ -133,7 +133,7 @@ def read_manifest(folder: Path) -> Manifest:
         manifest = Manifest(schema=Schema(tuple(Leaf.from_json(leaf) for leaf in record["leaves"])), **values)
         check_ted(manifest.schema)
     except (ValueError, KeyError, RecursionError) as error:
-        raise DamagedDatasetError(f"{path} is malformed: {error}", hint=_REDO) from error
+        raise DamagedDatasetError(f"{path} is malformed: {reason(error)}", hint=_REDO) from error
     return manifest
 
 

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DamagedDatasetError, UsageError
+from ..errors import DamagedDatasetError, UsageError, reason
 from .checksums import crc32c
 from .durable import write_atomically
 
@@ -84,7 +84,7 @@ def read_json(path: Path, limit: int = _META_BYTES) -> dict[str, Any]:
     try:
         record = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise DamagedDatasetError(f"{path} cannot be read as JSON: {error}") from error
+        raise DamagedDatasetError(f"{path} cannot be read as JSON: {reason(error)}") from error
     if not isinstance(record, dict):
         raise DamagedDatasetError(f"{path} holds no JSON object")
     return record
@@ -102,7 +102,7 @@ def _status(path: Path) -> os.stat_result:
     try:
         return os.lstat(path)
     except (OSError, ValueError) as error:
-        raise DamagedDatasetError(f"{path} is missing or cannot be read: {error}") from error
+        raise DamagedDatasetError(f"{path} is missing or cannot be read: {reason(error)}") from error
 
 
 def _read_folder(folder: Path, depth: int) -> TensorDict:
@@ -127,7 +127,7 @@ def _read_folder(folder: Path, depth: int) -> TensorDict:
             else:
                 result.set_non_tensor(key, value)
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
-            raise DamagedDatasetError(f"{folder}: {key!r} does not fit batch {list(batch)}: {error}") from error
+            raise DamagedDatasetError(f"{folder}: {key!r} does not fit batch {list(batch)}: {reason(error)}") from error
     return result
 
 
@@ -170,7 +170,7 @@ def map_tensor(path: Path, dtype_name: Any, stated_shape: Any) -> Any:
     try:
         return MemoryMappedTensor.from_filename(path, dtype, torch.Size(shape))
     except (OSError, RuntimeError, ValueError) as error:
-        raise DamagedDatasetError(f"{path} cannot be mapped: {error}") from error
+        raise DamagedDatasetError(f"{path} cannot be mapped: {reason(error)}") from error
 
 
 def _existing(folder: Path, key: str, suffix: str) -> Path:

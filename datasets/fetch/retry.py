@@ -57,7 +57,7 @@ def next_try(error: TransientFetchError, url: str, offset: int, failures: int, o
         why = f"gave up after {failures} attempt{'s' if failures > 1 else ''}"
     else:
         why = f"the server asks to wait {asked:.0f} seconds"
-    raise TransientFetchError(f"{error}; {why}", hint=error.hint) from error
+    raise TransientFetchError(f"{error.message}; {why}", hint=error.hint) from error
 
 
 def call_with_retries(call: Callable[[], T], *, url: str, options: FetchOptions) -> T:

@@ -86,7 +86,7 @@ def stream(
             failure = TransientFetchError(message, hint=LATER)
         if position and obj.version is None and obj.size is None and not obj.checksums:
             # A replacement of the object between two requests could not be detected.
-            message = f"{failure}; cannot be resumed, as the server states neither size nor version"
+            message = f"{failure.message}; cannot be resumed, as the server states neither size nor version"
             raise TransientFetchError(message, hint=failure.hint) from failure
         failures = 1 if position > before else failures + 1
         retry = next_try(failure, obj.url, position, failures, location.options)

@@ -233,9 +233,9 @@ class FsspecUploader:
 def _with_upload_hint(error: Exception) -> Exception:
     """The same error with a hint about uploads instead of downloads."""
     if isinstance(error, ForbiddenError):
-        return ForbiddenError(str(error), hint="log in with an account that has write access")
+        return ForbiddenError(error.message, hint="log in with an account that has write access")
     if isinstance(error, ObjectNotFoundError):
-        return ObjectNotFoundError(str(error), hint="the bucket must exist: create it with the store's tools")
+        return ObjectNotFoundError(error.message, hint="the bucket must exist: create it with the store's tools")
     return error
 
 

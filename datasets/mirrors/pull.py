@@ -165,7 +165,7 @@ def read_remote_manifest(location: Location, item: RemoteObject) -> Manifest:
         try:
             manifest = read_manifest(Path(folder))
         except (DamagedDatasetError, NotADatasetError) as error:
-            message = str(error).replace(folder, item.url.removesuffix(f"/{FILENAME}"))
+            message = error.message.replace(folder, item.url.removesuffix(f"/{FILENAME}"))
             raise type(error)(message, hint=_DAMAGED_MIRROR) from None
     return manifest
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ...errors import DamagedDatasetError, RbdataError, UsageError
+from ...errors import DamagedDatasetError, RbdataError, UsageError, reason
 from ..tensordict_folder import read_json, regular_size
 
 FORMAT_VERSION = 1
@@ -32,7 +32,7 @@ def reading(folder: Path) -> Iterator[None]:
     except RbdataError:
         raise
     except Exception as error:
-        raise DamagedDatasetError(f"{folder} is damaged: {type(error).__name__}: {error}") from error
+        raise DamagedDatasetError(f"{folder} is damaged: {type(error).__name__}: {reason(error)}") from error
 
 
 def write_state(folder: Path, state: dict[str, Any]) -> None:
@@ -51,7 +51,7 @@ def write_state(folder: Path, state: dict[str, Any]) -> None:
     try:
         text = json.dumps({"format_version": FORMAT_VERSION, "values": values, "tensors": tensors})
     except TypeError as error:
-        message = f"the state holds something that is neither a number, text nor tensor: {error}"
+        message = f"the state holds something that is neither a number, text nor tensor: {reason(error)}"
         raise UsageError(message) from error
     (folder / "state.json").write_text(text)
 
@@ -68,7 +68,7 @@ def read_state(folder: Path) -> dict[str, Any]:
         }
         return {**record["values"], **tensors}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise DamagedDatasetError(f"the state in {folder} is damaged: {error}") from error
+        raise DamagedDatasetError(f"the state in {folder} is damaged: {reason(error)}") from error
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

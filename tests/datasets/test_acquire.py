@@ -76,9 +76,9 @@ def refused(kind: type[RbdataError], words: str, *arguments, **fields) -> Rbdata
         get(*arguments, **fields)
     error = caught.value
     assert type(error) is kind
-    assert error.hint, str(error)
-    assert len(str(error)) < 400
-    assert "\n" not in str(error)
+    assert error.hint, error.message
+    assert len(error.message) < 400
+    assert "\n" not in error.message
     if root.is_dir():
         assert set(root.rglob("rbdata.json")) == before
         visible = [path for path in root.rglob("*.memmap") if not any(p.startswith(".") for p in path.parts)]
@@ -378,7 +378,7 @@ def test_frames_unpack_to_more_than_declared(mirror, tmp_path):
         "import sys\nfrom pathlib import Path\nfrom rbdata.datasets.acquire import download\n"
         "from rbdata.datasets.ingest.request import Request\nfrom rbdata.errors import RbdataError\n"
         "try:\n    download(Request('Qbert/2', root=Path(sys.argv[2]), mirror=sys.argv[1], procs=1))\n"
-        "except RbdataError as error:\n    print(error)\n"
+        "except RbdataError as error:\n    print(error.message)\n"
         "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))\n"
     )
     run = subprocess.run([sys.executable, "-c", code, mirror, tmp_path / "root"], capture_output=True, text=True)

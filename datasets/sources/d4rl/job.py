@@ -226,7 +226,7 @@ def _info_keys(contents: hdf5.Contents, name: str) -> dict[str, str]:
         try:
             key = clean_keys([wanted])[wanted]
         except SchemaError as error:
-            raise CorruptSourceError(f"{name}: {array.path}: {error}") from error
+            raise CorruptSourceError(f"{name}: {array.path}: {error.message}") from error
         # On many disks names that differ in case alone are one file.
         plain = key.lower()
         if is_taken(plain, taken):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....errors import RbdataError, UsageError
+from ....errors import RbdataError, UsageError, reason
 
 if TYPE_CHECKING:
     import gymnasium
@@ -40,7 +40,7 @@ def load_function(text: str) -> tuple[Callable[..., Any], Path | None]:
     try:
         module = _load_file(path) if path else importlib.import_module(where)
     except Exception as error:
-        message = f"{text} cannot be imported: {type(error).__name__}: {error}"
+        message = f"{text} cannot be imported: {type(error).__name__}: {reason(error)}"
         hint = None if path else "modules in the current directory are found as well"
         raise UsageError(message, hint=hint) from error
     function = getattr(module, name, None)
@@ -88,13 +88,13 @@ class Actor:
         try:
             given = self._policy(observation)
         except Exception as error:
-            message = f"the policy {self._name} failed: {type(error).__name__}: {error}"
+            message = f"the policy {self._name} failed: {type(error).__name__}: {reason(error)}"
             raise RbdataError(message, hint="try it on env.reset()[0] in Python") from error
         try:
             action = checked(given, self._space, self._count)
         except (TypeError, ValueError, RuntimeError, KeyError, IndexError) as error:
             wanted = f"{self._space}" if self._count == 1 else f"{self._count} of {self._space}, stacked"
-            message = f"the policy {self._name} returned {_short(given)}: {error}"
+            message = f"the policy {self._name} returned {_short(given)}: {reason(error)}"
             raise UsageError(message, hint=f"the environment takes {wanted}") from error
         return self._mixed(action) if self._epsilon and self._count > 1 else action
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ....errors import RbdataError
+from ....errors import RbdataError, reason
 from ....storage.durable import sync_folder
 from ...ingest.spaces import SpaceLeaf, text_rows
 from ...ingest.trajectories import Column
@@ -266,7 +266,9 @@ class _Recording:
             raise self._failed(name, error) from error
 
     def _failed(self, what: str, error: Exception) -> RbdataError:
-        message = f"{self._task.made.id} failed in {what}, after {self._done} steps: {type(error).__name__}: {error}"
+        message = (
+            f"{self._task.made.id} failed in {what}, after {self._done} steps: {type(error).__name__}: {reason(error)}"
+        )
         return RbdataError(message, hint="nothing was written; the same --seed fails at the same place")
 
     def _flush(self) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from ....errors import CorruptSourceError, UsageError
+from ....errors import CorruptSourceError, UsageError, reason
 from ...ingest.spaces import Json, box_json, multi_discrete_json, text_json
 
 FORMATS = ("hdf5", "arrow", "parquet")
@@ -85,7 +85,7 @@ def _parse(text: str | bytes, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise CorruptSourceError(f"{where} is not JSON: {error}") from error
+        raise CorruptSourceError(f"{where} is not JSON: {reason(error)}") from error
 
 
 def _space(stated: Any, where: str, depth: int) -> Json:
@@ -115,7 +115,7 @@ def _space(stated: Any, where: str, depth: int) -> Json:
         if kind == "Text":
             return text_json(stated.get("min_length", 1), stated["max_length"], stated.get("charset"))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise CorruptSourceError(f"{where} is a malformed {kind}: {type(error).__name__} {error}") from error
+        raise CorruptSourceError(f"{where} is a malformed {kind}: {type(error).__name__} {reason(error)}") from error
     message = f"{where} is a {str(kind)[:40]} space, which Minari's own readers know as little"
     raise UsageError(message, hint="rbdata reads Box, Discrete, MultiDiscrete, MultiBinary, Text, Dict and Tuple")
 

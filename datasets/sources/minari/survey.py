@@ -166,7 +166,7 @@ class _Infos:
                     raise SchemaError(f"its key {key} is taken")
                 sources = self._columns(place, key, fields, steps)
             except (UsageError, SchemaError) as error:
-                left_out[path] = str(error)
+                left_out[path] = error.message
                 continue
             taken.add(plain)
             if key != "info/" + names[place]:

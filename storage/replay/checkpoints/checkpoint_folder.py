@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ....errors import DamagedDatasetError, DatasetExistsError, NotADatasetError, UsageError
+from ....errors import DamagedDatasetError, DatasetExistsError, NotADatasetError, UsageError, reason
 from ...checksums import Crc32c, crc32c
 from ...durable import sync_folder, write_atomically
 from ...folder import remove_tree
@@ -145,7 +145,7 @@ class Checkpoint:
         except UsageError:
             raise
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DamagedDatasetError(f"{self.path / FILENAME} is damaged: {error}") from error
+            raise DamagedDatasetError(f"{self.path / FILENAME} is damaged: {reason(error)}") from error
 
     def _check(self, files: dict[str, Any]) -> None:
         for name, stated in files.items():

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ....errors import SamplingError, UsageError
+from ....errors import SamplingError, UsageError, reason
 from ..storages.storage import Storage
 from ..windows.draw import Draw
 from ..writers.round_robin import count_records
@@ -156,7 +156,7 @@ class ConsumingSampler(Sampler):
                 raise ValueError(f"{len(counts)} counts for {size} rows")
             free = free[int(state.get("_free_head", 0)) :]
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            message = f"the state is not that of a {type(self).__name__}: {type(error).__name__}: {error}"
+            message = f"the state is not that of a {type(self).__name__}: {type(error).__name__}: {reason(error)}"
             raise UsageError(message) from error
         before, self.max_sample_count = self.max_sample_count, most
         try:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ....errors import DamagedDatasetError, UsageError
+from ....errors import DamagedDatasetError, UsageError, reason
 from ...tensordict_folder import read_json, read_memmap
 
 METADATA_BYTES = 1 << 20
@@ -31,7 +31,7 @@ def priorities_of(state: dict[str, Any], capacity: int, *, within_buffer: bool) 
         top = None if state["_max_priority"] is None else state["_max_priority"][0]
         largest = None if top is None else float(top)
     except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
-        raise UsageError(f"the state is not that of a prioritized sampler: {error}") from error
+        raise UsageError(f"the state is not that of a prioritized sampler: {reason(error)}") from error
     raw = (tree ** (1 / alpha) - eps).clamp(min=0) if alpha else torch.full_like(tree, largest or 1.0)
     priorities = torch.where(tree > 0, raw, math.nan)
     written = bool((tree > 0).any())
@@ -59,5 +59,5 @@ def read_torchrl_state(folder: Path) -> dict[str, Any] | None:
             leaves = read_memmap(folder).items()
             return {name: leaf if leaf.ndim else leaf.item() for name, leaf in leaves}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise DamagedDatasetError(f"the state in {folder} is damaged: {error}") from error
+        raise DamagedDatasetError(f"the state in {folder} is damaged: {reason(error)}") from error
     return None

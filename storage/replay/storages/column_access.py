@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from tensordict import is_tensor_collection
 
-from ....errors import SchemaError, UnknownKeyError, UsageError
+from ....errors import SchemaError, UnknownKeyError, UsageError, reason
 from ..windows.edges import as_key
 from .storage import Storage
 from .trees import tree_map
@@ -62,7 +62,7 @@ def write_column(storage: Storage, key: Any, value: Any, dim: int) -> None:
     try:
         leaf.transpose(dim, 0).copy_(torch.as_tensor(value))
     except (RuntimeError, TypeError, ValueError) as error:
-        raise SchemaError(f"what is to be written to {'/'.join(as_key(key))} does not fit: {error}") from error
+        raise SchemaError(f"what is to be written to {'/'.join(as_key(key))} does not fit: {reason(error)}") from error
     storage.set(slice(0, storage.filled), records, set_cursor=False)
 
 

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from tensordict import is_tensor_collection
 
-from ....errors import DamagedDatasetError, DatasetExistsError, UsageError
+from ....errors import DamagedDatasetError, DatasetExistsError, UsageError, reason
 from ...manifest import write_atomically
 from ...tensordict_folder import read_json, read_memmap, regular_size
 from .gather import Readable
@@ -164,7 +164,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         except UsageError:
             raise
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-            message = f"the storage in {self.scratch_dir} is damaged: {error}"
+            message = f"the storage in {self.scratch_dir} is damaged: {reason(error)}"
             raise DamagedDatasetError(message, hint="remove the folder, or name another scratch_dir") from error
 
     def _map_counters(self) -> None:

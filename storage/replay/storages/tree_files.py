@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from tensordict import MemoryMappedTensor
 
-from ....errors import DamagedDatasetError, SchemaError
+from ....errors import DamagedDatasetError, SchemaError, reason
 from ...tensordict_folder import encoded_name, map_tensor
 
 SINGLE = "_-single-tensor-_"
@@ -66,7 +66,7 @@ def open_tree(folder: Path, description: Any) -> Any:
     except (KeyError, TypeError, AttributeError, ValueError, SchemaError) as error:
         if isinstance(error, DamagedDatasetError):
             raise
-        raise DamagedDatasetError(f"the tree in {folder} is malformed: {error}") from error
+        raise DamagedDatasetError(f"the tree in {folder} is malformed: {reason(error)}") from error
 
 
 def _build(node: Any, leaf: Callable[[str, Any], Any], path: tuple[str, ...] = ()) -> Any:

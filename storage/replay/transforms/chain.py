@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ....errors import UsageError
+from ....errors import UsageError, reason
 
 
 class Inverted:
@@ -98,7 +98,7 @@ class Transforms:
             try:
                 module.load_state_dict(own)
             except RuntimeError as error:
-                raise UsageError(f"the state does not fit transform {place}: {error}") from error
+                raise UsageError(f"the state does not fit transform {place}: {reason(error)}") from error
 
     def _modules(self) -> Iterator[tuple[int, torch.nn.Module]]:
         for place, transform in enumerate(self._chain):
