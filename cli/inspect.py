@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
   rbdata inspect Pong/5
-  rbdata inspect Pong/5 --plot returns.png --frames frames.png
+  rbdata inspect Pong/5 --plot pong.png --frames frames.png --episode 3
+  rbdata inspect Pong/5 --video 0 pong.gif
   rbdata inspect Pong/5 --episodes --json
 """
 
@@ -53,11 +54,23 @@ def run(
     dataset: LocalId,
     episodes: Annotated[bool, Option("--episodes", help="List the episodes: start, length, return, outcome.")] = False,
     plot: Annotated[
-        Path | None, Option(metavar="FILE", help="Write a plot of episode returns and lengths, such as out.png.")
+        Path | None,
+        Option(metavar="FILE", help="Draw returns over time and all distributions, such as out.png or .pdf."),
     ] = None,
     frames: Annotated[
-        Path | None, Option(metavar="FILE", help="Write a picture of evenly spaced frames, such as out.png.")
+        Path | None, Option(metavar="FILE", help="Draw frames of a few episodes on one sheet, such as out.png.")
     ] = None,
+    episode: Annotated[
+        list[int] | None,
+        Option("--episode", min=0, metavar="K", help="With --frames: consecutive steps of episode K (repeatable)."),
+    ] = None,
+    video: Annotated[
+        tuple[int, Path] | None,
+        Option(metavar="K FILE", help="Write episode K as an animation: out.gif, .webp or .png."),
+    ] = None,
+    force: Annotated[
+        bool, Option("--force", help="Replace files that are there; pictures of rbdata are replaced without it.")
+    ] = False,
     root: Root = None,
 ) -> None:
     """Show what a dataset holds: tensors, episodes, returns, origin.
@@ -74,16 +87,13 @@ def run(
     manifest = read_manifest(path)
     table = open_episodes(path, manifest.episodes, manifest.steps)
     examine = cache(lambda: overview(path, manifest, table))
-    pictures = [picture for picture in (plot, frames) if picture is not None]
-    if pictures:
-        from .pictures import check_target, draw_episodes, draw_frames
+    notes = []
+    if plot or frames or episode or video:
+        from .pictures import Pictures
 
-        for picture in pictures:
-            check_target(picture)
-        if plot is not None:
-            draw_episodes(table, manifest.id, plot)
-        if frames is not None:
-            draw_frames(path, frames)
+        pictures = Pictures(plot, frames, episode or [], video, force)
+        pictures.check(path, manifest)
+        notes = list(pictures.write(path, manifest, table, examine))
 
     if out.json:
         record = _record(path, manifest) | examine().to_json()
@@ -109,8 +119,8 @@ def run(
 
             out.heading("lineage")
             out.facts([Fact(name, value) for name, value in describe_lineage(manifest.lineage)])
-    for picture in pictures:
-        out.note(f"wrote {picture}")
+    for note in notes:
+        out.note(note)
 
 
 def _facts(path: Path, manifest: Manifest, found: Overview) -> list[Fact]:

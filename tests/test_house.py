@@ -30,7 +30,7 @@ MODULES = sorted(
 LINES = {path: len((HOUSE / path).read_text().splitlines()) for path in MODULES}
 
 MOST_LINES_OF_A_MODULE = 400
-MOST_LINES = 39_900
+MOST_LINES = 41_100
 
 #: A folder may have one of each; all other base names are unique, so that a name alone finds the file.
 NAMES_OF_MANY = {"__init__.py", "__main__.py", "source.py", "job.py"}
@@ -53,6 +53,8 @@ TESTED_TOGETHER = {
 
 #: Modules without a test module of their name: the one that tests them. All others: tests/FOLDER/test_NAME.py.
 TESTED_BY = {
+    "cards/animation": "cards/test_frame_sheet",
+    "cards/frame_rows": "cards/test_frame_sheet",
     "datasets/catalogue": "datasets/sources/test_everywhere",
     "datasets/formats/array_spec": "datasets/sources/atari/test_traps",
     "datasets/formats/gunzip": "datasets/sources/atari/test_traps",

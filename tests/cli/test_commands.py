@@ -280,11 +280,23 @@ class TestInspect:
 
     def test_pictures(self, call, made, tmp_path):
         plot, frames = tmp_path / "plot.png", tmp_path / "frames.png"
-        code, _, notes = call("inspect", "Pong/5", "--root", made, "--plot", plot, "--frames", frames)
+        words = ("--plot", plot, "--frames", frames, "--episode", 13, "--video", 13, tmp_path / "13.gif")
+        code, _, notes = call("inspect", "Pong/5", "--root", made, *words)
         assert code == 0
         assert f"wrote {plot}" in notes
         assert plot.read_bytes().startswith(b"\x89PNG")
         assert frames.read_bytes().startswith(b"\x89PNG")
+        assert "13.gif: episode 13, 559 frames, 15 a second" in notes.replace("\n", "")
+
+    @pytest.mark.parametrize(
+        "words", [["--plot", "p_hop"], ["--frames", "x.png", "--video", "0", "x.png"], ["--episode", "1"]]
+    )
+    def test_pictures_that_cannot_be_written(self, call, made, tmp_path, monkeypatch, words):
+        monkeypatch.chdir(tmp_path)
+        code, _, notes = call("inspect", "Pong/5", "--root", made, *words)
+        assert code == 2
+        assert "hint: " in notes
+        assert not list(tmp_path.iterdir())
 
     def test_pictures_without_the_extra(self, call, made, monkeypatch, tmp_path):
         monkeypatch.setitem(__import__("sys").modules, "matplotlib.backends.backend_agg", None)

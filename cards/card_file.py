@@ -1,0 +1,57 @@
+"""The files that pictures and cards are written to: checked before the work, written whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..errors import DatasetExistsError, UsageError
+from ..storage.durable import write_atomically
+from ..storage.manifest import FILENAME, Manifest
+
+#: Inside every picture and page of ours: such a file is replaced without asking.
+MARK = "written by rbdata"
+
+#: How much of both ends of a file is searched for the mark.
+_SEARCHED = 1 << 16
+
+
+def check_target(target: Path, suffixes: tuple[str, ...], *, force: bool = False) -> None:
+    """Raise UsageError unless a file may be written there: its folder exists, its name ends in one of ``suffixes``.
+
+    Raises DatasetExistsError for a file that is there and was not written by rbdata, unless ``force``.
+    """
+    if target.suffix.lower() not in suffixes:
+        *others, last = suffixes
+        ends = f"{', '.join(others)} or {last}" if others else last
+        hint = f"choose a name that ends in {ends}, such as {target.stem or 'card'}{suffixes[0]}"
+        what = f"{target.suffix} is not a format of" if target.suffix else "no format in the name of"
+        raise UsageError(f"{what} {target}", hint=hint)
+    if not target.parent.is_dir():
+        raise UsageError(f"no such folder: {target.parent}", hint="create it, or choose another path")
+    if target.exists() and not target.is_file():
+        raise UsageError(f"{target} is not a file", hint="choose another path")
+    if target.is_file() and not force and not is_ours(target):
+        message = f"{target} already exists and is no picture or page of rbdata"
+        raise DatasetExistsError(message, hint="choose another path, or replace it with --force")
+
+
+def check_outside(target: Path, folder: Path, manifest: Manifest) -> None:
+    """Raise UsageError if the target is one of the files of the dataset in ``folder``."""
+    files = {(folder / name).resolve() for name in (FILENAME, *manifest.files)}
+    if target.resolve() in files:
+        raise UsageError(f"{target} is a file of the dataset itself", hint="choose another path")
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a file carries the mark of rbdata, or is empty."""
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(0)
+        head = file.read(_SEARCHED)
+        file.seek(max(0, size - _SEARCHED))
+        return not size or MARK.encode() in head + file.read()
+
+
+def write_card(target: Path, data: bytes) -> None:
+    """Write the whole file, replacing what is there."""
+    write_atomically(target, data)

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from io import BytesIO
+
+import numpy as np
+from PIL import Image
+from rbdata.cards.card_file import MARK
+from rbdata.cards.figure import draw_figure, render_figure
+from rbdata.cards.overview import overview
+from rbdata.storage.episodes import open_episodes
+from rbdata.storage.manifest import read_manifest
+from storage_tools import Recipe, make_episodes
+
+
+def test_one_figure_shows_everything(tmp_path):
+    episodes = make_episodes([3, 50, 1, 9])
+    for one in episodes:
+        one.steps["action"] = np.random.default_rng(0).uniform(-1, 1, (len(one), 40)).astype("float32")
+    episodes[0].steps["next/reward"][0] = np.nan
+    folder = Recipe(episodes).write(tmp_path)
+    manifest = read_manifest(folder)
+    manifest.source = {"reference_scores": [0, 4], "environment": {"id": "Costly$x$-v0"}}
+    table = open_episodes(folder, manifest.episodes, manifest.steps)
+    figure = draw_figure("my/test", overview(folder, manifest, table), table)
+    over_time, beside, _, rewards, actions = figure.axes
+    words = " ".join(axes.get_title("left") for axes in figure.axes)
+    for word in (
+        "63 steps",
+        "2 terminated, 1 truncated, 1 cut",
+        "Costly$x$-v0",
+        "return",
+        "length",
+        "reward",
+        "action",
+    ):
+        assert word in words
+    assert figure.get_suptitle() == "my/test"
+    assert beside.child_axes[0].get_ylabel() == "normalised score"
+    assert "cut short" in {text.get_text() for text in over_time.get_legend().get_texts()}
+    assert "1 not finite" in {text.get_text() for text in (*beside.texts, *rewards.texts)}
+    assert len(actions.collections) == 32 and "8 more elements not shown" in actions.get_xlabel()
+    data = render_figure(figure, ".PNG")
+    assert MARK.encode() in data
+    assert Image.open(BytesIO(data)).size == (1430, 910)

@@ -1,0 +1,99 @@
+"""Frames: which leaf, which steps, how large; and the animation of an episode."""
+
+from __future__ import annotations
+
+from io import BytesIO
+
+import numpy as np
+import pytest
+from PIL import Image
+from rbdata.cards.animation import animate
+from rbdata.cards.card_file import MARK
+from rbdata.cards.frame_rows import enlarged, frame_leaf, picture
+from rbdata.cards.frame_sheet import choose_strips, draw_sheet, encode
+from rbdata.errors import UsageError
+from rbdata.storage.dataset import Dataset
+from storage_tools import Recipe, make_episodes
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    episodes = make_episodes([3, 50, 1, 9], vector=((4,), "float32"), observation=((24, 20, 3), "uint8"))
+    return Dataset(Recipe(episodes, {"vector": "flat", "observation": "zstd"}).write(tmp_path_factory.mktemp("frames")))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "mode"),
+    [
+        ((7, 7), "uint8", "L"),
+        ((7, 5, 1), "uint8", "L"),
+        ((7, 5, 3), "uint8", "RGB"),
+        ((3, 7, 5), "uint8", "RGB"),
+        ((4, 7, 5), "uint8", "L"),
+        ((20, 17), "float32", "L"),
+    ],
+)
+def test_rows_are_pictures(shape, dtype, mode):
+    row = (np.arange(np.prod(shape)).reshape(shape) % 200).astype(dtype)
+    made = picture(row)
+    height = next(size for size in shape if size in (7, 20))
+    assert (made.mode, made.height) == (mode, height)
+    if dtype == "float32":
+        assert np.ptp(np.asarray(made)) == 255
+
+
+def test_what_is_no_picture_is_named(tmp_path):
+    vectors = Dataset(Recipe(make_episodes([3], shape=(4,))).write(tmp_path))
+    with pytest.raises(UsageError, match="no frames") as error:
+        frame_leaf(vectors)
+    assert "observation float32 [4]" in error.value.hint
+
+
+@pytest.mark.parametrize(("size", "result"), [((84, 84), (168, 168)), ((7, 5), (168, 120)), ((640, 320), (168, 84))])
+def test_small_frames_are_enlarged_by_whole_factors(size, result):
+    assert enlarged(Image.new("L", size), 168).size == result
+
+
+def test_which_steps_are_on_the_sheet(dataset):
+    spread = choose_strips(dataset)
+    assert [strip.episode for strip in spread] == [0, 1, 2, 3]
+    assert [len(strip.steps) for strip in spread] == [3, 8, 1, 8]
+    assert (spread[1].steps[0], spread[1].steps[-1]) == (3, 52)
+    (strip,) = choose_strips(dataset, [1])
+    assert strip.steps == list(range(3 + 9, 3 + 9 + 32))
+    assert [len(strip.steps) for strip in choose_strips(dataset, [1, 3, 1])] == [16, 9]
+    for wrong in ([4], list(range(17))):
+        with pytest.raises(UsageError):
+            choose_strips(dataset, wrong)
+
+
+def test_the_sheet(dataset):
+    sheet = draw_sheet(dataset, choose_strips(dataset, [1, 2]))
+    assert sheet.mode == "RGB" and sheet.width > 8 * 140
+    for suffix in (".png", ".jpg", ".webp", ".gif"):
+        data = encode(sheet, suffix)
+        assert MARK.encode() in data
+        assert Image.open(BytesIO(data)).size == sheet.size
+
+
+@pytest.mark.parametrize("suffix", [".gif", ".webp", ".png"])
+def test_an_episode_moves(dataset, suffix):
+    seen = []
+    made = animate(dataset, 3, suffix, lambda done, total: seen.append((done, total)))
+    moving = Image.open(BytesIO(made.data))
+    assert (made.frames, made.stride, moving.n_frames) == (10, 1, 10)
+    assert moving.size == (280, 336) and moving.info["loop"] == 0
+    assert MARK.encode() in made.data
+    assert seen[-1] == (9, 10)
+    moving.seek(9)
+    last = enlarged(picture(dataset[dataset.episode_starts[-1] - 1]["next", "observation"].numpy()), 336)
+    if suffix == ".png":
+        assert np.array_equal(np.asarray(moving.convert("RGB")), np.asarray(last))
+
+
+def test_long_episodes_are_thinned_out(dataset, monkeypatch):
+    monkeypatch.setattr("rbdata.cards.animation.MOST_FRAMES", 20)
+    made = animate(dataset, 1, ".gif")
+    assert (made.stride, made.frames) == (3, 17)
+    with pytest.raises(UsageError, match="no episode 9"):
+        animate(dataset, 9, ".gif")
