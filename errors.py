@@ -9,6 +9,8 @@ The message says what failed and for which id, file or URL; the hint says what t
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 class RbdataError(Exception):
     """Base of all errors raised by rbdata."""
@@ -29,6 +31,11 @@ class RbdataError(Exception):
     def __str__(self) -> str:
         """Message and hint, on a line each, as a traceback shows them."""
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
+
+
+def page(name: str) -> str:
+    """Where a page of the documents is, such as ``mirrors.md``: the installed package holds them."""
+    return str(Path(__file__).parent / "docs" / name)
 
 
 def reason(error: BaseException) -> str:

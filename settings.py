@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from . import plugins
-from .errors import UsageError
+from .errors import UsageError, page
 
 FILENAME = "config.toml"
 DEFAULT = "default"
@@ -176,7 +176,7 @@ def _file() -> Mapping[str, Any]:
 
 @lru_cache(maxsize=8)
 def _load(file: Path, mtime_ns: int, size: int) -> Mapping[str, Any]:
-    hint = "it is rbdata's configuration file, described in docs/mirrors.md"
+    hint = f"it is rbdata's configuration file, described in {page('mirrors.md')}"
     if sys.version_info >= (3, 11):
         import tomllib
     else:

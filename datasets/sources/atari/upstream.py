@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ....errors import FetchError, ForbiddenError, ObjectNotFoundError
+from ....errors import FetchError, ForbiddenError, ObjectNotFoundError, page
 from ...fetch import Location, open_location
 from ...fetch.http_errors import status_of
 from ...ingest.protocol import ConvertOptions
@@ -86,7 +86,7 @@ def _not_available(name: str, errors: dict[str, FetchError]) -> FetchError:
     game = name.partition("/")[0]
     hint = (
         f"give --mirror (or RBDATA_ATARI_MIRROR) a copy that holds dqn/{name}/replay_logs, {FOLDER}/{game}, or the "
-        "converted dataset; if you were given access, run `gcloud auth application-default login`; see docs/mirrors.md"
+        f"converted dataset; if you were given access, run `gcloud auth application-default login`; see {page('mirrors.md')}"
     )
     kind = (
         ForbiddenError if any(isinstance(error, ForbiddenError) for error in errors.values()) else ObjectNotFoundError
