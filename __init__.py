@@ -20,9 +20,10 @@ from ._version import __version__ as __version__
 from .errors import RbdataError as RbdataError
 
 if TYPE_CHECKING:
-    from .api import convert, delete, download, list_datasets, preprocess
+    from .api import catalogue, convert, delete, download, info, list_datasets, preprocess, search
     from .datasets.experience import *
     from .datasets.scores import normalized_score, reference_scores
+    from .datasets.sources.catalogue_entry import Catalogue, CatalogueEntry
     from .reading import load, open_dataset
     from .storage.dataset import Dataset
     from .storage.replay import *
@@ -33,7 +34,9 @@ _MODULES = {
     "Dataset": ".storage.dataset",
     "check_specs": ".storage.spec_check",
     **dict.fromkeys(("normalized_score", "reference_scores"), ".datasets.scores"),
+    **dict.fromkeys(("Catalogue", "CatalogueEntry"), ".datasets.sources.catalogue_entry"),
     **dict.fromkeys(("convert", "delete", "download", "list_datasets", "preprocess"), ".api"),
+    **dict.fromkeys(("catalogue", "info", "search"), ".api"),
     **dict.fromkeys(("load", "open_dataset"), ".reading"),
     **dict.fromkeys(datasets.__all__, ".datasets.experience"),
 }
@@ -43,6 +46,8 @@ _MODULES = {
 __all__ = [
     "AtariDQNExperienceReplay",
     "BaseDatasetExperienceReplay",
+    "Catalogue",
+    "CatalogueEntry",
     "CompressedListStorage",
     "ConditionalUpdateResult",
     "ConsumingSampler",
@@ -97,11 +102,13 @@ __all__ = [
     "Writer",
     "WriterEnsemble",
     "__version__",
+    "catalogue",
     "check_specs",
     "convert",
     "delete",
     "download",
     "filter_trajectories",
+    "info",
     "iter_trajectories",
     "list_datasets",
     "load",
@@ -112,6 +119,7 @@ __all__ = [
     "preprocess",
     "reference_scores",
     "register_dataset",
+    "search",
     "split_trajectories",
     "traj",
 ]

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from .datasets.ingest.request import Listener, Request
 from .datasets.local import LocalDataset
+from .datasets.sources.catalogue_entry import Catalogue, CatalogueEntry
 from .datasets.sources.source_option import RESERVED
 from .errors import UsageError
 from .keywords import check_keywords
@@ -152,6 +153,50 @@ def list_datasets(*, root: PathLike | None = None) -> list[LocalDataset]:
     from .datasets.local import list_local
 
     return list_local(root)
+
+
+@check_keywords
+def catalogue(source: str | None = None, *, root: PathLike | None = None) -> Catalogue:
+    """The datasets that can be downloaded or recorded, of all sources or of one, with all that is known of each.
+
+    Nothing is asked of the network; counts that a server stated at the last `rbdata list --refresh` are included. Raises
+    UnknownDatasetError for a source that there is not.
+    """
+    from .datasets.discovery import known
+
+    return known(source, root)
+
+
+@check_keywords
+def search(
+    words: str = "",
+    *,
+    source: str | None = None,
+    observations: Literal["image", "vector", "discrete", "dict"] | None = None,
+    actions: Literal["discrete", "continuous"] | None = None,
+    max_size: str | int | None = None,
+    root: PathLike | None = None,
+) -> Catalogue:
+    """The datasets that match all words (of ids, environments, kinds and tags), such as "hopper medium", the best first.
+
+    ``max_size`` bounds the bytes to download, such as ``"2GB"``; datasets whose size is not known are then left out. Raises
+    UsageError for a kind or a size that is none, UnknownDatasetError for a source that there is not.
+    """
+    from .datasets.discovery import find
+
+    found = find([words], source=source, observations=observations, actions=actions, max_size=max_size, root=root)
+    return found.entries
+
+
+@check_keywords
+def info(dataset_id: str, *, root: PathLike | None = None) -> CatalogueEntry:
+    """What is known of a dataset before it is downloaded, without the network.
+
+    Raises UnknownDatasetError, with the nearest ids, for one that no source has.
+    """
+    from .datasets.discovery import describe
+
+    return describe(dataset_id, root)[0]
 
 
 @check_keywords

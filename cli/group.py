@@ -20,6 +20,8 @@ from .options import Root
 #: In the order of first use. The module of the same name has the command's ``run`` and ``EXAMPLES``.
 COMMANDS = {
     "list": "List the datasets on this machine and those to download.",
+    "search": "Search the datasets to download by words, kinds and size.",
+    "info": "Show what is known of a dataset before it is downloaded.",
     "download": "Download datasets and convert them.",
     "convert": "Convert raw files that are already on this machine.",
     "preprocess": "Make a new dataset with a Python function.",

@@ -31,7 +31,7 @@ def _starting_with(incomplete: str, ids: list[str]) -> list[str]:
     return full or [name for name in (one.partition("/")[2] for one in ids) if name.startswith(incomplete)]
 
 
-def _complete_any(ctx: Context, incomplete: str) -> list[str]:
+def complete_any(ctx: Context, incomplete: str) -> list[str]:
     from ..datasets import catalogue, local
 
     ids = {*local.local_ids(_root(ctx)), *catalogue.known_ids()}
@@ -62,7 +62,7 @@ def _argument(what: str, complete: Callable[..., list[str]], metavar: str) -> An
 
 AnyIds = Annotated[
     list[str],
-    _argument("Dataset ids: source/name, or the name alone where only one source has it.", _complete_any, "ID"),
+    _argument("Dataset ids: source/name, or the name alone where only one source has it.", complete_any, "ID"),
 ]
 LocalIds = Annotated[list[str], _argument("Datasets on this machine: ids or folders.", _complete_local, "ID")]
 AnyLocalIds = Annotated[list[str], _argument("Datasets on this machine, complete or not.", _complete_any_local, "ID")]

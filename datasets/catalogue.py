@@ -12,13 +12,15 @@ from __future__ import annotations
 import difflib
 import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from .. import plugins
 from ..errors import PluginError, PluginWarning, UnknownDatasetError, UsageError
 from ..storage.folder import check_id
 from .ingest.listing import RemoteDataset, RemoteListing
+from .sources.catalogue_entry import CatalogueEntry
 from .sources.source import Source
 
 MINE = plugins.MINE
@@ -61,6 +63,53 @@ def remote_ids(source: str | None = None, root: Path | None = None) -> dict[str,
     """Full ids of what remotes held when they were last asked, with what they said of each."""
     listings = remote_listings(source, root)
     return {f"{name}/{one.name}": one for name, found in listings.items() for one in found.datasets}
+
+
+def entries(source: str | None = None, root: Path | None = None) -> dict[str, CatalogueEntry]:
+    """What is known of every dataset of all sources, or of one, by full id.
+
+    Counts and sizes are those that a remote stated when it was last asked, else those of the source's own catalogue.
+    """
+    return {
+        entry.id: entry
+        for found in _of_each(lambda one: list(_entries_of(one, root)), source).values()
+        for entry in found
+    }
+
+
+def describe(dataset_id: str, root: Path | None = None) -> CatalogueEntry:
+    """What is known of one dataset, also of one that its source does not list, by its full id."""
+    name, _, rest = dataset_id.partition("/")
+    if name not in source_names():
+        return CatalogueEntry(dataset_id)
+    listed = entries(name, root).get(dataset_id)
+    if listed is not None and listed.date is not None:
+        return listed
+    source = load_source(name)
+    file = source.catalogue_file
+    general = _with_scores(file.entry(rest) if file else CatalogueEntry(dataset_id), source)
+    general = replace(general, steps=None, figures=(), approximate=False)
+    stated = {key: value for key, value in vars(listed).items() if value} if listed else {}
+    return replace(general, **stated)
+
+
+def _entries_of(source: Source, root: Path | None) -> Iterable[CatalogueEntry]:
+    known = {entry.id: entry for entry in source.catalogue()}
+    for name in source.names():
+        known.setdefault(f"{source.name}/{name}", CatalogueEntry(f"{source.name}/{name}"))
+    listing = source.listing(root)
+    for one in listing.datasets if listing else ():
+        dataset_id = f"{source.name}/{one.name}"
+        counts: dict[str, Any] = {"steps": one.steps, "episodes": one.episodes, "bytes": one.bytes}
+        stated = {name: count for name, count in counts.items() if count is not None}
+        entry = known.get(dataset_id, CatalogueEntry(dataset_id))
+        known[dataset_id] = replace(entry, **stated, approximate=entry.approximate and "steps" not in stated)
+    return [_with_scores(entry, source) for entry in known.values()]
+
+
+def _with_scores(entry: CatalogueEntry, source: Source) -> CatalogueEntry:
+    scores = source.reference_scores({"dataset": entry.name})
+    return replace(entry, reference_scores=scores) if scores else entry
 
 
 def resolve(text: str, local: Iterable[str] = ()) -> tuple[str, Source | None]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..ingest.protocol import ConvertOptions, Job, PartSpec, Plan, RawObject
     from ..ingest.row_source import Block, RowSource, block_of_rows
     from ..ingest.trajectories import Column, TrajectoryWriter, lay_out
+    from .catalogue_entry import CatalogueEntry, Place
     from .source import Source
     from .source_option import SourceOption
 
@@ -28,6 +29,7 @@ _HOMES = {
     "..ingest.protocol": ("ConvertOptions", "Job", "PartSpec", "Plan", "RawObject"),
     "..ingest.row_source": ("Block", "RowSource", "block_of_rows"),
     "..ingest.trajectories": ("Column", "TrajectoryWriter", "lay_out"),
+    ".catalogue_entry": ("CatalogueEntry", "Place"),
     ".source": ("Source",),
     ".source_option": ("SourceOption",),
 }

@@ -6,6 +6,7 @@ converting run alike. `rbdata.plugins` says how a source is registered; docs/new
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from ... import settings
 from ...errors import UsageError
 from ...keywords import nearest
 from ...storage.reference_scores import ReferenceScores, recorded_scores
+from .catalogue_entry import CatalogueEntry, CatalogueFile
 from .source_option import SourceOption
 
 if TYPE_CHECKING:
@@ -72,6 +74,18 @@ class Source:
     def knows(self, name: str) -> bool:
         """Whether a name is one of its own."""
         return name in self.names()
+
+    @property
+    def catalogue_file(self) -> CatalogueFile | None:
+        """What is known of the datasets before they are downloaded: ``catalogue.json`` beside the module, None without one."""
+        module = sys.modules[type(self).__module__].__file__
+        path = Path(module).with_name("catalogue.json") if module else None
+        return CatalogueFile.read(path, self.name) if path and path.is_file() else None
+
+    def catalogue(self) -> Sequence[CatalogueEntry]:
+        """What is known of its datasets, without asking the network; those of `names` that are not here have their id only."""
+        file = self.catalogue_file
+        return list(file.entries()) if file else []
 
     def split_address(self, text: str) -> tuple[str, str] | None:
         """An address ``scheme://...`` as (name, mirror) if it is one of this provider's datasets.

@@ -60,7 +60,9 @@ def ask(call):
 
 
 class TestEveryCommand:
-    @pytest.mark.parametrize("name", ["list", "download", "convert", "inspect", "sample", "verify", "delete"])
+    @pytest.mark.parametrize(
+        "name", ["list", "search", "info", "download", "convert", "inspect", "sample", "verify", "delete"]
+    )
     def test_help_has_examples_and_exit_codes(self, call, name):
         code, answer, notes = call(name, "--help")
         assert (code, notes) == (0, "")
@@ -151,7 +153,9 @@ class TestList:
         assert len(rows) == len(known_ids())  # the one that is here is one of them
         assert rows[0][:4] == ["atari/Pong/5", "complete", "11956", "14"]
         assert int(rows[0][4]) > 1e6
-        assert rows[1] == ["atari/AirRaid/1", "-", "-", "-", "-"]
+        assert rows[1] == ["atari/AirRaid/1", "-", "50000000", "-", "-"]
+        hopper = next(row for row in rows if row[0] == "d4rl/hopper-medium-v2")
+        assert hopper == ["d4rl/hopper-medium-v2", "-", "1000000", "2187", "152756557"]
 
     def test_filters(self, call, made):
         assert call("list", "--root", made, "--local", "-q")[1] == "atari/Pong/5\n"
@@ -159,6 +163,12 @@ class TestList:
         assert len(call("list", "--root", made, "--match", "*/Pong/*", "-q")[1].split()) == 5
         assert call("list", "--source", "my", "--root", made)[:2] == (0, "")
         assert call("list", "--source", "nonsense")[0] == 2
+        assert (
+            call("list", "atari", "--root", made, "-q")[1] == call("list", "--source", "atari", "--root", made, "-q")[1]
+        )
+        assert len(call("list", "atari", "--root", made)[1].splitlines()) == 300
+        code, _, notes = call("list", "atari", "--source", "d4rl")
+        assert code == 2 and "two sources are given" in notes
 
     def test_json(self, ask, made):
         code, document = ask("list", "--root", made, "--local")
@@ -167,6 +177,18 @@ class TestList:
         assert document["root"] == str(made)
         assert (dataset["id"], dataset["state"], dataset["steps"]) == ("atari/Pong/5", "complete", 11956)
         assert Path(dataset["path"]).is_dir()
+
+    def test_json_has_the_catalogue_and_a_summary_of_each_source(self, ask, made):
+        code, document = ask("list", "--root", made)
+        rows = {one["id"]: one for one in document["datasets"]}
+        assert code == 0 and len(rows) == len(known_ids())
+        assert rows["d4rl/hopper-medium-v2"]["available"] == ["Hugging Face", "Berkeley"]
+        assert rows["atari/Skiing/1"]["available"] == []  # the only public copy is closed
+        assert set(rows["atari/Pong/4"]) < set(rows["atari/Pong/5"])
+        assert (rows["atari/Pong/5"]["observations"], rows["atari/Pong/5"]["steps"]) == ("image", 11956)
+        atari = document["sources"][0]
+        assert (atari["source"], atari["datasets"], atari["mirror_only"]) == ("atari", 300, 70)
+        assert atari["example"] == "atari/Pong/1" and atari["places"] == ["RL Unplugged"]
 
     def test_damaged_is_said_and_why(self, call, own):
         (own / "atari/Pong/5/rbdata.json").write_text("{")
@@ -188,6 +210,79 @@ class TestList:
         code, answer, _ = call("list", "--local", "--root", own)
         assert code == 0
         assert {line.split("\t")[0] for line in answer.splitlines()} == {"atari/Pong/5", "my/bad", "my/begun"}
+
+
+class TestSearch:
+    def test_rows_in_a_pipe(self, call, made):
+        code, answer, notes = call("search", "hopper", "medium", "--root", made)
+        rows = [line.split("\t") for line in answer.splitlines()]
+        assert (code, notes) == (0, "")
+        assert {len(row) for row in rows} == {8}
+        assert rows[0][:3] == ["d4rl/hopper-medium-v2", "1000000", "2187"]
+        assert rows[0][4:] == ["vector", "continuous", "Hugging Face, Berkeley", "CC-BY-4.0"]
+        assert all("hopper" in row[0] and "medium" in row[0] for row in rows)
+
+    def test_filters(self, call, made):
+        assert call("search", "pong", "--actions", "discrete", "--limit", 2, "-q", "--root", made)[1].split() == [
+            "atari/Pong/1",
+            "atari/Pong/2",
+        ]
+        code, answer, notes = call("search", "hopper", "--max-size", "60MB", "--source", "d4rl", "--root", made)
+        sizes = [int(line.split("\t")[3]) for line in answer.splitlines()]
+        assert code == 0 and sizes and max(sizes) <= 60e6
+        assert "left out, as their size is not known: 5 datasets" in notes
+        assert call("search", "--observations", "smell", "--root", made)[0] == 2
+        assert call("search", "--max-size", "big", "--root", made)[0] == 2
+
+    def test_what_is_here_is_found_and_marked(self, ask, own):
+        (own / "my").mkdir()
+        (own / "atari/Pong/5").rename(own / "my/pong")
+        code, document = ask("search", "my", "pong", "--root", own)
+        assert code == 0
+        assert [(one["id"], one["state"]) for one in document["datasets"]] == [("my/pong", "complete")]
+
+    def test_nothing_matches(self, call, ask, made):
+        code, answer, notes = call("search", "hoper", "--root", made)
+        assert (code, answer) == (0, "")
+        assert notes.splitlines() == ["no dataset matches hoper", f"next: rbdata search hopper --root {made}"]
+        assert ask("search", "hoper", "--root", made)[1] == {"matches": 0, "of_unknown_size": 0, "datasets": []}
+
+
+class TestInfo:
+    def test_what_is_known_and_the_command(self, call, ask, made):
+        code, answer, notes = call("info", "hopper-medium-v2", "--root", made)
+        facts = dict(line.split("\t", 1) for line in answer.splitlines())
+        assert code == 0
+        assert (facts["id"], facts["steps"], facts["download"]) == ("d4rl/hopper-medium-v2", "1000000", "152756557")
+        assert facts["scores"] == "-20.272305 3234.3"
+        assert notes.startswith("next: rbdata download d4rl/hopper-medium-v2 --mirror https://huggingface.co/")
+        assert notes.endswith(f" --root {made}\n")
+        code, document = ask("info", "hopper-medium-v2", "--root", made)
+        assert (document["state"], document["approximate"], document["horizon"]) == ("absent", True, 1000)
+        assert document["places"][1]["access"] == "unreliable"
+        assert document["date"] and document["figures"]
+
+    def test_on_this_machine(self, call, own):
+        code, answer, notes = call("info", "Pong/5", "--root", own)
+        assert code == 0 and f"here\t{own / 'atari/Pong/5'}" in answer
+        assert notes == f"next: rbdata inspect atari/Pong/5 --root {own}\n"
+        (own / "my").mkdir()
+        (own / "atari/Pong/5").rename(own / "my/pong")
+        code, answer, _ = call("info", "my/pong", "--root", own)
+        assert code == 0 and "steps\t11956" in answer
+
+    def test_what_no_source_lists(self, call, ask):
+        code, document = ask("info", "openml/12345")
+        assert code == 0 and document["steps"] is None and document["observations"] == "vector"
+        code, _, notes = call("info", "hopper-medim-v2")
+        assert code == 2 and "did you mean d4rl/hopper-medium-v2" in notes
+
+    def test_no_hint_that_cannot_work(self, call, monkeypatch):
+        code, _, notes = call("info", "atari/Skiing/1")
+        assert code == 0 and "next:" not in notes and "--mirror" in notes
+        monkeypatch.setenv("RBDATA_ATARI_MIRROR", "/mnt/dqn")
+        code, answer, notes = call("info", "atari/Skiing/1")
+        assert "mirror\t/mnt/dqn" in answer and notes == "next: rbdata download atari/Skiing/1\n"
 
 
 class TestDownload:

@@ -56,7 +56,7 @@ def made(tmp_path_factory) -> Path:
 
 class TestStart:
     @pytest.mark.parametrize(
-        ("words", "limit"), [(["--help"], 0.25), (["list", "--local"], 0.4), (["list"], 0.4), (["inspect", "-h"], 0.25)]
+        ("words", "limit"), [(["--help"], 0.25), (["search", "maze"], 0.4), (["list"], 0.4), (["inspect", "-h"], 0.25)]
     )
     def test_is_quick(self, words, limit, made):
         """The limits are those of an idle machine; a busy one gets four times as much."""
@@ -73,6 +73,8 @@ class TestStart:
             "--help",
             "list",
             "list --local --json",
+            "search maze continuous",
+            "info hopper-medium-v2 --json",
             "inspect Pong/5 --json",
             "delete -h",
             "download --help",
@@ -172,13 +174,14 @@ class TestTerminal:
             code, seen = in_terminal("list", "--root", made, columns=columns, NO_COLOR="1")
             lines = seen.splitlines()
             assert code == 0
-            assert len(lines) < 40
+            assert len(lines) < 20
             assert lines[1].startswith("atari/Pong/5  complete")
             assert all(len(line) <= columns for line in lines)
             assert ("episodes" in lines[0]) == (columns == 80)
 
     def test_colour_can_be_switched_off(self, made):
         assert "\x1b[1mid" in in_terminal("list", "--root", made)[1]
+        assert "atari/Pong/1-4 " in in_terminal("search", "pong", "--root", made)[1]  # and 5, which is here
         assert "\x1b" not in in_terminal("list", "--root", made, NO_COLOR="1")[1]
         assert "\x1b" not in in_terminal("list", "--root", made, TERM="dumb")[1]
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 from rbdata.cli import text
+from rbdata.cli.catalogue_table import combine
 from rbdata.cli.console import Column, Console
 from rbdata.cli.failures import explain
-from rbdata.cli.list import _combine_numbers
 from rbdata.cli.progress import Tally
 from rbdata.datasets.ingest.request import Estimate
+from rbdata.datasets.sources.catalogue_entry import CatalogueEntry
 from rbdata.datasets.workers.task import TaskProgress
 from rbdata.errors import DiskSpaceError, UnknownDatasetError
 
@@ -84,8 +85,9 @@ def test_columns_read_downwards():
 
 
 def test_names_that_differ_in_their_number_share_a_line():
-    names = ["Pong/1", "Pong/2", "Pong/4", "hopper-medium-v2", "D4RL/door/human-v2"]
-    assert _combine_numbers(names) == ["Pong/1-2,4", "hopper-medium-v2", "D4RL/door/human-v2"]
+    names = ["atari/Pong/1", "atari/Pong/2", "atari/Pong/4", "atari/Pong/5", "d4rl/hopper-medium-v2"]
+    entries = [CatalogueEntry(name, steps=3 + (name == "atari/Pong/5")) for name in names]
+    assert [shown for shown, _ in combine(entries, {})] == ["atari/Pong/1-2,4", *names[3:]]
 
 
 class TestErrors:

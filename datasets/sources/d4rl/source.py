@@ -8,12 +8,14 @@ a mirror, in the site's layout or flat (as the copy on Hugging Face has them, an
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ....errors import FetchError, ObjectNotFoundError, UsageError
 from ....storage.reference_scores import ReferenceScores
 from ...fetch import Location, RemoteObject
 from ...ingest.protocol import ConvertOptions
+from ..catalogue_entry import CatalogueEntry
 from ..source import Source
 from ..source_option import ACCEPT_CHANGED, SourceOption
 from .registry import FLAT_COPY, HOME, Entry, by_file, registry
@@ -45,6 +47,10 @@ class D4rlSource(Source):
 
     def names(self) -> Sequence[str]:
         return list(registry())
+
+    def catalogue(self) -> Sequence[CatalogueEntry]:
+        """With the time limits of the registry."""
+        return [replace(entry, horizon=registry()[entry.name].horizon) for entry in super().catalogue()]
 
     def reference_scores(self, record: Mapping[str, Any]) -> ReferenceScores | None:
         """Those of D4RL's table (as the D4RL paper has them, section 5; ``d4rl.get_normalized_score`` leaves out the 100)."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,9 +18,11 @@ from ...fetch import FetchOptions, Location, RemoteObject, open_location, read_a
 from ...fetch.location import join_path
 from ...ingest.listing import RemoteListing, kept
 from ...ingest.protocol import ConvertOptions
+from ..catalogue_entry import CatalogueEntry
 from ..source import Source
 from ..source_option import TEXT
 from . import remote_counts as remote
+from .local_counts import local_entries
 from .names import HOME, KNOWN, is_id, local_names, local_root, remote_url, split_url
 
 if TYPE_CHECKING:
@@ -58,6 +61,18 @@ class MinariSource(Source):
         return list(
             dict.fromkeys([*local_names(), *(one.name for one in (listing.datasets if listing else ())), *known])
         )
+
+    def catalogue(self) -> Sequence[CatalogueEntry]:
+        """The Foundation's datasets, unless MINARI_REMOTE names another remote, and those in the local root."""
+        file = self.catalogue_file
+        published = {entry.id: entry for entry in file.entries()} if file and self.home == HOME else {}
+        for here in local_entries():
+            known = published.get(here.id, CatalogueEntry(here.id))
+            stated = {name: value for name, value in vars(here).items() if value not in (None, (), False)}
+            published[here.id] = replace(
+                known, **{**stated, "places": (*here.places, *known.places), "approximate": False}
+            )
+        return list(published.values())
 
     def listing(self, root: Path | None = None) -> RemoteListing | None:
         return kept(self.name, self.home, root)

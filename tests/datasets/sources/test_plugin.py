@@ -63,7 +63,10 @@ def rbdata(python):
 def test_from_list_to_delete(rbdata, python, tmp_path):
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "mine.csv").write_text(LOG)
-    assert "csvlog/cartpole" in rbdata("list", "--source", "csvlog").stdout
+    assert "csvlog/cartpole\t-\t3\t2" in rbdata("list", "--source", "csvlog").stdout  # from its catalogue.json
+    found = rbdata("search", "--source", "csvlog").stdout.splitlines()
+    assert found[0].split("\t") == ["csvlog/cartpole", "3", "2", "-", "vector", "discrete", "csvlog.example.org", "-"]
+    assert found[1].split("\t") == ["csvlog/pendulum", *"-------"]  # an id is enough
     assert "csvlog: what the column action holds (discrete)." in " ".join(rbdata("download", "--help").stdout.split())
 
     with http_server(tmp_path / "logs") as server:

@@ -1,0 +1,113 @@
+"""Datasets of the catalogue as rows: of `list`, of `search`, and as JSON."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from . import text
+from .colour import of_state
+from .console import Column, out
+
+if TYPE_CHECKING:
+    from ..datasets.local import LocalDataset
+    from ..datasets.sources.catalogue_entry import CatalogueEntry
+
+#: What stands in the column "available" if no place that is known lets anybody in.
+MIRROR_ONLY = "mirror only"
+
+_COLUMNS = (
+    Column("id"),
+    Column("state", style=of_state),
+    Column("steps", right=True),
+    Column("size", right=True),
+    Column("observations", optional=True),
+    Column("actions", optional=True),
+    Column("available", optional=True),
+    Column("licence", optional=True),
+)
+_NUMBERED = re.compile(r"(.+/)(\d+)")
+
+Here = Mapping[str, "LocalDataset"]
+
+
+def show(entries: Sequence[CatalogueEntry], here: Here) -> None:
+    """Print a table for a terminal, without the columns of which nothing is known.
+
+    Datasets that differ only in a number (runs of a game) share a row.
+    """
+    rows = [_row(ids, entry, here) for ids, entry in combine(entries, here)]
+    known = [index for index in range(len(_COLUMNS)) if any(row[index] for row in rows)]
+    out.table([_COLUMNS[index] for index in known], [[row[index] for index in known] for row in rows])
+
+
+def combine(entries: Iterable[CatalogueEntry], here: Here) -> list[tuple[str, CatalogueEntry]]:
+    """Entries with what is shown as their id: ``atari/Pong/1-3,5`` for consecutive ones that differ in a number only."""
+    from ..datasets.ingest.number_ranges import format_numbers
+
+    def family(entry: CatalogueEntry) -> Any:
+        match = _NUMBERED.fullmatch(entry.id)
+        return replace(entry, id=match[1]) if match and entry.id not in here else entry
+
+    rows = []
+    for key, members in groupby(entries, family):
+        alike = list(members)
+        numbers = sorted(int(entry.id[len(key.id) :]) for entry in alike) if len(alike) > 1 else []
+        shown = f"{key.id}{format_numbers(numbers).replace(', ', ',')}" if numbers else alike[0].id
+        rows.append((shown, alike[0]))
+    return rows
+
+
+def _row(shown: str, entry: CatalogueEntry, here: Here) -> tuple[str | None, ...]:
+    local = here.get(entry.id)
+    return (
+        shown,
+        state(local) if local else None,
+        text.count(local.steps) if local and local.steps is not None else about(entry.steps, entry),
+        text.size(local.bytes) if local else None if entry.bytes is None else text.size(entry.bytes),
+        entry.observations,
+        entry.actions,
+        available(entry),
+        entry.licence,
+    )
+
+
+def about(count: int | None, entry: CatalogueEntry) -> str | None:
+    """A count, marked where it is approximate."""
+    return None if count is None else f"{'~' * entry.approximate}{text.count(count)}"
+
+
+def available(entry: CatalogueEntry) -> str | None:
+    """Where a dataset can be had today."""
+    return ", ".join(entry.available) or (MIRROR_ONLY if entry.places else None)
+
+
+def state(local: LocalDataset) -> str:
+    """The state of a dataset on this machine."""
+    return f"partial {text.percent(local.done)}" if local.state == "partial" else local.state
+
+
+def plain_row(entry: CatalogueEntry) -> tuple[Any, ...]:
+    """A row of `search` in a pipe."""
+    counts = (entry.steps, entry.episodes, entry.bytes)
+    return entry.id, *counts, entry.observations, entry.actions, available(entry), entry.licence
+
+
+def record(entry: CatalogueEntry, local: LocalDataset | None = None) -> dict[str, Any]:
+    """An entry of `list` and `search` as JSON; `info` has the rest."""
+    return {
+        "id": entry.id,
+        "state": local.state if local else "absent",
+        "steps": entry.steps,
+        "episodes": entry.episodes,
+        "bytes": entry.bytes,
+        "approximate": entry.approximate,
+        "environment": entry.environment,
+        "observations": entry.observations,
+        "actions": entry.actions,
+        "available": entry.available,
+        "licence": entry.licence,
+    }

@@ -1,0 +1,75 @@
+"""``rbdata search``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from typer import Argument, Option
+
+from . import catalogue_table, text
+from .console import out
+from .options import Root, complete_source
+
+EXAMPLES = """
+  rbdata search atari breakout
+  rbdata search maze continuous --max-size 500MB
+  rbdata search --observations image --actions discrete
+  rbdata search human --source minari --quiet
+"""
+
+#: A terminal shows so many rows unless --limit says otherwise.
+MOST_ROWS = 40
+
+
+def run(
+    words: Annotated[
+        list[str] | None, Argument(metavar="WORDS", help="Words of ids, environments, kinds and tags; all must match.")
+    ] = None,
+    source: Annotated[
+        str | None, Option(metavar="NAME", help="Only this source.", autocompletion=complete_source)
+    ] = None,
+    observations: Annotated[
+        str | None, Option(metavar="KIND", help="Only these observations: image, vector, discrete, dict.")
+    ] = None,
+    actions: Annotated[str | None, Option(metavar="KIND", help="Only these actions: discrete, continuous.")] = None,
+    max_size: Annotated[str | None, Option(metavar="SIZE", help="Only downloads up to this size, such as 2GB.")] = None,
+    limit: Annotated[int | None, Option(min=1, metavar="N", help="Show at most N, the best matches.")] = None,
+    root: Root = None,
+) -> None:
+    """Search the catalogue: the datasets that can be downloaded, recorded, or are here already, the best match first.
+
+    The network is not used. Counts that are approximate are marked with ~, what is not known is -. In a pipe every
+    dataset is one tab-separated row: id, steps, episodes, bytes to download, observations, actions, available, licence.
+    """
+    from .. import settings
+    from ..datasets import discovery
+    from ..datasets.local import list_local
+
+    found = discovery.find(
+        words or (), source=source, observations=observations, actions=actions, max_size=max_size, root=root
+    )
+    entries = list(found.entries)[:limit]
+    here = {one.id: one for one in list_local(root)}
+    if out.json:
+        records = [catalogue_table.record(entry, here.get(entry.id)) for entry in entries]
+        out.document({"matches": len(found.entries), "of_unknown_size": found.of_unknown_size, "datasets": records})
+    elif out.quiet:
+        for entry in entries:
+            out.line(entry.id)
+    elif not out.on_terminal:
+        out.table((), map(catalogue_table.plain_row, entries))
+    elif entries:
+        rows = catalogue_table.combine(entries, here)
+        shown = len(entries)
+        if limit is None and len(rows) > MOST_ROWS:
+            shown = entries.index(rows[MOST_ROWS][1])
+        catalogue_table.show(entries[:shown], here)
+        if shown < len(entries):
+            out.note(f"{len(entries) - shown:,} more match: --limit {len(entries)} shows all")
+        out.hint(settings.command("info", entries[0].id, root=root))
+    if not found.entries:
+        out.note(f"no dataset matches {' '.join(words or ())}".rstrip())
+        if found.nearest:
+            out.hint(settings.command("search", *found.nearest, root=root))
+    if found.of_unknown_size:
+        out.note(f"left out, as their size is not known: {text.plural(found.of_unknown_size, 'dataset')}")

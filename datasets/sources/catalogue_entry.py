@@ -1,0 +1,201 @@
+"""What is known of a dataset before it is downloaded, and the files that state it.
+
+A source may have a file ``catalogue.json`` beside its module:
+
+    {
+     "title": "one line: what the source holds",
+     "date": "2026-11-22",                       of the last check of the file
+     "figures": ["bytes: from where", ...],      where the numbers are from
+     "example": "hopper-medium-v2",              a name to begin with
+     "places": {"key": {"name", "url", "access": "open" | "unreliable" | "closed", "date", "note", "mirror"}, ...},
+     "all": {...}, "groups": {"hopper": {...}},  fields of `CatalogueEntry` that datasets share
+     "columns": ["name", "group", "steps", ...], "datasets": [["hopper-medium-v2", "hopper", 1000000], ...]
+    }
+
+A row's columns override its group, a group overrides ``all``; null and missing columns are unknown. ``notes`` and ``tags`` of
+a group are added to those of all. A name that ends in a range (``Pong/1-5``) is one dataset for each number.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from ... import settings
+from ...storage.reference_scores import ReferenceScores
+
+Observations = Literal["image", "vector", "discrete", "dict"]
+Actions = Literal["discrete", "continuous"]
+OBSERVATIONS: tuple[str, ...] = get_args(Observations)
+ACTIONS: tuple[str, ...] = get_args(Actions)
+
+_RANGE = re.compile(r"(.*/)(\d+)-(\d+)")
+#: A notebook shows so many rows of a `Catalogue`.
+_MOST_ROWS = 100
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a dataset can be had. ``date`` is when ``access`` was last seen; a ``mirror`` is to be named with ``--mirror``."""
+
+    name: str
+    url: str
+    access: Literal["open", "unreliable", "closed"]
+    date: str = ""
+    note: str = ""
+    mirror: bool = False
+
+
+@dataclass(frozen=True, repr=False)
+class CatalogueEntry:
+    """One dataset as its source describes it; what is not known is None, or empty.
+
+    ``observations`` and ``actions`` are kinds: `OBSERVATIONS`, `ACTIONS`; "dict" is any nested observation.
+    ``observation_space`` and ``action_space`` are Gymnasium's spaces in short. ``steps`` and ``episodes`` are counts, rounded
+    or counted otherwise than rbdata does where ``approximate``. ``bytes`` are those to download. ``reference_scores`` are the
+    returns that normalised scores call 0 and 100, ``horizon`` is the environment's time limit in steps. ``places`` are where
+    it can be had, in the order in which to try them. ``options`` are the options of the source that matter most. ``date`` and
+    ``figures`` state when and from where all this is known.
+    """
+
+    id: str
+    environment: str | None = None
+    observations: Observations | None = None
+    observation_space: str | None = None
+    actions: Actions | None = None
+    action_space: str | None = None
+    steps: int | None = None
+    episodes: int | None = None
+    approximate: bool = False
+    bytes: int | None = None
+    reference_scores: ReferenceScores | None = None
+    horizon: int | None = None
+    tags: tuple[str, ...] = ()
+    licence: str | None = None
+    citation: str | None = None
+    origin: str | None = None
+    places: tuple[Place, ...] = ()
+    notes: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    date: str | None = None
+    figures: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def source(self) -> str:
+        """The source it is from: the first part of the id."""
+        return self.id.partition("/")[0]
+
+    @property
+    def name(self) -> str:
+        """The id without the source."""
+        return self.id.partition("/")[2]
+
+    @property
+    def available(self) -> tuple[str, ...]:
+        """The names of the places where it can be had; empty where only a mirror of your own can have it."""
+        return tuple(place.name for place in self.places if place.access != "closed")
+
+    @property
+    def command(self) -> str:
+        """The command that downloads it, from the place that is most likely to work."""
+        return self.command_at(None)
+
+    def command_at(self, root: str | os.PathLike[str] | None) -> str:
+        """The same with ``--root`` where it is not None."""
+        best = next((place for place in self.places if place.access == "open"), None)
+        mirror = ("--mirror", best.url) if best and best.mirror else ()
+        return settings.command("download", self.id, *mirror, root=root)
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields as JSON values, with ``available`` and ``command``."""
+        record = {one.name: getattr(self, one.name) for one in fields(self)}
+        record["places"] = [vars(place) for place in self.places]
+        record["reference_scores"] = self.reference_scores and vars(self.reference_scores)
+        return {**record, "available": self.available, "command": self.command}
+
+    def __repr__(self) -> str:
+        facts = [
+            f"{'about ' * self.approximate}{self.steps:,} steps" if self.steps is not None else "",
+            f"{self.bytes / 1e6:,.0f} MB" if self.bytes is not None else "",
+            f"{self.observations} observations" if self.observations else "",
+            f"{self.actions} actions" if self.actions else "",
+        ]
+        stated = ", ".join(fact for fact in facts if fact)
+        return f"<CatalogueEntry {self.id}{': ' * bool(stated)}{stated}>"
+
+
+class Catalogue(tuple[CatalogueEntry, ...]):
+    """Datasets, in an order: a tuple that is short in a terminal and a table in a notebook."""
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids, in this order."""
+        return [entry.id for entry in self]
+
+    def __repr__(self) -> str:
+        ids = self.ids if len(self) <= 4 else [*self.ids[:3], "...", self.ids[-1]]
+        return f"<Catalogue of {len(self):,} datasets{': ' * bool(ids)}{', '.join(ids)}>"
+
+    def _repr_html_(self) -> str:
+        titles = ("id", "steps", "episodes", "bytes", "observations", "actions", "available", "licence")
+        rows = [
+            [", ".join(entry.available) if title == "available" else getattr(entry, title) for title in titles]
+            for entry in self[:_MOST_ROWS]
+        ]
+        more = f"<p>and {len(self) - _MOST_ROWS:,} more</p>" if len(self) > _MOST_ROWS else ""
+        head = "".join(f"<th>{title}</th>" for title in titles)
+        return f"<table><tr>{head}</tr>{''.join(map(_html_row, rows))}</table>{more}"
+
+
+def _html_row(values: Sequence[Any]) -> str:
+    shown = (
+        "-" if value is None else f"{value:,}" if isinstance(value, int) else html.escape(value) for value in values
+    )
+    return "<tr>" + "".join(f"<td>{text}</td>" for text in shown) + "</tr>"
+
+
+@dataclass(frozen=True)
+class CatalogueFile:
+    """A file ``catalogue.json``, read."""
+
+    source: str
+    content: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, path: Path, source: str) -> CatalogueFile:
+        """Raises OSError for a file that is not there, ValueError for one that is not JSON."""
+        return cls(source, json.loads(path.read_text(encoding="utf-8")))
+
+    def entries(self) -> Iterator[CatalogueEntry]:
+        """One for each dataset, in the order of the file."""
+        columns = self.content["columns"][2:]
+        for name, group, *values in self.content["datasets"]:
+            row = {column: value for column, value in zip(columns, values) if value is not None}
+            for one in _expanded(name):
+                yield self.entry(one, group, row)
+
+    def entry(self, name: str, group: str | None = None, row: Mapping[str, Any] | None = None) -> CatalogueEntry:
+        """An entry with what is true of all datasets, of a group of them, and of this one."""
+        shared, special = self.content["all"], self.content["groups"][group] if group else {}
+        facts = {**shared, **special, **(row or {})}
+        for both in ("tags", "notes"):
+            facts[both] = (*special.get(both, ()), *shared.get(both, ()))
+        places = (Place(**self.content["places"][key]) for key in facts.pop("places", ()))
+        lists = {key: tuple(value) for key, value in facts.items() if isinstance(value, (list, tuple))}
+        about = {"date": self.content["date"], "figures": tuple(self.content["figures"])}
+        return CatalogueEntry(f"{self.source}/{name}", places=tuple(places), **{**facts, **lists, **about})
+
+
+def _expanded(name: str) -> Iterator[str]:
+    match = _RANGE.fullmatch(name)
+    if match is None:
+        yield name
+        return
+    for number in range(int(match[2]), int(match[3]) + 1):
+        yield f"{match[1]}{number}"
