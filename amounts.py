@@ -38,6 +38,11 @@ def percent(share: float) -> str:
     return f"{int(min(max(share, 0.0), 1.0) * 100 + 1e-9)}%"
 
 
+def exact_percent(share: float) -> str:
+    """A share in percent with one decimal: 2.1%; what is there, however little, is not 0."""
+    return "<0.1%" if 0 < share < 0.0005 else f"{100 * share:.3g}%" if share < 0.9995 or share == 1 else ">99.9%"
+
+
 def duration(seconds: float) -> str:
     """Two units at most: 0.4 s, 12 s, 4 min 12 s, 2 h 05 min."""
     if seconds < 9.95:

@@ -15,10 +15,11 @@ MARK = "written by rbdata"
 _SEARCHED = 1 << 16
 
 
-def check_target(target: Path, suffixes: tuple[str, ...], *, force: bool = False) -> None:
+def check_target(target: Path, suffixes: tuple[str, ...], *, force: bool = False, edited: bool = False) -> None:
     """Raise UsageError unless a file may be written there: its folder exists, its name ends in one of ``suffixes``.
 
-    Raises DatasetExistsError for a file that is there and was not written by rbdata, unless ``force``.
+    Raises DatasetExistsError for a file that is there and was not written by rbdata, or may have been ``edited`` since,
+    unless ``force``.
     """
     if target.suffix.lower() not in suffixes:
         *others, last = suffixes
@@ -30,9 +31,11 @@ def check_target(target: Path, suffixes: tuple[str, ...], *, force: bool = False
         raise UsageError(f"no such folder: {target.parent}", hint="create it, or choose another path")
     if target.exists() and not target.is_file():
         raise UsageError(f"{target} is not a file", hint="choose another path")
-    if target.is_file() and not force and not is_ours(target):
-        message = f"{target} already exists and is no picture or page of rbdata"
-        raise DatasetExistsError(message, hint="choose another path, or replace it with --force")
+    if target.is_file() and not force and (edited or not is_ours(target)):
+        what = "" if edited else " and is no picture or page of rbdata"
+        raise DatasetExistsError(
+            f"{target} already exists{what}", hint="choose another path, or replace it with --force"
+        )
 
 
 def check_outside(target: Path, folder: Path, manifest: Manifest) -> None:

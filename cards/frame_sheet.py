@@ -91,7 +91,7 @@ def draw_sheet(dataset: Dataset, strips: Sequence[Strip]) -> Image:
     pen.text((_MARGIN, _MARGIN + 18), about, _FAINT, small)
     y = _MARGIN + 2 * _TITLE
     for strip, images in zip(strips, pictures):
-        pen.text((_MARGIN, y), _caption(dataset, strip), _INK, small)
+        pen.text((_MARGIN, y), describe_strip(dataset, strip), _INK, small)
         y += _TITLE
         totals = rewards.block(strip.steps[0], strip.steps[-1] + 1)[:, 0]
         for number, (step, image) in enumerate(zip(strip.steps, images)):
@@ -140,7 +140,7 @@ def _about(leaf: Leaf) -> str:
     return f"{leaf.name}, {leaf.dtype} {list(leaf.shape)}{stack}"
 
 
-def _caption(dataset: Dataset, strip: Strip) -> str:
+def describe_strip(dataset: Dataset, strip: Strip) -> str:
     table = dataset.episodes
     outcome = OUTCOMES[int(table.outcome[strip.episode])]
     total = amounts.real(float(table.returns[strip.episode]))

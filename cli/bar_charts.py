@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from ..amounts import exact_percent
 from . import text
 
 if TYPE_CHECKING:
@@ -87,11 +88,6 @@ def sparkline(histogram: Histogram, *, blocks: bool = True) -> str:
         counts = [sum(counts[first : first + 2]) for first in range(0, len(counts), 2)]
     most = max(counts, default=1) or 1
     return "".join(_cell(count / most, count > 0, _RISING if blocks else _PLAIN) for count in counts)
-
-
-def exact_percent(share: float) -> str:
-    """A share in percent with one decimal: 2.1%; what is there, however little, is not 0."""
-    return "<0.1%" if 0 < share < 0.0005 else f"{100 * share:.3g}%" if share < 0.9995 or share == 1 else ">99.9%"
 
 
 def side_by_side(charts: Sequence[Sequence[str]], width: int) -> list[str]:

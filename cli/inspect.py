@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from ..amounts import exact_percent
 from . import text
-from .bar_charts import exact_percent
 from .console import Column, Fact, out
 from .options import LocalId, Root
 
@@ -23,6 +23,7 @@ EXAMPLES = """
   rbdata inspect Pong/5
   rbdata inspect Pong/5 --plot pong.png --frames frames.png --episode 3
   rbdata inspect Pong/5 --video 0 pong.gif
+  rbdata inspect Pong/5 --html card.html --croissant croissant.json --card README.md
   rbdata inspect Pong/5 --episodes --json
 """
 
@@ -68,6 +69,15 @@ def run(
         tuple[int, Path] | None,
         Option(metavar="K FILE", help="Write episode K as an animation: out.gif, .webp or .png."),
     ] = None,
+    html: Annotated[
+        Path | None, Option(metavar="FILE", help="Write a card of the dataset, one page in itself: card.html.")
+    ] = None,
+    croissant: Annotated[
+        Path | None, Option(metavar="FILE", help="Write Croissant metadata, for catalogues: croissant.json.")
+    ] = None,
+    card: Annotated[
+        Path | None, Option(metavar="FILE", help="Write a README for a Hugging Face repository: README.md.")
+    ] = None,
     force: Annotated[
         bool, Option("--force", help="Replace files that are there; pictures of rbdata are replaced without it.")
     ] = False,
@@ -88,10 +98,10 @@ def run(
     table = open_episodes(path, manifest.episodes, manifest.steps)
     examine = cache(lambda: overview(path, manifest, table))
     notes = []
-    if plot or frames or episode or video:
+    if plot or frames or episode or video or html or croissant or card:
         from .pictures import Pictures
 
-        pictures = Pictures(plot, frames, episode or [], video, force)
+        pictures = Pictures(plot, frames, episode or [], video, html, croissant, card, force)
         pictures.check(path, manifest)
         notes = list(pictures.write(path, manifest, table, examine))
 

@@ -24,11 +24,14 @@ class Pictures:
     frames: Path | None
     episodes: list[int]
     video: tuple[int, Path] | None
+    html: Path | None
+    croissant: Path | None
+    card: Path | None
     force: bool
 
     def check(self, folder: Path, manifest: Manifest) -> None:
         """Raise an error for any file that may not be written, before any of them is drawn."""
-        from ..cards import animation, figure, frame_sheet
+        from ..cards import animation, croissant, figure, frame_sheet, html_card, hub_card
         from ..cards.card_file import check_outside, check_target
 
         if self.episodes and self.frames is None:
@@ -37,12 +40,17 @@ class Pictures:
             (self.plot, figure.SUFFIXES),
             (self.frames, frame_sheet.SUFFIXES),
             (self.video[1] if self.video else None, animation.SUFFIXES),
+            (self.html, html_card.SUFFIXES),
+            (self.croissant, croissant.SUFFIXES),
+            (self.card, hub_card.SUFFIXES),
         ]
         seen: set[Path] = set()
         for target, suffixes in chosen:
             if target is not None:
                 check_outside(target, folder, manifest)
-                check_target(target, suffixes, force=self.force)
+                # Metadata and READMEs are made to be edited: none is replaced without --force.
+                edited = suffixes in (croissant.SUFFIXES, hub_card.SUFFIXES)
+                check_target(target, suffixes, force=self.force, edited=edited)
                 if target.resolve() in seen:
                     raise UsageError(
                         f"{target} is named for two of the files", hint="choose another path for one of them"
@@ -79,3 +87,22 @@ class Pictures:
             write_card(target, made.data)
             every = f", one of {made.stride}" if made.stride > 1 else ""
             yield f"wrote {target}: episode {number}, {made.frames} frames{every}, {RATE} a second"
+        yield from self._write_texts(folder, manifest, table, examine)
+
+    def _write_texts(
+        self, folder: Path, manifest: Manifest, table: EpisodeTable, examine: Callable[[], Overview]
+    ) -> Iterator[str]:
+        from ..cards.card_file import write_card
+        from ..cards.croissant import make_croissant
+        from ..cards.html_card import make_html
+        from ..cards.hub_card import make_readme
+
+        if self.html is not None:
+            write_card(self.html, make_html(folder, manifest, examine(), table).encode())
+            yield f"wrote {self.html}"
+        if self.croissant is not None:
+            write_card(self.croissant, make_croissant(folder, manifest, examine()).encode())
+            yield f"wrote {self.croissant}"
+        if self.card is not None:
+            write_card(self.card, make_readme(manifest, examine()).encode())
+            yield f"wrote {self.card}"

@@ -54,7 +54,11 @@ TESTED_TOGETHER = {
 #: Modules without a test module of their name: the one that tests them. All others: tests/FOLDER/test_NAME.py.
 TESTED_BY = {
     "cards/animation": "cards/test_frame_sheet",
+    "cards/croissant": "cards/test_html_card",
+    "cards/facts": "cards/test_html_card",
     "cards/frame_rows": "cards/test_frame_sheet",
+    "cards/hub_card": "cards/test_html_card",
+    "cards/svg_charts": "cards/test_html_card",
     "datasets/catalogue": "datasets/sources/test_everywhere",
     "datasets/formats/array_spec": "datasets/sources/atari/test_traps",
     "datasets/formats/gunzip": "datasets/sources/atari/test_traps",

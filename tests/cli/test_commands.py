@@ -383,6 +383,16 @@ class TestInspect:
         assert frames.read_bytes().startswith(b"\x89PNG")
         assert "13.gif: episode 13, 559 frames, 15 a second" in notes.replace("\n", "")
 
+    def test_cards(self, call, made, tmp_path):
+        page, croissant, readme = (tmp_path / name for name in ("card.html", "croissant.json", "README.md"))
+        words = ("inspect", "Pong/5", "--root", made, "-q", "--html", page)
+        assert call(*words, "--croissant", croissant, "--card", readme)[0] == 0
+        assert "atari/Pong/5" in page.read_text() and readme.read_text().startswith("---")
+        assert json.loads(croissant.read_text())["name"] == "atari/Pong/5"
+        assert call(*words)[0] == 0
+        code, _, notes = call(*words, "--card", readme)
+        assert (code, "--force" in notes) == (1, True)
+
     @pytest.mark.parametrize(
         "words", [["--plot", "p_hop"], ["--frames", "x.png", "--video", "0", "x.png"], ["--episode", "1"]]
     )
