@@ -26,6 +26,9 @@ _FLAGS = mmap.MAP_PRIVATE | (getattr(mmap, "MAP_NORESERVE", 0x4000) if sys.platf
 # fits into memory; where it does not, random reads would fetch hundreds of times what they need.
 _READ_AHEAD_BELOW = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
 
+#: Rows of at most so many bytes NumPy takes several times faster than torch, larger ones more slowly.
+SHORT_ROW = 128
+
 VERIFY = "`rbdata verify ID` names what is damaged; download or convert it again with --force"
 
 
@@ -80,6 +83,15 @@ def widest_word(size: int) -> tuple[int, torch.dtype]:
 
     words = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8))
     return next((width, word) for width, word in words if size % width == 0)
+
+
+def in_numpy(tensor: torch.Tensor) -> bool:
+    """Whether NumPy can see the elements: in main memory, of a dtype that it has."""
+    try:
+        tensor.numpy()
+    except (TypeError, RuntimeError):
+        return False
+    return True
 
 
 def _mapping(array: np.ndarray) -> mmap.mmap | None:

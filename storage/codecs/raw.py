@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..leaf import Leaf
-from ..memory_map import map_array, widest_word, will_read
+from ..memory_map import SHORT_ROW, in_numpy, map_array, widest_word, will_read
 from ..parts import RowsInPlace
 from .codec import Codec, Files, OldPart
 
@@ -68,8 +68,7 @@ class RawRows:
         self._views: dict[int, torch.Tensor] = {}
         # Where an element is a word already, rows are taken as they are: each view less is a few microseconds.
         self._plain = width <= self.tensor.element_size() or leaf.row_bytes < 64
-        # Of rows with one element: twice as fast as rows of shape [1].
-        self._flat = self.tensor.view(count) if leaf.row_bytes == self.tensor.element_size() else None
+        self._short = self.tensor.numpy() if leaf.row_bytes <= SHORT_ROW and in_numpy(self.tensor) else None
 
     def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
         view = self._views.get(length)
@@ -80,8 +79,10 @@ class RawRows:
         return rows.view(self.tensor.dtype).view(len(first), length, *self.leaf.shape)
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
-        if self._flat is not None:
-            return self._flat.index_select(0, index).view(len(index), *self.leaf.shape)
+        if self._short is not None:
+            import torch
+
+            return torch.from_numpy(self._short.take(index.numpy(), 0))
         return self.tensor.index_select(0, index) if self._plain else self.windows(index, 1).squeeze(1)
 
     def block(self, start: int, stop: int) -> torch.Tensor:

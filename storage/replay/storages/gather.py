@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from ...codecs import PLAIN
-from ...memory_map import widest_word
+from ...memory_map import SHORT_ROW, in_numpy, widest_word
 from ..windows.timeline import Timeline
 
 
@@ -57,7 +57,12 @@ class TensorRows:
         if word is not None and size >= 64 and width > tensor.element_size() and tensor.data_ptr() % width == 0:
             self._wide = tensor.view(self.count, -1).view(torch.uint8).view(word)
 
+        self._short = size <= SHORT_ROW and in_numpy(tensor)
+
     def take(self, index: torch.Tensor) -> torch.Tensor:
+        if self._short and not index.is_cuda:
+            # The view is made anew: torch moves a tensor that other processes are to see, and the old one stays behind.
+            return torch.from_numpy(self.tensor.numpy().take(index.numpy(), 0))
         index = index.to(self.tensor.device)
         if self._wide is None:
             return self.tensor.index_select(0, index)
