@@ -19,7 +19,7 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "rbdata needs Python 3.10 or newer; try: make PYTHON=python3.11"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); apt-get update -qq && apt-get install -y -qq python3-venv && $(PYTHON) -m venv $(VENV); }
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@mkdir -p $(LINKED) && ln -sfn ../.. $(LINKED)/rbdata
 	@touch $@
 
@@ -39,7 +39,7 @@ types: $(STAMP)
 
 # By file, as tests of one module share fixtures; in order, as the longest files are not those with the most tests.
 unit: $(STAMP)
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Reads every page and docstring as `docs` does, without writing HTML.
 pages: $(STAMP)

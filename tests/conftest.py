@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 
 import pytest
@@ -10,6 +11,9 @@ from rbdata.cli.console import out
 
 settings.register_profile("no deadline", deadline=None)  # machines are shared: no test may depend on speed
 settings.load_profile("no deadline")
+
+# A process by "forkserver" gets its work as a spawned one does, and need not import torch again.
+multiprocessing.set_forkserver_preload(["torch", "tensordict", "rbdata.storage.replay"])
 
 # Once, not before every test: fixtures of whole modules set some of these. Test processes that tests start inherit it.
 for _name in list(os.environ):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from multiprocessing.connection import Connection
 from typing import Any
 
+import torch
 from rbdata.storage.replay import (
     LazyTensorStorage,
     PrioritizedSampler,
@@ -14,6 +16,7 @@ from rbdata.storage.replay import (
     TensorDictReplayBuffer,
 )
 from replay_tools import rollout
+from tensordict import TensorDict
 
 SAMPLERS: dict[str, Any] = {
     "random": RandomSampler,
@@ -37,3 +40,21 @@ def filled(**more: Any) -> TensorDictReplayBuffer:
     for _ in range(3):
         buffer.sample()
     return buffer
+
+
+ROWS_OF_LARGE = 200_000
+
+
+def large() -> TensorDictReplayBuffer:
+    return TensorDictReplayBuffer(storage=LazyTensorStorage(ROWS_OF_LARGE), batch_size=4, seed=0)
+
+
+def dump_for_ever(path: str, numbers: Connection) -> None:
+    """Write one checkpoint after the other; every value in the n-th is n, which is sent when it is finished."""
+    buffer = large()
+    number = 0
+    while True:
+        number += 1
+        buffer.extend(TensorDict({"x": torch.full((ROWS_OF_LARGE, 8), float(number))}, [ROWS_OF_LARGE]))
+        buffer.dumps(path)
+        numbers.send(number)

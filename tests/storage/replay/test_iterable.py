@@ -24,7 +24,7 @@ def folder(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "kind,start",
-    [("dataset", "fork"), ("memory", "fork"), ("memmap", "fork"), ("dataset", "spawn"), ("memory", "spawn")],
+    [("dataset", "fork"), ("memory", "fork"), ("memmap", "fork"), ("dataset", "forkserver"), ("memory", "forkserver")],
 )
 def test_data_loader_workers_share_a_pass(folder, kind, start):
     options = {"batch_size": 4, "sampler": SamplerWithoutReplacement(), "seed": 5}

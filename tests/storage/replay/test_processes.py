@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import signal
+import multiprocessing
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import rbdata
 import torch
+from checkpoint_tools import ROWS_OF_LARGE, dump_for_ever, large
 from paths import SUPPORT
 from rbdata.storage.replay import LazyTensorStorage, TensorDictReplayBuffer
 from replay_tools import equal, own_memory
@@ -61,7 +63,7 @@ MEGABYTES = 128
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="the kernel does not tell")
-@pytest.mark.parametrize("kind,start", [("memory", "fork"), ("memory", "spawn"), ("dataset", "spawn")])
+@pytest.mark.parametrize("kind,start", [("memory", "fork"), ("memory", "forkserver"), ("dataset", "forkserver")])
 def test_workers_have_no_copy_of_the_data(tmp_path, kind, start):
     """Beside a worker over few rows, one over 128 MB takes next to nothing more."""
 
@@ -83,46 +85,35 @@ def test_workers_have_no_copy_of_the_data(tmp_path, kind, start):
 
 # -- kill -9 -----------------------------------------------------------------------------------------------------------
 
-ROWS = 200_000
-
-
-def dump_for_ever(path: str) -> None:
-    """Write one checkpoint after the other; every value in the n-th is n."""
-    buffer = checkpointed()
-    number = 0
-    while True:
-        number += 1
-        buffer.extend(TensorDict({"x": torch.full((ROWS, 8), float(number))}, [ROWS]))
-        buffer.dumps(path)
-        print(number, flush=True)
-
-
-def checkpointed() -> TensorDictReplayBuffer:
-    return TensorDictReplayBuffer(storage=LazyTensorStorage(ROWS), batch_size=4, seed=0)
-
 
 def test_a_kill_while_a_checkpoint_is_written(tmp_path):
     """SIGKILL at any moment: the last checkpoint that was finished is there and whole, or the next one is."""
     path, caught = tmp_path / "checkpoint", 0
+    context = multiprocessing.get_context("forkserver")
     for attempt in range(40):
         if caught and attempt >= 4:
             break
-        writer = python(f"from test_processes import dump_for_ever; dump_for_ever({str(path)!r})")
-        done = [int(writer.stdout.readline()) for _ in range(1 + attempt % 2)][-1]
+        numbers, far_end = context.Pipe(duplex=False)
+        writer = context.Process(target=dump_for_ever, args=(str(path), far_end))
+        writer.start()
+        far_end.close()
+        done = [numbers.recv() for _ in range(1 + attempt % 2)][-1]
         time.sleep(0.013 * (attempt % 4 + 1))
-        writer.send_signal(signal.SIGKILL)
-        rest = writer.communicate()[0].split()
-        done = max([done, *map(int, rest)])
+        writer.kill()
+        writer.join()
+        with suppress(EOFError):
+            while True:
+                done = numbers.recv()
         caught += (tmp_path / ".checkpoint.writing").exists() or (tmp_path / ".checkpoint.old").exists()
-        buffer = checkpointed()
+        buffer = large()
         buffer.loads(path)
         found = buffer["x"].unique().tolist()
         assert found in ([float(done)], [float(done + 1)]), (found, done)
-        assert len(buffer) == ROWS
+        assert len(buffer) == ROWS_OF_LARGE
         buffer.sample()
     assert caught  # at least one of them was in the middle of it
     buffer.dumps(path)  # what the killed one left behind is cleaned up
     assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoint"]
-    other = checkpointed()
+    other = large()
     other.loads(path)
     assert equal(other[:], buffer[:])

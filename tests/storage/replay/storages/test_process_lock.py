@@ -36,8 +36,19 @@ def run_workers(buffer: TensorDictReplayBuffer, start: str, count: int = 3) -> l
     return done
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-@pytest.mark.parametrize("kind", ["memory", "memmap", "memmap, nothing written", "folder, nothing written"])
+@pytest.mark.parametrize(
+    "kind, start",
+    [
+        ("memory", "fork"),
+        ("memory", "spawn"),
+        ("memmap", "fork"),
+        ("memmap", "forkserver"),
+        ("memmap, nothing written", "fork"),
+        ("memmap, nothing written", "forkserver"),
+        ("folder, nothing written", "fork"),
+        ("folder, nothing written", "forkserver"),
+    ],
+)
 def test_no_row_is_lost(tmp_path, kind, start):
     if kind == "memory":
         storage = LazyTensorStorage(1000)
@@ -60,7 +71,7 @@ def test_no_row_is_lost(tmp_path, kind, start):
     assert len(buffer) == len(expected) + 1 and int(buffer[len(expected)]["x"]) == 77
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", "forkserver"])
 def test_a_ring_of_several_writers_wraps(start):
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100), batch_size=16)
     buffer.extend(numbered(0, 1))
@@ -99,7 +110,7 @@ def test_what_cannot_be_shared(part, monkeypatch):
 def test_an_empty_buffer_cannot_be_spawned():
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100), batch_size=16)
     with pytest.raises(UsageError, match="memory"):
-        run_workers(buffer, "spawn", 1)
+        run_workers(buffer, "forkserver", 1)
 
 
 def test_counters_move_to_shared_memory():
