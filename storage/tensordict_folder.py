@@ -29,6 +29,7 @@ from .checksums import crc32c
 from .durable import write_atomically
 
 if TYPE_CHECKING:
+    import torch
     from tensordict import TensorDict
 
 _TENSORDICT = "<class 'tensordict._td.TensorDict'>"
@@ -152,21 +153,32 @@ def _map_tensor(folder: Path, key: str, entry: dict[str, Any]) -> Any:
     return map_tensor(_existing(folder, key, ".memmap"), entry.get("dtype"), entry.get("shape"))
 
 
+def dtype_named(name: Any, place: object) -> torch.dtype:
+    """The dtype with a name such as "float32" or "torch.float32"; ``place`` says in the error where the name was found.
+
+    Raises DamagedDatasetError when there is none.
+    """
+    import torch
+
+    short = str(name).removeprefix("torch.")
+    if short not in _DTYPES:
+        raise DamagedDatasetError(f"{place}: {name!r} is no known dtype")
+    dtype: torch.dtype = getattr(torch, short)
+    return dtype
+
+
 def map_tensor(path: Path, dtype_name: Any, stated_shape: Any) -> Any:
     """Map a file of one tensor's elements, writable. Raises DamagedDatasetError when it does not hold that tensor."""
     import torch
     from tensordict import MemoryMappedTensor
 
-    name = str(dtype_name).removeprefix("torch.")
-    if name not in _DTYPES:
-        raise DamagedDatasetError(f"{path}: {name!r} is no known dtype")
-    dtype, shape = getattr(torch, name), _shape(stated_shape, path)
+    dtype, shape = dtype_named(dtype_name, path), _shape(stated_shape, path)
     count = math.prod(shape)
     if not count:
         return torch.empty(shape, dtype=dtype)
     size = regular_size(path)
     if size < count * dtype.itemsize:
-        raise DamagedDatasetError(f"{path} has {size} bytes, {list(shape)} {name} need {count * dtype.itemsize}")
+        raise DamagedDatasetError(f"{path} has {size} bytes, {list(shape)} {dtype} need {count * dtype.itemsize}")
     try:
         return MemoryMappedTensor.from_filename(path, dtype, torch.Size(shape))
     except (OSError, RuntimeError, ValueError) as error:

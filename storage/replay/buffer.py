@@ -1,13 +1,13 @@
 """The replay buffer: a storage, a sampler, a writer and transforms, put together.
 
-extend(data) -> transforms (inverse) -> writer -> storage, and the sampler is told
+extend(data) -> transforms (inverse) -> writer -> storage -> sampler (priorities of new records)
 sample()     -> sampler -> draw -> storage -> collate -> transforms -> device -> batch
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,6 +39,22 @@ from .writers.base import ImmutableDatasetWriter, Writer
 from .writers.round_robin import RoundRobinWriter
 
 Part = Any  # an instance, or a function without arguments that makes one
+
+
+@dataclass(frozen=True)
+class GivenParts:
+    """What the parts of a buffer are made of, when they are made; ``one_ahead``: prefetch a batch if the sampler can."""
+
+    storage: Part
+    sampler: Part
+    writer: Part
+    transform: Any
+    transform_factory: Callable[[], Any] | None
+    dim_extend: int | None
+    generator: torch.Generator | None
+    seed: int | None
+    one_ahead: bool
+    consume_after: int | None
 
 
 class ReplayBuffer(SamplingMixin, ConditionalUpdateMixin, CheckpointMixin):
@@ -142,50 +158,37 @@ class ReplayBuffer(SamplingMixin, ConditionalUpdateMixin, CheckpointMixin):
         #: What `_make_parts` is called with, until that has happened.
         one_ahead = prefetch is None and place is not None and place.type == "cuda"
         seed = None if seed is None else check_seed(seed)
-        parts = (
-            storage,
-            sampler,
-            writer,
-            transform,
-            transform_factory,
-            dim_extend,
-            generator,
-            seed,
-            one_ahead,
-            consume_after_n_samples,
+        parts = GivenParts(
+            storage=storage,
+            sampler=sampler,
+            writer=writer,
+            transform=transform,
+            transform_factory=transform_factory,
+            dim_extend=dim_extend,
+            generator=generator,
+            seed=seed,
+            one_ahead=one_ahead,
+            consume_after=consume_after_n_samples,
         )
-        self._unmade: tuple[Any, ...] | None = parts
+        self._unmade: GivenParts | None = parts
         if not (transform_factory is not None if delayed_init is None else delayed_init):
             self._make_parts(parts)
 
-    def _make_parts(self, parts: tuple[Any, ...]) -> None:
-        (
-            storage,
-            sampler,
-            writer,
-            transform,
-            transform_factory,
-            dim_extend,
-            generator,
-            seed,
-            one_ahead,
-            consume_after,
-        ) = parts
+    def _make_parts(self, given: GivenParts) -> None:
         self._unmade = None
-        self._storage: Storage = resolve_storage(storage)
-        self._sampler: Sampler = resolve_sampler(sampler, consume_after)
+        self._storage: Storage = resolve_storage(given.storage)
+        self._sampler: Sampler = resolve_sampler(given.sampler, given.consume_after)
         if self._sampler.drop_last and self.batch_size is None:
             raise UsageError("drop_last needs the batch_size given to the buffer")
-        self._writer: Writer = resolve_writer(writer, self._default_writer)
+        self._writer: Writer = resolve_writer(given.writer, self._default_writer)
         self._check_consumption(self._sampler, self._storage, self._writer)
         self._writer.register_storage(self._storage)
-        if transform_factory is not None:
-            transform = transform_factory()
+        transform = given.transform if given.transform_factory is None else given.transform_factory()
         self._transforms = as_transforms(transform)
-        self._dim_extend = self._storage.ndim - 1 if dim_extend is None else dim_extend
-        if one_ahead and self._sampler.ahead and self.batch_size:
+        self._dim_extend = self._storage.ndim - 1 if given.dim_extend is None else given.dim_extend
+        if given.one_ahead and self._sampler.ahead and self.batch_size:
             self._spec = replace(self._spec, prefetch=1)
-        self._start_order(generator, seed)
+        self._start_order(given.generator, given.seed)
         if self.shared:
             self.share()
 

@@ -313,10 +313,11 @@ class ReplayBufferEnsemble:
         """
         members, *rows = index if isinstance(index, tuple) else (index,)
         chosen = pick_members(members, len(self.buffers))
+        place = rows[0] if len(rows) == 1 else tuple(rows)
         if isinstance(chosen, int):
-            return self.buffers[chosen][rows[0] if len(rows) == 1 else tuple(rows)] if rows else self.buffers[chosen]
+            return self.buffers[chosen][place] if rows else self.buffers[chosen]
         if rows:
-            records = [self.buffers[member][rows[0] if len(rows) == 1 else tuple(rows)] for member in chosen]
+            records = [self.buffers[member][place] for member in chosen]
             found = (self._collate or stack_parts)(records)
             return self._transforms(found) if len(self._transforms) else found
         if chosen == list(range(len(self.buffers))):

@@ -32,7 +32,7 @@ class SamplingMixin(WritingMixin):
     _pass_ended: bool
     _warned: bool
     batch_size: int | None
-    _unmade: tuple[Any, ...] | None
+    _unmade: Any
 
     @property
     def write_count(self) -> int:
@@ -134,7 +134,9 @@ class SamplingMixin(WritingMixin):
         counts = (len(self), self.write_count, self._pipeline.queued) if made else (0, 0, 0)
         stats: dict[str, int | float | bool] = dict(zip(("size", "write_count", "prefetch_queue_size"), counts))
         stats["initialized"] = made
-        if isinstance(capacity := getattr(self._unmade[0] if self._unmade else self._storage, "max_size", None), int):
+        if isinstance(
+            capacity := getattr(self._unmade.storage if self._unmade else self._storage, "max_size", None), int
+        ):
             stats.update(capacity=capacity, utilization=stats["size"] / capacity)
         return stats
 

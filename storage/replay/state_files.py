@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ...errors import DamagedDatasetError, RbdataError, UsageError, reason
-from ..tensordict_folder import read_json, regular_size
+from ..tensordict_folder import dtype_named, read_json, regular_size
 
 FORMAT_VERSION = 1
 #: A list storage's state holds an entry for each record.
@@ -79,9 +79,7 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 
 def _tensor(path: Path, dtype: str, shape: list[int]) -> torch.Tensor:
-    kind = getattr(torch, dtype)
-    if not isinstance(kind, torch.dtype):
-        raise ValueError(f"{dtype!r} is no dtype")
+    kind = dtype_named(dtype, path)
     size = regular_size(path)
     if size != math.prod(shape) * kind.itemsize:
         raise ValueError(f"{path} has {size} bytes, {shape} {dtype} need {math.prod(shape) * kind.itemsize}")

@@ -39,7 +39,7 @@ class CheckpointMixin(LockMixin):
     _world: int
     _save_hooks: list[Any]
     _load_hooks: list[Any]
-    _unmade: tuple[Any, ...] | None
+    _unmade: Any
     shared: bool
     batch_size: int | None
 

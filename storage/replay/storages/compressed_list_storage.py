@@ -20,7 +20,9 @@ from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor, is_non_ten
 from ....errors import DamagedDatasetError, SchemaError, UsageError
 from ...codecs import DEFAULT, PLAIN
 from ...codecs.zstd import RowDecoder, RowEncoder
+from ...tensordict_folder import dtype_named
 from ..windows.draw import Key
+from ..windows.edges import as_key
 from .gather import Field, Readable
 from .list_storage import ListStorage
 from .storage import Storage
@@ -145,7 +147,7 @@ class CompressedListStorage(ListStorage):
             whole = record if kind is None else record.to_tensordict(retain_none=False)
             batch, given = tuple(record.batch_size), []
             for key, value in whole.items(True, True, is_leaf=is_leaf_nontensor):
-                path = (key,) if isinstance(key, str) else key
+                path = as_key(key)
                 if isinstance(value, torch.Tensor):
                     given.append((path, value))
                 else:
@@ -343,7 +345,7 @@ def _leaves(data: Any) -> list[tuple[Key, torch.Tensor]]:
     if not isinstance(data, TensorDict):
         return []
     items = data.items(True, True, is_leaf=is_leaf_nontensor)
-    leaves = [((key,) if isinstance(key, str) else key, leaf) for key, leaf in items]
+    leaves = [(as_key(key), leaf) for key, leaf in items]
     return leaves if all(isinstance(leaf, torch.Tensor) for _, leaf in leaves) else []
 
 
@@ -355,10 +357,9 @@ def _describe(kind: RecordKind) -> dict[str, Any]:
 def _kind(about: dict[str, Any]) -> RecordKind:
     leaves = []
     for path, name, shape in about["leaves"]:
-        dtype = getattr(torch, name)
-        if not isinstance(dtype, torch.dtype) or not all(type(size) is int and size >= 0 for size in shape):
+        if not all(type(size) is int and size >= 0 for size in shape):
             raise DamagedDatasetError(f"{name!r} {shape!r} is no leaf of a record")
-        leaves.append(LeafKind(tuple(path), dtype, tuple(shape)))
+        leaves.append(LeafKind(tuple(path), dtype_named(name, "state of the storage"), tuple(shape)))
     batch = None if about["batch"] is None else tuple(about["batch"])
     return RecordKind(tuple(leaves), batch, None, tuple(tuple(path) for path in about["others"]))
 

@@ -30,7 +30,7 @@ import torch
 from tensordict import is_tensor_collection
 
 from ....errors import DamagedDatasetError, DatasetExistsError, UsageError, reason
-from ...manifest import write_atomically
+from ...durable import write_atomically
 from ...tensordict_folder import read_json, read_memmap, regular_size
 from .gather import Readable
 from .lazy_tensor_storage import LazyTensorStorage

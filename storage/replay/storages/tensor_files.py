@@ -19,7 +19,7 @@ from tensordict import TensorDictBase, is_tensor_collection
 from torch.utils import _pytree as pytree
 
 from ....errors import DamagedDatasetError, UsageError
-from ...tensordict_folder import read_json, read_memmap
+from ...tensordict_folder import dtype_named, read_json, read_memmap
 from ..state_files import read_state, write_state
 from .tree_files import create_tree, describe_tree, leaf_paths, open_tree
 
@@ -88,15 +88,11 @@ def _described(folder: Path, stored: Any, leaves: Any) -> Any:
     if not isinstance(leaves, dict) or set(leaves) != set(paths):
         raise UsageError(f"{folder} holds the leaves {', '.join(leaves or ())}, the storage {', '.join(paths)}")
     spec = pytree.tree_structure(stored)
-    shapes = [torch.empty(leaves[path]["shape"], dtype=_dtype(leaves[path]["dtype"]), device="meta") for path in paths]
+    shapes = [
+        torch.empty(leaves[path]["shape"], dtype=dtype_named(leaves[path]["dtype"], folder), device="meta")
+        for path in paths
+    ]
     return describe_tree(pytree.tree_unflatten(shapes, spec))
-
-
-def _dtype(name: Any) -> torch.dtype:
-    dtype = getattr(torch, str(name).removeprefix("torch."), None)
-    if not isinstance(dtype, torch.dtype):
-        raise DamagedDatasetError(f"{name!r} is no dtype")
-    return dtype
 
 
 def _read_older(folder: Path, stored: Any) -> tuple[Any, int, int | None]:

@@ -9,6 +9,7 @@ from tensordict import TensorDict, is_tensor_collection
 from torch.utils import _pytree as pytree
 
 from ....errors import SchemaError
+from ..windows.edges import as_key
 from .gather import Readable, TensorRows
 
 
@@ -57,10 +58,10 @@ def readable_fields(data: Any, ndim: int) -> dict[str, Readable] | None:
     fields: dict[str, Readable] = {}
     for key, leaf in data.items(include_nested=True):
         if isinstance(leaf, torch.Tensor):
-            names = (key,) if isinstance(key, str) else key
-            if any("/" in name for name in names) or not leaf.is_contiguous() or leaf.layout != torch.strided:
+            path = path_of(key)
+            if path.count("/") != len(as_key(key)) - 1 or not leaf.is_contiguous() or leaf.layout != torch.strided:
                 return None
-            fields["/".join(names)] = TensorRows("/".join(names), plain(leaf).flatten(0, ndim - 1))
+            fields[path] = TensorRows(path, plain(leaf).flatten(0, ndim - 1))
         elif type(leaf) is not TensorDict or leaf.batch_size != data.batch_size or not len(leaf.keys()):
             return None
     return fields or None
@@ -82,7 +83,7 @@ def other_keys(stored: Any, data: Any) -> tuple[list[Any], list[Any]]:
 
 def path_of(key: Any) -> str:
     """A key as text."""
-    return "/".join(_names(key))
+    return "/".join(as_key(key))
 
 
 def check_same(stored: Any, data: Any, ndim: int, lead: int | None = None, *, same_keys: bool = True) -> None:
@@ -100,14 +101,12 @@ def check_same(stored: Any, data: Any, ndim: int, lead: int | None = None, *, sa
     else:
         there, given = set(stored.keys(True, True)), set(data.keys(True, True))
         if same_keys and there != given:
-            missing, unknown = (
-                sorted("/".join(_names(key)) for key in keys) for keys in (there - given, given - there)
-            )
+            missing, unknown = (sorted(map(path_of, keys)) for keys in (there - given, given - there))
             words = [f"{what} {', '.join(keys)}" for what, keys in (("without", missing), ("with", unknown)) if keys]
             raise SchemaError(
                 f"the data come {' and '.join(words)}", hint="every write needs the keys of the first one"
             )
-        pairs = [("/".join(_names(key)), (stored.get(key), data.get(key))) for key in there & given]
+        pairs = [(path_of(key), (stored.get(key), data.get(key))) for key in there & given]
     for name, (old, new) in pairs:
         if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
             continue
@@ -117,10 +116,6 @@ def check_same(stored: Any, data: Any, ndim: int, lead: int | None = None, *, sa
             if lead is None and old.shape[1:ndim] != new.shape[1:ndim]:
                 message += f", and {list(new.shape[1:ndim])} beside each other instead of {list(old.shape[1:ndim])}"
             raise SchemaError(message)
-
-
-def _names(key: Any) -> tuple[str, ...]:
-    return (key,) if isinstance(key, str) else key
 
 
 def highest_row(cursor: Any, capacity: int) -> int:

@@ -105,7 +105,7 @@ def test_a_kill_while_a_checkpoint_is_written(tmp_path):
             while True:
                 done = numbers.recv()
         caught += (tmp_path / ".checkpoint.writing").exists() or (tmp_path / ".checkpoint.old").exists()
-        buffer = large()
+        buffer: TensorDictReplayBuffer = large()
         buffer.loads(path)
         found = buffer["x"].unique().tolist()
         assert found in ([float(done)], [float(done + 1)]), (found, done)
