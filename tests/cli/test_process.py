@@ -176,7 +176,7 @@ class TestTerminal:
             assert code == 0
             assert len(lines) < 20
             assert lines[1].startswith("atari/Pong/5  complete")
-            assert all(len(line) <= columns for line in lines)
+            assert all(len(line) <= columns for line in lines if str(made) not in line)  # a hint stays whole
             assert ("episodes" in lines[0]) == (columns == 80)
 
     def test_colour_can_be_switched_off(self, made):
