@@ -57,4 +57,4 @@ def run(
         command=this_command(),
     )
     outcome = work(name, lambda listener: convert(path.expanduser(), source, request, listener))
-    return finish([Result(outcome.id, outcome)], root)
+    return finish([Result(outcome.id, outcome)], root, "Converted")

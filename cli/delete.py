@@ -42,8 +42,8 @@ def run(
 
     if not yes and not dry_run:
         if not out.can_ask:
-            message = f"nothing deleted ({total}): cannot ask for confirmation, not a terminal"
-            raise UsageError(message, hint="pass --yes to delete without confirmation")
+            message = f"nothing deleted ({total}): not a terminal; pass --yes"
+            raise UsageError(message, hint="--dry-run shows what would be deleted")
         if not out.confirm(f"Delete {total}?", [f"{one}  {text.size(size)}  {path}" for one, size, path in rows]):
             out.note("nothing deleted")
             return 1

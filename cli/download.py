@@ -45,6 +45,7 @@ def run(
     """
     from ..api import make_request
     from ..datasets.acquire import download
+    from ..datasets.catalogue import is_made
     from .report import Result, attempt, finish, this_command, work
     from .source_options import selected_options
 
@@ -63,9 +64,9 @@ def run(
     ]
     if len(requests) == 1:
         outcome = work(ids[0], lambda listener: download(requests[0], listener))
-        return finish([Result(outcome.id, outcome)], root)
+        return finish([Result(outcome.id, outcome)], root, "Recorded" if is_made(outcome.id) else "Downloaded")
     results = [
         attempt(request.id, lambda listener, request=request: download(request, listener))  # type: ignore[misc]
         for request in requests
     ]
-    return finish(results, root)
+    return finish(results, root, "Downloaded")

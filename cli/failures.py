@@ -80,7 +80,8 @@ def _argument_failure(error: BaseException) -> Failure | None:
     if not isinstance(error, click_error):
         return None
     complaint: Any = error
-    message = " ".join(complaint.format_message().split())
+    # Typer checks values with pydantic, which says of some messages that they are of a ValueError.
+    message = " ".join(complaint.format_message().replace("Value error, ", "").split())
     context = getattr(error, "ctx", None)
     hint = f"`{context.command_path} --help` shows the usage" if context is not None else None
     return Failure("usage", message, hint, 2 if isinstance(error, usage_error) else complaint.exit_code)

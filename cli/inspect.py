@@ -232,7 +232,7 @@ def _origin(manifest: Manifest) -> list[Fact]:
         ("location", provenance.get("location")),
         ("reason", provenance.get("why")),
         ("created", f"{provenance.get('created')} by rbdata {provenance.get('rbdata_version')}"),
-        ("objects", objects and f"{text.count(len(objects))}, {text.size(raw)}{stated}"),
+        ("raw files", objects and f"{text.count(len(objects))}, {text.size(raw)}{stated}"),
         ("licence", manifest.licence),
         ("citation", manifest.citation),
     ]

@@ -52,11 +52,10 @@ def push(
     from ..datasets.mirrors import push as mirror
 
     fetch = FetchOptions(user_project=user_project)
-    with byte_progress(f"pushing {dataset}") as report:
+    with byte_progress(f"pushing {dataset}", then="committing") as report:
 
         def on_progress(name: str, done: int, total: int) -> None:
-            if report is not None:
-                report(done, total)
+            report(done, total)
 
         pushed = mirror.push(dataset, url, root=root, raw=raw, force=force, fetch=fetch, on_progress=on_progress)
     if out.json:

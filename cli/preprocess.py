@@ -122,7 +122,7 @@ def run(
         return 0
     for warning in outcome.warnings:
         out.warn(warning)
-    return finish([Result(outcome.id, outcome)], root)
+    return finish([Result(outcome.id, outcome)], root, "Wrote")
 
 
 def _show_dry_run(outcome: Preprocessed) -> None:

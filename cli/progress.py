@@ -1,11 +1,13 @@
 """Progress of a run: bars on a terminal, one line every few seconds in a log.
 
-Both receive the events of a `datasets.ingest.request.Listener` and take rate and time left from a ``Tally``.
+Both receive the events of a `datasets.ingest.request.Listener` and take rate and time left from a ``Tally``. There is a bar
+where the share that is done is known; otherwise the phase has a name: "looking for ...", "writing", "committing".
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -19,10 +21,12 @@ if TYPE_CHECKING:
     from ..datasets.acquire import Estimate, Listener
     from ..datasets.workers.task import TaskProgress
 
-#: Seconds between two lines of a log, and before the first.
-LINE_INTERVAL = 10.0
+#: Seconds between two lines of a log, and before the first; after LINES lines they come LINES times as seldom.
+LINE_INTERVAL, LINES = 10.0, 6
 #: Seconds before the bar of `byte_progress` appears.
 BAR_DELAY = 0.5
+#: Seconds after which a phase without a bar shows for how long it has been going on.
+LONG = 2.0
 #: Seconds over which the rate is averaged.
 RATE_WINDOW = 20.0
 #: Columns to the right of the bars for what the terminal prints when Ctrl-C is pressed, twice.
@@ -117,58 +121,97 @@ def show_progress(dataset_id: str, on_estimate: Callable[[Estimate], None]) -> I
 
     if out.quiet:
         yield Listener(on_estimate=on_estimate)
-    elif out.live:
-        with _Bars(on_estimate) as bars:
-            yield bars.listener()
-    else:
-        yield _Lines(dataset_id, on_estimate).listener()
+        return
+    with _display(dataset_id, on_estimate) as display:
+        display.phase("preparing")
+        yield display.listener()
 
 
 @contextmanager
-def byte_progress(title: str) -> Iterator[Callable[[int, int], None] | None]:
-    """Yield a callback ``(done, total)`` in bytes that draws a bar after a delay; None where no bar can be drawn."""
-    if not out.live:
-        yield None
+def byte_progress(title: str, then: str) -> Iterator[Callable[[int, int], None]]:
+    """Yield a callback ``(done, total)`` in bytes that shows the share done, after a delay; all done, the phase ``then``."""
+    if out.quiet:
+        yield lambda done, total: None
         return
     began = time.monotonic()
-    with _Bars(lambda estimate: None) as bars:
+    with _display(title) as display:
 
         def on_progress(done: int, total: int) -> None:
-            if time.monotonic() - began > BAR_DELAY:
-                bars.show("bytes", title, done / max(1, total), _of(done, total))
+            if done >= total:
+                display.phase(then)
+            elif not out.live or time.monotonic() - began > BAR_DELAY:
+                display.share(title, done / total, _of(done, total))
 
         yield on_progress
 
 
 @contextmanager
 def count_progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Yield a callback ``(done, total)`` that shows a counter on a terminal, for listings of unknown length."""
-    if not out.live:
+    """Yield a callback ``(done, total)`` that shows a counter, for listings of unknown length."""
+    if out.quiet:
         yield lambda done, total: None
         return
-    with _Bars(lambda estimate: None) as bars:
-        bars.show("count", title, None)
-        yield lambda done, total: bars.show("count", title, None, text.count(done))
+    with _display(title) as display:
+        display.phase(title)
+        yield lambda done, total: display.phase(title, text.count(done))
+
+
+@contextmanager
+def phase(title: str) -> Iterator[None]:
+    """Show what goes on inside the block."""
+    if out.quiet:
+        yield
+        return
+    with _display(title) as display:
+        display.phase(title)
+        yield
+
+
+@contextmanager
+def _display(title: str, on_estimate: Callable[[Estimate], None] = lambda estimate: None) -> Iterator[_Lines | _Bars]:
+    """Bars or lines, with the waits before another try of the network."""
+    from ..datasets import waits
+
+    with _Bars(on_estimate) if out.live else _Lines(title, on_estimate) as display, waits.listen(display.wait):
+        yield display
 
 
 class _Lines:
-    """Progress in a log: one line every LINE_INTERVAL seconds."""
+    """Progress in a log: what goes on, one line every LINE_INTERVAL seconds, also while nothing new is reported."""
 
-    def __init__(self, dataset_id: str, on_estimate: Callable[[Estimate], None]) -> None:
-        self._id, self._on_estimate = dataset_id, on_estimate
+    def __init__(self, title: str, on_estimate: Callable[[Estimate], None]) -> None:
+        self._title, self._on_estimate = title, on_estimate
         self._tally: Tally | None = None
-        self._last = time.monotonic()
+        self._status = ""
+        self._over = threading.Event()
+
+    def __enter__(self) -> _Lines:
+        threading.Thread(target=self._print, name="rbdata-progress", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
 
     def listener(self) -> Listener:
         from ..datasets.acquire import Listener
 
         return Listener(
-            on_planned=lambda done, total: self._note(f"planning, {done} of {total} raw files read"),
+            on_stage=self.phase,
+            on_planned=lambda done, total: self.phase(f"planning, {done} of {total} raw files read"),
             on_estimate=self._estimate,
             on_progress=self._progress,
             on_part_done=self._part_done,
-            on_fetched=lambda name, done, total: self._note(f"raw files, {_of(done, total)}"),
+            on_fetched=lambda name, done, total: self.phase(f"raw files, {_of(done, total)}"),
         )
+
+    def phase(self, what: str, words: str = "") -> None:
+        self._status = f"{what}, {words}" if words else what
+
+    def share(self, what: str, share: float, words: str) -> None:
+        self._status = f"{text.percent(share)}, {words}"
+
+    def wait(self, why: str, seconds: float) -> None:
+        self._status = why
 
     def _estimate(self, estimate: Estimate) -> None:
         self._on_estimate(estimate)
@@ -177,22 +220,24 @@ class _Lines:
     def _progress(self, tasks: list[TaskProgress]) -> None:
         if self._tally:
             self._tally.update(tasks)
-            self._note_tally(self._tally)
+            self._describe(self._tally)
 
     def _part_done(self, index: int) -> None:
         if self._tally:
             self._tally.finish(index)
-            self._note_tally(self._tally)
+            self._describe(self._tally)
 
-    def _note_tally(self, tally: Tally) -> None:
-        self._note(", ".join([text.percent(tally.share), *tally.describe()]))
+    def _describe(self, tally: Tally) -> None:
+        waits = [task.wait for task in tally.running if task.wait]
+        words = [text.percent(tally.share), *tally.describe(), *waits[:1]]
+        self._status = "writing" if tally.share >= 1 else ", ".join(words)
 
-    def _note(self, content: str) -> None:
-        """Print a line, unless one was printed less than LINE_INTERVAL seconds ago."""
-        now = time.monotonic()
-        if now - self._last >= LINE_INTERVAL:
-            self._last = now
-            out.note(f"{self._id}: {content}")
+    def _print(self) -> None:
+        printed = 0
+        while not self._over.wait(LINE_INTERVAL if printed < LINES else LINES * LINE_INTERVAL):
+            if self._status:
+                out.note(f"{self._title}: {self._status}")
+                printed += 1
 
 
 class _Bars:
@@ -208,6 +253,11 @@ class _Bars:
                 # A task without a known total is shown as text only.
                 return Text() if task.total is None else super().render(task)
 
+        class Words(TextColumn):
+            def render(self, task: Any) -> Any:
+                words, passed = task.fields["words"], task.elapsed or 0.0
+                return Text(words or (text.duration(int(passed)) if task.total is None and passed >= LONG else ""))
+
         self._on_estimate = on_estimate
         self._tally: Tally | None = None
         # The terminal prints ^C where the cursor is, behind the last bar: if that began a new line, the bars would be erased
@@ -220,7 +270,7 @@ class _Bars:
             TextColumn("{task.description}", markup=False),
             Bar(bar),
             TextColumn("{task.fields[share]}", justify="right"),
-            TextColumn("{task.fields[words]}", markup=False),
+            Words(""),
             console=screen,
             transient=True,
             refresh_per_second=5,
@@ -239,39 +289,51 @@ class _Bars:
         from ..datasets.acquire import Listener
 
         return Listener(
-            on_stage=self._stage,
-            on_planned=self._planned,
+            on_stage=self.phase,
+            on_planned=lambda done, total: self.share("planning", done / max(1, total), f"{done} of {total}"),
             on_estimate=self._estimate,
             on_progress=self._progressed,
             on_part_done=self._part_done,
-            on_fetched=lambda name, done, total: self.show("raw", "raw files", done / max(1, total), _of(done, total)),
+            on_fetched=lambda name, done, total: self.share("raw files", done / max(1, total), _of(done, total)),
         )
 
-    def _stage(self, what: str) -> None:
-        if self._tally is None:
-            self.show("stage", what, None)
-        else:
-            self.show("total", "total", self._tally.share, what)
+    def phase(self, what: str, words: str = "") -> None:
+        """In place of all bars: what goes on, without a known share."""
+        if self._rows.keys() != {what}:
+            self._clear()
+        self._show(what, what, None, words)
 
-    def _planned(self, done: int, total: int) -> None:
-        self._drop("stage")
-        self.show("plan", "planning", done / max(1, total), f"{done} of {total}")
+    def share(self, what: str, share: float, words: str) -> None:
+        """One bar, in place of all others."""
+        if share >= 1:
+            self.phase(what, words)
+            return
+        if self._rows.keys() != {"share"}:
+            self._clear()
+        self._show("share", what, share, words)
+
+    def wait(self, why: str, seconds: float) -> None:
+        """Below the bars, while it lasts: why nothing arrives."""
+        self._show("wait", "waiting", None, why)
+        timer = threading.Timer(seconds + 1.0, self._drop, ("wait",))
+        timer.daemon = True
+        timer.start()
 
     def _estimate(self, estimate: Estimate) -> None:
-        for key in list(self._rows):
-            self._drop(key)
+        self._clear()
         self._progress.stop()
         self._on_estimate(estimate)
         self._tally = None if estimate.unread else Tally(estimate)
+        self.phase("starting")
 
     def _progressed(self, tasks: list[TaskProgress]) -> None:
         if self._tally is None:
             return
         self._tally.update(tasks)
         self._total(self._tally)
-        for task in self._tally.running[: self._most_bars]:
+        for task in self._tally.running[: self._most_bars] if self._tally.share < 1 else ():
             fetched = text.size(task.fetched) if task.fetched else ""  # a recording fetches nothing
-            self.show(task.index, self._tally.names[task.index], task.rows / max(1, task.total), fetched)
+            self._show(task.index, self._tally.names[task.index], task.rows / max(1, task.total), task.wait or fetched)
 
     def _part_done(self, index: int) -> None:
         self._drop(index)
@@ -280,17 +342,23 @@ class _Bars:
             self._total(self._tally)
 
     def _total(self, tally: Tally) -> None:
+        if tally.share >= 1:
+            self.phase("writing")
+            return
+        if "total" not in self._rows:
+            self._clear()
+        self._drop("wait")
         words = tally.describe()
         while len(words) > 1 and len(", ".join(words)) > self._text_width:
             words = words[1:]  # time left is more important than the rate, the rate more than the amount
-        self.show("total", "total", tally.share, ", ".join(words))
+        self._show("total", "total", tally.share, ", ".join(words))
 
-    def show(self, key: object, what: str, share: float | None, words: str = "") -> None:
+    def _show(self, key: object, what: str, share: float | None, words: str) -> None:
         """Draw a row or update it; without a share it has text only."""
         if self._closed:  # a thread that still reads from the network, after Ctrl-C
             return
         self._progress.start()
-        what = text.printable(what, one_line=True)
+        what, words = (text.printable(part, one_line=True) for part in (what, words))
         fields: dict[str, Any] = {"words": words, "share": "" if share is None else text.percent(share)}
         total = None if share is None else 1.0
         if key in self._rows:
@@ -299,8 +367,13 @@ class _Bars:
             self._rows[key] = self._progress.add_task(what, total=total, completed=share or 0.0, **fields)  # type: ignore[arg-type]
 
     def _drop(self, key: object) -> None:
-        if key in self._rows:
-            self._progress.remove_task(self._rows.pop(key))
+        row = self._rows.pop(key, None)
+        if row is not None:
+            self._progress.remove_task(row)
+
+    def _clear(self) -> None:
+        for key in list(self._rows):
+            self._drop(key)
 
 
 def _of(done: int, total: int) -> str:

@@ -104,8 +104,8 @@ def announcement(estimate: Estimate) -> list[str]:
     return [*from_where, f"write {what} to {target}"]
 
 
-def finish(results: list[Result], root: Path | None) -> int:
-    """Print the results; returns the exit code."""
+def finish(results: list[Result], root: Path | None, done: str) -> int:
+    """Print the results; returns the exit code. ``done`` says what became of a dataset that was made: "Downloaded"."""
     if out.json:
         out.document({"datasets": [_record(result) for result in results]})
     elif out.quiet:
@@ -115,7 +115,7 @@ def finish(results: list[Result], root: Path | None) -> int:
     elif len(results) == 1 and out.on_terminal:
         (result,) = results
         assert result.outcome is not None  # a single failure is raised, not reported
-        out.line(_headline(result.outcome))
+        out.line(_headline(result.outcome, done), of_state(result.outcome.action))
         out.facts(_facts(result.outcome))
     else:
         out.table(_COLUMNS, map(_row, results))
@@ -148,9 +148,9 @@ def _row(result: Result) -> tuple[Any, ...]:
     return tuple(record[name] for name in ("id", "action", "steps", "episodes", "bytes", "path"))
 
 
-def _headline(outcome: Outcome) -> str:
+def _headline(outcome: Outcome, done: str) -> str:
     if outcome.action == "written":
-        return f"Wrote {outcome.id} in {text.duration(outcome.seconds)}"
+        return f"{done} {outcome.id} in {text.duration(outcome.seconds)}"
     return f"{outcome.id} is already complete" if outcome.action == "complete" else "dry run: nothing written"
 
 

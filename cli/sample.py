@@ -15,6 +15,7 @@ from ..errors import DatasetExistsError, UsageError
 from . import text
 from .console import Column, Fact, out
 from .options import LocalId, Root
+from .progress import phase
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -62,10 +63,13 @@ def run(
         _check_target(save)
     from ..reading import load
 
-    buffer = load(dataset, root=root, batch_size=n, slice_len=slice_len, frame_stack=frame_stack, seed=seed)
-    batch = buffer.sample()
+    with phase("loading"):
+        buffer = load(dataset, root=root, batch_size=n, slice_len=slice_len, frame_stack=frame_stack, seed=seed)
+        batch = buffer.sample()
     if save is not None:
         _write(batch, save)
+    if bench:
+        out.note(f"measuring for about {2 * (ROUNDS + 1) * ROUND_SECONDS:.0f} s")
     speed = _measure(buffer.sample, batch) if bench else None
 
     index = batch["index"].reshape(-1)

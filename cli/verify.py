@@ -89,7 +89,7 @@ def _check(dataset: str, root: Path | None, quick: bool) -> dict[str, Any]:
 
     began = time.monotonic()
     path = find(dataset, root)
-    with byte_progress(dataset) as on_progress:
+    with byte_progress(f"verifying {dataset}", then="checking the episodes") as on_progress:
         report = verify(path, quick=quick, on_progress=on_progress)
     return {
         "id": dataset,

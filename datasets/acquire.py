@@ -72,7 +72,7 @@ def download(request: Request, listener: Listener | None = None) -> Outcome:
                     f"the shards that {dataset_id} has already are kept, so they must be there too; or use --force"
                 )
             raise
-        message = f"{url} holds {dataset_id} with {', '.join(copied)}, and no raw objects to convert otherwise"
+        message = f"{url} holds {dataset_id} with {', '.join(copied)}, and no raw files to convert"
         raise ObjectNotFoundError(message, hint="ask for it as it is there, or use another mirror") from error
     if request.keep_raw and not request.dry_run:
         make_writable(root)

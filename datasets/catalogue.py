@@ -47,6 +47,12 @@ def sources(only: str | None = None) -> dict[str, Source]:
     return _of_each(lambda source: source, only)
 
 
+def is_made(dataset_id: str) -> bool:
+    """Whether a dataset is made on this machine (recorded), not fetched."""
+    name = dataset_id.partition("/")[0]
+    return name in source_names() and load_source(name).makes
+
+
 def known_ids(source: str | None = None) -> list[str]:
     """Full ids of everything the sources list by themselves."""
     found = _of_each(lambda source: list(source.names()), source)

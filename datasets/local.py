@@ -73,8 +73,11 @@ def find(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None
         how = f"continue it with `{line}`" if line else "continue it with the call that began it"
         raise DatasetNotFoundError(f"{dataset_id} is not complete under {where}", hint=how)
     get_it = f"get it with `{settings.command('download', dataset_id, root=root)}`"
-    hint = get_it if source else "choose another --root or RBDATA_ROOT"
-    raise DatasetNotFoundError(f"{dataset_id} is not under {where}", hint=hint)
+    elsewhere = "choose another folder with --root or RBDATA_ROOT"
+    if not where.is_dir():
+        get_it = f"{elsewhere}, or {get_it}"
+    missing = "" if where.is_dir() else ", which does not exist"
+    raise DatasetNotFoundError(f"{dataset_id} is not under {where}{missing}", hint=get_it if source else elsewhere)
 
 
 def _is_meant_as_folder(text: str, suggestion: str) -> bool:

@@ -139,7 +139,7 @@ def _make_dataset(context: RunContext, engine: Engine, listener: Listener) -> Pr
             context = replace(context, config=config)
             layout, probe = prepare_layout(context, writer, engine, listener)
             estimate, records, unchained = _write_parts(context, layout, probe, writer, engine, listener)
-            listener.on_stage("writing the manifest")
+            listener.on_stage("committing")
             writer.merge()
             manifest, warnings = make_manifest(context, layout, probe, unchained, writer, records)
             manifest.provenance = {
@@ -171,7 +171,7 @@ def _open_writer(context: RunContext) -> DatasetWriter:
         )
     except UnfinishedDatasetError as error:
         name = context.place.id
-        message = f"an unfinished {name} exists, begun with another function, input, version or other options"
+        message = f"an unfinished {name} exists, started with another function, input, version or other options"
         raise UnfinishedDatasetError(message, hint=error.hint) from error
 
 

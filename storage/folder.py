@@ -67,7 +67,7 @@ class DatasetPlace:
         What replaces a folder removes everything in it, so no dataset may lie inside another.
         """
         if os.path.lexists(self.path) and not self.exists() and not _is_empty_folder(self.path):
-            message = f"{self.path} is in the way: it is not a dataset"
+            message = f"{self.path} exists and is not a dataset"
             raise DatasetExistsError(message, hint="choose another name, or another --root")
         for parent in self.path.parents:
             if parent == self.root:

@@ -80,11 +80,11 @@ class DatasetWriter:
             if restart:
                 journal.record({"kind": "restart"})
         elif journal.fingerprint != fingerprint:
-            message = f"an unfinished {place.id} is there, begun with other options, shards or source files"
+            message = f"an unfinished {place.id} exists, started with other options, shards or source files"
             how = (
                 f"continue it with `{journal.command}`"
                 if journal.command
-                else "go on with the options it was begun with"
+                else "continue with the options it was started with"
             )
             hint = f"{how}, or start over with --force ({self.folder})"
             raise UnfinishedDatasetError(message, hint=hint)
@@ -127,7 +127,7 @@ class DatasetWriter:
         if before is None:
             self._journal.record({"kind": "digest", "digest": digest})
         elif before["digest"] != digest:
-            message = f"the source files of the unfinished {self.place.id} have changed since it was begun"
+            message = f"the source files of the unfinished {self.place.id} have changed since it was started"
             raise UnfinishedDatasetError(message, hint=f"start over with --force ({self.folder})")
         self.files.update(files)
         self.files.update(episodes.write(self.folder))

@@ -69,6 +69,7 @@ TESTED_BY = {
     "datasets/formats/parquet": "datasets/sources/openml/test_download",
     "datasets/local": "cli/test_commands",
     "datasets/mirrors/pull": "datasets/mirrors/test_push",
+    "datasets/waits": "datasets/fetch/test_faults",
     "datasets/workers/engines/engine": "datasets/workers/engines/test_ray_cluster",
     "datasets/workers/engines/processes": "datasets/workers/test_pool",
     "datasets/workers/fork_server": "datasets/workers/test_pool",

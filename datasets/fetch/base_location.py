@@ -34,7 +34,7 @@ class BaseLocation:
     def stat(self, path: str) -> RemoteObject:
         path = check_path(path)
         if not path:
-            raise UsageError(f"{self.url} is a folder, not an object", hint="give the object's path")
+            raise UsageError(f"{self.url} is a folder, not a file", hint="give the path of a file")
         return self.refresh(RemoteObject(self._url_of(path), path.rpartition("/")[2]))
 
     def refresh(self, obj: RemoteObject) -> RemoteObject:

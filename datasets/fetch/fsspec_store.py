@@ -82,7 +82,7 @@ class FsspecLocation(BaseLocation):
     def _describe(self, obj: RemoteObject) -> RemoteObject:
         entry = self.file_system().call(obj.url, lambda fs, path: fs.info(path))
         if entry["type"] != "file":
-            raise ObjectNotFoundError(f"{obj.url} is a folder, not an object", hint=MISSING)
+            raise ObjectNotFoundError(f"{obj.url} is a folder, not a file", hint=MISSING)
         return _to_object(entry, obj.url)
 
     def _check_unchanged(self, obj: RemoteObject) -> RemoteObject:
@@ -180,7 +180,7 @@ def translate_error(error: Exception, url: str) -> Exception:
     library = type(error).__module__.partition(".")[0]
     cause = reason(error)
     if isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError)):
-        return ObjectNotFoundError(f"{url}: no such object or folder", hint=MISSING)
+        return ObjectNotFoundError(f"{url}: no such file or folder", hint=MISSING)
     if isinstance(error, PermissionError) or type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError"):
         return ForbiddenError(f"{url}: access denied ({cause})", hint=DENIED)
     if isinstance(error, (ImportError, NotImplementedError)):

@@ -120,7 +120,7 @@ class HttpLocation(BaseLocation):
         with response:
             final = urlsplit(response.url).path
             if final.endswith("/") and final.rstrip("/") == urlsplit(obj.url).path:
-                raise ObjectNotFoundError(f"{obj.url} is a folder, not an object", hint=MISSING)
+                raise ObjectNotFoundError(f"{obj.url} is a folder, not a file", hint=MISSING)
             _reject_web_page(response, obj)
             headers = response.headers
             return replace(

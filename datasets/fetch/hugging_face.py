@@ -106,11 +106,11 @@ class HubLocation(BaseLocation):
     def _describe(self, obj: RemoteObject) -> RemoteObject:
         folder, _, name = obj.url.rpartition("/")
         if not _split(obj.url)[1]:
-            raise UsageError(f"{obj.url} is a folder, not an object", hint="give the object's path")
+            raise UsageError(f"{obj.url} is a folder, not a file", hint="give the path of a file")
         for item in self._listing(folder)[0]:
             if item.name == name:
                 return item
-        raise ObjectNotFoundError(f"{obj.url}: no such object", hint=MISSING)
+        raise ObjectNotFoundError(f"{obj.url}: no such file", hint=MISSING)
 
     def _tree(self, repository: str, inside: str, query: str = "") -> Iterator[dict[str, Any]]:
         """The valid entries of a folder in a repository."""

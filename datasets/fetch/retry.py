@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ...errors import TransientFetchError
+from ..waits import announce
 from .location import FetchOptions
 
 T = TypeVar("T")
@@ -48,10 +49,15 @@ def wait_before_retry(failures: int, options: FetchOptions, *, asked: float | No
 
 
 def next_try(error: TransientFetchError, url: str, offset: int, failures: int, options: FetchOptions) -> Retry:
-    """The retry to make after this failure. Raises the error with the number of attempts if there is none to make."""
+    """The retry to make after this failure, which is announced (`waits`).
+
+    Raises the error with the number of attempts if there is none to make.
+    """
     asked = error.retry_after
     wait = wait_before_retry(failures, options, asked=asked, jitter=random.random())
     if wait is not None:
+        why = error.message.removeprefix(url).lstrip(": ")
+        announce(f"{why}: retry {failures} of {options.attempts - 1} in {wait:.1f} s", wait)
         return Retry(url, offset, failures, options.attempts, wait, error)
     if failures >= options.attempts:
         why = f"gave up after {failures} attempt{'s' if failures > 1 else ''}"

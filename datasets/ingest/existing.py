@@ -27,7 +27,7 @@ def find_existing(place: DatasetPlace, request: Request) -> Manifest | None:
         raise
     except NotADatasetError as error:
         if not place.path.is_dir() or any(place.path.iterdir()):
-            message = f"{place.path} is in the way: it is not a dataset"
+            message = f"{place.path} exists and is not a dataset"
             raise DatasetExistsError(message, hint="move it away, or choose another --root") from error
         return None
     if manifest.id != place.id and manifest.id.lower() == place.id.lower():
@@ -35,7 +35,7 @@ def find_existing(place: DatasetPlace, request: Request) -> Manifest | None:
         raise DatasetExistsError(message, hint="write it as it is there, or choose another --root")
     differs = _differences(manifest, request.options)
     if differs:
-        message = f"{place.id} is there already, converted with another {' and '.join(differs)}"
+        message = f"{place.id} already exists, converted with a different {' and '.join(differs)}"
         raise DatasetExistsError(message, hint="replace it with --force, or delete it first")
     return None if list_missing(manifest, request.options) else manifest
 

@@ -157,7 +157,7 @@ class _Run:
             self.listener.on_estimate(expected)
             check_space(self.place.path, expected.disk_bytes - bytes_of_columns(job, plan), self.place.id)
         self._fill(plan)
-        self.listener.on_stage("writing the manifest")
+        self.listener.on_stage("committing")
         for index, record in writer.parts_done().items():
             plan.parts[index] = plan.parts[index].with_checksum(record["crc32c"])
         return expected, _manifest(job, plan, self.place.id, url)
@@ -208,12 +208,12 @@ class _Run:
             part = plan.parts[index]
             stated, found = part.object["crc32c"], record.get("crc32c")
             if stated and found and stated != found:
-                message = f"{part.name} of the unfinished {self.place.id} came from another object than the one here"
+                message = f"{part.name} of the unfinished {self.place.id} came from another file than the one here"
                 raise DatasetExistsError(message, hint=f"start over with --force ({self.writer.folder})")
 
     def _take_over(self, plan: Plan, old: OldDataset) -> None:
         """Copy what a smaller dataset already holds."""
-        self.listener.on_stage("taking over what is there")
+        self.listener.on_stage("copying the shards that are there")
         for index, part in enumerate(plan.parts):
             done = index in self.writer.parts_done()
             record = None if done else old.take_over(self.writer, index, part.to_json())

@@ -132,7 +132,7 @@ def fetch_converted(
             (writer.folder / name).unlink()
             raise ChecksumError(f"{base}{name}: {problem}", hint=_DAMAGED_MIRROR)
     listener.on_part_done(0)
-    listener.on_stage("writing the manifest")
+    listener.on_stage("committing")
     copied = {"mirror": location.url, "copied": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     manifest = replace(manifest, provenance={**manifest.provenance, **copied})
     write_manifest(writer.folder, manifest)

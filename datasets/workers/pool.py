@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import WorkerLostError
+from .. import waits
 from .task import Report, T, Task, TaskProgress, Unit, Work, do_task, modules_of
 
 
@@ -122,10 +123,10 @@ class Workers:
 
         executor = self._open()
         descriptor, name = tempfile.mkstemp(prefix="rbdata-progress-")
-        os.ftruncate(descriptor, max(1, len(tasks)) * 3 * 8)
+        os.ftruncate(descriptor, max(1, len(tasks)) * _COUNTERS.itemsize)
         os.close(descriptor)
         path = Path(name)
-        counters = np.memmap(path, np.int64, "r+", shape=(max(1, len(tasks)), 3))
+        counters = np.memmap(path, _COUNTERS, "r+", shape=(max(1, len(tasks)),))
         idle = not tasks
         try:
             at_most = self._in_flight or len(tasks)
@@ -140,7 +141,7 @@ class Workers:
                     waiting[future] = given
                     given += 1
                 done, _ = wait(waiting, timeout=POLL, return_when=FIRST_COMPLETED)
-                begun = sorted(slot for slot in waiting.values() if counters[slot, 0])
+                begun = sorted(slot for slot in waiting.values() if counters[slot]["rows"] or counters[slot]["wait"])
                 report([_progress(tasks[slot], counters[slot]) for slot in begun])
                 slots = [(future, waiting.pop(future)) for future in done]
                 idle = not waiting and given == len(tasks)
@@ -167,24 +168,32 @@ class Workers:
 
 
 def _lost() -> WorkerLostError:
-    message = "a worker process was killed, perhaps by the system for want of memory"
+    message = "a worker process was killed, perhaps by the system because memory ran out"
     hint = "run the command again: finished parts are kept; fewer --procs need less memory"
     return WorkerLostError(message, hint=hint)
 
 
-def _progress(task: Unit, counters: np.ndarray) -> TaskProgress:
-    rows, fetched, retries = counters.tolist()
-    return TaskProgress(task.index, rows, task.rows, fetched, retries)
+#: What a worker writes about its task.
+_COUNTERS = np.dtype([("rows", "<i8"), ("fetched", "<i8"), ("retries", "<i8"), ("wait", "S200")])
+
+
+def _progress(task: Unit, counters: np.void) -> TaskProgress:
+    rows, fetched, retries = (int(counters[name]) for name in ("rows", "fetched", "retries"))
+    return TaskProgress(task.index, rows, task.rows, fetched, retries, bytes(counters["wait"]).decode(errors="replace"))
 
 
 def _do(work: Work[T], task: T, path: Path, slot: int) -> dict[str, Any]:
     """In a worker: do one task, and write its progress into row ``slot`` of the counters."""
-    counters = np.memmap(path, np.int64, "r+", shape=(slot + 1, 3))
+    counters = np.memmap(path, _COUNTERS, "r+", shape=(slot + 1,))
 
     def on_block(rows: int, fetched: int, retries: int) -> None:
-        counters[slot] = (rows, fetched, retries)
+        counters[slot] = (rows, fetched, retries, b"")
 
-    return work(task, on_block)
+    def on_wait(text: str, seconds: float) -> None:
+        counters[slot]["wait"] = text.encode()[:200]
+
+    with waits.listen(on_wait):
+        return work(task, on_block)
 
 
 def _load(modules: Sequence[str]) -> None:

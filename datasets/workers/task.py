@@ -36,13 +36,14 @@ Work = Callable[[T, OnBlock], dict[str, Any]]
 
 @dataclass(frozen=True)
 class TaskProgress:
-    """The progress of one task: ``rows`` of ``total`` are done."""
+    """The progress of one task: ``rows`` of ``total`` are done. ``wait``: why it waits at the moment, if it does."""
 
     index: int
     rows: int
     total: int
     fetched: int
     retries: int
+    wait: str = ""
 
 
 #: Receives the progress of all tasks that are running.

@@ -136,6 +136,8 @@ class TestEveryCommand:
         code, _, notes = call("inspect", "Pong/4", "--root", made)
         assert code == 1
         assert notes.splitlines()[1] == f"hint: get it with `rbdata download atari/Pong/4 --root {made}`"
+        notes = call("inspect", "Pong/4", "--root", "/nowhere")[2]
+        assert "/nowhere, which does not exist" in notes and "RBDATA_ROOT" in notes
 
     @pytest.mark.parametrize("path", ["./nothing", "/nowhere/at/all", "there/nothing", "some/folder/", "aa/bb/cc"])
     def test_a_misspelt_folder_is_no_unknown_id(self, call, path, tmp_path, monkeypatch):

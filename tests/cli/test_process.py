@@ -79,12 +79,15 @@ class TestStart:
             "delete -h",
             "download --help",
             "convert -h",
+            "config",
+            "--root /nowhere list --local",
         ],
     )
     def test_loads_nothing_heavy(self, words, made):
         script = (
             "import sys; from rbdata.cli import run; code = run(sys.argv[1:]); "
-            "heavy = {'torch', 'tensordict', 'requests', 'google', 'zstandard', 'isal', 'h5py', 'rich'}; "
+            "heavy = {'torch', 'tensordict', 'requests', 'google', 'zstandard', 'isal', 'h5py', 'rich', 'pyarrow', 'ray'}; "
+            "heavy |= {'pandas', 'matplotlib', 'PIL', 'gymnasium', 'tomlkit', 'loky'}; "
             "heavy |= set() if sys.argv[1] == 'inspect' else {'numpy'}; "  # which reads the episode table
             "print(code, sorted(heavy & set(sys.modules)), file=sys.stderr)"
         )

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import io
 import re
+import time
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from pathlib import Path
 
 import pytest
 from rbdata.cli import colour, progress
 from rbdata.cli.console import Column, Console, Fact
+from rbdata.datasets import waits
+from rbdata.datasets.ingest.request import Estimate
+from rbdata.datasets.workers.task import TaskProgress
 
 
 class Terminal(io.StringIO):
@@ -82,6 +87,14 @@ class TestColour:
         assert terminal.getvalue() == "note  \x1b[32ma\\x1b[31mb\x1b[0m\n"
 
 
+def drawn(terminal: Terminal) -> list[str]:
+    """Every line that was drawn, in order."""
+    return re.split(r"[\r\n]+", re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", terminal.getvalue()))
+
+
+ESTIMATE = Estimate("a/b", Path("a/b"), "there", 1, 1000, 10, 1, 1000, 10**9, 0, 1, part_names=["shard 7"])
+
+
 class TestBars:
     @pytest.fixture(autouse=True)
     def at_once(self, monkeypatch):
@@ -89,16 +102,64 @@ class TestBars:
 
     def test_leave_room_for_what_ctrl_c_prints(self, terminal):
         """A ``^C`` that began a new line would move the cursor, and the bar would stay behind."""
-        with terminal, progress.byte_progress("a title") as show:
+        with terminal, progress.byte_progress("a title", then="") as show:
             show(1, 10)
-        drawn = re.split(r"[\r\n]+", re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", terminal.getvalue()))
-        assert any("a title" in line for line in drawn)
-        assert max(map(len, drawn)) <= 60 - len("^C^C")
+        assert any("a title" in line for line in drawn(terminal))
+        assert max(map(len, drawn(terminal))) <= 60 - len("^C^C")
 
     def test_are_not_drawn_again_by_a_thread_that_was_late(self, terminal):
-        with terminal, progress.byte_progress("a title") as show:
+        with terminal, progress.byte_progress("a title", then="") as show:
             show(1, 10)
         before = terminal.getvalue()
         with terminal:
             show(2, 10)
         assert terminal.getvalue() == before
+
+    def test_are_never_full_while_something_else_runs(self, terminal):
+        with terminal, progress.byte_progress("verifying", then="checking the episodes") as show:
+            show(10, 10)
+        with terminal, progress.show_progress("a/b", lambda estimate: None) as listener:
+            listener.on_estimate(ESTIMATE)
+            listener.on_progress([TaskProgress(0, 50, 100, 500, 0)])
+            time.sleep(0.25)  # the screen is drawn five times a second
+            listener.on_progress([TaskProgress(0, 100, 100, 1000, 0)])
+            time.sleep(0.25)
+            listener.on_part_done(0)
+            listener.on_stage("committing")
+        lines = drawn(terminal)
+        assert not any("100%" in line for line in lines)
+        shown = [
+            next(i for i, line in enumerate(lines) if what in line) for what in ("checking", "50%", "writing", "commit")
+        ]
+        assert shown == sorted(shown)
+
+    def test_say_why_nothing_arrives(self, terminal):
+        with terminal, progress.show_progress("a/b", lambda estimate: None) as listener:
+            waits.announce("HTTP 503: retry 1 of 4 in 2 s", 0.0)
+        assert any("HTTP 503: retry 1 of 4" in line for line in drawn(terminal))
+        terminal.truncate(0)
+        with terminal, progress.show_progress("a/b", lambda estimate: None) as listener:
+            listener.on_estimate(ESTIMATE)
+            listener.on_progress([TaskProgress(0, 0, 100, 0, 1, "timed out: retry 2")])
+        assert any("shard 7" in line and "timed out: retry 2" in line for line in drawn(terminal))
+
+
+def test_a_log_gets_a_line_now_and_then_also_while_nothing_is_reported(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "LINE_INTERVAL", 0.01)
+    seen: list[str] = []
+
+    def wait_for(line: str, times: int = 1) -> None:
+        deadline = time.monotonic() + 20
+        while seen.count(line) < times and time.monotonic() < deadline:
+            time.sleep(0.01)
+            seen.extend(capsys.readouterr().err.splitlines())
+        assert seen.count(line) >= times
+
+    with progress.show_progress("a/b", lambda estimate: None) as listener:
+        listener.on_stage("looking for a/b")
+        wait_for("a/b: looking for a/b", times=2)
+    with progress.byte_progress("verifying a/b", then="checking the episodes") as show:
+        show(1, 2)
+        wait_for("verifying a/b: 50%, 1 byte of 2 bytes")
+        show(2, 2)
+        wait_for("verifying a/b: checking the episodes")

@@ -577,12 +577,12 @@ def test_something_is_in_the_way(mirror, tmp_path):
     place = tmp_path / "root" / "atari" / "Qbert" / "2"
     place.mkdir(parents=True)
     (place / "thesis.txt").write_text("mine")
-    error = refused(DatasetExistsError, f"{place} is in the way", mirror, tmp_path / "root")
+    error = refused(DatasetExistsError, f"{place} exists and is not", mirror, tmp_path / "root")
     assert "move it away" in error.hint
     assert (place / "thesis.txt").read_text() == "mine"
     shutil.rmtree(place)
     place.write_text("mine")
-    refused(DatasetExistsError, f"{place} is in the way", mirror, tmp_path / "root")
+    refused(DatasetExistsError, f"{place} exists and is not", mirror, tmp_path / "root")
     assert place.read_text() == "mine"
     place.unlink()
     place.mkdir()
@@ -594,7 +594,7 @@ def test_force_spares_what_is_not_a_dataset(mirror, tmp_path):
     place = tmp_path / "root" / "atari" / "Qbert" / "2"
     place.mkdir(parents=True)
     (place / "thesis.txt").write_text("mine")
-    refused(DatasetExistsError, f"{place} is in the way", mirror, tmp_path / "root", force=True)
+    refused(DatasetExistsError, f"{place} exists and is not", mirror, tmp_path / "root", force=True)
     assert (place / "thesis.txt").read_text() == "mine"
 
 
@@ -603,7 +603,7 @@ def test_force_spares_a_file(mirror, tmp_path):
     place = tmp_path / "root" / "atari" / "Qbert" / "2"
     place.parent.mkdir(parents=True)
     place.write_text("mine")
-    refused(DatasetExistsError, f"{place} is in the way", mirror, tmp_path / "root", force=True)
+    refused(DatasetExistsError, f"{place} exists and is not", mirror, tmp_path / "root", force=True)
     assert place.read_text() == "mine"
 
 

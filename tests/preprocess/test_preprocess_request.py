@@ -89,7 +89,7 @@ class TestPlaces:
             with pytest.raises(FunctionError, match="late"):
                 run(shared, fails_late, dest="my/half", batch_size=20, procs=1)
         assert (shared / "my" / ".half.writing").is_dir()
-        with pytest.raises(DatasetExistsError, match="begun with another function"):
+        with pytest.raises(DatasetExistsError, match="started with another function"):
             run(shared, double_rewards, dest="my/half", batch_size=20, procs=1)
         run(shared, double_rewards, dest="my/half", batch_size=20, procs=1, force=True)
         assert not (shared / "my" / ".half.writing").exists()

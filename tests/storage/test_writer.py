@@ -174,7 +174,7 @@ def test_other_fingerprint(tmp_path):
     with pytest.raises(Stopped):
         Recipe(EPISODES, "raw", parts=2, stop_after=1).write(tmp_path)
     before = contents(place.working)
-    with pytest.raises(DatasetExistsError, match="begun with other options") as caught:
+    with pytest.raises(DatasetExistsError, match="started with other options") as caught:
         Recipe(EPISODES, "raw", parts=2, fingerprint="another").write(tmp_path)
     assert "--force" in (caught.value.hint or "")
     assert contents(place.working) == before

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from rbdata.datasets import waits
 from rbdata.datasets.workers.task import OnBlock
 from rbdata.preprocess.chunks import Chunk
 
@@ -25,6 +26,13 @@ def about(task: Chunk, on_rows: OnBlock) -> dict[str, Any]:
         "blocked": signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()),
         "script": sys.modules["__main__"].__dict__.get("__file__"),
     }
+
+
+def wait_for_the_network(task: Chunk, on_rows: OnBlock) -> dict[str, Any]:
+    waits.announce("HTTP 503: retry 1 of 4", 1.0)
+    time.sleep(1.0)
+    on_rows(task.rows, 0, 1)
+    return {}
 
 
 def never_done(task: Chunk, on_rows: OnBlock) -> None:

@@ -67,7 +67,7 @@ class RunJob(Job, Generic[Piece]):
         #: Rows after which the clock ended an episode, 0 for none.
         self.time_limit = TIME_LIMIT if options.time_limit is None else options.time_limit
         if self.time_limit == 1 or self.time_limit < 0:
-            raise UsageError(f"a time limit of {self.time_limit} steps makes no sense", hint="0 means no time limit")
+            raise UsageError(f"a time limit of {self.time_limit} steps is invalid", hint="0 means no time limit")
         self.schema, self.bulk = lay_out(COLUMNS, options)
 
     def select(self) -> list[Piece]:

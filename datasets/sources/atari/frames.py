@@ -51,7 +51,7 @@ class FrameSource(RowSource):
         with closing(_Frames(self.location, self.obj)) as frames:
             if frames.rows != part.capacity:
                 message = f"{self.obj.url} has {frames.rows} frames; the other arrays have {part.capacity} rows"
-                raise CorruptSourceError(message, hint="the shard's objects are of different files; check the mirror")
+                raise CorruptSourceError(message, hint="the shard's files are of different versions; check the mirror")
             for first, count, block in frames.blocks(BLOCK_ROWS):
                 _check_padding(part, segments, first, count, block)
                 runs = list(place(segments, first, count))

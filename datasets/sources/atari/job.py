@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ....amounts import plural
 from ....errors import ChecksumError, CorruptSourceError
 from ....storage.checksums import crc32c
 from ....storage.column_writer import ColumnWriter
@@ -165,18 +166,18 @@ class AtariJob(RunJob[Shard]):
 
     def _notes(self, counts: Counts) -> list[str]:
         first = (
-            f"From the DQN Replay shards: {counts.pad_rows} rows of padding before episodes were left out; an episode that "
-            "goes on in the next shard is whole."
+            f"Converted from DQN Replay shards: {counts.pad_rows} rows of padding before episodes were left out; episodes "
+            "that continue in the next shard are whole."
         )
         dropped = (
-            f"Dropped: {counts.given_up_steps} row{'s' * (counts.given_up_steps != 1)} whose next state is not in the data "
-            "(end of the data, a missing lap, or the time limit). Their frame is the final observation of the step before."
+            f"Dropped: {plural(counts.given_up_steps, 'step')} with no next state (end of the data, missing rows, or the time "
+            "limit); the frame of such a step is the final observation of the step before it."
         )
         gaps = []
         for gap in counts.gaps:
             lost = gap["laps_missing"]
-            what = "an unknown number of laps is" if lost is None else f"{lost} lap{'s are' if lost != 1 else ' is'}"
-            gaps.append(f"Before shard {gap['before_shard']} {what} missing.")
+            what = "an unknown number of laps" if lost is None else plural(lost, "lap")
+            gaps.append(f"Before shard {gap['before_shard']}, {what} of the ring buffer missing.")
         return list(self.sentences(dataclasses.asdict(counts), first, dropped, gaps))
 
 

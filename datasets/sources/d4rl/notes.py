@@ -27,10 +27,10 @@ _BY = {
 }
 _COUNTED = {
     "given_up_steps": (
-        "Dropped: {n} of {rows} rows, whose next state is not in the file (end of the file, or time limit). Their "
-        "observation is the final one of the step before."
+        "Dropped: {n} of {rows} steps with no next state in the file (end of the file, or time limit); the observation of "
+        "such a step is the final one of the step before it."
     ),
-    "unknown_next_steps": "{n} steps whose successor is not in the file are kept, truncated, with a successor of zeros.",
+    "unknown_next_steps": "{n} steps with no next state in the file are kept, truncated, with a next state of zeros.",
     "inner_terminals": "{n} rows flagged terminal do not end their trajectory; " + INNER + " holds the flags.",
     "seams": "{n} episodes end without a flag: the file's next observation is not what its next row holds.",
     "rounded_successors": "{n} next observations differ by rounding from the following row's, and are that row's.",

@@ -62,7 +62,7 @@ class RecordingJob(Job):
         self.action, also_out = space_leaves(self.spaces["action"], "action", text)
         self.left_out = {**left_out, **also_out}
         if not self.observation or not self.action:
-            raise UsageError(f"nothing is left of what {name} observes or does: {self.left_out}")
+            raise UsageError(f"no observations or no actions of {name} remain: {self.left_out}")
         self.columns = columns_of(self.observation, self.action)
         self.schema, self.bulk = lay_out(self.columns, options)
         #: The codec of the large columns.

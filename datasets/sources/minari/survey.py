@@ -73,7 +73,7 @@ def survey(reader: Reader, metadata: Metadata, name: str, text: TextAs) -> Surve
         described += [_Merged(leaf, (base + "s", *leaf.path)) for leaf in found]
         left_out.update(omitted)
     if {one.place[0] for one in described} != {"observations", "actions"}:
-        raise UsageError(f"{name}: nothing is left of its observations or its actions: {left_out}")
+        raise UsageError(f"{name}: no observations or no actions remain: {left_out}")
     infos = _Infos()
     steps, states = (np.zeros(len(reader.episodes), np.int64) for _ in range(2))
     for index, episode in enumerate(reader.episodes):

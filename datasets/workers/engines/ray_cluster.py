@@ -219,7 +219,7 @@ def _result(ray: ModuleType, reference: Any) -> dict[str, Any]:
         message = f"a Ray worker ran out of memory, {RETRIES + 1} times"
         raise WorkerLostError(message, hint=f"{_AGAIN}; fewer --procs or a smaller --batch-size need less") from error
     except (exceptions.WorkerCrashedError, exceptions.NodeDiedError, exceptions.ObjectLostError) as error:
-        message = f"a Ray worker was lost {RETRIES + 1} times at the same task, perhaps killed for want of memory"
+        message = f"a Ray worker was lost {RETRIES + 1} times at the same task, perhaps because memory ran out"
         raise WorkerLostError(message, hint=_AGAIN) from error
     except exceptions.RayError as error:
         raise RbdataError(f"Ray failed: {_first_line(error)}", hint=_AGAIN) from error

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rbdata.datasets import waits
 from rbdata.datasets.fetch import FetchOptions, Location, RemoteObject, Retry, open_location, read_all, stream
 from rbdata.errors import (
     ChecksumError,
@@ -97,9 +98,12 @@ class TestWhatPasses:
         heard: list[Retry] = []
         got: list[int] = []
         remote.faults.cut(after=after, reset=reset)
-        assert remote.stream(on_retry=heard.append, on_bytes=got.append) == DATA
+        announced: list[str] = []
+        with waits.listen(lambda why, seconds: announced.append(why)):
+            assert remote.stream(on_retry=heard.append, on_bytes=got.append) == DATA
         assert sum(got) == len(DATA)
-        assert len(heard) == 1
+        assert len(heard) == len(announced) == 1
+        assert "retry 1 of" in announced[0] and remote.location.url not in announced[0]
         assert heard[0].failures == 1
         assert 0 <= heard[0].offset <= after
         if not reset:

@@ -273,7 +273,7 @@ def test_another_dataset_is_not_replaced_unasked(root: Path, tmp_path: Path) -> 
     with pytest.raises(DatasetExistsError, match="already holds a different"):
         mirror.push(ID, place, root=tmp_path, fetch=QUICK)
     mirror.push(ID, place, root=tmp_path, fetch=QUICK, force=True)
-    with pytest.raises(ObjectNotFoundError, match="with unknown_next zero, and no raw objects"):
+    with pytest.raises(ObjectNotFoundError, match="with unknown_next zero, and no raw files"):
         get(tmp_path / "2", place)
     assert verify(get(tmp_path / "2", place, options=other).path).ok
 

@@ -18,7 +18,7 @@ from processes import RBDATA, start_interruptible
 from rbdata.datasets.workers import pool
 from rbdata.datasets.workers.pool import Workers, fork_server_is_available
 from rbdata.errors import WorkerLostError
-from worker_tasks import TASKS, about
+from worker_tasks import TASKS, about, wait_for_the_network
 
 pytestmark = pytest.mark.skipif(not fork_server_is_available(), reason="processes are forked on Linux only")
 
@@ -53,6 +53,13 @@ def test_forked_from_one_that_has_loaded_the_modules():
     assert all("h5py" in record["loaded"] for record in found)
     assert all(record["interrupt"] and not record["blocked"] for record in found)
     assert all(is_gone(pid) for pid in (*pids, found[0]["parent"]))
+
+
+def test_the_parent_hears_why_they_wait():
+    heard: set[str] = set()
+    with Workers(2) as workers:
+        list(workers.run(wait_for_the_network, TASKS[:2], lambda tasks: heard.update(task.wait for task in tasks)))
+    assert "HTTP 503: retry 1 of 4" in heard
 
 
 def test_the_servers_of_others_are_left_alone():

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from .....amounts import plural
 from .....storage.checksums import crc32c
 from .....storage.codecs import codec_of
 from .....storage.codecs.compressed import CompressedCodec, compressed_codec
@@ -164,8 +165,8 @@ class RluJob(RunJob[EpisodeFile]):
             f"{counts['silent_ends']} of {counts['terminated_episodes'] + counts['time_limit_episodes']} end with 0."
         )
         dropped = (
-            f"Dropped: {counts['given_up_steps']} rows whose next state is not in the data (the episode is cut there, or the "
-            "time limit was reached). Their frame is the final observation of the step before."
+            f"Dropped: {plural(counts['given_up_steps'], 'step')} with no next state (the episode is cut there, or the time "
+            "limit was reached); the frame of such a step is the final observation of the step before it."
         )
         gaps = []
         if counts["midway_episodes"]:

@@ -166,7 +166,7 @@ def test_trap_32_and_33_roots_are_false_and_the_last_row_is_accounted_for(tmp_pa
     without = to_dataset(write(tmp_path / "b" / "x.hdf5", make([3, 4], ["terminal", "none"])), tmp_path / "2")
     assert len(without) == 6
     assert without.manifest.counts["given_up_steps"] == 1
-    assert any("Dropped: 1 of 7 rows" in note for note in without.manifest.notes)
+    assert any("Dropped: 1 of 7 steps" in note for note in without.manifest.notes)
 
 
 def test_trap_34_terminal_and_timeout_together(tmp_path):
