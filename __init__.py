@@ -20,7 +20,7 @@ from ._version import __version__ as __version__
 from .errors import RbdataError as RbdataError
 
 if TYPE_CHECKING:
-    from .api import catalogue, convert, delete, download, info, list_datasets, preprocess, search
+    from .api import catalogue, convert, delete, download, info, inspect, list_datasets, preprocess, search, verify
     from .datasets.experience import *
     from .datasets.scores import normalized_score, reference_scores
     from .datasets.sources.catalogue_entry import Catalogue, CatalogueEntry
@@ -35,7 +35,7 @@ _MODULES = {
     "check_specs": ".storage.spec_check",
     **dict.fromkeys(("normalized_score", "reference_scores"), ".datasets.scores"),
     **dict.fromkeys(("Catalogue", "CatalogueEntry"), ".datasets.sources.catalogue_entry"),
-    **dict.fromkeys(("convert", "delete", "download", "list_datasets", "preprocess"), ".api"),
+    **dict.fromkeys(("convert", "delete", "download", "inspect", "list_datasets", "preprocess", "verify"), ".api"),
     **dict.fromkeys(("catalogue", "info", "search"), ".api"),
     **dict.fromkeys(("load", "open_dataset"), ".reading"),
     **dict.fromkeys(datasets.__all__, ".datasets.experience"),
@@ -109,6 +109,7 @@ __all__ = [
     "download",
     "filter_trajectories",
     "info",
+    "inspect",
     "iter_trajectories",
     "list_datasets",
     "load",
@@ -122,6 +123,7 @@ __all__ = [
     "search",
     "split_trajectories",
     "traj",
+    "verify",
 ]
 
 

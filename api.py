@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from .cards.overview import Overview
+from .datasets.ingest.progress_bar import progress_listener
 from .datasets.ingest.request import Listener, Request
 from .datasets.local import LocalDataset
 from .datasets.sources.catalogue_entry import Catalogue, CatalogueEntry
@@ -14,6 +16,7 @@ from .datasets.sources.source_option import RESERVED
 from .errors import UsageError
 from .keywords import check_keywords
 from .preprocess.interface import preprocess as preprocess
+from .storage.integrity import Report
 
 PathLike = str | os.PathLike[str]
 
@@ -32,6 +35,7 @@ def download(
     keep_raw: bool = False,
     force: bool = False,
     user_project: str | None = None,
+    progress: bool = False,
     listener: Listener | None = None,
     upstream: Literal["auto", "dqn-replay", "rl-unplugged"] | None = None,
     episodes_by: Literal["auto", "timeouts", "terminals", "both", "horizon"] | None = None,
@@ -55,7 +59,9 @@ def download(
     """Download a dataset from its source (or a ``mirror``); returns its folder, for `load` and `open_dataset`.
 
     A complete dataset is not downloaded again; an interrupted download continues. ``shards`` is a selection such as
-    ``"0-4,7"``. For the rest see `datasets.ingest.request.Request` and `datasets.ingest.protocol.ConvertOptions`.
+    ``"0-4,7"``. ``progress=True`` shows a bar on a terminal (stderr) or in a notebook; without it nothing is ever printed.
+    ``listener`` has callbacks. For the rest see `datasets.ingest.request.Request` and
+    `datasets.ingest.protocol.ConvertOptions`.
 
     Options of one source (None: its default; ``rbdata download --help`` describes them):
 
@@ -71,7 +77,8 @@ def download(
 
     more = {"mirror": mirror, "procs": procs, "keep_raw": keep_raw, "force": force}
     request = make_request(dataset_id, root, codec, layout, unknown_next, shards, extra, user_project, **more)
-    return run(request, listener).path
+    with progress_listener(dataset_id, listener, progress) as events:
+        return run(request, events).path
 
 
 @check_keywords
@@ -87,6 +94,7 @@ def convert(
     layout: Literal["auto", "ted"] = "auto",
     unknown_next: Literal["truncate", "zero"] = "truncate",
     force: bool = False,
+    progress: bool = False,
     listener: Listener | None = None,
     upstream: Literal["auto", "dqn-replay", "rl-unplugged"] | None = None,
     episodes_by: Literal["auto", "timeouts", "terminals", "both", "horizon"] | None = None,
@@ -110,7 +118,8 @@ def convert(
     from .datasets.acquire import convert as run
 
     request = make_request(dataset_id, root, codec, layout, unknown_next, shards, extra, procs=procs, force=force)
-    return run(Path(path), source, request, listener).path
+    with progress_listener(dataset_id, listener, progress) as events:
+        return run(Path(path), source, request, events).path
 
 
 def source_options(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,6 +206,36 @@ def info(dataset_id: str, *, root: PathLike | None = None) -> CatalogueEntry:
     from .datasets.discovery import describe
 
     return describe(dataset_id, root)[0]
+
+
+@check_keywords
+def verify(id_or_path: PathLike, *, root: PathLike | None = None, quick: bool = False) -> Report:
+    """Check a dataset against its checksums and the rules of TED: ``report.ok``, ``report.problems``.
+
+    ``quick`` compares the sizes of files only. Raises as `storage.integrity.verify` for a folder that cannot be checked, and
+    as `open_dataset` does.
+    """
+    from .datasets.local import find
+    from .storage.integrity import verify as run
+
+    return run(find(id_or_path, root), quick=quick)
+
+
+@check_keywords
+def inspect(id_or_path: PathLike, *, root: PathLike | None = None) -> Overview:
+    """How the episodes of a dataset ended, and its returns, lengths, rewards and actions, as `rbdata inspect` shows them.
+
+    Above 65,536 steps the distributions are those of a sample, so that it is quick for a dataset of any size. Raises as
+    `open_dataset` does.
+    """
+    from .cards.overview import overview
+    from .datasets.local import find
+    from .storage.episodes import open_episodes
+    from .storage.manifest import read_manifest
+
+    path = find(id_or_path, root)
+    manifest = read_manifest(path)
+    return overview(path, manifest, open_episodes(path, manifest.episodes, manifest.steps))
 
 
 @check_keywords

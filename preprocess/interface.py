@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from ..datasets.ingest.progress_bar import progress_listener
 from ..datasets.ingest.request import Listener
 from ..keywords import check_keywords
 
@@ -33,13 +34,15 @@ def preprocess(
     address: str | None = None,
     root: str | os.PathLike[str] | None = None,
     force: bool = False,
+    progress: bool = False,
     listener: Listener | None = None,
 ) -> Path:
     """Make the dataset ``dest`` from another one with a function; returns its folder.
 
     ``fn`` takes a TED TensorDict and returns one: a callable, text such as ``"pkg.mod:fn"`` or ``"rbdata:to_float"``, or a
     sequence of them, applied one after the other. ``args`` are their arguments (``{"scale": 2}``, or
-    ``{"scale_rewards.scale": 2}`` for one of several). For the rest see `preprocess_request.Request`. An interrupted run is
+    ``{"scale_rewards.scale": 2}`` for one of several). For the rest see `preprocess_request.Request`.
+    ``progress=True`` shows a bar on a terminal (stderr) or in a notebook. An interrupted run is
     continued by the same call. Raises what `driver.preprocess` raises.
     """
     from . import driver
@@ -64,4 +67,5 @@ def preprocess(
         root=None if root is None else Path(root),
         force=force,
     )
-    return driver.preprocess(request, listener).path
+    with progress_listener(dest, listener, progress) as events:
+        return driver.preprocess(request, events).path

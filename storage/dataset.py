@@ -17,10 +17,13 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
+from ..amounts import plural
+from ..amounts import size as amount
 from ..errors import UnknownKeyError, UsageError
 from .codecs import codec_of
 from .codecs.codec import Rows
 from .episodes import EpisodeTable, open_episodes
+from .html_table import html_table
 from .manifest import Manifest, read_manifest
 from .memory_map import keep_freed_memory, map_array
 from .nesting import nest
@@ -115,6 +118,15 @@ class Dataset:
 
     def __repr__(self) -> str:
         return f"Dataset({self.id!r}, steps={len(self)}, episodes={self.manifest.episodes}, path={str(self.path)!r})"
+
+    def _repr_html_(self) -> str:
+        manifest = self.manifest
+        size = f"{plural(len(self), 'step')}, {plural(manifest.episodes, 'episode')}, {amount(manifest.bytes)}"
+        rows = [(leaf.name, leaf.dtype, list(leaf.shape), leaf.kind, leaf.codec) for leaf in self.schema]
+        return html_table(f"{self.id}: {size}", rows, ("leaf", "dtype", "shape", "kind", "codec"))
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self.schema.names)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Dataset, (self.path.absolute(),))

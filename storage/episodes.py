@@ -19,8 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
+from ..amounts import count, real
 from ..errors import DamagedDatasetError, InvariantError
 from .checksums import crc32c
+from .html_table import html_table
 from .memory_map import map_array, verify_hint
 from .tensordict_folder import write_meta
 
@@ -34,7 +36,7 @@ _CHECKED = 1 << 18
 _COLUMNS = {"start": "int64", "length": "int64", "return": "float64", "outcome": "uint8", "midway": "bool"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EpisodeTable:
     """The table: arrays ``[episodes]``, read-only views of the mapped files where it was opened from a folder."""
 
@@ -46,6 +48,19 @@ class EpisodeTable:
 
     def __len__(self) -> int:
         return len(self.start)
+
+    def __repr__(self) -> str:
+        return f"EpisodeTable({', '.join(f'{name} {value}' for name, value in self._facts())})"
+
+    def _repr_html_(self) -> str:
+        return html_table("EpisodeTable", self._facts())
+
+    def _facts(self) -> list[tuple[str, str]]:
+        facts = [("episodes", count(len(self))), ("steps", count(self.steps))]
+        for name, values in (("length", self.length), ("return", self.returns)) if len(self) else ():
+            facts.append((name, f"{real(values.mean())} ({real(values.min())} to {real(values.max())})"))
+        ends = {name: int(np.count_nonzero(self.outcome == code)) for code, name in OUTCOMES.items()}
+        return [*facts, *((name, count(number)) for name, number in ends.items() if number)]
 
     @property
     def steps(self) -> int:

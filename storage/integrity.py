@@ -6,9 +6,12 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..amounts import plural
+from ..amounts import size as amount
 from ..errors import DamagedDatasetError, RbdataError
 from .checksums import check_ranges
 from .codecs import codec_of
+from .html_table import html_table
 from .manifest import Manifest, read_manifest
 from .memory_map import verify_hint
 
@@ -32,6 +35,11 @@ class Report:
     @property
     def ok(self) -> bool:
         return not self.problems
+
+    def _repr_html_(self) -> str:
+        state = "good" if self.ok else "damaged"
+        title = f"{state}: {plural(self.files, 'file')}, {amount(self.bytes)} read"
+        return html_table(title, [(problem.path or "data", problem.what) for problem in self.problems])
 
 
 def verify(

@@ -79,6 +79,7 @@ TESTED_BY = {
     "preprocess/functions/leaves": "preprocess/functions/test_traits",
     "storage/codecs/codec": "storage/codecs/test_raw",
     "storage/codecs/compressed": "storage/codecs/test_toy_codec",
+    "storage/html_table": "test_face",
     "storage/manifest_types": "storage/test_hostile_folders",
     "storage/replay/argument_checks": "storage/replay/test_bad_input",
     "storage/replay/state_files": "storage/replay/checkpoints/test_checkpoint",

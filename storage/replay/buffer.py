@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...amounts import plural
 from ...errors import UsageError
 from ...keywords import check_keywords
+from ..html_table import html_table
 from .argument_checks import (
     check_batch_size,
     check_consumption,
@@ -317,6 +319,14 @@ class ReplayBuffer(SamplingMixin, ConditionalUpdateMixin, CheckpointMixin):
                 share_state(transform)
             self._transforms.insert(index, transform, invert=invert)
         return self
+
+    def _repr_html_(self) -> str:
+        if not self.initialized:
+            return html_table(f"{type(self).__name__}, not yet made", ())
+        parts = ("storage", "sampler", "writer", "transform")
+        rows = [(name, repr(getattr(self, name))) for name in parts if name != "transform" or len(self._transforms)]
+        rows += [("batch_size", str(self.batch_size))]
+        return html_table(f"{type(self).__name__}: {plural(len(self), 'record')}", rows)
 
     def __repr__(self) -> str:
         return (

@@ -1,0 +1,82 @@
+"""What people see in Python: texts of objects, tables of notebooks, progress bars, records of verify and inspect."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+
+import pytest
+import rbdata
+from rbdata.datasets.ingest.request import Listener
+from rbdata.errors import MissingExtraError
+from rbdata.storage.html_table import html_table
+
+ID = "gymnasium/CartPole-v1"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("face")
+    rbdata.download(ID, root=folder, steps=60)
+    return folder
+
+
+def test_objects_are_shown_on_one_screen(root):
+    dataset, buffer = rbdata.open_dataset(ID, root=root), rbdata.load(ID, root=root, batch_size=4)
+    ensemble = rbdata.ReplayBufferEnsemble(buffer, rbdata.load(ID, root=root), batch_size=4)
+    for shown in (
+        dataset,
+        buffer,
+        ensemble,
+        dataset.episodes,
+        rbdata.verify(ID, root=root),
+        *rbdata.list_datasets(root=root),
+    ):
+        assert len(repr(shown)) < 1500 and repr(shown).count("\n") < 30
+    assert re.match(
+        r"EpisodeTable\(episodes \d+, steps 60, length .*, return .* terminated \d+", repr(dataset.episodes)
+    )
+    assert "observation" in dataset._repr_html_() and "60 steps" in dataset._repr_html_()
+    assert "60 records" in buffer._repr_html_() and "RandomSampler" in buffer._repr_html_()
+    assert "steps" in dataset.episodes._repr_html_() and "good" in rbdata.verify(ID, root=root)._repr_html_()
+    assert dataset._ipython_key_completions_() == list(dataset.schema.names)
+
+
+def test_tables_are_escaped_and_bounded():
+    table = html_table("<b>", [("<script>", 1)] * 50, ("&",))
+    assert "<script>" not in table and "&lt;script&gt;" in table and "&lt;b&gt;" in table and "&amp;" in table
+    assert "and 10 more" in table
+
+
+def test_records(root):
+    report, overview = rbdata.verify(ID, root=root), rbdata.inspect(ID, root=root)
+    assert report.ok and report.files and report.bytes
+    assert rbdata.verify(root / ID, quick=True).ok
+    assert (overview.steps, sum(overview.outcomes.values())) == (60, overview.episodes)
+
+
+def test_progress_is_shown_when_asked_for(tmp_path, monkeypatch):
+    heard: list[str] = []
+    listener = Listener(on_estimate=lambda plan: heard.append(plan.id))
+    for asked in (False, True):
+        stderr = io.StringIO()
+        monkeypatch.setattr(sys, "stderr", stderr)
+        rbdata.download(ID, root=tmp_path, steps=40, force=True, progress=asked, listener=listener)
+        assert (ID in stderr.getvalue()) == ("100%" in stderr.getvalue()) == asked
+        rbdata.preprocess(ID, "rbdata:to_float", dest="my/x", root=tmp_path, procs=1, force=True, progress=asked)
+        assert ("my/x" in stderr.getvalue()) == asked
+    assert heard == [ID, ID]
+
+
+def test_missing_extras_name_what_to_install(root, monkeypatch):
+    for module in ("matplotlib", "pyarrow", "ray", "ale_py", "torchrl"):
+        monkeypatch.setitem(sys.modules, module, None)
+        for loaded in [name for name in sys.modules if name.startswith(module + ".")]:
+            monkeypatch.delitem(sys.modules, loaded)
+    with pytest.raises(MissingExtraError, match="torchrl"):
+        _ = rbdata.open_dataset(ID, root=root).spec
+    with pytest.raises(MissingExtraError, match=r"rbdata\[ray\]"):
+        rbdata.preprocess(ID, "rbdata:to_float", dest="my/x", root=root, engine="ray")
+    with pytest.raises(MissingExtraError, match=r"rbdata\[atari\]"):
+        rbdata.download("gymnasium/ALE/Pong-v5", root=root, steps=5)
