@@ -8,13 +8,14 @@ from __future__ import annotations
 import base64
 from pathlib import Path
 
+from .._version import __version__
 from ..errors import UsageError
 from ..storage.episodes import EpisodeTable
 from ..storage.manifest import Manifest
 from .card_file import MARK
 from .facts import Facts, how_to_load, state_facts, state_origin, state_tensors
 from .overview import Overview
-from .return_series import return_series
+from .return_series import ReturnSeries, return_series
 from .svg_charts import draw_histogram, draw_series, draw_spark, escape
 
 SUFFIXES = (".html", ".htm")
@@ -58,8 +59,10 @@ svg path.grid { stroke: var(--line); } svg path.cut { stroke: var(--cut); stroke
 .dots { fill: none; stroke: var(--bar); stroke-width: 5; stroke-linecap: round; opacity: .7; }
 .key { color: var(--soft); font-size: .85rem; margin: 6px 0 0; } .key b { font-weight: 400; } .x { color: var(--cut); }
 .strip { display: flex; flex-wrap: wrap; gap: 6px; margin: 4px 0 12px; }
-.strip img { width: 112px; max-width: 30%; height: auto; image-rendering: pixelated; border-radius: 3px; }
-@media (max-width: 560px) { .wide { min-width: 560px; }
+.strip img { width: calc((100% - 42px) / 8); height: auto; image-rendering: pixelated; border-radius: 3px; }
+svg.narrow { display: none; }
+@media (max-width: 640px) { svg.wide { display: none; } svg.narrow { display: block; }
+  .strip img { width: calc((100% - 18px) / 4); }
   .list { grid-template-columns: 1fr; gap: 0; } .list dd { margin-bottom: 6px; } }
 """
 
@@ -101,7 +104,7 @@ def make_html(folder: Path, manifest: Manifest, found: Overview, table: EpisodeT
 <p class="soft">Dataset for offline reinforcement learning</p>
 <h1>{title}</h1>
 {"".join(parts)}
-<footer><p>A card {MARK} {escape(str(manifest.provenance.get("rbdata_version") or ""))}.</p></footer>
+<footer><p>{MARK.capitalize()} {__version__}.</p></footer>
 </main></body>
 </html>
 """
@@ -120,10 +123,17 @@ def _definitions(facts: Facts, kind: str) -> str:
 
 def _returns(found: Overview, table: EpisodeTable) -> str:
     series = return_series(table, MOST_DOTS)
-    key = ["dots: episodes; line: running mean" if series.single else "band: least to most; line: mean"]
-    key += [f'<b class="x">&#10005; cut short ({found.outcomes["cut"]:,})</b>'] if found.outcomes["cut"] else []
+    key = ["dots: episodes" if series.single else "band: least to most; line: mean"]
+    key += ["line: running mean"] if series.single and len(series.running_mean()[0]) else []
+    key += [f'<b class="x">&#10005; cut short ({_shown(series, found)})</b>'] if found.outcomes["cut"] else []
     key += ["right: normalised score"] if found.reference else []
-    return f'<div class="scroll">{draw_series(series, found)}</div><p class="key">{"; ".join(key)}</p>'
+    charts = draw_series(series, found, 900, "wide") + draw_series(series, found, 380, "narrow")
+    return f'{charts}<p class="key">{"; ".join(key)}</p>'
+
+
+def _shown(series: ReturnSeries, found: Overview) -> str:
+    cuts = found.outcomes["cut"]
+    return f"{cuts:,}" if len(series.cut_steps) == cuts else f"{len(series.cut_steps)} of {cuts:,}"
 
 
 def _distributions(found: Overview) -> str:

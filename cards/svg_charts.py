@@ -67,12 +67,14 @@ def draw_spark(name: str, histogram: Histogram) -> str:
     return _svg(name, width, height, "".join(bars), "spark")
 
 
-def draw_series(series: ReturnSeries, found: Overview) -> str:
+def draw_series(series: ReturnSeries, found: Overview, width: int, kind: str) -> str:
     """Returns over the steps; cut episodes marked; with a reference, normalised scores on the right."""
-    width, height, left, right, top, base = 900, 270, 64, 52 if found.reference else 14, 14, 236
+    height, left, right, top, base = 270, 52, 48 if found.reference else 16, 14, 236
     finite = np.concatenate([one[np.isfinite(one)] for one in (series.low, series.high)])
     if not len(finite):
-        return _svg("returns over steps", width, height, _text(width / 2, height / 2, "no finite return", "middle"))
+        return _svg(
+            "returns over steps", width, height, _text(width / 2, height / 2, "no finite return", "middle"), kind
+        )
     low, high = float(finite.min()), float(finite.max())
     margin = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
     low, high = low - margin, high + margin
@@ -110,7 +112,7 @@ def draw_series(series: ReturnSeries, found: Overview) -> str:
         if math.isfinite(value)
     )
     parts.append(f'<path class="cut" d="{cuts}"/>' if cuts else "")
-    return _svg("returns over steps", width, height, "".join(parts), "wide")
+    return _svg("returns over steps", width, height, "".join(parts), kind)
 
 
 def _svg(name: str, width: int, height: int, content: str, kind: str = "chart") -> str:
