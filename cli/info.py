@@ -68,7 +68,13 @@ def run(
 
 def _facts(entry: CatalogueEntry, local: LocalDataset | None, mirror: str | None, recorded: bool) -> Iterator[Fact]:
     if local:
-        yield Fact("here", f"{catalogue_table.state(local)}, {text.size(local.bytes)}: {local.path}", str(local.path))
+        counts = (
+            f"{text.plural(local.steps, 'step')} in {text.plural(local.episodes or 0, 'episode')}, "
+            if local.steps
+            else ""
+        )
+        shown = f"{catalogue_table.state(local)}, {counts}{text.size(local.bytes)}: {local.path}"
+        yield Fact("here", shown, str(local.path))
     yield Fact("environment", entry.environment or _UNKNOWN)
     yield Fact("observations", _kind(entry.observations, entry.observation_space))
     yield Fact("actions", _kind(entry.actions, entry.action_space))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from .. import settings
 from ..errors import RbdataError
 from ..storage.manifest import read_manifest
 from . import catalogue, matching
 from .local import LocalDataset, list_local
-from .sources.catalogue_entry import Catalogue, CatalogueEntry, Place
+from .sources.catalogue_entry import Catalogue, CatalogueEntry, Place, action_kind, observation_kind, space_text
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,21 @@ def _local_entry(one: LocalDataset) -> CatalogueEntry:
         manifest = read_manifest(one.path)
     except RbdataError:
         return CatalogueEntry(one.id, places=(place,))
-    facts = (manifest.licence, manifest.citation)
+    stated = manifest.source.get("environment")
+    environment = stated.get("id") if isinstance(stated, dict) else stated
+    facts: dict[str, Any] = {"environment": environment if isinstance(environment, str) else None}
+    with contextlib.suppress(KeyError, TypeError, AttributeError):  # of a manifest that others wrote
+        observation, action = manifest.spaces.get("observation"), manifest.spaces.get("action")
+        if observation:
+            facts.update(observations=observation_kind(observation), observation_space=space_text(observation))
+        if action:
+            facts.update(actions=action_kind(action), action_space=space_text(action))
     return CatalogueEntry(
-        one.id, steps=one.steps, episodes=one.episodes, licence=facts[0], citation=facts[1], places=(place,)
+        one.id,
+        steps=one.steps,
+        episodes=one.episodes,
+        licence=manifest.licence,
+        citation=manifest.citation,
+        places=(place,),
+        **facts,
     )

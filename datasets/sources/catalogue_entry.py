@@ -199,3 +199,35 @@ def _expanded(name: str) -> Iterator[str]:
         return
     for number in range(int(match[2]), int(match[3]) + 1):
         yield f"{match[1]}{number}"
+
+
+# -- spaces as JSON, of a manifest or as Minari writes them ---------------------------------------------------------------
+
+
+def observation_kind(space: Mapping[str, Any]) -> Observations | None:
+    """The kind of the observations of a space; None for a type that is not known."""
+    kind = str(space.get("type"))
+    if kind == "Box":
+        return "image" if space.get("dtype") == "uint8" and len(space["shape"]) >= 2 else "vector"
+    kinds: dict[str, Observations] = {"Dict": "dict", "Tuple": "dict", "Discrete": "discrete"}
+    return "vector" if kind in ("MultiBinary", "MultiDiscrete") else kinds.get(kind)
+
+
+def action_kind(space: Mapping[str, Any]) -> Actions | None:
+    """The kind of the actions of a space; None for a nested one, or a type that is not known."""
+    kind = str(space.get("type"))
+    if kind in ("Discrete", "MultiDiscrete", "MultiBinary"):
+        return "discrete"
+    return "continuous" if kind == "Box" else None
+
+
+def space_text(space: Mapping[str, Any]) -> str:
+    """A space in short: ``Box [3] float32``, ``Dict(image: Box [7, 7, 3] uint8, direction: Discrete 4)``."""
+    kind, inner = space["type"], space.get("spaces", space.get("subspaces"))
+    if isinstance(inner, dict):
+        return f"{kind}({', '.join(f'{name}: {space_text(one)}' for name, one in inner.items())})"
+    if isinstance(inner, list):
+        return f"{kind}({', '.join(map(space_text, inner))})"
+    if kind == "Box":
+        return f"Box {list(space['shape'])} {space['dtype']}"
+    return f"{kind} {space['n']}" if space.get("n") is not None else str(kind)

@@ -271,7 +271,7 @@ class TestInfo:
         (own / "my").mkdir()
         (own / "atari/Pong/5").rename(own / "my/pong")
         code, answer, _ = call("info", "my/pong", "--root", own)
-        assert code == 0 and "steps\t11956" in answer
+        assert code == 0 and "steps\t11956" in answer and "observations\timage, Box [84, 84] uint8" in answer
 
     def test_what_no_source_lists(self, call, ask):
         code, document = ask("info", "openml/12345")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..catalogue_entry import CatalogueEntry, Place
+from ..catalogue_entry import CatalogueEntry, Place, action_kind, observation_kind, space_text
 from .names import local_names, local_root
 
 #: Larger metadata (Atari's bounds, written in full) are searched for their counts and not parsed.
@@ -39,8 +39,8 @@ def _facts(path: Path) -> dict[str, Any]:
         for ours, theirs in (("observations", "observation_space"), ("actions", "action_space")):
             space = _parsed(record.get(theirs))
             if space:
-                kind, facts[theirs] = space.get("type"), space_text(space)
-                facts[ours] = observation_kind(space) if ours == "observations" else _action_kind(kind)
+                kind = observation_kind if ours == "observations" else action_kind
+                facts[ours], facts[theirs] = kind(space), space_text(space)
         spec = _parsed(record.get("env_spec"))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}  # not there, or not what Minari writes: the download says what is wrong with it
@@ -56,36 +56,3 @@ def _parsed(value: Any) -> dict[str, Any] | None:
     """JSON inside a string, as Minari writes spaces and specifications."""
     record = json.loads(value) if isinstance(value, str) else value
     return record if isinstance(record, dict) else None
-
-
-def observation_kind(space: Mapping[str, Any]) -> str | None:
-    """The kind of observations of a space in Minari's form."""
-    kind = space.get("type")
-    if kind == "Box":
-        return "image" if space.get("dtype") == "uint8" and len(space["shape"]) >= 2 else "vector"
-    kinds = {
-        "Dict": "dict",
-        "Tuple": "dict",
-        "Discrete": "discrete",
-        "MultiBinary": "vector",
-        "MultiDiscrete": "vector",
-    }
-    return kinds.get(str(kind))
-
-
-def _action_kind(kind: Any) -> str | None:
-    return {"Box": "continuous", "Discrete": "discrete", "MultiDiscrete": "discrete", "MultiBinary": "discrete"}.get(
-        kind
-    )
-
-
-def space_text(space: Mapping[str, Any]) -> str:
-    """A space in Minari's form in short: ``Box [3] float32``, ``Dict(image: Box [7, 7, 3] uint8, direction: Discrete 4)``."""
-    kind, inner = space["type"], space.get("subspaces")
-    if isinstance(inner, dict):
-        return f"{kind}({', '.join(f'{name}: {space_text(one)}' for name, one in inner.items())})"
-    if isinstance(inner, list):
-        return f"{kind}({', '.join(map(space_text, inner))})"
-    if kind == "Box":
-        return f"Box {list(space['shape'])} {space['dtype']}"
-    return f"{kind} {space['n']}" if "n" in space else str(kind)
