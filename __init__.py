@@ -22,8 +22,10 @@ from .errors import RbdataError as RbdataError
 if TYPE_CHECKING:
     from .api import catalogue, convert, delete, download, info, inspect, list_datasets, preprocess, search, verify
     from .datasets.experience import *
+    from .datasets.record import record
     from .datasets.scores import normalized_score, reference_scores
     from .datasets.sources.catalogue_entry import Catalogue, CatalogueEntry
+    from .datasets.sources.gymnasium.loop_recorder import Recorder
     from .reading import load, open_dataset
     from .storage.dataset import Dataset
     from .storage.replay import *
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 _MODULES = {
     "Dataset": ".storage.dataset",
     "check_specs": ".storage.spec_check",
+    "Recorder": ".datasets.sources.gymnasium.loop_recorder",
+    "record": ".datasets.record",
     **dict.fromkeys(("normalized_score", "reference_scores"), ".datasets.scores"),
     **dict.fromkeys(("Catalogue", "CatalogueEntry"), ".datasets.sources.catalogue_entry"),
     **dict.fromkeys(("convert", "delete", "download", "inspect", "list_datasets", "preprocess", "verify"), ".api"),
@@ -75,6 +79,7 @@ __all__ = [
     "RandomCropTensorDict",
     "RandomSampler",
     "RbdataError",
+    "Recorder",
     "ReplayBuffer",
     "ReplayBufferEnsemble",
     "RoundRobinWriter",
@@ -118,6 +123,7 @@ __all__ = [
     "open_dataset",
     "prefill_replay_buffer",
     "preprocess",
+    "record",
     "reference_scores",
     "register_dataset",
     "search",

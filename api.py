@@ -48,7 +48,9 @@ def download(
     one_hot: bool | None = None,
     standardize: Literal["none", "numeric", "all"] | None = None,
     format: Literal["auto", "arff", "parquet"] | None = None,
+    name: str | None = None,
     steps: int | None = None,
+    episodes: int | None = None,
     policy: str | None = None,
     num_envs: int | None = None,
     seed: int | None = None,
@@ -67,7 +69,8 @@ def download(
 
     - Atari: ``upstream``. D4RL: ``episodes_by``, ``horizon``, ``accept_changed``. Minari: ``text``.
     - OpenML: ``target``, ``exclude``, ``missing``, ``one_hot``, ``standardize``, ``format``, ``accept_changed``.
-    - Gymnasium (recordings): ``steps``, ``policy``, ``num_envs``, ``seed``, ``epsilon``, ``env_args``, ``text``.
+    - Gymnasium (recordings; `record` takes policies as objects): ``name``, ``steps``, ``episodes``, ``policy``, ``num_envs``,
+      ``seed``, ``epsilon``, ``env_args``, ``text``.
     - sources of other packages: by name in ``options``.
 
     Raises as `datasets.acquire.download`, and UsageError for options that the source does not have.

@@ -101,6 +101,8 @@ def announcement(estimate: Estimate) -> list[str]:
     about = "about " if estimate.estimated else ""
     episodes = f", {text.plural(estimate.episodes, 'episode')}" if estimate.episodes or not estimate.estimated else ""
     what = f"{about}{text.plural(estimate.steps, 'step')}{episodes}, about {text.size(estimate.disk_bytes)}"
+    if estimate.estimated and not estimate.steps:  # how long they will be is not known
+        what = text.plural(estimate.episodes, "episode")
     return [*from_where, f"write {what} to {target}"]
 
 

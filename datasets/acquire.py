@@ -41,6 +41,8 @@ def download(request: Request, listener: Listener | None = None) -> Outcome:
     if address:
         request = replace(request, id=address[0], mirror=request.mirror or address[1])
     dataset_id, source = converted.resolve(request.id, request.mirror)
+    if source is not None:
+        dataset_id = f"{source.name}/{source.full_name(dataset_id.partition('/')[2], request.options)}"
     mirror = request.mirror or settings.mirror(dataset_id.partition("/")[0])
     if source is None and mirror is None:
         raise UsageError(f"{dataset_id} comes from no source and cannot be downloaded")
@@ -48,6 +50,8 @@ def download(request: Request, listener: Listener | None = None) -> Outcome:
     place = DatasetPlace(root, dataset_id)
     existing = find_existing(place, request)
     if existing is not None:
+        if source is not None:
+            source.check_existing(existing, request.options)
         return Outcome(dataset_id, place.path, "complete", existing)
     asked, request = request.options.parts, extend(place, request, _declared(source))
     name = dataset_id.partition("/")[2]

@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
+from .. import plugins
 from ..amounts import plural
 from ..amounts import size as amount
-from ..errors import UnknownKeyError, UsageError
+from ..errors import RbdataError, UnknownKeyError, UsageError
 from .codecs import codec_of
 from .codecs.codec import Rows
 from .episodes import EpisodeTable, open_episodes
@@ -27,7 +28,13 @@ from .html_table import html_table
 from .manifest import Manifest, read_manifest
 from .memory_map import keep_freed_memory, map_array
 from .nesting import nest
-from .reference_scores import ReferenceScores, normalized_returns, reference_scores, require_scores
+from .reference_scores import (
+    ReferenceScores,
+    normalized_returns,
+    original_source,
+    reference_scores,
+    require_scores,
+)
 from .schema import LARGE_ROW, Leaf, Schema
 from .specs import gymnasium_space, make_spec
 from .window import Pad, read_window
@@ -80,6 +87,24 @@ class Dataset:
         preprocessing changed).
         """
         return normalized_returns(self.manifest, np.asarray(self.episodes.returns))
+
+    def make_env(self, *, trust: bool = False, **arguments: Any) -> gymnasium.Env:
+        """The Gymnasium environment that the data come from; ``arguments`` (``render_mode``) on top of those recorded.
+
+        Of Atari's datasets it gives the frames that these hold. Nothing that the dataset's files name is imported: the
+        environment is one of Gymnasium's registry. ``trust=True`` also imports modules and wrappers that the manifest names:
+        only for files whose author you trust. Raises UsageError where the environment is not known or needs trust,
+        MissingExtraError for want of a package.
+        """
+        source, _ = original_source(self.manifest)
+        try:
+            known = plugins.load(str(source.get("name"))).environment(source)
+        except RbdataError:
+            known = None
+        if known is None:
+            message = f"{self.id} does not state an environment that Gymnasium could make"
+            raise UsageError(message, hint="observation_space and action_space are known all the same")
+        return known.make(trust, arguments)
 
     @property
     def spec(self) -> Any:

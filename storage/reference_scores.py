@@ -64,12 +64,7 @@ def reference_scores(manifest: Manifest) -> ReferenceScores | None:
 
     Where preprocessing changed the rewards, the ``caveat`` says so.
     """
-    source, lineage, changed = manifest.source, manifest.lineage, False
-    while isinstance(lineage, Mapping):
-        changed = changed or "next/reward" in ((lineage.get("leaves") or {}).get("changed") or [])
-        made_from = lineage.get("input") or {}
-        source, lineage = made_from.get("source") or {}, made_from.get("lineage")
-        source = {"dataset": str(made_from.get("id", "")).partition("/")[2], **source}
+    source, changed = original_source(manifest)
     try:
         found = plugins.load(str(source.get("name"))).reference_scores(source)
     except RbdataError:  # of no source, or of a plug-in that is not installed here
@@ -78,6 +73,18 @@ def reference_scores(manifest: Manifest) -> ReferenceScores | None:
         return found if isinstance(found, ReferenceScores) else None
     caveat = "preprocessing changed the rewards"
     return ReferenceScores(found.low, found.high, found.low_policy, found.high_policy, found.origin, caveat)
+
+
+def original_source(manifest: Manifest) -> tuple[Mapping[str, Any], bool]:
+    """The ``source`` record of a dataset, of a preprocessed one that of the dataset it was made from, and whether
+    preprocessing changed the rewards."""
+    source, lineage, changed = manifest.source, manifest.lineage, False
+    while isinstance(lineage, Mapping):
+        changed = changed or "next/reward" in ((lineage.get("leaves") or {}).get("changed") or [])
+        made_from = lineage.get("input") or {}
+        source, lineage = made_from.get("source") or {}, made_from.get("lineage")
+        source = {"dataset": str(made_from.get("id", "")).partition("/")[2], **source}
+    return source, changed
 
 
 def normalized_returns(manifest: Manifest, returns: Any) -> Any:

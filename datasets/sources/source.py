@@ -17,9 +17,11 @@ from ...errors import UsageError
 from ...keywords import nearest
 from ...storage.reference_scores import ReferenceScores, recorded_scores
 from .catalogue_entry import CatalogueEntry, CatalogueFile
+from .known_environment import KnownEnvironment, stated_environment
 from .source_option import SourceOption
 
 if TYPE_CHECKING:
+    from ...storage.manifest import Manifest
     from ..fetch import FetchOptions, Location
     from ..ingest.listing import RemoteListing
     from ..ingest.protocol import ConvertOptions, Job
@@ -87,6 +89,13 @@ class Source:
         file = self.catalogue_file
         return list(file.entries()) if file else []
 
+    def full_name(self, name: str, options: ConvertOptions) -> str:
+        """The name of the dataset that a name and (unchecked) options ask for, where an option is part of the name."""
+        return name
+
+    def check_existing(self, manifest: Manifest, options: ConvertOptions) -> None:
+        """Raise DatasetExistsError where a dataset that has the options asked for is another one all the same."""
+
     def split_address(self, text: str) -> tuple[str, str] | None:
         """An address ``scheme://...`` as (name, mirror) if it is one of this provider's datasets.
 
@@ -104,6 +113,10 @@ class Source:
         Of a dataset that is not on this machine, ``record`` holds its name as ``dataset`` and nothing else.
         """
         return recorded_scores(record)
+
+    def environment(self, record: Mapping[str, Any]) -> KnownEnvironment | None:
+        """How the environment of a dataset is made, by the ``source`` record of its manifest; None where it is not known."""
+        return stated_environment(record)
 
     def listing(self, root: Path | None = None) -> RemoteListing | None:
         """What the remote held when it was last asked, as kept below a root; None where it never was, or has none."""

@@ -15,6 +15,7 @@ from ....storage.reference_scores import ReferenceScores
 from ...fetch import Location
 from ...ingest.protocol import ConvertOptions
 from ..human_scores import human_scores
+from ..known_environment import KnownEnvironment
 from ..source import Source
 from ..source_option import SourceOption
 from .games import GAMES, RUNS
@@ -49,6 +50,15 @@ class AtariSource(Source):
         """The human's; rewards of the datasets are clipped, so that they are for returns in the game itself."""
         return human_scores(str(record.get("dataset")).partition("/")[0], clipped=True)
 
+    def environment(self, record: Mapping[str, Any]) -> KnownEnvironment | None:
+        """The game with sticky actions, and every fourth frame as the datasets have it (Machado et al. 2018); its rewards are
+        those of the game, not clipped."""
+        game = str(record.get("dataset")).partition("/")[0]
+        if game not in GAMES:
+            return None
+        arguments = {"frameskip": 1, "repeat_action_probability": 0.25, "full_action_space": False}
+        return KnownEnvironment(f"ALE/{game}-v5", arguments, wrap=_observe_as_stored, requirements="opencv-python")
+
     def find(self, name: str, location: Location, options: ConvertOptions) -> AnyJob:
         """Lists the run's shards, or its episodes at RL Unplugged; raises as `upstream.open_run`."""
         return open_run(name, location, options)
@@ -69,3 +79,9 @@ class AtariSource(Source):
         message = f"{location.url} holds no DQN Replay shards and no RL Unplugged episodes"
         hint = "expected files like $store$_observation_ckpt.0.gz or run_1-00000-of-00050 directly in it"
         raise ObjectNotFoundError(message, hint=hint)
+
+
+def _observe_as_stored(env: Any) -> Any:
+    from gymnasium.wrappers import AtariPreprocessing
+
+    return AtariPreprocessing(env, noop_max=0, frame_skip=4, screen_size=84, terminal_on_life_loss=False)

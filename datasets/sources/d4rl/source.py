@@ -16,6 +16,7 @@ from ....storage.reference_scores import ReferenceScores
 from ...fetch import Location, RemoteObject
 from ...ingest.protocol import ConvertOptions
 from ..catalogue_entry import CatalogueEntry
+from ..known_environment import KnownEnvironment
 from ..source import Source
 from ..source_option import ACCEPT_CHANGED, SourceOption
 from .registry import FLAT_COPY, HOME, Entry, by_file, registry
@@ -25,6 +26,19 @@ if TYPE_CHECKING:
 
 
 ENDS = ("auto", "timeouts", "terminals", "both", "horizon")
+
+
+#: By the first word of a dataset's name. D4RL's own were Gym's -v2 of MuJoCo and mj_envs, whose observations these have.
+ENVIRONMENTS = {
+    "halfcheetah": "HalfCheetah-v4",
+    "hopper": "Hopper-v4",
+    "walker2d": "Walker2d-v4",
+    "ant": "Ant-v4",
+    "pen": "AdroitHandPen-v1",
+    "hammer": "AdroitHandHammer-v1",
+    "door": "AdroitHandDoor-v1",
+    "relocate": "AdroitHandRelocate-v1",
+}
 
 
 class D4rlSource(Source):
@@ -58,6 +72,17 @@ class D4rlSource(Source):
         if entry is None or entry.low is None or entry.high is None:
             return None
         return ReferenceScores(entry.low, entry.high, origin="D4RL")
+
+    def environment(self, record: Mapping[str, Any]) -> KnownEnvironment | None:
+        """Of MuJoCo and Adroit datasets what Gymnasium and Gymnasium-Robotics have with the same observations; the others
+        were made in environments of D4RL's own."""
+        name = str(record.get("dataset"))
+        environment = ENVIRONMENTS.get(name.partition("-")[0])
+        if environment is None or registry().get(name) is None:
+            return None
+        package = "gymnasium-robotics" if environment.startswith("Adroit") else "gymnasium[mujoco]"
+        arguments = {"use_contact_forces": True} if environment.startswith("Ant") else {}
+        return KnownEnvironment(environment, arguments, requirements=package)
 
     def find(self, name: str, location: Location, options: ConvertOptions) -> D4rlJob:
         """Finds the file, in the layout of the site or flat, by its base name. Raises FetchErrors."""

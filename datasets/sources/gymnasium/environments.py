@@ -6,7 +6,7 @@ import difflib
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,18 +34,60 @@ CLASSIC = (
 _ID = re.compile(r"(?:[\w.]+:)?(?:[\w:-]+/)?[\w:.-]+?(?:-v\d+)?")
 
 
+#: Between an environment's id and the name of a recording; no id of Gymnasium has it.
+_AT = "@"
+_NAME = re.compile(r"\w[\w.+-]*")
+
+
 def is_id(name: str) -> bool:
     """Whether Gymnasium's registry could have such an id."""
     return _ID.fullmatch(name) is not None
 
 
+def is_name(recording: str) -> bool:
+    """Whether a recording can have this name."""
+    return _NAME.fullmatch(recording) is not None
+
+
+def split_name(text: str) -> tuple[str, str | None]:
+    """``CartPole-v1@expert`` as environment and recording, the latter None without a name."""
+    environment, at, recording = text.partition(_AT)
+    return environment, recording if at else None
+
+
+def join_name(text: str, recording: str | None) -> str:
+    """``CartPole-v1`` (or the same with its name already) and ``expert`` as ``CartPole-v1@expert``.
+
+    Raises UsageError for another name than the one that is there, and for one that cannot be part of an id.
+    """
+    environment, given = split_name(text)
+    if recording is None or recording == given:
+        return text
+    if given is not None:
+        message = f"{text} has a name already, which is not {recording}"
+        raise UsageError(message, hint=f"leave one out: {environment}{_AT}{recording}")
+    return f"{environment}{_AT}{check_name(recording)}"
+
+
+def check_name(recording: str) -> str:
+    """The name of a recording. Raises UsageError for what is none."""
+    if not isinstance(recording, str) or not is_name(recording):
+        hint = "letters, digits and _ . + -, such as expert or seed-3"
+        raise UsageError(f"{recording!r} cannot be the name of a recording", hint=hint)
+    return recording
+
+
 @dataclass(frozen=True)
 class Made:
-    """How to make an environment: its id, keyword arguments, and how many copies (1: a plain one, not a vector)."""
+    """How to make an environment: its id, keyword arguments, and how many copies (1: a plain one, not a vector).
+
+    ``make`` is called instead where it is given: ``id`` then only names it in messages.
+    """
 
     id: str
     arguments: Mapping[str, Any]
     count: int = 1
+    make: Callable[[], Any] | None = None
 
     def open(self) -> Any:
         """The environment: a `gymnasium.Env`, or for several copies a `SyncVectorEnv`.
@@ -61,8 +103,14 @@ class Made:
         from gymnasium import error
         from gymnasium.vector import AutoresetMode
 
-        _register(self.id)
+        if self.make is None:
+            _register(self.id)
         try:
+            if self.make is not None and self.count > 1:
+                settings: dict[str, Any] = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
+                return gymnasium.vector.SyncVectorEnv([self.make] * self.count, **settings)
+            if self.make is not None:
+                return self.make()
             if self.count == 1:
                 return gymnasium.make(self.id, **self.arguments)
             settings = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from ....errors import UsageError
 from ....storage.codecs import PLAIN, load_codec
+from ....storage.codecs.compressed import compressed_codec
 from ....storage.column_writer import ColumnWriter
 from ....storage.episodes import CUT, TERMINATED, TRUNCATED
 from ...fetch import Location
@@ -19,8 +21,8 @@ from ...ingest.spaces import renamed, space_json, space_leaves
 from ...ingest.staging import StagedPart
 from ...ingest.trajectories import TrajectoryWriter, block_steps, cuts, lay_out
 from . import recording as kinds
-from .environments import Made, heard, importable, specification
-from .policy import RANDOM, load_function
+from .environments import Made, heard, importable, specification, split_name
+from .policy import RANDOM, describe_policy, load_policy
 from .recorder import RecordTask, columns_of
 from .recording import Recording
 
@@ -28,36 +30,33 @@ CITATION = (
     "Mark Towers et al. Gymnasium: A Standard Interface for Reinforcement Learning Environments. 2024. arXiv:2407.17032"
 )
 _MOST_ENVS = 1024
-_RECORDING = "recording"
-#: What frames are guessed to shrink to, for the estimate; it ranges from 1/200 (Pong) to 1/2 (noise).
+RECORDING = "recording"
+#: What frames are guessed to shrink to where no environment can be tried; it ranges from 1/200 (Pong) to 1/2 (noise).
 _GUESSED_RATIO = 0.1
+#: How long, in seconds and steps, an environment is tried with random actions to measure it instead.
+_TRIED_SECONDS, _TRIED_STEPS = 0.4, 400
+DEFAULT_STEPS = 20_000
 
 
-class RecordingJob(Job):
-    """One recording, from an environment to a dataset."""
+class RecordedJob(Job):
+    """What recordings have in common, whoever steps the environment.
+
+    ``env`` has the spaces and the specification; it is not stepped here. ``environments`` are recorded side by side.
+    """
 
     staging = "recording"
+    _folder: Path
 
-    def __init__(self, name: str, options: ConvertOptions) -> None:
-        self.name, self.options = name, options
+    def __init__(self, name: str, env: Any, environments: int, options: ConvertOptions) -> None:
+        self.name, self.options, self.environments = name, options, environments
         self.location: Location = DirectoryLocation("this machine")  # only its name is used: there is nothing to fetch
-        self.given = dict(options.extra)
-        count, steps = self.given["num_envs"], self.given["steps"]
-        if count > min(steps, _MOST_ENVS):
-            message = f"num_envs is {count}: at most {_MOST_ENVS}, and no more than steps ({steps})"
-            raise UsageError(message, hint="record fewer environments, or more steps")
-        self.made = Made(name, self.given["env_args"], count)
         self._notes: list[str] = []
-        with importable(), heard(self._notes):
-            self._policy_sha256 = _policy_digest(self.given["policy"])
-            env = Made(name, self.given["env_args"]).open()  # one is enough to know the spaces
-            try:
-                spaces = {"observation": env.observation_space, "action": env.action_space}
-                self.spaces = {key: space_json(space) for key, space in spaces.items()}
-                self.spec = specification(env)
-            finally:
-                env.close()
-        text = self.given["text"]
+        several = hasattr(env, "single_action_space")
+        pair = ("single_observation_space", "single_action_space") if several else ("observation_space", "action_space")
+        spaces = dict(zip(("observation", "action"), (getattr(env, one) for one in pair)))
+        self.spaces = {key: space_json(space) for key, space in spaces.items()}
+        self.spec = specification(env)
+        text = options.extra["text"]
         self.observation, left_out = space_leaves(self.spaces["observation"], "observation", text)
         self.action, also_out = space_leaves(self.spaces["action"], "action", text)
         self.left_out = {**left_out, **also_out}
@@ -68,51 +67,35 @@ class RecordingJob(Job):
         #: The codec of the large columns.
         self._codec = next((leaf.codec for leaf in self.schema.states), PLAIN)
 
-    def identity(self) -> dict[str, Any]:
-        return {
-            "converter": "gymnasium 1",
-            "environment": self.spec,
-            "leaves": [leaf.to_json() for leaf in self.schema],
-            "policy_sha256": self._policy_sha256,
-            **self.given,
-        }
-
     def parts(self) -> int:
         return 1
 
-    # -- recording -----------------------------------------------------------------------------------------------------
+    def ratio(self) -> float:
+        """What large rows are expected to shrink to."""
+        return _GUESSED_RATIO
 
-    def expect(self) -> Expectation:
-        steps = self.given["steps"]
+    def expect_rows(self, steps: int, episodes: int = 0) -> Expectation:
+        """What so many steps are expected to take on the disk."""
         small = sum(column.row_bytes for column in self.columns if not column.large)
-        large = sum(column.row_bytes for column in self.columns if column.large)
-        if not load_codec(self._codec).fixed_rows:
-            large = int(large * _GUESSED_RATIO)
+        large: float = sum(column.row_bytes for column in self.columns if column.large)
+        if large and not load_codec(self._codec).fixed_rows:
+            large *= self.ratio()
         bulk = set(self.bulk)
         lasting = sum(leaf.row_bytes for leaf in self.schema.steps if leaf.name not in bulk)
-        lasting += large * (2 if self.options.layout == "ted" else 1)
+        lasting += int(large) * (2 if self.options.layout == "ted" else 1)
         # The recording lies beside the dataset until that is complete.
-        return Expectation(0, steps, 0, steps * (small + large + 5 + lasting), ["recording"])
-
-    def staging_tasks(self, folder: Path, threads: int) -> list[RecordTask]:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
-        target = folder / _RECORDING
-        if target.is_dir():
-            return []
-        leaves = (tuple(self.observation), tuple(self.action))
-        return [RecordTask(0, self.made, *leaves, self.given, self._codec, threads, target)]
+        return Expectation(0, steps, episodes, int(steps * (small + large + 5 + lasting)), ["recording"])
 
     # -- plan and fill -------------------------------------------------------------------------------------------------
 
     def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
         """Reads the recording: call after the task of `staging_tasks` is done."""
         recording = self._recorded()
-        columns.reserve(self.given["steps"])
+        columns.reserve(sum(recording.states))
         writer = TrajectoryWriter(columns, self.columns)
         size = block_steps(self.columns)
         small = [(number, column) for number, column in enumerate(self.columns) if not column.large]
-        for env in range(self.made.count):
+        for env in range(self.environments):
             end, reward = recording.end(env), recording.reward(env)
             ends = np.flatnonzero(end)
             rows = {column.key: (column, recording.rows(env, number)) for number, column in small}
@@ -125,9 +108,9 @@ class RecordingJob(Job):
                 flag = end[here]
                 terminated, truncated = (flag == kinds.TERMINATED) | (flag == kinds.BOTH), flag >= kinds.TRUNCATED
                 writer.append(block, cut.lengths, np.array(reward[here]), terminated, truncated, _OUTCOMES[flag])
-            on_progress(env + 1, self.made.count)
+            on_progress(env + 1, self.environments)
         episodes = writer.episodes()
-        counts = {**writer.counts, **recording.counts, "environments": self.made.count}
+        counts = {**writer.counts, **recording.counts, "environments": self.environments}
         part = PartSpec(
             name="recording",
             number=0,
@@ -148,9 +131,13 @@ class RecordingJob(Job):
         return [StagedPart(self.name, large)]
 
     def _recorded(self) -> Recording:
-        return Recording(self._folder / _RECORDING, self.columns)
+        return Recording(self._folder / RECORDING, self.columns)
 
     # -- what the manifest says ----------------------------------------------------------------------------------------
+
+    def about_source(self) -> dict[str, Any]:
+        """What recordings of one kind state besides."""
+        raise NotImplementedError
 
     def about(self) -> dict[str, Any]:
         import gymnasium
@@ -160,12 +147,11 @@ class RecordingJob(Job):
                 "name": "gymnasium",
                 "upstream": "gymnasium",
                 "dataset": self.name,
-                "options": {**self.given, "unknown_next": self.options.unknown_next},
                 "environment": self.spec,
                 "gymnasium_version": gymnasium.__version__,
-                "policy_sha256": self._policy_sha256,
                 "keys": renamed([*self.observation, *self.action]),
                 "left_out": self.left_out,
+                **self.about_source(),
             },
             "licence": None,
             "citation": CITATION,
@@ -188,11 +174,98 @@ class RecordingJob(Job):
 _OUTCOMES = np.array([0, TERMINATED, TRUNCATED, TERMINATED, CUT], np.uint8)
 
 
-def _policy_digest(policy: str) -> str | None:
+class RecordingJob(RecordedJob):
+    """A recording that a policy makes. ``made`` replaces the environment of the name, ``policy`` that of the options."""
+
+    def __init__(self, name: str, options: ConvertOptions, made: Made | None = None, policy: Any = None) -> None:
+        self.given = {**options.extra}
+        self.given.pop("name", None)
+        if self.given.get("episodes") is None:
+            self.given.pop("episodes", None)
+            self.given["steps"] = self.given["steps"] or DEFAULT_STEPS
+        count = self.given["num_envs"]
+        for unit in ("steps", "episodes"):
+            if count > min(self.given.get(unit) or _MOST_ENVS, _MOST_ENVS):
+                message = f"num_envs is {count}: at most {_MOST_ENVS}, and no more than {unit} ({self.given.get(unit)})"
+                raise UsageError(message, hint=f"record fewer environments, or more {unit}")
+        one = made or Made(split_name(name)[0], self.given["env_args"])
+        self.made = Made(one.id, one.arguments, count, one.make)
+        self._policy = self.given["policy"] if policy is None else policy
+        self._ratio: float | None = None
+        notes: list[str] = []
+        with importable(), heard(notes):
+            self._policy_sha256 = policy_digest(self._policy)
+            env = one.open()  # one is enough to know the spaces
+            try:
+                super().__init__(one.id, env, count, options)
+                self._ratio = self._measure(env) if one.make is None and self._compresses() else None
+            finally:
+                env.close()
+        self._notes = notes
+
+    def identity(self) -> dict[str, Any]:
+        return {
+            "converter": "gymnasium 1",
+            "environment": self.spec,
+            "leaves": [leaf.to_json() for leaf in self.schema],
+            "policy_sha256": self._policy_sha256,
+            **self.given,
+        }
+
+    def about_source(self) -> dict[str, Any]:
+        options = {**self.given, "unknown_next": self.options.unknown_next}
+        return {"options": options, "policy_sha256": self._policy_sha256}
+
+    # -- recording -----------------------------------------------------------------------------------------------------
+
+    def expect(self) -> Expectation:
+        steps, episodes = self.given["steps"], self.given.get("episodes") or 0
+        return self.expect_rows(steps or 0, episodes)  # how long episodes are is not known before
+
+    def ratio(self) -> float:
+        return _GUESSED_RATIO if self._ratio is None else self._ratio
+
+    def _compresses(self) -> bool:
+        return bool(self.bulk) and not load_codec(self._codec).fixed_rows
+
+    def _measure(self, env: Any) -> float:
+        """What large rows shrink to: the environment is tried with random actions for a moment."""
+        leaves = [leaf for leaf, column in zip(self.observation, self.columns) if column.large]
+        rows: list[np.ndarray] = []
+        until = time.monotonic() + _TRIED_SECONDS
+        env.action_space.seed(0)
+        try:
+            observation, over = env.reset(seed=0)[0], False
+            for _ in range(min(_TRIED_STEPS, self.given["steps"] or _TRIED_STEPS)):
+                rows += [np.array(leaf.pick(observation), leaf.dtype).reshape(-1).view(np.uint8) for leaf in leaves]
+                if time.monotonic() > until and len(rows) > 20:
+                    break
+                observation = env.reset()[0] if over else observation
+                observation, _, terminated, truncated, _ = env.step(env.action_space.sample())
+                over = terminated or truncated
+        except Exception:  # what is wrong with it is said when it is recorded
+            return _GUESSED_RATIO
+        codec = compressed_codec(self._codec)(self.schema[self.bulk[0]])
+        dictionary = codec.train(rows[::2])
+        stored = int(codec.encoded_lengths(rows[1::2] or rows, dictionary).sum())
+        return stored / max(1, sum(map(len, rows[1::2] or rows)))
+
+    def staging_tasks(self, folder: Path, threads: int) -> list[RecordTask]:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        target = folder / RECORDING
+        if target.is_dir():
+            return []
+        leaves = (tuple(self.observation), tuple(self.action))
+        given = {**self.given, "policy": self._policy}
+        return [RecordTask(0, self.made, *leaves, given, self._codec, threads, target)]
+
+
+def policy_digest(policy: Any) -> str | None:
     """sha256 of the file a policy comes from: with other contents it is another policy."""
-    if policy == RANDOM:
+    if isinstance(policy, str) and policy == RANDOM:
         return None
     import hashlib
 
-    _, file = load_function(policy)
+    _, file = load_policy(policy) if isinstance(policy, str) else describe_policy(policy)
     return hashlib.sha256(file.read_bytes()).hexdigest() if file and file.is_file() else None

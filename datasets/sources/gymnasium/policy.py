@@ -2,14 +2,20 @@
 
 A policy takes an observation and returns an action. Of several environments it gets the observations stacked, as
 Gymnasium's vector environments do it, and returns their actions stacked (a Discrete action: int ``[num_envs]``).
+
+It is a function, an object that is called or has a method ``act``, a class of such objects (one is made for a recording),
+or a file with a function ``act``. Where it has a ``reset``, that is called when an episode begins: without arguments, of
+several environments with bool ``[num_envs]``, the environments that begin one.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import random
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,21 +23,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....errors import RbdataError, UsageError, reason
+from ....errors import FunctionError, UsageError, reason
 
 if TYPE_CHECKING:
     import gymnasium
 
 RANDOM = "random"
-_FORM = "a policy is 'random', 'package.module:function' or 'file.py:function'"
+_FORM = "a policy is 'random', 'package.module:name' or 'file.py:name' of a function or class, or a file.py with a function act"
 
 
-def load_function(text: str) -> tuple[Callable[..., Any], Path | None]:
-    """The function that ``module:name`` or ``file.py:name`` names, and the file it comes from.
+def load_policy(text: str) -> tuple[Any, Path | None]:
+    """What ``module:name``, ``file.py:name`` or ``file.py`` names (a function, class or object), and the file it comes from.
 
     Call it inside `environments.importable`. Raises UsageError for what is not there, cannot be imported or called.
     """
-    where, _, name = text.rpartition(":")
+    where, _, name = (text, "", "act") if text.endswith(".py") else text.rpartition(":")
     if not where or not name.isidentifier():
         raise UsageError(f"{text!r} names no function", hint=_FORM)
     path = Path(where).expanduser() if where.endswith(".py") else None
@@ -42,15 +48,41 @@ def load_function(text: str) -> tuple[Callable[..., Any], Path | None]:
     except Exception as error:
         message = f"{text} cannot be imported: {type(error).__name__}: {reason(error)}"
         hint = None if path else "modules in the current directory are found as well"
-        raise UsageError(message, hint=hint) from error
-    function = getattr(module, name, None)
-    if function is None:
+        refusal = UsageError(message, hint=hint)
+        if not isinstance(error, ModuleNotFoundError):
+            refusal.detail = _traceback(error)  # type: ignore[attr-defined]
+        raise refusal from error
+    policy = getattr(module, name, None)
+    if policy is None:
         there = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise UsageError(f"{where} has no {name!r}", hint=f"it has {', '.join(there[:8]) or 'no functions'}")
-    if not callable(function):
-        raise UsageError(f"{text} is not a function but {type(function).__name__}", hint=_FORM)
+    if not callable(policy) and not callable(getattr(policy, "act", None)):
+        raise UsageError(f"{text} is not a function but {type(policy).__name__}", hint=_FORM)
     file = getattr(module, "__file__", None)
-    return function, Path(file) if file else None
+    return module if where == text else policy, Path(file) if file else None
+
+
+def describe_policy(policy: Any) -> tuple[str, Path | None]:
+    """``module:name`` of a policy given as a Python object (of its class), and the file with its source, if any."""
+    kind = policy if inspect.isroutine(policy) or inspect.isclass(policy) or inspect.ismodule(policy) else type(policy)
+    try:
+        file = inspect.getsourcefile(kind)
+    except TypeError:  # built in
+        file = None
+    name = kind.__name__ if inspect.ismodule(kind) else f"{kind.__module__}:{kind.__qualname__}"
+    return name, Path(file) if file and Path(file).is_file() else None
+
+
+def _traceback(error: BaseException) -> str:
+    """The traceback of what a user's policy raised, from the user's code on."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next and _is_ours(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace))
+
+
+def _is_ours(file: str) -> bool:
+    return file == __file__ or file.startswith("<frozen importlib") or file == importlib.__file__
 
 
 def _load_file(path: Path) -> Any:
@@ -71,25 +103,46 @@ class Actor:
 
     def __init__(self, env: Any, count: int, given: Mapping[str, Any]) -> None:
         policy, seed = given["policy"], given["seed"]
-        self._name, self._count, self._epsilon = policy, count, given["epsilon"]
+        self._name = policy if isinstance(policy, str) else describe_policy(policy)[0]
+        self._count, self._epsilon = count, given["epsilon"]
         self._space: gymnasium.Space = env.action_space if count == 1 else env.single_action_space
         self._all: gymnasium.Space = env.action_space
         self._all.seed(seed)
         self._space.seed(seed + 1 if count > 1 else seed)
         self._dice = np.random.default_rng(seed)
-        self._policy = None if policy == RANDOM else load_function(policy)[0]
+        self._policy: Callable[..., Any] | None = None
+        self._reset: Callable[..., Any] | None = None
+        if isinstance(policy, str) and policy == RANDOM:
+            return
+        loaded = load_policy(policy)[0] if isinstance(policy, str) else policy
+        made = self._attempt(loaded) if inspect.isclass(loaded) else loaded
+        act, reset = getattr(made, "act", None), getattr(made, "reset", None)
+        self._policy = act if callable(act) else made
+        self._reset = reset if callable(reset) and not inspect.isroutine(made) else None
+        if not callable(self._policy):
+            raise UsageError(f"the policy {self._name} cannot be called and has no method act", hint=_FORM)
+
+    def begin(self, which: np.ndarray | None = None) -> None:
+        """Tell a policy with state that an episode begins; of several environments, in ``which`` of them (bool)."""
+        if self._reset is not None:
+            self._attempt(self._reset, *([] if which is None else [which]))
+
+    def _attempt(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call what is the user's. Raises FunctionError with the user's traceback."""
+        try:
+            return function(*arguments)
+        except Exception as error:
+            message = f"the policy {self._name} failed: {type(error).__name__}: {reason(error)}"
+            hint = "try it on env.reset()[0] in Python"
+            raise FunctionError(message, hint=hint, detail=_traceback(error)) from error
 
     def __call__(self, observation: Any) -> Any:
-        """The action to take. Raises UsageError for one outside the space's kind, RbdataError when the policy fails."""
+        """The action to take. Raises UsageError for one outside the space's kind, FunctionError when the policy fails."""
         if self._policy is None:
             return self._all.sample()
         if self._epsilon and self._count == 1 and self._dice.random() < self._epsilon:
             return self._space.sample()
-        try:
-            given = self._policy(observation)
-        except Exception as error:
-            message = f"the policy {self._name} failed: {type(error).__name__}: {reason(error)}"
-            raise RbdataError(message, hint="try it on env.reset()[0] in Python") from error
+        given = self._attempt(self._policy, observation)
         try:
             action = checked(given, self._space, self._count)
         except (TypeError, ValueError, RuntimeError, KeyError, IndexError) as error:

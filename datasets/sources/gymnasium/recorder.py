@@ -19,16 +19,18 @@ import numpy as np
 
 from ....errors import RbdataError, reason
 from ....storage.durable import sync_folder
-from ...ingest.spaces import SpaceLeaf, text_rows
+from ...ingest.spaces import SpaceLeaf
 from ...ingest.trajectories import Column
 from ...workers.task import OnBlock
 from .environments import Made, heard, importable
+from .leaf_rows import LeafRows
 from .policy import Actor, seeded
 from .recording import CUT, RecordingWriter
 
 #: Bytes of rows kept in memory for all environments together, and the most rows for one.
 _BUFFER_BYTES, _BUFFER_ROWS = 32 << 20, 8192
 _REPORT_EVERY = 256
+_NO_END = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,8 @@ class RecordTask:
 
     @property
     def rows(self) -> int:
-        return self.given["steps"]
+        """Steps, or episodes where only their number is given."""
+        return self.given["steps"] or self.given["episodes"]
 
     def __call__(self, on_block: OnBlock) -> dict[str, Any]:
         """Make a recording in the folder ``target``. Returns an empty record.
@@ -92,8 +95,7 @@ class _Recording:
         count = task.made.count
         columns = columns_of(task.observation, task.action)
         self._writer = RecordingWriter(folder, columns, codec=task.codec, threads=task.threads)
-        row = sum(column.row_bytes for column in columns) + 5
-        self._room = max(4, min(_BUFFER_ROWS, _BUFFER_BYTES // (row * count)))
+        self._room = block_rows(columns, count)
         self._leaves = (*task.observation, *task.action)
         self._buffers = [np.zeros((count, self._room, *leaf.shape), leaf.dtype) for leaf in self._leaves]
         self._reward = np.zeros((count, self._room))
@@ -103,29 +105,28 @@ class _Recording:
         self._all_states = np.zeros(count, np.int64)
         self._done = 0  # rounds
         self._outside = 0  # actions beyond the bounds of their Box
-        self._cast: set[str] = set()
+        self._values = LeafRows(task.made.id)
 
     def run(self, on_block: OnBlock) -> None:
-        count, steps = self._task.made.count, self._task.rows
+        count = self._task.made.count
         with heard(self._notes):
             observation = self._call("reset", seed=self._task.given["seed"])[0]
         if count == 1:
-            self._run_one(observation, steps, on_block)
+            self._run_one(observation, on_block)
         else:
-            self._run_many(observation, steps, on_block)
+            self._run_many(observation, on_block)
         self._flush()
-        if self._cast:
-            names = ", ".join(sorted(self._cast))
-            self._notes.append(
-                f"The environment gave {names} in another dtype than its space states; stored as it states."
-            )
+        self._notes += self._values.notes()
         counts = {"actions_out_of_bounds": self._outside}
         self._writer.finish({"states": self._all_states.tolist(), "counts": counts, "notes": self._notes})
 
     # -- one environment -----------------------------------------------------------------------------------------------
 
-    def _run_one(self, observation: Any, steps: int, on_block: OnBlock) -> None:
+    def _run_one(self, observation: Any, on_block: OnBlock) -> None:
         env, actor = self._env, self._actor
+        steps, episodes = self._task.given["steps"] or _NO_END, self._task.given.get("episodes") or _NO_END
+        by_steps = steps < _NO_END
+        begins, ended = True, 0
         put_state = self._single(self._task.observation, 0)
         put_action = self._single(self._task.action, len(self._task.observation))
         reward_row, end_row = self._reward[0], self._end[0]
@@ -134,6 +135,8 @@ class _Recording:
         put_state(state, observation)
         state += 1
         for number in range(1, steps + 1):
+            if begins:
+                actor.begin()
             action = actor(observation)
             try:
                 observation, reward, terminated, truncated, _ = env.step(action)
@@ -145,17 +148,21 @@ class _Recording:
             end_row[step] = CUT if number == steps and not end else end
             put_state(state, observation)
             step, state, self._done = step + 1, state + 1, number
-            if end and number < steps:
+            begins, ended = end > 0, ended + (end > 0)
+            last = number == steps or ended == episodes
+            if end and not last:
                 observation = self._call("reset")[0]
                 put_state(state, observation)
                 state += 1
-            if state > room or number == steps:
+            if state > room or last:
                 self._states[0], self._steps[0] = state, step
                 self._flush()
                 state = step = 0
-                on_block(number, 0, 0)
+                on_block(number if by_steps else ended, 0, 0)
             elif not number % _REPORT_EVERY:
-                on_block(number, 0, 0)
+                on_block(number if by_steps else ended, 0, 0)
+            if last:
+                break
 
     def _single(self, leaves: Sequence[SpaceLeaf], first: int) -> Callable[[int, Any], None]:
         """A function that stores the value of one environment in a row of the buffers."""
@@ -167,59 +174,32 @@ class _Recording:
                 if type(value) is np.ndarray and value.dtype == wanted and value.shape == shape:
                     rows[row] = value
                 else:
-                    rows[row] = self._as_row(leaf, value)
+                    rows[row] = self._values.row(leaf, value)
 
             return put
         targets = [(leaf, self._buffers[first + number][0]) for number, leaf in enumerate(leaves)]
 
         def put_all(row: int, value: Any) -> None:
             for leaf, rows in targets:
-                rows[row] = self._as_row(leaf, self._pick(leaf, value))
+                rows[row] = self._values.row(leaf, self._values.pick(leaf, value))
 
         return put_all
 
-    def _as_row(self, leaf: SpaceLeaf, value: Any) -> np.ndarray:
-        """A value as a row of its leaf. Raises RbdataError when it is not of its space."""
-        if leaf.is_text:
-            return text_rows([value], leaf.shape[0], leaf.key)[0]
-        return self._as_rows(leaf, np.asarray(value)[None])[0]
-
-    def _as_rows(self, leaf: SpaceLeaf, array: np.ndarray) -> np.ndarray:
-        basic = tuple(leaf.space.get("shape", ()))
-        if array.shape[1:] != basic:
-            message = f"{self._task.made.id} gave {leaf.key} of shape {array.shape[1:]}, its space says {basic}"
-            raise RbdataError(
-                message, hint="the environment breaks its own space: gymnasium.utils.env_checker shows where"
-            )
-        if array.dtype != leaf.dtype:
-            if not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
-                message = f"{self._task.made.id} gave {leaf.key} as {array.dtype}, its space says {leaf.dtype}"
-                raise RbdataError(message, hint="the environment breaks its own space")
-            if not np.can_cast(array.dtype, leaf.dtype, "safe"):
-                self._cast.add(leaf.key)
-            array = array.astype(leaf.dtype)
-        return array.reshape(len(array), *leaf.shape)
-
-    def _pick(self, leaf: SpaceLeaf, value: Any) -> Any:
-        try:
-            return leaf.pick(value)
-        except (KeyError, IndexError, TypeError) as error:
-            message = f"{self._task.made.id} gave no {leaf.key}, which its space has"
-            raise RbdataError(message, hint="the environment breaks its own space") from error
-
     # -- several, in step ----------------------------------------------------------------------------------------------
 
-    def _run_many(self, observation: Any, steps: int, on_block: OnBlock) -> None:
-        """Every environment makes ``steps // count`` steps, the first ``steps % count`` of them one more."""
-        count = self._task.made.count
-        rounds, rest = divmod(steps, count)
-        wanted = np.full(count, rounds, np.int64)
-        wanted[:rest] += 1
-        last = rounds + bool(rest)
-        everyone = np.arange(count)
+    def _run_many(self, observation: Any, on_block: OnBlock) -> None:
+        """Every environment makes its share of the steps, the first few one more; or of the episodes, the same way."""
+        count, given = self._task.made.count, self._task.given
+        steps, episodes = (_shares(given.get(name), count) for name in ("steps", "episodes"))
+        by_steps, everyone = given["steps"] is not None, np.arange(count)
+        made, ended = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        active, number = everyone, 0
         self._put_states(everyone, observation)
-        for number in range(1, last + 1):
-            active = everyone if number <= rounds else everyone[:rest]
+        begins = np.ones(count, bool)
+        while len(active):
+            number += 1
+            if begins.any():
+                self._actor.begin(begins)
             action = self._actor(observation)
             try:
                 observation, reward, terminated, truncated, _ = self._env.step(action)
@@ -227,35 +207,34 @@ class _Recording:
                 raise self._failed("step", error) from error
             at = self._steps[active]
             for index, leaf in enumerate(self._task.action):
-                rows = self._batch(leaf, self._pick(leaf, action))
+                rows = self._values.batch(leaf, self._values.pick(leaf, action))
                 self._buffers[len(self._task.observation) + index][active, at] = rows[active]
             end = terminated.astype(np.uint8) + 2 * truncated.astype(np.uint8)
+            made[active] += 1
             self._reward[active, at] = reward[active]
-            self._end[active, at] = np.where((wanted == number) & (end == 0), CUT, end)[active]
+            self._end[active, at] = np.where((made == steps) & (end == 0), CUT, end)[active]
             self._steps[active] += 1
             self._put_states(active, observation)
             self._done = number
-            over = end > 0
-            if over.any() and number < last:
+            over = begins = end > 0
+            ended[active] += over[active]
+            going = (made < steps) & (ended < episodes)
+            active = active[going[active]]
+            if over.any() and len(active):
                 observation = self._call("reset", options={"reset_mask": over})[0]
-                self._put_states(np.flatnonzero(over & (wanted > number)), observation)
-            if int(self._states.max()) > self._room - 2 or number == last:
+                self._put_states(np.flatnonzero(over & going), observation)
+            done = int(made.sum() if by_steps else ended.sum())
+            if int(self._states.max()) > self._room - 2 or not len(active):
                 self._flush()
-                on_block(min(number * count, steps), 0, 0)
+                on_block(done, 0, 0)
             elif not number % _REPORT_EVERY:
-                on_block(min(number * count, steps), 0, 0)
+                on_block(done, 0, 0)
 
     def _put_states(self, envs: np.ndarray, observation: Any) -> None:
         at = self._states[envs]
         for index, leaf in enumerate(self._task.observation):
-            self._buffers[index][envs, at] = self._batch(leaf, self._pick(leaf, observation))[envs]
+            self._buffers[index][envs, at] = self._values.batch(leaf, self._values.pick(leaf, observation))[envs]
         self._states[envs] += 1
-
-    def _batch(self, leaf: SpaceLeaf, values: Any) -> np.ndarray:
-        """The values of all environments as rows."""
-        if leaf.is_text:
-            return text_rows(list(values), leaf.shape[0], leaf.key)
-        return self._as_rows(leaf, np.asarray(values))
 
     # -- both ----------------------------------------------------------------------------------------------------------
 
@@ -282,14 +261,27 @@ class _Recording:
                 if rows:
                     self._writer.column(env, number, self._buffers[number][env, :rows])
                 if number >= len(self._task.observation):
-                    self._outside += _outside(leaf, self._buffers[number][env, :rows])
+                    self._outside += count_outside(leaf, self._buffers[number][env, :rows])
             if steps:
                 self._writer.steps(env, self._reward[env, :steps], self._end[env, :steps])
             self._all_states[env] += states
         self._states[:] = self._steps[:] = 0
 
 
-def _outside(leaf: SpaceLeaf, rows: np.ndarray) -> int:
+def block_rows(columns: Sequence[Column], count: int) -> int:
+    """How many rows of each environment are kept in memory, of ``count``."""
+    row = sum(column.row_bytes for column in columns) + 5
+    return max(4, min(_BUFFER_ROWS, _BUFFER_BYTES // (row * count)))
+
+
+def _shares(total: int | None, count: int) -> np.ndarray:
+    """How many of ``total`` each environment makes: the first few one more where they cannot be equal."""
+    if total is None:
+        return np.full(count, _NO_END)
+    return np.full(count, total // count) + (np.arange(count) < total % count)
+
+
+def count_outside(leaf: SpaceLeaf, rows: np.ndarray) -> int:
     """How many rows of an action lie outside its Box."""
     if leaf.space["type"] != "Box" or leaf.space["low"] is None or leaf.space["high"] is None:
         return 0

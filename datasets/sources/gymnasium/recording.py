@@ -47,6 +47,10 @@ class RecordingWriter:
         self._waiting: list[tuple[int, int, np.ndarray]] = []
         self._waiting_bytes = 0
 
+    def is_compressed(self, number: int) -> bool:
+        """Whether the rows of a column are compressed."""
+        return number in self._compressed
+
     def column(self, env: int, number: int, rows: np.ndarray) -> None:
         """Append rows of a column."""
         if number not in self._compressed:

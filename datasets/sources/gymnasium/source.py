@@ -12,26 +12,36 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ....errors import DatasetExistsError
+from ....storage.manifest import Manifest
 from ....storage.reference_scores import ReferenceScores
 from ...fetch import Location
 from ...ingest.protocol import ConvertOptions
 from ..human_scores import game_of, human_scores
 from ..source import Source
 from ..source_option import TEXT, SourceOption
-from .environments import CLASSIC, is_id
+from .environments import CLASSIC, is_id, is_name, join_name, split_name
 
 if TYPE_CHECKING:
     from .job import RecordingJob  # loaded when a recording is made: lists do without
 
 
 class GymnasiumSource(Source):
-    """Names are environment ids (``CartPole-v1``, ``ALE/Pong-v5``, ``my_package:MyEnv-v0``)."""
+    """Names are environment ids (``CartPole-v1``, ``ALE/Pong-v5``, ``my_package:MyEnv-v0``), or ``ID@NAME`` of a recording."""
 
     name = "gymnasium"
     home = "/"  # no place is looked at
     options = (
-        SourceOption("steps", "steps to record, of all environments together", int, 20_000, least=1, metavar="N"),
-        SourceOption("policy", "random, or your function: pkg.mod:fn or file.py:fn", str, "random"),
+        SourceOption("name", "a name for the recording, so that there can be several: ID@NAME", metavar="NAME"),
+        SourceOption(
+            "steps",
+            "steps to record, of all environments together; 20000 where episodes are not given",
+            int,
+            least=1,
+            metavar="N",
+        ),
+        SourceOption("episodes", "whole episodes to record, of all environments together", int, least=1, metavar="N"),
+        SourceOption("policy", "random, or yours: pkg.mod:name or file.py:name, a function or a class", str, "random"),
         SourceOption("num_envs", "environments stepped together", int, 1, least=1, metavar="N"),
         SourceOption("seed", "the same seed gives the same recording", int, 0, least=0, metavar="S"),
         SourceOption(
@@ -63,11 +73,30 @@ class GymnasiumSource(Source):
 
     def knows(self, name: str) -> bool:
         """Whether this could be an id; whether there is such an environment is found out when it is made."""
-        return is_id(name)
+        environment, recording = split_name(name)
+        return is_id(environment) and (recording is None or is_name(recording))
+
+    def full_name(self, name: str, options: ConvertOptions) -> str:
+        return join_name(name, options.extra.get("name"))
+
+    def check_existing(self, manifest: Manifest, options: ConvertOptions) -> None:
+        """Raises DatasetExistsError for a recording of another number of episodes, or of a policy that was edited since."""
+        recorded, asked = manifest.source.get("options", {}), options.extra
+        differs = [name for name in ("episodes",) if asked.get(name) not in (None, recorded.get(name))]
+        policy, known = asked.get("policy"), manifest.source.get("policy_sha256")
+        if policy is not None and policy != "random" and known:
+            from .environments import importable
+            from .job import policy_digest
+
+            with importable():
+                differs += ["contents of the policy's file"] if policy_digest(policy) not in (None, known) else []
+        if differs:
+            message = f"{manifest.id} is there already, recorded with another {' and '.join(differs)}"
+            raise DatasetExistsError(message, hint="record it under another --name, or replace it with --force")
 
     def reference_scores(self, record: Mapping[str, Any]) -> ReferenceScores | None:
         """Of Atari games the human's."""
-        return human_scores(game_of(str(record.get("dataset"))))
+        return human_scores(game_of(split_name(str(record.get("dataset")))[0]))
 
     def find(self, name: str, location: Location, options: ConvertOptions) -> RecordingJob:
         """Makes the environment once, to know its spaces. Raises as `Made.open`, and UsageError for the options."""

@@ -1,0 +1,128 @@
+"""Record an environment in Python: by id, specification or factory, or one that is made already; with a policy as an object."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from .. import settings
+from ..errors import ArgumentTypeError, UsageError
+from ..storage.folder import DatasetPlace
+from . import acquire, catalogue
+from .ingest.existing import find_existing
+from .ingest.protocol import ConvertOptions
+from .ingest.request import Listener, Request
+from .ingest.run import run
+
+if TYPE_CHECKING:
+    import gymnasium
+    from gymnasium.envs.registration import EnvSpec
+
+
+def record(
+    env: str | EnvSpec | gymnasium.Env | Callable[[], gymnasium.Env],
+    policy: Any = "random",
+    *,
+    name: str | None = None,
+    steps: int | None = None,
+    episodes: int | None = None,
+    seed: int = 0,
+    num_envs: int = 1,
+    epsilon: float = 0.0,
+    env_args: dict[str, Any] | None = None,
+    text: Literal["bytes", "omit"] = "bytes",
+    codec: str = "auto",
+    layout: Literal["auto", "ted"] = "auto",
+    force: bool = False,
+    root: str | os.PathLike[str] | None = None,
+    listener: Listener | None = None,
+) -> Path:
+    """Record an environment acted in by a policy; returns the folder, for `load` and `open_dataset`.
+
+    ``env`` is a Gymnasium id, an ``EnvSpec``, a factory, or an environment (which stays open). The dataset is
+    ``gymnasium/ID`` or, with a name, ``gymnasium/ID@NAME``; an environment without an id needs a name, and is ``my/NAME``.
+    ``policy`` is as on the command line (``"random"``, ``"file.py:name"``), or an object: a function from an observation to
+    an action, an object with ``act`` or that can be called, or a class of such objects, of which one is made. Where it has
+    a ``reset``, that is called when an episode begins. ``num_envs`` environments are stepped together; the policy then gets
+    stacked observations and returns stacked actions.
+
+    ``steps`` (20,000 by default) or ``episodes`` say how much; with both, what comes first. A recording that is there with
+    the same options is not made again. Raises DatasetExistsError for one with other options (``force`` replaces it),
+    FunctionError where the policy raises, and as `acquire.download`.
+    """
+    extra: dict[str, Any] = {"steps": steps, "episodes": episodes, "seed": seed, "num_envs": num_envs}
+    extra |= {"epsilon": epsilon, "env_args": env_args or {}, "text": text, "name": name}
+    where = None if root is None else Path(root)
+
+    def request(dataset_id: str, called: str) -> Request:
+        options = ConvertOptions(codec, layout, extra={**extra, "policy": called})
+        return Request(dataset_id, root=where, options=options, force=force)
+
+    if isinstance(env, str) and isinstance(policy, str):
+        return acquire.download(request(f"gymnasium/{env}", policy), listener).path
+
+    from .sources.gymnasium.environments import Made, check_name, join_name, split_name
+    from .sources.gymnasium.job import RecordingJob
+    from .sources.gymnasium.policy import describe_policy
+
+    environment, make = _environment(env, num_envs)
+    if make is not None and env_args:
+        raise UsageError("env_args are for an environment by id", hint="give them where the environment is made")
+    if environment is None and name is None:
+        raise UsageError("an environment without an id needs a name", hint='record(env, policy, name="...")')
+    full = f"gymnasium/{join_name(environment, name)}" if environment else f"my/{check_name(str(name))}"
+    called = policy if isinstance(policy, str) else describe_policy(policy)[0]
+    asked = replace(request(full, called), root=settings.root(root))
+    source = catalogue.load_source("gymnasium")
+    place = DatasetPlace(settings.root(root), full)
+    existing = find_existing(place, asked)
+    if existing is not None:
+        source.check_existing(existing, replace(asked.options, extra={**extra, "policy": policy}))
+        return place.path
+    options = source.check(asked.options, "download")
+    label = split_name(environment)[0] if environment else str(name)
+    made = Made(label, env_args or {}, make=make)
+    job = RecordingJob(label, options, made if make else None, None if isinstance(policy, str) else policy)
+    return run(job, place, asked, listener or Listener(), job.location.url).path
+
+
+def _environment(env: Any, num_envs: int) -> tuple[str | None, Callable[[], Any] | None]:
+    """The id of an environment, if it has one, and how it is made, if not by its id."""
+    import gymnasium
+    from gymnasium.envs.registration import EnvSpec
+
+    if isinstance(env, str):
+        return env, None
+    if isinstance(env, EnvSpec):
+        return env.id, lambda: gymnasium.make(env)
+    if isinstance(env, gymnasium.Env):
+        if num_envs > 1:
+            raise UsageError("one environment cannot be several", hint="give its id, or a function that makes one")
+        return env.spec.id if env.spec else None, lambda: _kept_open(env)
+    if callable(env):
+        made = env()
+        if not isinstance(made, gymnasium.Env):
+            raise ArgumentTypeError(f"the function that makes the environment returned {type(made).__name__}")
+        found = made.spec.id if made.spec else None
+        made.close()
+        return found, env
+    raise ArgumentTypeError(
+        f"{type(env).__name__} is no environment", hint="an id, an EnvSpec, a factory or a gymnasium.Env"
+    )
+
+
+def _kept_open(env: Any) -> Any:
+    import gymnasium
+
+    class KeptOpen(gymnasium.Wrapper[Any, Any, Any, Any]):
+        """An environment of the caller's, which closing this one leaves open."""
+
+        spec = property(lambda self: self.env.spec)
+
+        def close(self) -> None:
+            pass
+
+    return KeptOpen(env)

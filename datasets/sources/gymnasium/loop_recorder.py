@@ -1,0 +1,334 @@
+"""Record an ordinary loop of reset and step into a dataset.
+
+    with rbdata.Recorder(gymnasium.make("CartPole-v1"), name="mine") as env:
+        observation, _ = env.reset(seed=0)
+        for _ in range(1000):
+            observation, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+            if terminated or truncated:
+                observation, _ = env.reset()
+
+Every episode that ends is in a log at once (`episode_log`); closing makes the dataset of it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import iterate
+
+from .... import settings
+from ....errors import DatasetExistsError, UsageError, reason
+from ....storage.folder import DatasetPlace, make_writable
+from ....storage.writer import DatasetWriter, fingerprint
+from ...ingest.protocol import ConvertOptions
+from ...ingest.request import Listener, Request
+from ...ingest.run import run
+from .environments import check_name, join_name
+from .episode_log import EpisodeLog, Piece
+from .leaf_rows import LeafRows
+from .loop_job import LOG, LoopJob, finite
+from .policy import checked
+from .recording import BOTH, CUT, TERMINATED, TRUNCATED
+
+#: Bytes of rows of an episode that are kept in memory.
+_PIECE_BYTES = 16 << 20
+
+
+class _Lane:
+    """The episode of one environment that is being recorded."""
+
+    def __init__(self, env: int, tape: Tape) -> None:
+        self._env, self._tape = env, tape
+        self._rows: list[list[np.ndarray]] = [[] for _ in tape.job.columns]
+        self._rewards: list[float] = []
+        self._begins = self._bytes = 0
+        self.steps = 0
+        self.is_open = False
+
+    def begin(self, observation: Any) -> None:
+        """An episode begins; one that did not end is truncated, and one without a step was none."""
+        if self.is_open and self.steps:
+            self._write(TRUNCATED)
+        self._clear()
+        self.is_open, self._begins, self.steps = True, 1, 0
+        self._put(self._tape.job.observation, 0, observation)
+
+    def step(self, action: Any, observation: Any, reward: Any, terminated: Any, truncated: Any) -> None:
+        """A step of it, and its end if it is the last."""
+        self._put(self._tape.job.action, len(self._tape.job.observation), action)
+        self._put(self._tape.job.observation, 0, observation)
+        self._rewards.append(float(reward))
+        self.steps += 1
+        end = TERMINATED * bool(terminated) + TRUNCATED * bool(truncated)
+        assert end <= BOTH
+        if end:
+            self._write(end)
+        elif self._bytes > _PIECE_BYTES and len(self._rewards) > 1:
+            self._write(0)
+        self.is_open = not end
+
+    def cut(self) -> None:
+        """The recording ends here."""
+        if self.is_open and self.steps:
+            self._write(CUT)
+        self.is_open = False
+
+    def _put(self, leaves: Any, first: int, value: Any) -> None:
+        for number, leaf in enumerate(leaves, first):
+            row = np.array(self._tape.values.row(leaf, self._tape.values.pick(leaf, value)))
+            self._rows[number].append(row)
+            self._bytes += row.nbytes
+
+    def _write(self, end: int) -> None:
+        """Write what there is to the log; where the episode goes on, its last step stays, so that it can still end there."""
+        tape, last = self._tape, None if end else -1
+        rewards = finite(np.array(self._rewards[:last], float), tape.job.name)
+        rows = [
+            np.stack(rows[:last]) if rows[:last] else np.zeros((0, *column.shape), column.dtype)
+            for rows, column in zip(self._rows, tape.job.columns)
+        ]
+        tape.log.append(Piece(self._env, bool(self._begins), end, rows, rewards))
+        kept = [] if end else [rows[-1] for rows in self._rows]
+        rewards_kept = [] if end else self._rewards[-1:]
+        self._clear()
+        for rows_kept, row in zip(self._rows, kept):
+            rows_kept.append(row)
+        self._rewards += rewards_kept
+
+    def _clear(self) -> None:
+        for rows in self._rows:
+            rows.clear()
+        self._rewards.clear()
+        self._begins = self._bytes = 0
+
+
+class Tape:
+    """What a loop records: one lane for each environment, the log they write to, the lock of the dataset."""
+
+    def __init__(
+        self,
+        env: Any,
+        name: str | None,
+        root: str | os.PathLike[str] | None,
+        count: int,
+        text: str,
+        codec: str,
+        layout: Any,
+        force: bool,
+        listener: Listener | None,
+    ) -> None:
+        spec = env.spec
+        if spec is None and name is None:
+            raise UsageError("an environment without an id needs a name", hint='rbdata.Recorder(env, name="...")')
+        full = f"gymnasium/{join_name(spec.id, name)}" if spec else f"my/{check_name(str(name))}"
+        options = ConvertOptions(codec, layout, extra={"text": text})
+        where = settings.root(root)
+        self.request = Request(full, root=where, options=options, force=force)
+        self.listener = listener or Listener()
+        self.job = LoopJob(spec.id if spec else str(name), env, count, options)
+        self.values = LeafRows(self.job.name)
+        self.place = DatasetPlace(where, full)
+        make_writable(where)
+        self._lock = self.place.lock()
+        self._lock.__enter__()
+        try:
+            self._open(force)
+        except BaseException:
+            self._lock.__exit__()
+            raise
+        self.lanes = [_Lane(number, self) for number in range(count)]
+
+    def _open(self, force: bool) -> None:
+        self.place.recover()
+        if self.place.exists() and not force:
+            message = f"{self.place.id} is there already"
+            raise DatasetExistsError(message, hint="record under another name, or replace it with force=True")
+        job, mark = self.job, fingerprint({"id": self.place.id, "extends": None, **self.job.identity()})
+        writer = DatasetWriter(self.place, job.schema, mark, bulk=job.bulk, parts=1, restart=force)
+        self.log = job.log = EpisodeLog(writer.folder / LOG, job.columns)
+
+    def finish(self) -> Path | None:
+        """Make the dataset; None where nothing was recorded."""
+        for lane in self.lanes:
+            lane.cut()
+        self.job.more_notes = self.values.notes()
+        if not self.log.counts[0]:
+            self.abandon()
+            with self.place.lock():
+                self.place.discard_working()
+            self.place.prune_parents()
+            return None
+        self._lock.__exit__()  # the run takes it
+        try:
+            return run(self.job, self.place, self.request, self.listener, self.job.location.url).path
+        finally:
+            self.log.close()
+
+    def abandon(self) -> None:
+        """Stop, and leave the episodes that ended to the next recorder of this name."""
+        self.log.close()
+        self._lock.__exit__()
+
+
+class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """A wrapper that records what happens in an environment, as the dataset ``gymnasium/ID`` (with a name ``ID@NAME``).
+
+    Of an environment without an id the dataset is ``my/NAME``. ``close``, or the end of a ``with`` block, makes the dataset;
+    an episode that has not ended is cut there. ``reset`` before the end of an episode truncates it. Infos are not recorded.
+
+    Where the process dies, or an exception leaves the ``with`` block, there is no dataset yet, but every episode that had
+    ended is kept: the next recorder of the same name adds to them (close it at once to have a dataset of just those).
+    ``force`` replaces a dataset that is there. A vector environment is recorded as well, in any autoreset mode: the rows
+    of environment 0 come first, then those of 1.
+
+    ``path`` is None until the dataset is there. Raises DatasetExistsError, DatasetBusyError while another process records
+    under the same name, UsageError for spaces that cannot be stored.
+    """
+
+    def __new__(cls, env: Any, **options: Any) -> Any:
+        return VectorRecorder(env, **options) if hasattr(env, "single_action_space") else super().__new__(cls)
+
+    def __init__(
+        self,
+        env: gymnasium.Env[Any, Any],
+        *,
+        name: str | None = None,
+        root: str | os.PathLike[str] | None = None,
+        text: str = "bytes",
+        codec: str = "auto",
+        layout: str = "auto",
+        force: bool = False,
+        listener: Listener | None = None,
+    ) -> None:
+        super().__init__(env)
+        self._tape: Tape | None = Tape(env, name, root, 1, text, codec, layout, force, listener)
+        self.dataset_id = self._tape.place.id
+        self.path: Path | None = None
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Steps and episodes that have been recorded of whole episodes, those of earlier loops included."""
+        return self._tape.log.counts if self._tape else (0, 0)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset the environment; an episode begins."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        if self._tape:
+            self._tape.lanes[0].begin(observation)
+        return observation, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Step the environment, and record the step. Raises UsageError for an action that is not of the space."""
+        if self._tape is None:
+            return self.env.step(action)
+        lane = self._tape.lanes[0]
+        if not lane.is_open:
+            raise UsageError("there is no episode to step in", hint="call reset() first")
+        taken = _taken(action, self.env.action_space, 1)
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        lane.step(taken, observation, reward, terminated, truncated)
+        return observation, reward, terminated, truncated, info
+
+    def close(self) -> None:
+        """Make the dataset, and close the environment."""
+        try:
+            tape, self._tape = self._tape, None
+            if tape:
+                self.path = tape.finish()
+        finally:
+            self.env.close()
+
+    def __exit__(self, *error: Any) -> Literal[False]:
+        if error and error[0] is not None and self._tape:
+            tape, self._tape = self._tape, None
+            tape.abandon()
+        self.close()
+        return False
+
+
+class VectorRecorder(gymnasium.vector.VectorWrapper):
+    """`Recorder` of a vector environment."""
+
+    counts = Recorder.counts
+    __exit__ = Recorder.__exit__
+
+    def __enter__(self) -> VectorRecorder:
+        return self
+
+    def __init__(
+        self,
+        env: gymnasium.vector.VectorEnv,
+        *,
+        name: str | None = None,
+        root: str | os.PathLike[str] | None = None,
+        text: str = "bytes",
+        codec: str = "auto",
+        layout: str = "auto",
+        force: bool = False,
+        listener: Listener | None = None,
+    ) -> None:
+        super().__init__(env)
+        self._tape: Tape | None = Tape(env, name, root, env.num_envs, text, codec, layout, force, listener)
+        self.dataset_id = self._tape.place.id
+        self.path: Path | None = None
+        self._mode = env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset all environments, or those of ``options["reset_mask"]``; their episodes begin."""
+        mask = (options or {}).get("reset_mask")
+        which = np.ones(self.num_envs, bool) if mask is None else np.asarray(mask, bool).copy()
+        observations, info = self.env.reset(seed=seed, options=options)
+        if self._tape:
+            for lane, begins, observation in zip(self._tape.lanes, which, self._each(observations)):
+                if begins:
+                    lane.begin(observation)
+        return observations, info
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Step all environments, and record the steps; a step that only resets an environment is none."""
+        if self._tape is None:
+            return self.env.step(actions)
+        stacked = _taken(actions, self.env.single_action_space, self.num_envs)
+        taken = list(iterate(self.env.action_space, stacked))
+        observations, rewards, terminated, truncated, info = self.env.step(actions)
+        finals = info.get("final_obs", [None] * self.num_envs)
+        for i, observation in enumerate(self._each(observations)):
+            lane, over = self._tape.lanes[i], bool(terminated[i] or truncated[i])
+            if not lane.is_open:
+                if self._mode == AutoresetMode.NEXT_STEP:
+                    lane.begin(observation)
+                continue
+            at_once = over and self._mode == AutoresetMode.SAME_STEP
+            final = finals[i] if at_once else observation
+            lane.step(taken[i], final, rewards[i], terminated[i], truncated[i])
+            if at_once:
+                lane.begin(observation)
+        return observations, rewards, terminated, truncated, info
+
+    def close(self, **options: Any) -> None:
+        """Make the dataset, and close the environments; ``options`` are those of the vector environment's own."""
+        try:
+            tape, self._tape = self._tape, None
+            if tape:
+                self.path = tape.finish()
+        finally:
+            self.env.close(**options)
+
+    def _each(self, observations: Any) -> Any:
+        return iterate(self.env.observation_space, observations)
+
+
+def _taken(action: Any, space: gymnasium.Space[Any], count: int) -> Any:
+    """The action as it is recorded. Raises UsageError for one that the space does not have."""
+    try:
+        return checked(action, space, count)
+    except (TypeError, ValueError, RuntimeError, KeyError, IndexError) as error:
+        wanted = f"{space}" if count == 1 else f"{count} of {space}, stacked"
+        raise UsageError(
+            f"the action {action!r:.80} cannot be recorded: {reason(error)}", hint=f"the environment takes {wanted}"
+        ) from error

@@ -1,0 +1,145 @@
+"""The environment that a dataset comes from, made again.
+
+A dataset is a file that anyone may have written. Unless it is trusted, nothing that it names is imported: its environment is
+made where Gymnasium's registry has its id, after the package that registers it was imported where it is one of ours to
+know (`_PACKAGES`), and with arguments that are numbers, words and lists of these.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import MissingExtraError, RbdataError, UsageError, reason
+
+#: What registers environments: a pattern of ids, the module, what to install.
+_PACKAGES = (
+    (r"ALE/.*|.*(NoFrameskip|Deterministic)-v\d", "ale_py", "'rbdata[atari]'"),
+    (
+        r"(PointMaze|AntMaze|AdroitHand|Franka|Fetch|HandManipulate|HandReach).*",
+        "gymnasium_robotics",
+        "gymnasium-robotics",
+    ),
+    (r"(MiniGrid|BabyAI)-.*", "minigrid", "minigrid"),
+    (r"dm_control/.*", "shimmy", "'shimmy[dm-control]'"),
+    (r"Meta-World/.*", "metaworld", "metaworld"),
+)
+#: Strings among a file's arguments; with a colon or a slash one could name a module or a path.
+_WORD = re.compile(r"[\w .+-]{0,200}")
+
+
+@dataclass(frozen=True)
+class KnownEnvironment:
+    """How to make an environment.
+
+    ``stated`` is the specification in a file, as Gymnasium writes it, which is used as it is where the file is trusted.
+    ``wrap`` makes of the environment what the dataset observes. ``requirements`` are named in a hint.
+    """
+
+    id: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    stated: Mapping[str, Any] | None = None
+    wrap: Callable[[Any], Any] | None = None
+    requirements: str = ""
+
+    def make(self, trust: bool = False, arguments: Mapping[str, Any] | None = None) -> Any:
+        """The environment, a `gymnasium.Env`; ``arguments`` come on top of those it was recorded with.
+
+        ``trust``: what the file names may be imported and run. Raises UsageError for what needs that, MissingExtraError for
+        want of a package, RbdataError where the environment cannot be made.
+        """
+        import gymnasium
+        from gymnasium import error
+
+        given = dict(arguments or {})
+        try:
+            if trust and self.stated is not None and "entry_point" in self.stated:
+                spec = gymnasium.envs.registration.EnvSpec.from_json(json.dumps(dict(self.stated)))
+                made = gymnasium.make(spec, **given)
+            else:
+                if not trust:
+                    self._check()
+                self._register()
+                made = gymnasium.make(self.id, **{**self.arguments, **given})
+            return self.wrap(made) if self.wrap else made
+        except (error.UnregisteredEnv, ModuleNotFoundError) as problem:
+            raise self._absent(problem) from problem
+        except error.DependencyNotInstalled as problem:
+            message = f"{self.id} needs a package that is not installed: {reason(problem)}"
+            raise MissingExtraError(message, hint=self._hint()) from problem
+        except RbdataError:
+            raise
+        except Exception as problem:
+            message = f"{self.id} cannot be made: {type(problem).__name__}: {reason(problem)}"
+            raise RbdataError(message, hint=f"try it: gymnasium.make({self.id!r})") from problem
+
+    def _check(self) -> None:
+        """Raise UsageError where a file names something that would be imported."""
+        stated = self.stated or {}
+        wrappers = [str(one.get("name")) for one in stated.get("additional_wrappers") or () if isinstance(one, Mapping)]
+        odd = [name for name, value in self.arguments.items() if self.stated is not None and not _is_plain(value)]
+        for what, named in (
+            ("the module of", [self.id] if ":" in self.id else []),
+            ("wrappers:", wrappers),
+            ("arguments that could name files or modules:", odd),
+        ):
+            if named:
+                message = f"the environment of this dataset needs {what} {', '.join(named)[:200]}"
+                hint = "make_env(trust=True) imports and runs what the dataset names: only for files whose author you trust"
+                raise UsageError(message, hint=hint)
+
+    def _register(self) -> None:
+        import gymnasium
+
+        module = next((module for pattern, module, _ in _PACKAGES if re.fullmatch(pattern, self.id)), None)
+        if module is None or self.id in gymnasium.registry:
+            return
+        imported = importlib.import_module(module)
+        if module == "ale_py":
+            imported.ALEInterface.setLoggerMode(imported.LoggerMode.Error)
+        gymnasium.register_envs(imported)
+
+    def _absent(self, problem: Exception) -> RbdataError:
+        package = next((package for pattern, _, package in _PACKAGES if re.fullmatch(pattern, self.id)), None)
+        message = f"{self.id} cannot be made: {reason(problem)}"
+        if package:
+            return MissingExtraError(message, hint=f"pip install {package}")
+        return MissingExtraError(message, hint=self._hint())
+
+    def _hint(self) -> str:
+        if self.requirements:
+            return f"it needs {self.requirements}: install that, import what registers the environment, and try again"
+        return "install and import the package that registers it, and try again"
+
+
+def stated_environment(record: Mapping[str, Any]) -> KnownEnvironment | None:
+    """The environment that the ``source`` record of a manifest states: an id, or Gymnasium's specification as JSON."""
+    stated = record.get("environment")
+    stated = {"id": stated} if isinstance(stated, str) else stated
+    if not isinstance(stated, Mapping) or not isinstance(stated.get("id"), str):
+        return None
+    arguments = stated.get("kwargs")
+    arguments = dict(arguments) if isinstance(arguments, Mapping) else {}
+    limit = stated.get("max_episode_steps")
+    if isinstance(limit, int) and limit > 0:
+        arguments["max_episode_steps"] = limit
+    metadata = record.get("metadata")
+    wanted = metadata.get("requirements") if isinstance(metadata, Mapping) else None
+    named = ", ".join(map(str, wanted))[:200] if isinstance(wanted, (list, tuple)) else ""
+    return KnownEnvironment(stated["id"], arguments, stated, requirements=named if named.isprintable() else "")
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    if isinstance(value, Mapping):
+        return all(map(_is_plain, [*value, *value.values()]))
+    return (
+        value is None
+        or isinstance(value, (bool, int, float))
+        or bool(isinstance(value, str) and _WORD.fullmatch(value))
+    )

@@ -1,0 +1,209 @@
+"""Loops recorded by a wrapper: equal to what `download` records, and to what Minari's collector has."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import gymnasium
+import gymnasium_envs
+import minari
+import numpy as np
+import pytest
+import rbdata
+from gymnasium.vector import AutoresetMode
+from minari_tools import play as play_for_minari
+from minari_tools import with_root
+from paths import SUPPORT
+from rbdata.datasets.sources.gymnasium import loop_recorder
+from rbdata.errors import DatasetExistsError, UnfinishedDatasetError, UsageError
+from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED
+from rbdata.storage.integrity import verify
+from text_rows import text_of
+
+gymnasium_envs.register()
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path, monkeypatch):
+    monkeypatch.setenv("RBDATA_ROOT", str(tmp_path / "root"))
+    return tmp_path / "root"
+
+
+def play(env, steps: int, seed: int = 3) -> None:
+    """As `download` plays: random actions, resets but after the last step."""
+    env.action_space.seed(seed)
+    env.reset(seed=seed)
+    for step in range(1, steps + 1):
+        *_, terminated, truncated, _ = env.step(env.action_space.sample())
+        if (terminated or truncated) and step < steps:
+            env.reset()
+
+
+@pytest.mark.parametrize(
+    "name", ["CartPole-v1", "Pendulum-v1", "tests/Everything-v0", "tests/Frames-v0", "tests/Doubles-v0"]
+)
+@pytest.mark.parametrize("piece", [1 << 24, 100])
+def test_equals_what_download_records(name, piece, monkeypatch, tmp_path):
+    monkeypatch.setattr(loop_recorder, "_PIECE_BYTES", piece)
+    wanted = rbdata.open_dataset(rbdata.record(name, steps=120, seed=3, root=tmp_path / "downloaded")).manifest
+    with rbdata.Recorder(gymnasium.make(name)) as env:
+        play(env, 120)
+    found = rbdata.open_dataset(env.path).manifest
+    assert verify(env.path).ok
+    assert (found.id, found.files, found.counts, found.notes) == (wanted.id, wanted.files, wanted.counts, wanted.notes)
+    assert (found.spaces, found.parts) == (wanted.spaces, wanted.parts)
+    assert found.source["environment"] == wanted.source["environment"]
+    assert found.source["recorded_by"] == "rbdata.Recorder"
+
+
+def test_equals_what_minari_stores(tmp_path, monkeypatch):
+    """The same loop, stacked and written by Minari and read by it: value by value, every kind of space.
+
+    (Minari's own collector needs jax, and does the same stacking.)
+    """
+    with_root(monkeypatch, tmp_path / "minari")
+    env = rbdata.Recorder(gymnasium.make("tests/Everything-v0", lengths=(4, 6, 3)), name="both")
+    buffers = play_for_minari(env, 6)
+    env.close()
+    about = {"author": "x", "author_email": "x@example.org", "algorithm_name": "x", "code_permalink": "https://x.org"}
+    spaces = {"observation_space": env.observation_space, "action_space": env.action_space}
+    minari.create_dataset_from_buffers("toy/both-v0", buffers, description="x", jpeg_encoding=False, **spaces, **about)
+    theirs = minari.load_dataset("toy/both-v0")
+    dataset = rbdata.open_dataset("gymnasium/tests/Everything-v0@both")
+    assert len(dataset.episodes) == theirs.total_episodes == 6
+    for number, episode in enumerate(theirs.iterate_episodes()):
+        mine = dataset.episode(number)
+        for path in (("camera",), ("inner", "a.b"), ("inner", "kind"), ("many",), ("bits",), ("pair", 0), ("pair", 1)):
+            value = episode.observations
+            for step in path:
+                value = value[step]
+            key = ("observation", *(str(step).replace(".", "_") for step in path))
+            rows = np.concatenate([mine[key], mine["next"][key][-1:]])
+            assert np.array_equal(rows.reshape(np.shape(value)), value), path
+        words = np.concatenate([mine["observation", "words"], mine["next", "observation", "words"][-1:]])
+        assert [text_of(word) for word in words] == list(episode.observations["words"])
+        for name in ("move", "pick"):
+            assert np.array_equal(mine["action", name], episode.actions[name])
+        assert mine["next", "reward"][:, 0].tolist() == episode.rewards.tolist()
+        assert mine["next", "terminated"][:, 0].tolist() == episode.terminations.tolist()
+        assert mine["next", "truncated"][:, 0].tolist() == episode.truncations.tolist()
+
+
+def test_how_a_loop_ends_its_episodes():
+    env = rbdata.Recorder(gymnasium.make("tests/Counter-v0", lengths=(7,)), name="ends")
+    with pytest.raises(UsageError, match="no episode"):
+        env.step(0)
+    env.reset()
+    for _ in range(2):
+        env.reset()  # of an episode without a step nothing remains, the others are truncated
+        env.step(0)
+    env.reset()
+    for _ in range(7):
+        env.step(1)
+    env.reset()
+    assert env.counts == (2 + 7, 3) and env.path is None
+    env.step(1)
+    with pytest.raises(UsageError, match="cannot be recorded") as caught:
+        env.step(7)
+    assert "Discrete" in caught.value.hint
+    env.close()
+    dataset = rbdata.open_dataset("gymnasium/tests/Counter-v0@ends")
+    assert dataset.episodes.outcome.tolist() == [TRUNCATED, TRUNCATED, TERMINATED, CUT]
+    env.close()  # a second time does nothing
+    with pytest.raises(DatasetExistsError, match="there already"):
+        rbdata.Recorder(gymnasium.make("tests/Counter-v0"), name="ends")
+    with rbdata.Recorder(gymnasium.make("tests/Counter-v0"), name="ends", force=True) as env:
+        play(env, 5)
+    assert len(rbdata.open_dataset(env.dataset_id)) == 5
+
+
+def test_a_loop_without_a_step_leaves_nothing(root):
+    with rbdata.Recorder(gymnasium.make("CartPole-v1")) as env:
+        env.reset()
+    assert env.path is None and not [*root.rglob("*")]
+
+
+def test_an_environment_without_an_id(root):
+    with pytest.raises(UsageError, match="needs a name"):
+        rbdata.Recorder(gymnasium_envs.Counter())
+    with rbdata.Recorder(gymnasium_envs.Counter(), name="robot") as env:
+        play(env, 9)
+    assert env.path == root / "my" / "robot" and len(rbdata.open_dataset("my/robot")) == 9
+
+
+def test_a_killed_loop_keeps_its_finished_episodes(root):
+    """SIGKILL in the middle of the 6th episode; the next recorder of the name adds to the five before it."""
+    code = (
+        "import os, sys; sys.path.insert(0, sys.argv[1]); import gymnasium, gymnasium_envs, rbdata\n"
+        "gymnasium_envs.register()\n"
+        "env = rbdata.Recorder(gymnasium.make('tests/Frames-v0'), name='killed')\n"
+        "env.reset()\n"
+        "for step in range(3 + 1 + 7 + 2 + 12 + 2):\n"
+        "    if any(env.step(1)[2:4]): env.reset()\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, str(SUPPORT)], env=os.environ, capture_output=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    (log,) = root.rglob("episodes.log")
+    with log.open("ab") as file:
+        file.write(log.read_bytes()[:50])  # and what a kill in the middle of a write leaves
+    assert [entry.state for entry in rbdata.list_datasets()] == ["partial"]
+    with pytest.raises(UnfinishedDatasetError):
+        rbdata.Recorder(gymnasium.make("tests/Frames-v0"), name="killed", text="omit")
+    env = rbdata.Recorder(gymnasium.make("tests/Frames-v0"), name="killed")
+    assert env.counts == (25, 5)
+    play(env, 3)
+    env.close()
+    dataset = rbdata.open_dataset(env.path)
+    assert dataset.episodes.length.tolist() == [3, 1, 7, 2, 12, 3] and verify(env.path).ok
+    truth = gymnasium_envs.Frames()
+    for number, length in enumerate([3, 1, 7, 2, 12]):
+        truth.reset()
+        for step in range(length):
+            assert np.array_equal(dataset.episode(number)["observation"][step], truth._observe(0))
+            truth.step(1)
+
+
+def test_an_exception_keeps_the_episodes_for_the_next_loop():
+    with pytest.raises(ZeroDivisionError), rbdata.Recorder(gymnasium.make("tests/Counter-v0"), name="x") as env:
+        play(env, 5)
+        raise ZeroDivisionError
+    assert env.path is None
+    env = rbdata.Recorder(gymnasium.make("tests/Counter-v0"), name="x")
+    env.close()
+    assert rbdata.open_dataset(env.path).episodes.length.tolist() == [3, 1]
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_several_environments_in_every_autoreset_mode(mode, tmp_path):
+    """Each environment alone, with the same actions, gives its rows: no reset is a step, no final observation is lost."""
+    made = gymnasium.make_vec("CartPole-v1", 3, "sync", {"autoreset_mode": mode})
+    with rbdata.Recorder(made, name="several") as env:
+        env.action_space.seed(5)
+        env.reset(seed=5)
+        for _ in range(60):
+            *_, terminated, truncated, _ = env.step(env.action_space.sample())
+            over = np.logical_or(terminated, truncated)
+            if mode == AutoresetMode.DISABLED and over.any():
+                env.reset(options={"reset_mask": over})
+    dataset = rbdata.open_dataset(env.path)
+    assert verify(env.path).ok
+    number, cut = -1, True
+    for episode in map(dataset.episode, range(len(dataset.episodes))):
+        if cut:
+            number += 1
+            alone = gymnasium.make("CartPole-v1")
+            observation, _ = alone.reset(seed=5 + number)
+        for step in episode:
+            assert np.array_equal(step["observation"], observation)
+            observation, _, terminated, _, _ = alone.step(int(step["action"]))
+            assert np.array_equal(step["next", "observation"], observation)
+            assert bool(step["next", "terminated"]) == terminated
+        cut = not terminated  # by the end of the loop: the next episode is of the next environment
+        observation, _ = alone.reset()
+    assert (dataset.episodes.outcome != TRUNCATED).all()
+    if mode != AutoresetMode.NEXT_STEP:
+        assert len(dataset) == 180
