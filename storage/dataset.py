@@ -8,10 +8,10 @@ and after a fork (where torch itself needs ``torch.set_num_threads(1)``, which `
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
@@ -223,6 +223,12 @@ class Dataset:
                 states = read_window(rows, first + episode, extent + 1, low + episode, high + episode + 1, pad)
                 columns[name], columns["next/" + name] = states[:, :-1], states[:, 1:]
         return nest(columns, (len(index), extent))
+
+    @overload
+    def __getitem__(self, key: str | tuple[str, ...]) -> torch.Tensor: ...
+
+    @overload
+    def __getitem__(self, key: int | slice | Sequence[int] | torch.Tensor | np.ndarray) -> TensorDict: ...
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, str):

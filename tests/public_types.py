@@ -1,0 +1,59 @@
+"""The public functions as a user calls them: never run, `make types` checks what they take and return."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import rbdata
+import torch
+from rbdata.cards.overview import Overview
+from rbdata.datasets.local import LocalDataset
+from rbdata.storage.episodes import EpisodeTable
+from rbdata.storage.integrity import Report
+from rbdata.storage.spec_check import SpecReport
+from tensordict import TensorDict
+from typing_extensions import assert_type
+
+
+def acquire(root: Path) -> None:
+    assert_type(rbdata.download("Pong/5", root=root, mirror="/data/dqn", procs=8, shards="0-4", progress=True), Path)
+    assert_type(rbdata.download("gymnasium/CartPole-v1", steps=500, seed=1, env_args={"a": 1}, codec="raw"), Path)
+    assert_type(rbdata.download("csvlog/mine", options={"actions": "continuous"}), Path)
+    assert_type(rbdata.convert("raw", "my/hopper", source="d4rl", dataset="hopper-medium-v2", shards=[0, 1]), Path)
+    assert_type(rbdata.preprocess("Pong/5", ["rbdata:to_float", abs], dest="my/pong", args={"scale": 2}), Path)
+    assert_type(rbdata.list_datasets(root=root), list[LocalDataset])
+    assert_type(rbdata.verify("Pong/5", quick=True), Report)
+    assert_type(rbdata.inspect(root / "my/pong"), Overview)
+    rbdata.delete("Pong/5", root=str(root))
+
+
+def discover() -> None:
+    assert_type(rbdata.catalogue("atari"), rbdata.Catalogue)
+    assert_type(rbdata.search("hopper medium", actions="continuous", max_size="2GB"), rbdata.Catalogue)
+    assert_type(rbdata.info("Pong/5"), rbdata.CatalogueEntry)
+
+
+def read(root: Path) -> None:
+    dataset = assert_type(rbdata.open_dataset("Pong/5", root=root), rbdata.Dataset)
+    assert_type(dataset["next/reward"], torch.Tensor)
+    assert_type(dataset["next", "reward"], torch.Tensor)
+    assert_type(dataset[3], TensorDict)
+    assert_type(dataset[10:20], TensorDict)
+    assert_type(dataset[torch.arange(4)], TensorDict)
+    assert_type(dataset.read([1, 2], before=3), TensorDict)
+    assert_type(dataset.episode(0), TensorDict)
+    assert_type(dataset.episodes, EpisodeTable)
+    assert_type(dataset.to_tensordict(), TensorDict)
+    assert_type(rbdata.check_specs(dataset, strict=False), SpecReport)
+
+
+def sample(dataset: rbdata.Dataset) -> None:
+    buffer = rbdata.load(dataset, batch_size=256, frame_stack=4, n_step=3, prefetch=2, seed=0, device="cpu")
+    assert_type(buffer, rbdata.TensorDictReplayBuffer)
+    assert_type(buffer.sample(), Any)  # what the transforms make of it
+    assert_type(len(buffer), int)
+    rbdata.load("Pong/5", slice_len=16, uniform_over="transitions", span=(True, False), device=torch.device("cuda", 0))
+    rbdata.load("Pong/5", sampler=rbdata.SliceSampler(slice_len=8), sample_unit=rbdata.Sequence(80, burn_in=40))
+    memory = rbdata.TensorDictReplayBuffer(storage=rbdata.LazyTensorStorage(1000), batch_size=32)
+    assert_type(memory.storage, rbdata.Storage)
