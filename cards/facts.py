@@ -61,7 +61,7 @@ def how_to_load(manifest: Manifest) -> tuple[str, str]:
     from ..datasets import catalogue
 
     known = manifest.id.partition("/")[0] in catalogue.source_names()
-    command = f"pip install rbdata\nrbdata download {manifest.id}" if known else "pip install rbdata"
+    command = f"rbdata download {manifest.id}" if known else ""
     python = f"import rbdata\n\nbuffer = rbdata.load({manifest.id!r}, batch_size=256)\nbatch = buffer.sample()"
     return command, python
 

@@ -44,6 +44,7 @@ section { background: var(--card); border: 1px solid var(--line); border-radius:
 .facts dt, .list dt { color: var(--soft); font-size: .82rem; } .facts dd { margin: 0; overflow-wrap: anywhere; }
 .list { margin: 0; display: grid; grid-template-columns: minmax(80px, max-content) 1fr; gap: 4px 16px; }
 .list dd { margin: 0; overflow-wrap: anywhere; min-width: 0; }
+pre + pre { margin-top: 10px; }
 pre { background: var(--code); border: 1px solid var(--line); border-radius: 6px; padding: 10px 12px; margin: 0;
   overflow-x: auto; font: 13px/1.5 ui-monospace, monospace; }
 .wrap { white-space: pre-wrap; overflow-wrap: anywhere; } .scroll { overflow-x: auto; }
@@ -72,11 +73,12 @@ def make_html(folder: Path, manifest: Manifest, found: Overview, table: EpisodeT
     from ..preprocess.lineage import describe_lineage
 
     command, python = how_to_load(manifest)
+    shell = f"<pre>{escape(command)}</pre>" if command else ""
     sampled = found.sampled_steps < found.steps
     sample = f" (of a sample of {found.sampled_steps:,} steps)" if sampled else ""
     parts = [
         _section("At a glance", _definitions(state_facts(manifest, found), "facts")),
-        _section("Load it", f'<div class="grid"><pre>{escape(command)}</pre><pre>{escape(python)}</pre></div>'),
+        _section("Load it", f"{shell}<pre>{escape(python)}</pre>"),
         _section("Returns over time", _returns(found, table)),
         _section(f"Distributions{sample}", _distributions(found)),
         _frames(folder),

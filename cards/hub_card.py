@@ -33,7 +33,7 @@ def make_readme(manifest: Manifest, found: Overview) -> str:
         f"---\n{_head(manifest, found)}---\n",
         f"# {_inline(manifest.id)}\n",
         _table(state_facts(manifest, found)),
-        f"```sh\n{command}\n```\n\n```python\n{python}\n```\n",
+        (f"```sh\n{command}\n```\n\n" if command else "") + f"```python\n{python}\n```\n",
         "## Tensors\n\n" + "\n".join("| " + " | ".join(map(_inline, row)) + " |" for row in tensors) + "\n",
         "## Origin\n\n" + _table(state_origin(manifest)),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -153,13 +154,18 @@ def _facts(path: Path, manifest: Manifest, found: Overview) -> list[Fact]:
     for name, numbers in (("length", manifest.lengths), ("return", manifest.returns)):
         if numbers:
             facts.append(Fact(name, f"mean {_span(numbers)}"))
-    if manifest.returns and found.reference:
+    finite = found.returns
+    if finite.not_finite:
+        held = {"mean": finite.mean, "min": finite.low, "max": finite.high}
+        of = f"{text.count(finite.not_finite)} of {text.plural(finite.number, 'episode')} not finite"
+        facts[-1] = Fact("return", (f"mean {_span(held)}; " if finite.counts else "") + of)
+    elif manifest.returns and found.reference:
         scores = {name: found.score(manifest.returns[name]) for name in ("mean", "min", "max")}
         facts.append(Fact("score", f"mean {_span(scores)} (a return of {_between(found.reference)} is 0 to 100)"))
     return [*facts, Fact("size", size, manifest.bytes), *(Fact("note", note) for note in manifest.notes)]
 
 
-def _span(numbers: dict[str, float]) -> str:
+def _span(numbers: dict[str, Any]) -> str:
     """``-18.2, from -21 to -3``"""
     return f"{text.real(numbers['mean'])}, from {text.real(numbers['min'])} to {text.real(numbers['max'])}"
 
@@ -261,6 +267,7 @@ def _record(path: Path, manifest: Manifest) -> dict[str, Any]:
         **record,
         "path": str(path),
         "bytes": manifest.bytes,
+        "returns": {name: value if isfinite(value) else None for name, value in manifest.returns.items()},
         "source": source,
         "leaves": leaves,
     }

@@ -14,6 +14,7 @@ from paths import DATA
 from rbdata import cli
 from rbdata._version import __version__
 from rbdata.datasets.catalogue import known_ids
+from storage_tools import Recipe, make_episodes
 
 MIRROR = str(DATA / "atari")
 RAW = f"{MIRROR}/dqn/Pong/5/replay_logs"
@@ -384,6 +385,14 @@ class TestInspect:
         assert plot.read_bytes().startswith(b"\x89PNG")
         assert frames.read_bytes().startswith(b"\x89PNG")
         assert "13.gif: episode 13, 559 frames, 15 a second" in notes.replace("\n", "")
+
+    def test_returns_that_are_not_finite(self, call, ask, tmp_path):
+        episodes = make_episodes([3, 5])
+        episodes[0].steps["next/reward"][1] = np.nan
+        folder = Recipe(episodes).write(tmp_path)
+        assert ask("inspect", folder)[1]["returns"]["mean"] is None
+        rows = dict(line.split("\t", 1) for line in call("inspect", folder)[1].splitlines())
+        assert rows["return"].endswith("; 1 of 2 episodes not finite") and "nan" not in rows["return"]
 
     def test_cards(self, call, made, tmp_path):
         page, croissant, readme = (tmp_path / name for name in ("card.html", "croissant.json", "README.md"))
