@@ -15,7 +15,6 @@ from .options import Force, LocalId, Procs, Root
 if TYPE_CHECKING:
     from ..datasets.acquire import Estimate
     from ..preprocess.preprocess_request import DryRun, Preprocessed
-    from ..preprocess.records import ProbeResult
 
 EXAMPLES = """
   rbdata preprocess Pong/5 --fn my.module:fn --dest my/pong --procs 8
@@ -81,7 +80,7 @@ def run(
     address: Annotated[str | None, Option(metavar="A", help="Address of the Ray cluster, such as auto.")] = None,
     force: Force = False,
     dry_run: Annotated[
-        bool, Option("--dry-run", help="Run the function on one chunk and show the result; write nothing.")
+        bool, Option("--dry-run", help="Run the function on a few chunks and show the result; write nothing.")
     ] = False,
     root: Root = None,
 ) -> int:
@@ -140,7 +139,7 @@ def _show_dry_run(outcome: Preprocessed) -> None:
     facts = [
         Fact("functions", ", ".join(found.functions)),
         Fact("per", found.per),
-        Fact("tried", _tried(probe), probe.steps_in),
+        Fact("tried", _tried(found), probe.steps_in),
         Fact("steps", f"about {text.count(estimate.steps)}", estimate.steps),
         Fact("size", f"about {text.size(estimate.disk_bytes)}", estimate.disk_bytes),
         Fact("time", f"about {text.duration(found.estimated_seconds)}", round(found.estimated_seconds, 3)),
@@ -151,8 +150,9 @@ def _show_dry_run(outcome: Preprocessed) -> None:
     out.hint("run the command without --dry-run")
 
 
-def _tried(probe: ProbeResult) -> str:
-    words = f"{text.plural(probe.steps_in, 'step')} in {text.duration(probe.seconds)}"
+def _tried(found: DryRun) -> str:
+    probe = found.probe
+    words = f"{text.plural(probe.steps_in, 'step')} in {text.duration(found.seconds)}"
     if probe.steps_out != probe.steps_in:
         words += f", {text.count(probe.steps_out)} returned"
     return words + (f", {text.plural(probe.dropped, 'episode')} dropped" if probe.dropped else "")
@@ -194,7 +194,7 @@ def _record(outcome: Preprocessed, found: DryRun, estimate: Estimate) -> dict[st
         "steps_returned": probe.steps_out,
         "episodes_dropped": probe.dropped,
         "nans": dict(probe.nans),
-        "seconds": round(probe.seconds, 3),
+        "seconds": round(found.seconds, 3),
         "estimated": {
             "steps": estimate.steps,
             "bytes": estimate.disk_bytes,

@@ -29,6 +29,8 @@ BAR_DELAY = 0.5
 LONG = 2.0
 #: Seconds over which the rate is averaged.
 RATE_WINDOW = 20.0
+#: Seconds of progress before the time left is estimated.
+MEASURED = 2.0
 #: Columns to the right of the bars for what the terminal prints when Ctrl-C is pressed, twice.
 ECHO_WIDTH = 5
 
@@ -49,6 +51,8 @@ class Tally:
     def update(self, tasks: list[TaskProgress]) -> None:
         self.tasks.update((task.index, task) for task in tasks)
         now = self._clock()
+        if not (self._marks[-1][1] or self.share or self.fetched):
+            self._marks.clear()  # processes that start say nothing about the rate
         self._marks.append((now, self.share, self.fetched, self._rows()))
         while len(self._marks) > 2 and now - self._marks[0][0] > RATE_WINDOW:
             self._marks.popleft()
@@ -84,8 +88,8 @@ class Tally:
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimated seconds left, None while there is no progress to estimate from."""
-        speed = self._speed(1)
+        """Estimated seconds left, None until MEASURED seconds of progress were measured."""
+        speed = self._speed(1) if self._marks[-1][0] - self._marks[0][0] >= MEASURED else 0.0
         return (1 - self.share) / speed if speed > 0 else None
 
     def _rows(self) -> int:
@@ -108,7 +112,7 @@ class Tally:
             words.append(f"{text.count(round(self._speed(3)))} steps/s")
         left = self.seconds_left
         if left is not None:
-            words.append(f"{text.duration(left)} left")
+            words.append(f"about {text.duration(left)} left")
         if self.retries:
             words.append(f"{self.retries} retr{'y' if self.retries == 1 else 'ies'}")
         return words

@@ -13,6 +13,7 @@ from .colour import of_state
 from .console import AMOUNTS, Column, Fact, out
 from .failures import Failure, Interrupted, explain
 from .progress import show_progress
+from .user_output import other_output_to_stderr
 
 if TYPE_CHECKING:
     from ..datasets.acquire import Estimate, Listener, Outcome
@@ -39,7 +40,7 @@ def work(dataset_id: str, action: Callable[[Listener], Outcome]) -> Outcome:
 
     out.note(dataset_id)
     try:
-        with show_progress(dataset_id, on_estimate) as listener:
+        with other_output_to_stderr(), show_progress(dataset_id, on_estimate) as listener:
             show_part_done = listener.on_part_done
 
             def part_done(index: int) -> None:
@@ -98,9 +99,10 @@ def announcement(estimate: Estimate) -> list[str]:
         from_where = []  # printed before its files were fetched
     elif estimate.fetch_bytes:
         from_where.append(f"fetch {text.size(estimate.fetch_bytes)} in {text.plural(left, 'part')}")
-    about = "about " if estimate.estimated else ""
+    about = "at most " if estimate.at_most else "about " if estimate.estimated else ""
     episodes = f", {text.plural(estimate.episodes, 'episode')}" if estimate.episodes or not estimate.estimated else ""
-    what = f"{about}{text.plural(estimate.steps, 'step')}{episodes}, about {text.size(estimate.disk_bytes)}"
+    size = f"{'' if estimate.at_most else 'about '}{text.size(estimate.disk_bytes)}"
+    what = f"{about}{text.plural(estimate.steps, 'step')}{episodes}, {size}"
     if estimate.estimated and not estimate.steps:  # how long they will be is not known
         what = text.plural(estimate.episodes, "episode")
     return [*from_where, f"write {what} to {target}"]

@@ -141,7 +141,7 @@ def _describe(dataset_id: str, path: Path, complete: bool) -> LocalDataset:
         if not complete:
             journal = Journal(path / JOURNAL)
             done = len(journal.find("part"))
-            total = next((entry["parts"] for entry in journal.entries if entry.get("kind") == "plan"), 0)
+            total = journal.find("plan").get(None, {}).get("parts", 0)
             return LocalDataset(dataset_id, path, "partial", None, None, disk_use(path), done / total if total else 0.0)
         manifest = read_manifest(path)
     except Exception as error:  # whatever one folder holds, the others are listed

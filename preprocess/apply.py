@@ -6,7 +6,9 @@ states (`functions.traits`) get each state once instead, not as observation and 
 
 from __future__ import annotations
 
+import os
 import random
+import sysconfig
 import traceback
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,10 +30,22 @@ from .function import BoundFunction
 from .input_view import InputView
 from .layout import observation_pairs
 from .passthrough import SourceStates
-from .result import Columns, InputSummary, ResultCounts, check_batch, columns_of, complete, concatenate, leaves_of
+from .result import (
+    Columns,
+    InputSummary,
+    ResultCounts,
+    check_batch,
+    columns_of,
+    complete,
+    concatenate,
+    dtype_name,
+    leaves_of,
+)
 from .run_config import RunConfig
 
 _HERE = str(Path(__file__).parent)
+#: Where Python's own modules lie, and the names of folders of installed packages.
+_PYTHON, _PACKAGES = sysconfig.get_path("stdlib") + os.sep, {"site-packages", "dist-packages"}
 
 
 @dataclass
@@ -86,6 +100,7 @@ class Applier:
         apply = self._apply_to_episodes if config.whole_episodes else self._apply_to_batch
         for span in split(chunk, episodes, config.batch, config.whole_episodes):
             td, source = self._read(span, mapped, undecoded)
+            self.seed(span.start)
             yield apply(td, span, mapped, counts, source)
 
     def apply_first(self, count: int, chunk: Chunk) -> Iterator[tuple[TensorDictBase, str]]:
@@ -96,6 +111,7 @@ class Applier:
         for span in split(chunk, episodes, config.batch, config.whole_episodes):
             td = read(span.start, span.stop)
             for low, high in self._episodes(span) if config.whole_episodes else [(span.start, span.stop)]:
+                self.seed(low)
                 where = self._describe(low, high)
                 piece = td[low - span.start : high - span.start] if config.whole_episodes else td
                 out = self._call_chain(piece, where, self.chain[:count], None if config.whole_episodes else high - low)
@@ -104,9 +120,20 @@ class Applier:
 
     def apply_to_steps(self, steps: torch.Tensor) -> Columns:
         """The results of all functions for steps in any order; not for whole episodes."""
+        self.seed(int(steps[0]))
         td = self.view.read_scattered(steps)
         where = f"{len(steps)} steps between {int(steps[0]):,} and {int(steps[-1]):,} of {self.view.dataset.id}"
         return self._columns(td, where, torch.zeros(0, dtype=torch.int64), ResultCounts(), self.chain)
+
+    def seed(self, step: int) -> None:
+        """Seed all random generators for the batch or the episode that begins with ``step``."""
+        seed = int(np.random.SeedSequence([self.config.seed, step]).generate_state(1, np.uint64)[0])
+        self.generator.manual_seed(seed >> 1)
+        torch.default_generator.manual_seed(seed >> 1)  # torch.manual_seed takes a hundred times as long
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(seed >> 1)
+        np.random.seed(seed % (1 << 32))
+        random.seed(seed)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -210,6 +237,7 @@ class Applier:
         chain = self.chain[mapped:]
         name = self._last_name(chain)
         for number, (low, high) in enumerate(self._episodes(span)):
+            self.seed(low)
             where = self._describe(low, high)
             rows = slice(low - span.start, high - span.start)
             before = InputSummary.of(td[rows])
@@ -242,20 +270,26 @@ class Applier:
         return out
 
     def _call(self, fn: BoundFunction, td: Any, where: str) -> Any:
-        with self.guard(fn.name, where):
+        # Before the function changes it; for single steps that would take as long as many functions.
+        shapes = _describe_input(td) if self.config.chain.per != "sample" else ""
+        with self.guard(fn.name, where, shapes):
             return fn(td, self.generator)
 
     @contextmanager
-    def guard(self, name: str, where: str) -> Iterator[None]:
-        """Around calls of functions: what they raise becomes a FunctionError that can be pickled."""
+    def guard(self, name: str, where: str, shapes: str = "") -> Iterator[None]:
+        """Around calls of functions: what they raise becomes a FunctionError that can be pickled.
+
+        ``shapes`` describes the input in the message.
+        """
         try:
             yield
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except RbdataError as error:  # raised on purpose, with a message for the user
-            raise type(error)(f"{name}: {error.message} ({where})", hint=error.hint) from None
+            error.args = (f"{name}: {error.message} ({where})", *error.args[1:])
+            raise error.with_traceback(None) from None
         except BaseException as error:
-            raise _function_error(error, name, where) from None
+            raise _function_error(error, name, where, shapes) from None
 
     # ------------------------------------------------------------------------------------------------------------------
 
@@ -274,8 +308,8 @@ class Applier:
         return (chain or self.chain)[-1].name
 
 
-def _function_error(error: BaseException, name: str, where: str) -> FunctionError:
-    """A FunctionError with the user's part of the traceback."""
+def _function_error(error: BaseException, name: str, where: str, shapes: str) -> FunctionError:
+    """A FunctionError with the user's part of the traceback, which names the last line of it that is in the user's code."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.rpartition("/")[0] == _HERE and trace.tb_next:
         trace = trace.tb_next
@@ -284,23 +318,36 @@ def _function_error(error: BaseException, name: str, where: str) -> FunctionErro
     hint = None
     if isinstance(error, MemoryError):
         hint = "a smaller --batch-size or fewer --procs need less memory"
-    return FunctionError(f"{name} raised {description}, for {where}", hint=hint, detail=detail)
+    frames = [frame for frame in traceback.extract_tb(trace) if not _is_library(frame.filename)]
+    at = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    given = f"; its input: {shapes}" if shapes else ""
+    return FunctionError(f"{name} raised {description}{at}, for {where}{given}", hint=hint, detail=detail)
+
+
+def _is_library(path: str) -> bool:
+    """Whether a file is one of Python's or of an installed package: not what the user wrote."""
+    return path.startswith((_PYTHON, "<frozen")) or not _PACKAGES.isdisjoint(Path(path).parts)
+
+
+def _describe_input(td: Any) -> str:
+    """``100 steps of action float32 [6], observation float32 [17], ...``; empty for anything but a TensorDict."""
+    if not isinstance(td, TensorDictBase):
+        return ""
+    count = "one step" if not td.batch_size else f"{td.batch_size[0]:,} step{'s' * (td.batch_size[0] != 1)}"
+    leaves = sorted(leaves_of(td).items(), key=lambda item: (item[0].startswith("next/"), item[0]))
+    shapes = (f"{path} {dtype_name(rows.dtype)} {list(rows.shape[td.ndim :])}" for path, rows in leaves)
+    return f"{count} of {', '.join(shapes)}"
 
 
 @contextmanager
-def isolated(applier: Applier, number: int) -> Iterator[None]:
-    """Seed all random generators for chunk ``number`` and use one thread, so that results depend on nothing else.
+def isolated(applier: Applier) -> Iterator[None]:
+    """Around the work of a chunk: one thread, no gradients.
 
-    The previous state is restored: with one process it is that of the caller.
+    The state of the random generators, which the applier seeds, is restored: with one process it is that of the caller.
     """
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    seed = int(np.random.SeedSequence([applier.config.seed, number]).generate_state(1, np.uint64)[0])
-    applier.generator.manual_seed(seed >> 1)
-    torch.manual_seed(seed >> 1)
-    np.random.seed(seed % (1 << 32))
-    random.seed(seed)
     try:
         with torch.no_grad():
             yield

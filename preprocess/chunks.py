@@ -1,15 +1,20 @@
-"""The work in pieces: chunks, which are finished and resumed as a whole, and within them batches, which are cut alike.
+"""The work in pieces: sections, within them chunks, within them batches or episodes.
 
-Both follow from the data and the batch size alone, not from the number of processes: the random numbers of a chunk, its bytes
-and the ranges of checksums are the same for any engine.
+    batch        what a function gets at a time (per batch, sample); its random numbers follow from its first step
+    episode      the same per episode; its random numbers follow from its number
+    section      a fixed number of steps, or consecutive whole episodes of up to about as many steps, at least one
+    chunk        consecutive batches or episodes of a section: what one worker does, and what is finished and resumed as a whole
 
-    per batch, sample      chunks of a fixed number of steps, whole batches
-    per episode            consecutive whole episodes, up to about as many steps; at least one
+Sections and batches follow from the data and the request alone. The bytes of the result follow from them: ranges of
+checksums, the parts that the manifest lists, samples for dictionaries, the order in which statistics are merged. Chunks follow
+from the time that the functions took on the first steps, and from the number of processes; the result does not depend on them.
+Their size is recorded in the journal, so that a run that is continued keeps its chunks.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,8 +22,14 @@ from .episode_view import Episodes
 
 #: The default size of a batch: the bytes that a function gets, and steps, at most.
 BATCH_BYTES, BATCH_STEPS = 8 << 20, 1 << 14
-#: The size of a chunk: bytes, steps and batches, at most.
-CHUNK_BYTES, CHUNK_STEPS, CHUNK_BATCHES = 64 << 20, 1 << 16, 16
+#: Small datasets have this many batches, of this many steps at least, so that a slow function is called more than once.
+BATCHES, LEAST_BATCH_STEPS = 64, 32
+#: The size of a section: bytes, steps and batches (of the largest or the requested size), at most.
+SECTION_BYTES, SECTION_STEPS, SECTION_BATCHES = 64 << 20, 1 << 16, 16
+#: The seconds that a chunk takes, at most and (where the work is short) at least, unless it is one batch or episode.
+CHUNK_SECONDS, LEAST_CHUNK_SECONDS = 1.0, 0.25
+#: Where the work is short, there are this many chunks for each process.
+CHUNKS_PER_PROCESS = 4
 
 
 @dataclass(frozen=True)
@@ -45,16 +56,34 @@ def step_range(start: int, stop: int) -> str:
     return f"steps {start:,}..{stop - 1:,}" if stop - start > 1 else f"step {start:,}"
 
 
-def choose_sizes(batch_size: int | None, step_bytes: int) -> tuple[int, int]:
-    """The steps of a batch, as requested or for steps of ``step_bytes``, and of a chunk, which is whole batches."""
-    batch = batch_size or max(1, min(BATCH_STEPS, BATCH_BYTES // step_bytes))
-    steps = min(CHUNK_STEPS, CHUNK_BYTES // step_bytes)
-    return batch, batch * max(1, min(CHUNK_BATCHES, steps // batch))
+def choose_sizes(batch_size: int | None, step_bytes: int, steps: int) -> tuple[int, int]:
+    """The steps of a batch, as requested or for ``steps`` steps of ``step_bytes``, and of a section."""
+    largest = batch_size or max(1, min(BATCH_STEPS, BATCH_BYTES // step_bytes))
+    section = min(SECTION_STEPS, SECTION_BYTES // step_bytes)
+    section = largest * max(1, min(SECTION_BATCHES, section // largest))
+    return batch_size or min(largest, max(LEAST_BATCH_STEPS, -(-steps // BATCHES))), section
+
+
+def choose_chunk_steps(
+    seconds: float, steps: int, batch: int, section: int, whole_episodes: bool, parallel: int
+) -> int:
+    """The steps of a chunk, where one step takes ``seconds`` and ``steps`` are to be done by ``parallel`` processes."""
+    share = seconds * steps / (CHUNKS_PER_PROCESS * parallel)
+    wanted = min(CHUNK_SECONDS, max(LEAST_CHUNK_SECONDS, share)) / max(seconds, 1e-12)
+    if whole_episodes:
+        return max(1, int(min(section, wanted)))
+    return batch * max(1, int(min(section, wanted) // batch))
 
 
 def cut(episodes: Episodes, size: int, whole_episodes: bool) -> list[Chunk]:
-    """All chunks, in order."""
+    """All sections, in order."""
     return split(Chunk(0, 0, episodes.steps, 0, len(episodes)), episodes, size, whole_episodes)
+
+
+def cut_sections(sections: Sequence[Chunk], episodes: Episodes, size: int, whole_episodes: bool) -> list[Chunk]:
+    """The chunks of all sections, of ``size`` steps each, numbered throughout."""
+    pieces = (piece for section in sections for piece in split(section, episodes, size, whole_episodes))
+    return [replace(piece, index=number) for number, piece in enumerate(pieces)]
 
 
 def split(chunk: Chunk, episodes: Episodes, size: int, whole_episodes: bool) -> list[Chunk]:

@@ -1,8 +1,8 @@
 """Runs a request through the modules of this package, in the order that the package lists.
 
 Workers write parts in any order; they are appended in the order of the chunks. Everything that was computed is in the journal
-of the working folder (`storage.writer`): after an interruption at any moment the same request continues with it, and ends
-with the same bytes.
+of the working folder (`storage.writer`), and the size of the chunks: after an interruption at any moment the same request
+continues with it, and ends with the same bytes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -41,8 +41,10 @@ from .run_context import RunContext, make_context
 from .tasks import WORKER, call_worker
 
 MAX_PROCS = 8
-#: Starting a process takes seconds: by default there is one per this many chunks.
-CHUNKS_PER_PROCESS = 4
+#: Starting a process takes seconds: there is one per this many sections, or as many as the functions turn out to need.
+SECTIONS_PER_PROCESS = 4
+#: Seconds of work that are worth starting processes for.
+WORTH_PROCESSES = 6.0
 #: Finished parts are appended after this many seconds, and this many times the duration of the last time.
 MERGE_EVERY, MERGE_SHARE = 0.25, 8.0
 
@@ -65,7 +67,7 @@ def preprocess(request: Request, listener: Listener | None = None, engine: Engin
         message = f"{request.dest} is the input: it cannot be written at the same time"
         raise UsageError(message, hint="give another --dest")
     source = read_manifest(path)
-    with _open(engine, request, _choose_procs(request, source)) as opened:
+    with _open(engine, request, _choose_procs(request, source), listener) as opened:
         # Where it is not certain that there is work, functions are looked up here, without starting workers.
         will_work = engine is None and (request.force or not place.exists())
         if will_work:
@@ -76,7 +78,10 @@ def preprocess(request: Request, listener: Listener | None = None, engine: Engin
         existing = context.find_existing()
         if existing is not None:
             return Preprocessed(place.id, place.path, "complete", existing)
-        outcome = (dry_run if request.dry_run else _make_dataset)(context, opened, listener)
+        if request.dry_run:
+            outcome = dry_run(context, opened, listener, _useful_procs)
+        else:
+            outcome = _make_dataset(context, opened, listener, own_engine=engine is None)
         return replace(outcome, seconds=time.monotonic() - began)
 
 
@@ -92,15 +97,20 @@ def _choose_procs(request: Request, source: Manifest) -> int | None:
     procs: int | None = settings.procs(request.procs)
     if request.engine != "local":
         return procs
-    _, size = choose_sizes(request.batch_size, request.read_options.step_bytes(source.schema))
-    chunks = -(-min(source.steps, request.num_frames or source.steps) // size)
-    default = min(MAX_PROCS, usable_cpus(), chunks // CHUNKS_PER_PROCESS)
-    return max(1, min(procs or default, chunks))
+    steps = min(source.steps, request.num_frames or source.steps)
+    _, size = choose_sizes(request.batch_size, request.read_options.step_bytes(source.schema), steps)
+    sections = -(-steps // size)
+    return max(1, min(procs or _most_procs(), sections if procs else sections // SECTIONS_PER_PROCESS))
+
+
+def _most_procs() -> int:
+    return min(MAX_PROCS, usable_cpus())
 
 
 @contextmanager
-def _open(engine: Engine | None, request: Request, procs: int | None) -> Iterator[Engine]:
-    opened = engine or open_engine(request.engine, procs=procs, address=request.address, preload=[WORKER])
+def _open(engine: Engine | None, request: Request, procs: int | None, listener: Listener) -> Iterator[Engine]:
+    opened = engine or _open_engine(request, procs)
+    opened.on_output = listener.on_output
     try:
         yield opened
     finally:
@@ -110,6 +120,10 @@ def _open(engine: Engine | None, request: Request, procs: int | None) -> Iterato
             from .worker import close_appliers
 
             close_appliers()
+
+
+def _open_engine(request: Request, procs: int | None) -> Engine:
+    return open_engine(request.engine, procs=procs, address=request.address, preload=[WORKER])
 
 
 def _examine(request: Request, engine: Engine | None) -> FunctionChain:
@@ -124,7 +138,7 @@ def _examine(request: Request, engine: Engine | None) -> FunctionChain:
     return chain
 
 
-def _make_dataset(context: RunContext, engine: Engine, listener: Listener) -> Preprocessed:
+def _make_dataset(context: RunContext, engine: Engine, listener: Listener, *, own_engine: bool) -> Preprocessed:
     """Make the dataset, continuing an interrupted run."""
     place = context.place
     make_writable(place.root)
@@ -135,10 +149,18 @@ def _make_dataset(context: RunContext, engine: Engine, listener: Listener) -> Pr
             return Preprocessed(place.id, place.path, "complete", existing)
         writer = _open_writer(context)
         try:
-            config = collect_statistics(context.config, context.chunks, engine, listener, writer)
+            config = context.config
+            config = collect_statistics(config, context.sections, context.episodes, engine, listener, writer)
             context = replace(context, config=config)
             layout, probe = prepare_layout(context, writer, engine, listener)
-            estimate, records, unchained = _write_parts(context, layout, probe, writer, engine, listener)
+            procs = _useful_procs(context, probe, engine) if own_engine else engine.parallel
+            context = _choose_chunks(context, probe, procs, writer)
+            with ExitStack() as stack:
+                if procs > engine.parallel:
+                    engine.close()
+                    engine = stack.enter_context(closing(_open_engine(context.request, procs)))
+                    engine.on_output = listener.on_output
+                estimate, records, unchained = _write_parts(context, layout, probe, writer, engine, listener)
             listener.on_stage("committing")
             writer.merge()
             manifest, warnings = make_manifest(context, layout, probe, unchained, writer, records)
@@ -149,7 +171,7 @@ def _make_dataset(context: RunContext, engine: Engine, listener: Listener) -> Pr
                 "engine": engine.name,
             }
             lock.check()
-            writer.commit(manifest)
+            writer.commit(manifest, context.chunks_of_sections)
         except BaseException:
             engine.close()  # no worker may still write when the folder is removed or the lock released
             if not (writer.remembered("part") or writer.remembered("statistics") or has_collected(writer.folder)):
@@ -164,7 +186,6 @@ def _open_writer(context: RunContext) -> DatasetWriter:
             context.place,
             Schema(()),
             context.config.run,
-            parts=len(context.chunks),
             restart=context.request.force,
             appended=True,
             command=context.request.command,
@@ -173,6 +194,25 @@ def _open_writer(context: RunContext) -> DatasetWriter:
         name = context.place.id
         message = f"an unfinished {name} exists, started with another function, input, version or other options"
         raise UnfinishedDatasetError(message, hint=error.hint) from error
+
+
+def _useful_procs(context: RunContext, probe: ProbeResult, engine: Engine) -> int:
+    """The processes of this machine for the functions as they were tried: more than the engine has where they are slow."""
+    procs = settings.procs(context.request.procs) or _most_procs()
+    steps = context.episodes.steps
+    pieces = len(context.episodes) if context.config.whole_episodes else -(-steps // context.config.batch)
+    if context.request.engine != "local" or probe.step_seconds * steps < WORTH_PROCESSES:
+        return engine.parallel
+    return max(engine.parallel, min(procs, pieces))
+
+
+def _choose_chunks(context: RunContext, probe: ProbeResult, parallel: int, writer: DatasetWriter) -> RunContext:
+    """The run with its chunks: of the size that the journal states, or of one that follows from the time of a step."""
+    known = writer.remembered("chunks").get(0)
+    if known is None:
+        known = {"steps": context.choose_chunk_steps(probe.step_seconds, parallel)}
+        writer.remember("chunks", known)
+    return context.with_chunks(known["steps"])
 
 
 def _write_parts(
@@ -185,7 +225,6 @@ def _write_parts(
     records = writer.parts_done()
     estimate = _estimate(context, layout, probe, records, engine)
     listener.on_estimate(estimate)
-    check_space(context.place.path, estimate.disk_bytes, context.place.id)
     undecoded = frozenset[str]()
     if config.ignores_observations == len(config.chain.functions):
         undecoded = frozenset(passthrough_leaves(context, probe)).intersection(layout.compressed)
@@ -214,9 +253,13 @@ def _estimate(
 ) -> Estimate:
     """What remains to be done after the parts in ``records``."""
     total = context.episodes.steps
-    share = sum(context.chunks[number].rows for number in records) / total
-    steps = round(total * probe.steps_out / probe.steps_in) if probe.steps_in else total
-    disk = layout.step_bytes * steps * (1 - share)
+    done = sum(context.chunks[number].rows for number in records)
+    given = sum(record["steps"] for record in records.values())
+    # Without finished chunks, no function is expected to make more steps of the others than of the first episode.
+    ratio = given / done if done else max(1.0, probe.steps_out / probe.steps_in)
+    disk = layout.step_bytes * ratio * (total - done)
     # Parts take space beside the leaves until they are appended.
-    waiting = min(disk, layout.step_bytes * context.chunk_steps * (2 * engine.parallel + 2))
-    return context.estimate(steps, int(disk + waiting), len(records))
+    longest = max(chunk.rows for chunk in context.chunks)
+    waiting = min(disk, layout.step_bytes * longest * (2 * engine.parallel + 2))
+    check_space(context.place.path, int(disk + waiting), context.place.id)
+    return context.estimate(round(total * ratio), int(disk), len(records), measured=bool(done))

@@ -57,6 +57,7 @@ def make_manifest(
 ) -> tuple[Manifest, list[str]]:
     """Write the episode table and the constant leaves. Returns the manifest, and warnings for the user."""
     parts = [records[chunk.index] for chunk in context.chunks]
+    sections = context.chunks_of_sections
     steps = sum(part["steps"] for part in parts)
     if not steps:
         raise nothing_left_error(context.config.chain.last_name, context.input.id)
@@ -67,23 +68,24 @@ def make_manifest(
     finally:
         columns.abandon()
     # An episode of the view may lie in several chunks and become several episodes.
-    dones = np.zeros(len(context.episodes), np.int64)
+    dones, states = np.zeros(len(context.episodes), np.int64), []
     for chunk, part in zip(context.chunks, parts):
-        dones[chunk.first : chunk.last] += unpack_counts(part["dones"])
+        counts = unpack_counts(part["dones"])
+        dones[chunk.first : chunk.last] += counts
+        states.append(part["steps"] + int(counts.sum()))
     episodes = _make_episodes(context, layout, dones, writer, steps)
     writer.planned(files, episodes)
     returns, lengths = episodes.summary()
     nans: Counter[str] = Counter()
     for part in parts:
         nans.update(part["nans"])
-    counts = {
+    totals = {
         "input_steps": context.episodes.steps,
         "dropped_episodes": int((dones == 0).sum()),
         "ended_episodes": sum(part["ended"] for part in parts),
         "nans": dict(nans),
     }
-    notes, warnings = _make_notes(len(dones), counts, unchained)
-    states = [part["steps"] + int(unpack_counts(part["dones"]).sum()) for part in parts]
+    notes, warnings = _make_notes(len(dones), totals, unchained)
     source, options = context.input, {"codec": context.request.codec, "layout": context.request.layout}
     manifest = Manifest(
         id=context.place.id,
@@ -92,11 +94,15 @@ def make_manifest(
         episodes=len(episodes),
         source={"name": "preprocess", "options": options, "objects": []},
         parts=[
-            {"name": chunk.describe(), "states": state, "rows": part["steps"]}
-            for chunk, part, state in zip(context.chunks, parts, states)
+            {
+                "name": section.describe(),
+                "states": sum(states[first:last]),
+                "rows": sum(part["steps"] for part in parts[first:last]),
+            }
+            for section, (first, last) in zip(context.sections, sections)
         ],
         spaces=remaining_spaces(source, probe),
-        counts=counts,
+        counts=totals,
         notes=notes,
         returns=returns,
         lengths=lengths,

@@ -1,7 +1,8 @@
 """First passes: statistics that a function needs of all data before it can be called.
 
-Each chunk's partial statistics are a small file in the working folder, so that an interrupted pass can be continued. They are
-merged in the order of the chunks, so that sums do not depend on the order in which workers finish.
+The partial statistics of each section are a small file in the working folder, so that an interrupted pass can be continued.
+They are merged in order, so that sums do not depend on the order in which workers finish. Where functions come before it,
+which may be slow, few sections are cut into more pieces, which follow from the data alone as well.
 """
 
 from __future__ import annotations
@@ -14,14 +15,23 @@ from typing import Any
 from ..datasets.workers.engines import Engine
 from ..errors import ResultError
 from ..storage.writer import DatasetWriter
-from .chunks import Chunk
+from .chunks import Chunk, cut_sections
+from .episode_view import Episodes
 from .preprocess_request import Listener
 from .run_config import RunConfig
 from .tasks import call_worker
 
+#: The pieces of a pass through other functions, at least, where there are as many batches or episodes.
+LEAST_PIECES = 32
+
 
 def collect_statistics(
-    config: RunConfig, chunks: Sequence[Chunk], engine: Engine, listener: Listener, writer: DatasetWriter | None = None
+    config: RunConfig,
+    sections: Sequence[Chunk],
+    episodes: Episodes,
+    engine: Engine,
+    listener: Listener,
+    writer: DatasetWriter | None = None,
 ) -> RunConfig:
     """The configuration with the statistics of every function; each pass gets the results of the functions before it.
 
@@ -35,15 +45,24 @@ def collect_statistics(
         if number in known:
             statistics[number] = known[number]["statistics"]
         else:
-            statistics[number] = _collect_one(config, number, chunks, engine, listener)
+            pieces = sections if not number else _pieces(config, sections, episodes)
+            statistics[number] = _collect_one(config, number, pieces, engine, listener)
             if writer is not None:
                 writer.remember("statistics", {"statistics": statistics[number]}, number)
         config = replace(config, statistics=tuple(statistics))
     return config
 
 
+def _pieces(config: RunConfig, sections: Sequence[Chunk], episodes: Episodes) -> Sequence[Chunk]:
+    if len(sections) >= LEAST_PIECES:
+        return sections
+    steps = -(-sum(section.rows for section in sections) // LEAST_PIECES)
+    size = steps if config.whole_episodes else config.batch * -(-steps // config.batch)
+    return cut_sections(sections, episodes, size, config.whole_episodes)
+
+
 def _collect_one(
-    config: RunConfig, number: int, chunks: Sequence[Chunk], engine: Engine, listener: Listener
+    config: RunConfig, number: int, pieces: Sequence[Chunk], engine: Engine, listener: Listener
 ) -> dict[str, Any]:
     """The statistics of one function."""
     import torch
@@ -54,13 +73,13 @@ def _collect_one(
     fit = fn.fit
     assert fit is not None
     listener.on_stage(f"first pass for {fn.label}")
-    paths = {chunk.index: collected_path(config.folder, number, chunk.index) for chunk in chunks}
-    left = [chunk for chunk in chunks if not paths[chunk.index].is_file()]
-    done = len(chunks) - len(left)
+    paths = {piece.index: collected_path(config.folder, number, piece.index) for piece in pieces}
+    left = [piece for piece in pieces if not paths[piece.index].is_file()]
+    done = len(pieces) - len(left)
     for _ in engine.run(call_worker("collect_statistics", config, number=number), left, lambda progress: None):
         done += 1
-        listener.on_stage(f"first pass for {fn.label}, {done} of {len(chunks)} chunks")
-    loaded = (load_arrays(paths[chunk.index]) for chunk in chunks)
+        listener.on_stage(f"first pass for {fn.label}, {done} of {len(pieces)}")
+    loaded = (load_arrays(paths[piece.index]) for piece in pieces)
     partials = ({name: torch.from_numpy(array) for name, array in arrays.items()} for arrays in loaded if arrays)
     first = next(partials, None)
     if first is None:

@@ -26,13 +26,14 @@ class Request:
     - ``functions``: text (`functions.lookup`) or callables, applied one after the other; ``args``: their `arguments`.
     - ``per``: what they get at a time: a ``batch`` of steps, one ``sample``, one ``episode``; None: as they need it.
     - ``read_options``: frame stacks, n-step returns and slices. ``num_frames``: only the first steps are read.
-    - ``batch_size``: steps of a batch (None: about 8 MB of them, 16,384 at most). It affects the result where a function
+    - ``batch_size``: steps of a batch (None: a 64th of the data, 32 at least, about 8 MB of them
+      and 16,384 at most). It affects the result where a function
       draws random numbers or computes over the whole batch.
     - ``codec`` of observations that are stored once per state: ``auto`` compresses where that saves a third. ``layout``
       ``ted`` stores observations and successors, raw.
-    - ``seed``: the random numbers of every chunk follow from it and from the number of the chunk.
+    - ``seed``: the random numbers of every batch or episode follow from it and from the number of its first step.
     - ``engine``, ``procs``, ``address``: where the work is done; they do not affect the result.
-    - ``force`` starts over and replaces an existing dataset; ``dry_run`` tries one chunk and writes nothing.
+    - ``force`` starts over and replaces an existing dataset; ``dry_run`` tries a few chunks and writes nothing.
     - ``command``: the command line, if there is one, for hints about an unfinished dataset.
     - ``folder``: where modules and files are searched (None: the current directory).
     """
@@ -72,10 +73,10 @@ class Request:
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a dry run found: the probe of one chunk, and how the result would be stored.
+    """What a dry run found: the probe, with the counts of the chunks that were made, and how the result would be stored.
 
     ``after``: dtypes and shapes of the stored leaves. ``stored``: how each of them is stored, such as ``state zstd``.
-    ``estimated_seconds`` is for all chunks.
+    ``seconds``: what the chunks took, one after the other; ``estimated_seconds`` is for all of them, in processes.
     """
 
     functions: Sequence[str]
@@ -83,6 +84,7 @@ class DryRun:
     probe: ProbeResult
     after: Shapes
     stored: Mapping[str, str]
+    seconds: float
     estimated_seconds: float
 
 

@@ -18,8 +18,8 @@ from .run_config import RunConfig
 from .run_context import RunContext
 from .tasks import call_worker
 
-#: Chunks that rows for the dictionary are taken from.
-_SAMPLED_CHUNKS = SAMPLE_ROWS // ROWS_PER_SAMPLE
+#: Sections that rows for the dictionary are taken from.
+_SAMPLED_SECTIONS = SAMPLE_ROWS // ROWS_PER_SAMPLE
 
 
 def prepare_layout(
@@ -46,14 +46,14 @@ def prepare_layout(
     return layout, probe
 
 
-def probe_functions(context: RunContext, engine: Engine, batches: int | None = 2) -> ProbeResult:
-    """The result of the first ``batches`` batches (None: all) of the first chunk that is not dropped as a whole.
+def probe_functions(context: RunContext, engine: Engine) -> ProbeResult:
+    """The result of the first batch, or of the first episodes that are not dropped (`worker.try_functions`).
 
-    Raises ResultError where every chunk is dropped.
+    Raises ResultError where every episode is dropped.
     """
-    probe = call_worker("probe_chunk", context.config, batches=batches)
-    for chunk in context.chunks:
-        for _, record in engine.run(probe, [chunk], lambda progress: None):
+    probe = call_worker("try_functions", context.config)
+    for section in context.sections:
+        for _, record in engine.run(probe, [section], lambda progress: None):
             if record["probe"] is not None:
                 return ProbeResult.from_json(record["probe"])
     raise nothing_left_error(context.config.chain.last_name, context.input.id)
@@ -77,7 +77,7 @@ def choose_layout(
     samples: dict[str, np.ndarray] = {}
     if names and request.codec != PLAIN:
         listener.on_stage("sampling results")
-        samples = _sample_results(context.config, context.chunks, names, engine)
+        samples = _sample_results(context.config, context.sections, names, engine)
     for name in names:
         rows = samples[name] if samples else np.zeros((0, schema[name].row_bytes), np.uint8)
         codecs[name], dictionaries[name], row_bytes = choose_codec(rows, request.codec)
@@ -100,18 +100,18 @@ def _input_codec(context: RunContext, name: str) -> tuple[str, bytes, float]:
 
 
 def _sample_results(
-    config: RunConfig, chunks: Sequence[Chunk], names: tuple[str, ...], engine: Engine
+    config: RunConfig, sections: Sequence[Chunk], names: tuple[str, ...], engine: Engine
 ) -> dict[str, np.ndarray]:
     """Rows of results from all parts of the data, uint8 ``[n, row_bytes]`` by leaf."""
-    places = np.linspace(0, len(chunks) - 1, min(len(chunks), _SAMPLED_CHUNKS)).astype(int)
-    sampled = [chunks[place] for place in sorted(set(places.tolist()))]
-    if len(chunks) < _SAMPLED_CHUNKS and not config.whole_episodes:
-        sampled = _split(sampled, _SAMPLED_CHUNKS)
+    places = np.linspace(0, len(sections) - 1, min(len(sections), _SAMPLED_SECTIONS)).astype(int)
+    sampled = [sections[place] for place in sorted(set(places.tolist()))]
+    if len(sections) < _SAMPLED_SECTIONS and not config.whole_episodes:
+        sampled = _split(sampled, _SAMPLED_SECTIONS)
     for _ in engine.run(call_worker("sample_results", config, names=names), sampled, lambda progress: None):
         pass
     samples: dict[str, np.ndarray] = {}
     for name in names:
-        paths = [sample_path(config.folder, name, chunk.index) for chunk in sampled]
+        paths = [sample_path(config.folder, name, section.index) for section in sampled]
         rows = [array for array in (load_arrays(path)["rows"] for path in paths) if len(array)]
         samples[name] = np.concatenate(rows) if rows else np.zeros((0, 1), np.uint8)
         for path in paths:
@@ -119,12 +119,12 @@ def _sample_results(
     return samples
 
 
-def _split(chunks: Sequence[Chunk], count: int) -> list[Chunk]:
-    """About ``count`` pieces of fewer chunks, renumbered, so that small datasets give as many rows."""
-    each = -(-count // len(chunks))
+def _split(sections: Sequence[Chunk], count: int) -> list[Chunk]:
+    """About ``count`` pieces of fewer sections, renumbered, so that small datasets give as many rows."""
+    each = -(-count // len(sections))
     pieces: list[Chunk] = []
-    for chunk in chunks:
-        edges = np.linspace(chunk.start, chunk.stop, min(each, chunk.rows) + 1).astype(int).tolist()
+    for section in sections:
+        edges = np.linspace(section.start, section.stop, min(each, section.rows) + 1).astype(int).tolist()
         for start, stop in pairwise(edges):
-            pieces.append(Chunk(len(pieces), start, stop, chunk.first, chunk.last))
+            pieces.append(Chunk(len(pieces), start, stop, section.first, section.last))
     return pieces

@@ -28,7 +28,7 @@ class ProbeResult:
     - ``unchained``: observations whose successor is not that of the following step, with the first such row.
     - ``changed``: leaves whose values or types differ from the input; None where rows cannot be compared.
     - ``passthrough``: compressed leaves that no function changed.
-    - ``dropped``: episodes; ``nans``: NaN values by leaf that the input does not have; ``seconds``: of the whole probe.
+    - ``dropped``: episodes; ``nans``: NaN values by leaf that the input does not have; ``step_seconds``: what one step takes.
     """
 
     before: Shapes
@@ -40,7 +40,7 @@ class ProbeResult:
     steps_out: int
     dropped: int
     nans: dict[str, int]
-    seconds: float
+    step_seconds: float
 
     def to_json(self) -> dict[str, Any]:
         """The record for the journal. Its keys must stay, because a later version may continue the run."""
@@ -57,7 +57,9 @@ def _shapes_from_json(record: Mapping[str, Any]) -> Shapes:
 
 
 #: The keys of `ProbeResult` in the journal, in the order of its fields.
-_PROBE_KEYS = ("input", "shapes", "broken", "changed", "untouched", "steps_in", "steps", "dropped", "nans", "seconds")
+_PROBE_KEYS = (
+    *("input", "shapes", "broken", "changed", "untouched", "steps_in", "steps", "dropped", "nans", "step_seconds"),
+)
 
 
 def unchained_error(function: str, name: str, where: str) -> ResultError:

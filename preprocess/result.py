@@ -72,7 +72,8 @@ def check_batch(returned: Any, name: str, where: str, steps: int | None) -> Tens
         message = f"{name} returned None for {where}"
         raise ResultError(message, hint="it must return the TensorDict; only with --per episode None drops the episode")
     if not isinstance(returned, TensorDictBase):
-        message = f"{name} returned a {type(returned).__name__}, not a TensorDict, for {where}"
+        wanted = "" if steps is None else f" with batch size [{steps}]"
+        message = f"{name} returned a {type(returned).__name__} instead of a TensorDict{wanted}, for {where}"
         raise ResultError(message, hint="change the TensorDict that it gets, and return it")
     size = tuple(returned.batch_size)
     if size[:1] == (steps,) or (steps is None and size and size[0] >= 1):
@@ -204,7 +205,9 @@ def check_same(columns: Columns, expected: Mapping[str, Any], name: str, where: 
     extra = [path for path in columns if path not in expected]
     if missing or extra:
         what = f"without {missing[0]!r}" if missing else f"with a new key {extra[0]!r}"
-        raise ResultError(f"{name} returned a TensorDict {what}, for {where}", hint=hint)
+        wanted, found = (", ".join(sorted(paths)) for paths in (expected, columns))
+        message = f"{name} returned a TensorDict {what}, for {where}: expected {wanted}; it has {found}"
+        raise ResultError(message, hint=hint)
     for path, (dtype, shape) in shapes_of(columns).items():
         before, shape_before = expected[path]
         if (dtype, shape) != (before, tuple(shape_before)):

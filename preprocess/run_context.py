@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_left
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from ..storage.episodes import open_episodes
 from ..storage.folder import DatasetPlace, free_bytes
 from ..storage.manifest import Manifest, read_manifest
 from ..storage.writer import fingerprint
-from .chunks import Chunk, choose_sizes, cut
+from .chunks import Chunk, choose_chunk_steps, choose_sizes, cut, cut_sections
 from .episode_view import Episodes, view_episodes
 from .function_chain import FunctionChain
 from .lineage import content_id, versions
@@ -29,10 +31,31 @@ class RunContext:
     input: Manifest
     place: DatasetPlace
     episodes: Episodes
-    chunks: list[Chunk]
-    #: Steps of a chunk; with whole episodes, about so many.
-    chunk_steps: int
+    sections: list[Chunk]
+    #: Steps of a section; with whole episodes, about so many.
+    section_steps: int
     identity: dict[str, Any]
+    #: None until the functions have been tried.
+    chunks: tuple[Chunk, ...] = ()
+
+    def choose_chunk_steps(self, step_seconds: float, parallel: int) -> int:
+        """The steps of a chunk for functions that take ``step_seconds`` for a step, see `chunks.choose_chunk_steps`."""
+        config, steps = self.config, self.episodes.steps
+        return choose_chunk_steps(
+            step_seconds, steps, config.batch, self.section_steps, config.whole_episodes, parallel
+        )
+
+    def with_chunks(self, steps: int) -> RunContext:
+        """The run with chunks of about ``steps`` steps."""
+        chunks = cut_sections(self.sections, self.episodes, steps, self.config.whole_episodes)
+        return replace(self, chunks=tuple(chunks))
+
+    @property
+    def chunks_of_sections(self) -> list[tuple[int, int]]:
+        """The number of the first chunk of each section, and of the first one after it."""
+        starts = [chunk.start for chunk in self.chunks]
+        firsts = [bisect_left(starts, section.start) for section in self.sections]
+        return list(pairwise([*firsts, len(starts)]))
 
     def find_existing(self) -> Manifest | None:
         """The manifest at the destination if this very run has made it. Raises DatasetExistsError for other datasets."""
@@ -50,8 +73,11 @@ class RunContext:
         message = f"{self.place.id} exists already and was made with another request"
         raise DatasetExistsError(message, hint="choose another --dest, or replace it with --force")
 
-    def estimate(self, steps: int, disk_bytes: int, done: int) -> Estimate:
-        """What remains to be done: ``steps`` of the result, ``disk_bytes`` to be written; ``done`` chunks are finished."""
+    def estimate(self, steps: int, disk_bytes: int, done: int, *, measured: bool) -> Estimate:
+        """What remains to be done: ``steps`` of the result, ``disk_bytes`` to be written; ``done`` chunks are finished.
+
+        Without ``measured``, functions that may drop steps were tried on a few episodes only: both are upper bounds.
+        """
         return Estimate(
             id=self.place.id,
             path=self.place.path,
@@ -66,6 +92,7 @@ class RunContext:
             parts=len(self.chunks),
             part_names=[chunk.describe() for chunk in self.chunks],
             estimated=self.config.whole_episodes,
+            at_most=self.config.whole_episodes and not measured,
         )
 
 
@@ -79,16 +106,16 @@ def make_context(
     )
     if not episodes.steps:
         raise UsageError(f"{manifest.id} has no steps: there is nothing to preprocess")
-    batch, size = choose_sizes(request.batch_size, options.step_bytes(manifest.schema))
+    batch, size = choose_sizes(request.batch_size, options.step_bytes(manifest.schema), episodes.steps)
     # The keys and values are part of the fingerprints of existing datasets.
     identity = {
-        "preprocess": 2,
+        "preprocess": 3,
         "id": place.id,
         "input": content_id(manifest),
         "functions": list(chain.identities),
         "per": chain.per,
         "batch": batch,
-        "chunk": size,
+        "section": size,
         "windows": options.to_json(),
         "num_frames": request.num_frames,
         "seed": request.seed,
@@ -107,5 +134,5 @@ def make_context(
         seed=request.seed,
         statistics=(None,) * len(chain.functions),
     )
-    chunks = cut(episodes, size, config.whole_episodes)
-    return RunContext(request, config, manifest, place, episodes, chunks, size, identity)
+    sections = cut(episodes, size, config.whole_episodes)
+    return RunContext(request, config, manifest, place, episodes, sections, size, identity)

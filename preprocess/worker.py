@@ -1,4 +1,4 @@
-"""The work of one chunk, in a worker: write a part; before that probe, sample and collect statistics.
+"""The work of one chunk, in a worker: write a part; before that try the functions, sample results, collect statistics.
 
 All four are called by `tasks.call_worker`; they return the record that the engine yields.
 """
@@ -15,7 +15,7 @@ from ..datasets.workers.task import OnBlock
 from ..storage.codecs import codec_of
 from ..storage.schema import Schema
 from .apply import Applier, ResultBatch, isolated
-from .chunks import Chunk
+from .chunks import Chunk, split
 from .layout import Shapes
 from .part import PartWriter
 from .passthrough import find_passthrough
@@ -26,6 +26,8 @@ from .successors import as_bytes, differing, find_unchained
 
 #: Episodes that are tried for the rows of a sampled chunk.
 _EPISODES_PER_SAMPLE = 4
+#: Kept episodes that decide the leaves, at most.
+_MOST_EPISODES = 16
 
 _opened: dict[str, Applier] = {}
 
@@ -49,9 +51,10 @@ def write_part(
     """Write the results of a chunk as a part. ``shapes`` are those that every result must have.
 
     The leaves ``undecoded`` are copied as they are stored, and functions do not get them.
-    The record is that of `PartWriter.finish`, the fields of `ResultCounts`, and ``dones``: how many episodes each episode of
-    the chunk became (`records.pack_counts`).
+    The record is that of `PartWriter.finish`, the fields of `ResultCounts`, ``dones``: how many episodes each episode of
+    the chunk became (`records.pack_counts`), and ``seconds``.
     """
+    began = time.perf_counter()
     applier = open_applier(config)
     name = config.chain.last_name
     part = PartWriter(name, config.folder, schema, shapes, chunk.index, applier.view.dataset)
@@ -59,7 +62,7 @@ def write_part(
     counts, steps = ResultCounts(), 0
     expected = {path: shape for path, shape in shapes.items() if path.removeprefix("next/") not in undecoded}
     try:
-        with isolated(applier, chunk.index):
+        with isolated(applier):
             for batch in applier.apply(chunk, counts, undecoded=undecoded):
                 if batch.columns:
                     check_same(batch.columns, expected, name, batch.where)
@@ -68,50 +71,77 @@ def write_part(
                 dones[low : low + len(batch.dones)] += batch.dones
                 steps += batch.steps_in
                 on_block(steps, 0, 0)
-        return {**part.finish(), "dones": pack_counts(dones), "ended": counts.ended, "nans": counts.nans}
+        record = {**part.finish(), "dones": pack_counts(dones), "ended": counts.ended, "nans": counts.nans}
+        return {**record, "seconds": round(time.perf_counter() - began, 6)}
     except BaseException:
         part.abandon()
         raise
 
 
-def probe_chunk(config: RunConfig, chunk: Chunk, on_block: OnBlock, batches: int | None) -> dict[str, Any]:
-    """Apply the functions to the first ``batches`` batches of a chunk (None: all) and write nothing.
+def try_functions(config: RunConfig, section: Chunk, on_block: OnBlock) -> dict[str, Any]:
+    """Apply the functions to the first batch of a section, or to its first episodes until one is kept; write nothing.
+
+    Episodes are tried until one is kept that has two steps, so that its successors can be compared, at most
+    _MOST_EPISODES of those that are kept. Then a batch or an episode of about the mean length is applied once more to
+    measure the time, because the first call may load or compile something.
 
     Returns ``{probe}``: a `ProbeResult` as JSON, None where every episode was dropped.
     """
     applier = open_applier(config)
-    began, counts = time.perf_counter(), ResultCounts()
-    shapes: Shapes | None = None
+    counts, shapes = ResultCounts(), Shapes()
     unchained: dict[str, int] = {}
     changed: list[str] | None = None
     passthrough: list[str] = []
-    steps_in = steps_out = dropped = 0
-    with isolated(applier, chunk.index):
-        for number, batch in enumerate(applier.apply(chunk, counts, map_states=False)):
+    kept = steps_in = steps_out = dropped = 0
+    with isolated(applier):
+        spans = split(
+            section, applier.view.episodes, 1 if config.whole_episodes else config.batch, config.whole_episodes
+        )
+        for span in spans:
+            began = time.perf_counter()
+            (batch,) = applier.apply(span, counts, map_states=False)
+            seconds = time.perf_counter() - began
             steps_in += batch.steps_in
-            if config.whole_episodes:
-                dropped += int((batch.dones == 0).sum())
-            if batch.columns:
-                if shapes is None:
-                    shapes = shapes_of(batch.columns)
-                    passthrough = _compressed_passthrough(applier, batch)
-                    if not config.whole_episodes:
-                        changed = _changed_leaves(applier, chunk, batch.columns)
-                check_same(batch.columns, shapes, config.chain.last_name, batch.where)
-                done = batch.columns["next/done"].view(-1)
-                unchained = {**find_unchained(batch.columns, done), **unchained}
-                steps_out += len(done)
             on_block(steps_in, 0, 0)
-            if shapes is not None and batches is not None and number + 1 >= batches:
+            if not batch.columns:
+                dropped += 1
+                continue
+            if not kept:
+                shapes = shapes_of(batch.columns)
+                passthrough = _compressed_passthrough(applier, batch)
+                if not config.whole_episodes:
+                    changed = _changed_leaves(applier, span, batch.columns)
+            check_same(batch.columns, shapes, config.chain.last_name, batch.where)
+            done = batch.columns["next/done"].view(-1)
+            unchained = {**find_unchained(batch.columns, done), **unchained}
+            steps_out += len(done)
+            kept += 1
+            if not config.whole_episodes or not bool(done[:-1].all()) or kept == _MOST_EPISODES:
                 break
-        seconds = time.perf_counter() - began
-        before = shapes_of(leaves_of(applier.view.read(chunk.start, chunk.start + 1)))
-    if shapes is None:
-        return {"probe": None}
+        before = shapes_of(leaves_of(applier.view.read(section.start, section.start + 1)))
+        if not kept:
+            return {"probe": None}
+        step_seconds = _measure(applier, _typical(spans) if config.whole_episodes else span, seconds)
     result = ProbeResult(
-        before, shapes, unchained, changed, passthrough, steps_in, steps_out, dropped, counts.nans, seconds
+        before, shapes, unchained, changed, passthrough, steps_in, steps_out, dropped, counts.nans, step_seconds
     )
     return {"probe": result.to_json()}
+
+
+def _typical(episodes: list[Chunk]) -> Chunk:
+    """The first episode whose length is nearest to the mean."""
+    mean = sum(episode.rows for episode in episodes) / len(episodes)
+    return min(episodes, key=lambda episode: abs(episode.rows - mean))
+
+
+def _measure(applier: Applier, span: Chunk, seconds: float) -> float:
+    """The seconds that a step takes, from a batch or an episode; from a piece of a batch that took ``seconds`` before."""
+    if seconds > 1 and not applier.config.whole_episodes:
+        span = split(span, applier.view.episodes, max(1, span.rows // 16), False)[0]
+    began = time.perf_counter()
+    for _ in applier.apply(span, ResultCounts()):
+        pass
+    return (time.perf_counter() - began) / span.rows
 
 
 def _compressed_passthrough(applier: Applier, batch: ResultBatch) -> list[str]:
@@ -136,7 +166,7 @@ def _changed_leaves(applier: Applier, chunk: Chunk, columns: Columns) -> list[st
 def sample_results(config: RunConfig, chunk: Chunk, on_block: OnBlock, names: tuple[str, ...]) -> dict[str, Any]:
     """Write a few rows of the leaves ``names`` of the results, one file each, for codecs and dictionaries."""
     applier = open_applier(config)
-    with isolated(applier, chunk.index):
+    with isolated(applier):
         if config.whole_episodes:
             columns = _sample_episodes(applier, chunk)
         else:
@@ -170,7 +200,7 @@ def collect_statistics(config: RunConfig, chunk: Chunk, on_block: OnBlock, numbe
     fit = fn.fit
     assert fit is not None
     merged: dict[str, torch.Tensor] | None = None
-    with isolated(applier, chunk.index):
+    with isolated(applier):
         for td, where in applier.apply_first(number, chunk):
             with applier.guard(fn.name, where):
                 partial = fit.collect(td, **fn.args)

@@ -18,6 +18,7 @@ import google_crc32c
 #: Bytes read at a time when a file is summed again.
 BLOCK = 1 << 22
 _COPY = 1 << 18
+_ZEROS = bytes(1 << 20)
 
 
 class Crc32c:
@@ -47,6 +48,24 @@ class Crc32c:
     def range(self) -> tuple[int, str]:
         """What the manifest records."""
         return (self.length, self.hex)
+
+
+def join_ranges(ranges: Sequence[Sequence[Any]]) -> list[Any]:
+    """Consecutive ranges as one: ``[length, crc32c]`` of all their bytes, which are not read."""
+    if len(ranges) == 1:
+        return list(ranges[0])
+    value = length = 0
+    for count, checksum in ranges:
+        # crc(a + b) = crc(a + zeros) ^ crc(zeros) ^ crc(b), with as many zeros as b has bytes.
+        value = _extend_by_zeros(value, count) ^ _extend_by_zeros(0, count) ^ int(checksum, 16)
+        length += count
+    return [length, f"{value:08x}"]
+
+
+def _extend_by_zeros(value: int, count: int) -> int:
+    for low in range(0, count, len(_ZEROS)):
+        value = google_crc32c.extend(value, _ZEROS[: count - low])
+    return value
 
 
 def crc32c(data: Any) -> str:

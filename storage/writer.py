@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import RbdataError, UnfinishedDatasetError
-from .checksums import crc32c
+from .checksums import crc32c, join_ranges
 from .codecs import PLAIN, codec_of
 from .codecs.codec import Codec, Sink
 from .column_writer import ColumnWriter
@@ -89,10 +89,10 @@ class DatasetWriter:
             hint = f"{how}, or start over with --force ({self.folder})"
             raise UnfinishedDatasetError(message, hint=hint)
         remove_unfinished(self.folder)
-        if not journal.find("plan"):
-            journal.record({"kind": "plan", "parts": parts})
-        journal.record_command(command)
         self._journal = journal
+        if not journal.find("plan"):
+            self._record_plan()
+        journal.record_command(command)
         #: Parts whose files were written or summed by this process.
         self._checked: set[int] = set()
 
@@ -100,8 +100,13 @@ class DatasetWriter:
         """Set what is only known when the raw files have been looked into; before ``columns``, if at all."""
         self.schema, self.parts = schema, parts
         self.bulk = tuple(schema[name] for name in bulk)
+        if self.appended and self._journal.find("plan")[None]["parts"] != parts:
+            self._record_plan()
         if self.appended and not self._rows_are_there():
             self._journal.forget(("part", "merged"))
+
+    def _record_plan(self) -> None:
+        self._journal.record({"kind": "plan", "parts": self.parts})
 
     def remember(self, kind: str, content: Mapping[str, Any], number: int = 0) -> None:
         """Keep something that was found out for the next run, should this one be interrupted."""
@@ -228,8 +233,11 @@ class DatasetWriter:
 
     # -- commit ----------------------------------------------------------------------------------------------------
 
-    def commit(self, manifest: Manifest) -> Path:
-        """Write the manifest (its ``files`` are filled in here) and make the folder the dataset; returns its path."""
+    def commit(self, manifest: Manifest, ranges: Sequence[tuple[int, int]] | None = None) -> Path:
+        """Write the manifest (its ``files`` are filled in here) and make the folder the dataset; returns its path.
+
+        ``ranges``: the first part of each range of checksums, and the first one after it (None: a range for each part).
+        """
         self.merge()
         finished, merged = self._journal.find("part"), self._journal.find("merged")
         missing = [number for number in range(self.parts) if number not in merged]
@@ -237,10 +245,13 @@ class DatasetWriter:
             raise RbdataError(f"{self.place.id} is not finished: parts {missing} are missing")
         for number in range(self.parts):
             for record in finished[number]["leaves"].values():
-                for path, ranges in record.get("ranges", {}).items():
-                    self.files.setdefault(path, []).extend(ranges)
-            for codec in self._in_parts():
-                for name, piece in merged[number]["leaves"][codec.leaf.name]["ranges"].items():
+                for path, written in record.get("ranges", {}).items():
+                    self.files.setdefault(path, []).extend(written)
+        for codec in self._in_parts():
+            entries = [merged[number]["leaves"][codec.leaf.name]["ranges"] for number in range(self.parts)]
+            for first, last in ranges or [(number, number + 1) for number in range(self.parts)]:
+                for name in entries[first]:
+                    piece = join_ranges([entry[name] for entry in entries[first:last]])
                     self.files.setdefault(codec.path(name), []).append(piece)
         shown = {leaf.name: (leaf.dtype, leaf.shape) for leaf in self.schema.steps if leaf.codec == PLAIN}
         self.files.update(write_meta(self.folder, "", shown, self.steps))

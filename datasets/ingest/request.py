@@ -10,6 +10,7 @@ from typing import Literal
 from ...storage.manifest import Manifest
 from ..fetch import FetchOptions
 from ..workers.task import TaskProgress
+from ..workers.worker_output import OnOutput, write_to_stderr
 from .protocol import ConvertOptions
 
 
@@ -40,7 +41,8 @@ class Estimate:
     """What a run is about to do; the result of a dry run. Bytes are those still to be fetched and written.
 
     ``unread``: steps and episodes (0 here) are known only when the raw files have been fetched. ``estimated``: steps,
-    episodes and bytes are guesses. ``fetched``: whole raw files were fetched already, as an earlier estimate stated.
+    episodes and bytes are guesses. ``at_most``: they are upper bounds. ``fetched``: whole raw files were fetched already,
+    as an earlier estimate stated.
     """
 
     id: str
@@ -60,6 +62,7 @@ class Estimate:
     why: str = ""
     unread: bool = False
     estimated: bool = False
+    at_most: bool = False
     fetched: bool = False
 
 
@@ -90,3 +93,5 @@ class Listener:
     on_part_done: Callable[[int], None] = lambda index: None
     #: While whole raw files are fetched: an object, the bytes stored so far of all objects, and the bytes of all.
     on_fetched: Callable[[str, int, int], None] = lambda name, done, total: None
+    #: A line that a user's function printed in a worker process.
+    on_output: OnOutput = write_to_stderr

@@ -14,6 +14,7 @@ from __future__ import annotations
 import io
 import os
 import signal
+import sys
 from collections.abc import Sequence
 from multiprocessing import forkserver, popen_forkserver, process, reduction, resource_tracker, spawn
 from multiprocessing.context import BaseContext, set_spawning_popen
@@ -21,6 +22,9 @@ from multiprocessing.util import Finalize
 from typing import Any
 
 _QUICK_START = f"{__package__}.quick_start"
+
+#: An option of the interpreter that it is started with.
+_QUIET_TRACKER = "ignore::UserWarning:multiprocessing.resource_tracker"
 
 #: Entries of a worker's preparation data that make it run the program's main module.
 _MAIN = ("init_main_from_name", "init_main_from_path")
@@ -36,7 +40,12 @@ class ForkServer(forkserver.ForkServer):
 
     def ensure_running(self) -> None:
         """Start importing, and return at once. SIGINT is blocked in the server and its workers; `stop` ends them."""
-        resource_tracker.ensure_running()  # here, as it unblocks signals
+        # When this process is killed, Python's resource tracker removes its semaphores, and must not warn about them.
+        sys.warnoptions.append(_QUIET_TRACKER)
+        try:
+            resource_tracker.ensure_running()  # here, as it unblocks signals
+        finally:
+            sys.warnoptions.remove(_QUIET_TRACKER)
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             super().ensure_running()

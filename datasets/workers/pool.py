@@ -9,12 +9,14 @@ drained after a crash. With one process the tasks run in the calling process.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -23,7 +25,9 @@ import numpy as np
 
 from ...errors import WorkerLostError
 from .. import waits
+from .end_with_parent import end_with_parent
 from .task import Report, T, Task, TaskProgress, Unit, Work, do_task, modules_of
+from .worker_output import OnOutput, OutputPipe, flush_output, print_to, write_to_stderr
 
 
 def fork_server_is_available() -> bool:
@@ -74,11 +78,18 @@ class Workers:
     """Worker processes, kept from one ``run`` to the next and ended when the ``with`` block is left.
 
     ``modules`` are imported before workers are forked: those that the work needs. At most ``in_flight`` tasks are
-    submitted at a time (None: all of them).
+    submitted at a time (None: all of them). ``on_output`` receives what the work prints.
     """
 
-    def __init__(self, procs: int, in_flight: int | None = None, modules: Sequence[str] = ()) -> None:
-        self._procs, self._in_flight, self._modules = procs, in_flight, modules
+    def __init__(
+        self,
+        procs: int,
+        in_flight: int | None = None,
+        modules: Sequence[str] = (),
+        on_output: OnOutput = write_to_stderr,
+    ) -> None:
+        self._procs, self._in_flight, self._modules, self._on_output = procs, in_flight, modules, on_output
+        self._output: OutputPipe | None = None
         self._executor: Any = None
         self._server: Any = None
 
@@ -110,18 +121,19 @@ class Workers:
         if self._executor is None:
             from loky import ProcessPoolExecutor
 
-            context = self._open_server().context if fork_server_is_available() else None
-            begin = _begin if context is None else _begin_forked
-            self._executor = ProcessPoolExecutor(
-                self._procs, timeout=None, context=context, initializer=begin, initargs=(os.getpid(),)
-            )
+            settings: dict[str, Any] = {"initializer": _begin, "initargs": (os.getpid(),)}
+            if fork_server_is_available():
+                self._output = OutputPipe(self._on_output)
+                initargs = (os.getpid(), self._output.sender)
+                settings = {"context": self._open_server().context, "initializer": _begin_forked, "initargs": initargs}
+            self._executor = ProcessPoolExecutor(self._procs, timeout=None, **settings)
         return self._executor
 
     def run(self, work: Work[T], tasks: Sequence[T], report: Report) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield ``(task index, record)`` as tasks finish. The first failure stops all processes."""
         from loky.process_executor import TerminatedWorkerError
 
-        executor = self._open()
+        executor, kills = self._open(), _count_memory_kills()
         descriptor, name = tempfile.mkstemp(prefix="rbdata-progress-")
         os.ftruncate(descriptor, max(1, len(tasks)) * _COUNTERS.itemsize)
         os.close(descriptor)
@@ -137,10 +149,11 @@ class Workers:
                     try:
                         future = executor.submit(_do, work, tasks[given], path, given)
                     except (TerminatedWorkerError, EOFError, ConnectionError) as error:  # or the fork server was killed
-                        raise _lost() from error
+                        raise _lost(error, kills) from error
                     waiting[future] = given
                     given += 1
                 done, _ = wait(waiting, timeout=POLL, return_when=FIRST_COMPLETED)
+                self._forward()
                 begun = sorted(slot for slot in waiting.values() if counters[slot]["rows"] or counters[slot]["wait"])
                 report([_progress(tasks[slot], counters[slot]) for slot in begun])
                 slots = [(future, waiting.pop(future)) for future in done]
@@ -150,12 +163,16 @@ class Workers:
                         record = future.result()
                     except TerminatedWorkerError as error:
                         idle = False  # the executor is broken
-                        raise _lost() from error
+                        raise _lost(error, kills) from error
                     yield tasks[slot].index, record
         finally:
             if not idle:
                 self.close()  # nothing may still be writing when the lock is released
             path.unlink(missing_ok=True)
+
+    def _forward(self) -> None:
+        if self._output is not None:
+            self._output.forward()
 
     def close(self) -> None:
         """Kill the processes. Idle ones are killed as well: left to end by themselves they take a second."""
@@ -165,12 +182,33 @@ class Workers:
             executor.shutdown(wait=True, kill_workers=True)
         if server is not None:
             server.stop()
+        output, self._output = self._output, None
+        if output is not None:
+            output.close()
 
 
-def _lost() -> WorkerLostError:
-    message = "a worker process was killed, perhaps by the system because memory ran out"
+def _lost(error: BaseException, kills: int) -> WorkerLostError:
+    """The error for a lost worker; ``kills``: what `_count_memory_kills` returned before."""
+    found = re.search(r"exit codes of the workers are \{(.*?)\}", str(error))
+    signals = sorted(set(re.findall(r"SIG[A-Z]+", found[1]))) if found else []
+    how = f"killed by {' and '.join(signals)}" if signals else "killed"
+    if _count_memory_kills() > kills:
+        why = ": the system ran out of memory"
+    elif set(signals) - {"SIGKILL", "SIGTERM"}:
+        how, why = f"ended by {' and '.join(signals)}", ", perhaps by a fault in C code"
+    else:
+        why = ", perhaps by the system because memory ran out"
     hint = "run the command again: finished parts are kept; fewer --procs need less memory"
-    return WorkerLostError(message, hint=hint)
+    return WorkerLostError(f"a worker process was {how}{why}", hint=hint)
+
+
+def _count_memory_kills() -> int:
+    """Processes that the kernel has killed for want of memory since it started; 0 where that is not known."""
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
 
 
 #: What a worker writes about its task.
@@ -192,8 +230,11 @@ def _do(work: Work[T], task: T, path: Path, slot: int) -> dict[str, Any]:
     def on_wait(text: str, seconds: float) -> None:
         counters[slot]["wait"] = text.encode()[:200]
 
-    with waits.listen(on_wait):
-        return work(task, on_block)
+    try:
+        with waits.listen(on_wait):
+            return work(task, on_block)
+    finally:
+        flush_output()
 
 
 def _load(modules: Sequence[str]) -> None:
@@ -204,7 +245,8 @@ def _load(modules: Sequence[str]) -> None:
 
 
 def _begin(parent: int) -> None:
-    """In a worker started by its parent: leave Ctrl-C to the parent, and end when the parent has ended."""
+    """In a worker started by its parent: leave Ctrl-C to the parent, end when the parent has ended, print to stderr."""
+    os.dup2(2, 1)
 
     def is_over() -> None:
         while os.getppid() == parent:
@@ -213,11 +255,13 @@ def _begin(parent: int) -> None:
     _end_after(is_over)
 
 
-def _begin_forked(parent: int) -> None:
-    """The same in a child of the fork server."""
+def _begin_forked(parent: int, output: Any) -> None:
+    """The same in a child of the fork server, which prints to the main process."""
     import gc
     import multiprocessing
 
+    end_with_parent()
+    print_to(output)
     gc.freeze()  # what was loaded before the fork stays, and its pages stay shared
     gc.enable()
     process = multiprocessing.parent_process()

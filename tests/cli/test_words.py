@@ -151,7 +151,20 @@ class TestTally:
         assert tally.share == pytest.approx(0.4 / 4)
         assert tally.rate == pytest.approx(25)
         assert tally.seconds_left == pytest.approx(36)
-        assert tally.describe() == ["100 bytes of 1.00 kB", "25 bytes/s", "36 s left"]
+        assert tally.describe() == ["100 bytes of 1.00 kB", "25 bytes/s", "about 36 s left"]
+
+    def test_processes_that_start_are_not_measured(self):
+        """A minute without any progress, then a tenth of a part a second."""
+        now = [0.0]
+        tally = Tally(self.estimate(), clock=lambda: now[0])
+        for second in (20, 40, 60, 61):
+            now[0] = float(second)
+            tally.update([TaskProgress(1, 10 * max(0, second - 60), 100, 0, 0)])
+        assert tally.seconds_left is None  # one second is not enough
+        for second in (62, 63, 64):
+            now[0] = float(second)
+            tally.update([TaskProgress(1, 10 * (second - 60), 100, 0, 0)])
+        assert tally.seconds_left == pytest.approx(36)
 
     def test_finished_parts_count_whole(self):
         tally = Tally(self.estimate())

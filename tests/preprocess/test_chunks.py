@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rbdata.preprocess.chunks import cut, split
+from rbdata.preprocess.chunks import choose_chunk_steps, choose_sizes, cut, cut_sections, split
 from rbdata.preprocess.episode_view import view_episodes
 from storage_tools import make_episodes, table
 
@@ -33,3 +33,47 @@ class TestChunks:
                     assert stop - start <= batch or last - first == 1
                 else:
                     assert stop - start <= batch
+
+    @settings(max_examples=30, deadline=None)
+    @given(
+        st.lists(st.integers(1, 30), min_size=1, max_size=40),
+        st.integers(1, 40),
+        st.integers(1, 8),
+        st.floats(1e-6, 10),
+        st.integers(1, 9),
+        st.booleans(),
+    )
+    def test_whole_batches_or_episodes_of_a_section(self, lengths, batch, times, seconds, parallel, whole):
+        """For any time that a step takes: chunks cover all sections, and the batches are those of the sections."""
+        episodes = view_episodes(table(make_episodes(lengths)), None, None)
+        sections = cut(episodes, batch * times, whole)
+        size = choose_chunk_steps(seconds, sum(lengths), batch, batch * times, whole, parallel)
+        chunks = cut_sections(sections, episodes, size, whole)
+        assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
+        assert all(a.stop == b.start for a, b in pairwise(chunks))
+        assert {section.start for section in sections} <= {chunk.start for chunk in chunks}
+        unit = 1 if whole else batch
+
+        def units(pieces):
+            return [(one.start, one.stop) for piece in pieces for one in split(piece, episodes, unit, whole)]
+
+        assert units(chunks) == units(sections)
+
+
+class TestSizes:
+    def test_a_slow_function_has_small_chunks(self):
+        """885 episodes of 100 steps, 20 ms each: about a second a chunk, and several for each process."""
+        for parallel in (1, 2, 8):
+            steps = choose_chunk_steps(0.02 / 100, 88_500, 1383, 1 << 16, True, parallel)
+            assert 25 * 100 <= steps <= 50 * 100
+            assert 88_500 / steps >= 4 * parallel - 1
+        assert choose_chunk_steps(1.0, 88_500, 1383, 1 << 16, False, 2) == 1383  # a batch at least
+
+    def test_a_fast_one_has_whole_sections(self):
+        assert choose_chunk_steps(1e-7, 10**7, 1 << 14, 1 << 16, False, 2) == 1 << 16
+
+    def test_small_datasets_have_more_than_one_batch(self):
+        assert choose_sizes(None, 100, 10**7) == (1 << 14, 1 << 16)
+        assert choose_sizes(None, 100, 88_500) == (1383, 1 << 16)
+        assert choose_sizes(None, 100, 40) == (32, 1 << 16)
+        assert choose_sizes(7, 100, 40) == (7, 112)

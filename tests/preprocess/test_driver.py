@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import preprocess_tools as tools
 import pytest
@@ -10,6 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from preprocess_tools import check_files, lasting, make_input, plain, run
 from rbdata.datasets.workers.engines.processes import LocalEngine
+from rbdata.preprocess import chunks, driver
+from rbdata.preprocess.driver import preprocess
+from rbdata.preprocess.preprocess_request import Listener, Request
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.episodes import CUT, TERMINATED
 from rbdata.storage.integrity import verify
@@ -90,6 +95,71 @@ class TestSameBytes:
         assert made[0]["noise.memmap"] != made[2]["noise.memmap"]
         noise = torch.frombuffer(bytearray(made[0]["noise.memmap"]), dtype=torch.float32)
         assert len(noise.unique()) == len(noise)  # no chunk repeats another one's
+
+
+class TestAnyChunks:
+    """Chunks follow from measured time: the result does not depend on them."""
+
+    @pytest.mark.parametrize(
+        ("per", "layout", "more"),
+        [("batch", "flat", ["rbdata:normalize_observations"]), ("sample", "flat", []), ("episode", "zstd", [])],
+    )
+    def test_same_bytes(self, per, layout, more, inputs, tmp_path, monkeypatch):
+        made, parts = [], []
+        for seconds in (1e-9, 1e9):
+            for name in ("CHUNK_SECONDS", "LEAST_CHUNK_SECONDS"):
+                monkeypatch.setattr(chunks, name, seconds)
+            done: list[int] = []
+            root, source = tmp_path / str(seconds), str(inputs[layout])
+            request = Request(source, [tools.noisy, *more], "my/output", root=root, per=per, batch_size=20)
+            made.append(lasting(preprocess(request, Listener(on_part_done=done.append)).path))
+            parts.append(len(done))
+        assert made[0] == made[1]
+        assert parts[0] > 15 > parts[1] == len(made[0]["rbdata.json"]["parts"])
+        assert verify(tmp_path / "1e-09" / "my" / "output").ok
+
+    def test_zeros_of_both_signs_across_chunks(self, tmp_path, monkeypatch):
+        """A successor of 0.0 and the next observation of -0.0 are equal, whether a chunk ends between them or not."""
+        make_input(tmp_path, count=10)
+
+        def signed(td):
+            td["observation"] = td["observation"] * -0.0
+            td["next", "observation"] = td["next", "observation"] * 0.0
+            return td
+
+        found = []
+        for number, seconds in enumerate((1e-9, 1e9)):
+            monkeypatch.setattr(chunks, "CHUNK_SECONDS", seconds)
+            monkeypatch.setattr(chunks, "LEAST_CHUNK_SECONDS", seconds)
+            dataset = run(tmp_path, signed, dest=f"my/signed{number}", batch_size=BATCH)
+            found.append(dataset.manifest.lineage["unchained"])
+        assert found == [[], []]
+
+
+class TestSlowFunctions:
+    @pytest.mark.parametrize("per", ["batch", "episode"])
+    def test_the_trial_is_one_batch_or_episode(self, per, tmp_path, monkeypatch):
+        """Called once for each, and at most twice more to find out the leaves and the time."""
+        make_input(tmp_path, count=40)
+        calls = tmp_path / "calls"
+        (tmp_path / "slow.py").write_text(f"def fn(td):\n    open({str(calls)!r}, 'a').write('x')\n    return td\n")
+        outcome = preprocess(Request("my/input", [f"{tmp_path}/slow.py:fn"], "my/output", root=tmp_path, per=per))
+        pieces = 40 if per == "episode" else -(-outcome.manifest.steps // 32)
+        assert pieces <= len(calls.read_text()) <= pieces + 2
+
+    def test_more_processes_where_the_work_is_long(self, tmp_path, monkeypatch):
+        """A small dataset is begun in this process; a slow function goes on in others."""
+        make_input(tmp_path, count=20)
+        monkeypatch.setattr(driver, "WORTH_PROCESSES", 0.0)
+
+        def where(td):
+            td["process"] = torch.full((len(td),), os.getpid())
+            return td
+
+        request = Request("my/input", [where], "my/output", root=tmp_path, procs=2, batch_size=32)
+        dataset = Dataset(preprocess(request).path)
+        assert dataset.manifest.provenance["engine"] == "local, 2 processes"
+        assert os.getpid() not in dataset["process"].unique().tolist()
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

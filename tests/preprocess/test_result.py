@@ -52,7 +52,7 @@ class TestResults:
         ("fn", "match"),
         [
             (lambda td: None, "returned None for steps 0"),
-            (lambda td: {"observation": 1}, "returned a dict, not a TensorDict"),
+            (lambda td: {"observation": 1}, r"returned a dict instead of a TensorDict with batch size \[\d+\]"),
             (lambda td: td[:-1], r"batch size \[\d+\] instead of \[\d+\]"),
             (lambda td: td.reshape(-1, 1).squeeze(0)[:0], "instead of"),
             (lambda td: td.set("x", torch.zeros(len(td), dtype=torch.bfloat16)), "'x' with dtype bfloat16"),
@@ -79,7 +79,7 @@ class TestResults:
     @pytest.mark.parametrize(
         ("change", "match"),
         [
-            (lambda td: td.set("x", torch.zeros(len(td))), "with a new key 'x'"),
+            (lambda td: td.set("x", torch.zeros(len(td))), "with a new key 'x', .* expected .*; it has .* x"),
             (lambda td: td.exclude("action"), "without 'action'"),
             (lambda td: td.set("action", td["action"].float()), "'action' as float32 .* before as int64"),
             (lambda td: td.set("action", td["action"][:, None]), r"'action' as int64 \[1\], and before as int64 \[\]"),

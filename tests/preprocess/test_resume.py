@@ -13,8 +13,9 @@ import psutil
 import pytest
 from preprocess_tools import lasting, make_input, run
 from processes import RBDATA, start_interruptible
+from rbdata.datasets.ingest.request import Estimate
 from rbdata.datasets.local import list_local
-from rbdata.preprocess import driver
+from rbdata.preprocess import chunks, driver
 from rbdata.preprocess.driver import preprocess
 from rbdata.preprocess.preprocess_request import Listener, Request
 from rbdata.storage.dataset import Dataset
@@ -67,17 +68,18 @@ class TestStopped:
             raise Stop
 
         request = Request("my/input", [slow], "my/stopped", root=tmp_path, **options)
-        stops = 0
+        stops, seen = 0, []
         while True:
             try:
-                outcome = preprocess(request, Listener(on_part_done=stop))
+                outcome = preprocess(request, Listener(on_part_done=stop, on_estimate=seen.append))
                 break
             except Stop:
                 stops += 1
                 (partial,) = (entry for entry in list_local(tmp_path) if entry.id == "my/stopped")
                 assert partial.state == "partial"
-                assert partial.done == pytest.approx(stops / len(calm.manifest.parts))
-        assert stops == len(calm.manifest.parts) > 3
+                assert partial.done == pytest.approx(stops / seen[0].parts)
+        assert {estimate.parts for estimate in seen} == {stops}
+        assert stops >= len(calm.manifest.parts) > 3
         assert outcome.action == "written"
         assert dest_files(tmp_path, "stopped") == dest_files(tmp_path, "calm")
 
@@ -107,6 +109,30 @@ class TestStopped:
             (working / "observation" / "dictionary").unlink()
         run(tmp_path, slow, dest="my/lost", **options)
         assert dest_files(tmp_path, "lost") == dest_files(tmp_path, "calm")
+
+
+def test_the_chunks_of_the_first_run_are_kept(tmp_path, slow, monkeypatch):
+    """A small dataset, one section: stopped between its chunks, and continued where others would be chosen."""
+    calm = run(tmp_path, slow, dest="my/calm", procs=1)
+    assert len(calm.manifest.parts) == 1
+    monkeypatch.setattr(chunks, "CHUNK_SECONDS", 1e-9)
+    monkeypatch.setattr(chunks, "LEAST_CHUNK_SECONDS", 1e-9)
+
+    def stop(index: int) -> None:
+        done.append(index)
+        if len(done) == 3:
+            raise KeyboardInterrupt
+
+    done: list[int] = []
+    request = Request("my/input", [slow], "my/stopped", root=tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        preprocess(request, Listener(on_part_done=stop))
+    monkeypatch.undo()
+    seen: list[Estimate] = []
+    outcome = preprocess(request, Listener(on_estimate=seen.append))
+    assert outcome.action == "written"
+    assert (seen[0].done_parts, seen[0].parts) == (3, -(-len(calm) // 32))
+    assert dest_files(tmp_path, "stopped") == dest_files(tmp_path, "calm")
 
 
 class TestKilled:

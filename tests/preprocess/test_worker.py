@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import textwrap
 
@@ -48,12 +49,40 @@ class TestLostWorkers:
             )
         )
         options = {"dest": "my/killed", "batch_size": 20, "procs": 2}
-        with pytest.raises(WorkerLostError, match="worker process was killed") as caught:
+        with pytest.raises(WorkerLostError, match="worker process was killed by SIGKILL") as caught:
             run(shared, f"{tmp_path}/killing.py:fn", **options)
         assert "run the command again" in caught.value.hint
         fatal.unlink()
         dataset = run(shared, f"{tmp_path}/killing.py:fn", **options)
         assert torch.equal(dataset["next/reward"], Dataset(shared / "my" / "input")["next/reward"])
+
+    def test_what_functions_print(self, shared, tmp_path, capfd):
+        """In workers, in the trial and from C code: whole lines on stderr, and stdout is the result alone."""
+        (tmp_path / "talk.py").write_text(
+            textwrap.dedent(
+                """
+                import ctypes, os, sys
+                libc = ctypes.CDLL(None)
+                def fn(td):
+                    print("first", len(td), end="")
+                    print("; second")
+                    libc.puts(b"from C")
+                    os.system("echo from a child")
+                    print("no line feed", end="")
+                    return td
+                """
+            )
+        )
+        words = ["preprocess", "my/input", "--fn", f"{tmp_path}/talk.py:fn", "--root", str(shared), "--json"]
+        for procs, batch in ((1, 1000), (2, 7)):
+            assert rbdata([*words, "--dest", f"my/talk{procs}", "--procs", str(procs), "--batch-size", str(batch)]) == 0
+            out, told = capfd.readouterr()
+            assert json.loads(out)["datasets"][0]["action"] == "written"
+            assert told.count("; second\n") >= 2
+            assert re.search(r"^first \d+; second$", told, re.MULTILINE)
+            assert "from C\n" in told
+            assert "from a child\n" in told
+            assert "no line feed" in told
 
     def test_ends_itself(self, shared):
         fails(shared, lambda td: sys.exit(3), FunctionError, "raised SystemExit: 3")
@@ -72,7 +101,9 @@ class TestOnTheCommandLine:
         assert rbdata(words) == 1
         told = capsys.readouterr().err
         assert "    return td['nothing']" in told
-        assert "error: mine.py:fn raised KeyError" in told
+        assert told.index("    return td['nothing']") < told.index("error: mine.py:fn raised KeyError")
+        assert f"at {tmp_path}/mine.py:2, for steps 0.." in told
+        assert "its input: 32 steps of action int64 []" in told
         assert "rbdata/preprocess" not in told
         assert rbdata([*words, "--json"]) == 1
         error = json.loads(capsys.readouterr().out)["error"]

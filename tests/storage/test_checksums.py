@@ -8,7 +8,7 @@ import google_crc32c
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from rbdata.storage.checksums import Crc32c, check_ranges, crc32c
+from rbdata.storage.checksums import Crc32c, check_ranges, crc32c, join_ranges
 
 
 @given(st.lists(st.binary(max_size=100), max_size=8))
@@ -18,6 +18,12 @@ def test_running_checksum(pieces):
         checksum.update(random.choice([bytes, bytearray, memoryview])(piece))
     data = b"".join(pieces)
     assert checksum.range == (len(data), f"{google_crc32c.value(data):08x}") == (len(data), crc32c(data))
+
+
+@given(st.lists(st.binary(max_size=100), min_size=1, max_size=8))
+def test_ranges_joined_without_their_bytes(pieces):
+    data = b"".join(pieces)
+    assert join_ranges([[len(piece), crc32c(piece)] for piece in pieces]) == [len(data), crc32c(data)]
 
 
 def test_known_value():

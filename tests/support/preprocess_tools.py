@@ -167,5 +167,5 @@ def returns_to_go(td: TensorDict) -> TensorDict:
 def noisy(td: TensorDict) -> TensorDict:
     """New random leaves, from each of the generators that there are."""
     td["noise"] = torch.rand(td.batch_size)
-    td["more"] = torch.from_numpy(np.random.rand(*td.batch_size))
+    td["more"] = torch.from_numpy(np.random.rand(*td.batch_size, 1))
     return td

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from ..task import Report, T, Work
+from ..worker_output import OnOutput
 
 
 class Engine(Protocol):
@@ -21,6 +22,8 @@ class Engine(Protocol):
     parallel: int
     #: Whether the work is done in other processes of this machine, which import what it needs.
     separate: bool
+    #: Receives what the work prints in other processes of this machine, line by line.
+    on_output: OnOutput
 
     def prepare(self) -> None:
         """Called before ``run``, as soon as it is clear that there will be work. May do nothing."""

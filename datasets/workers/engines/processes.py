@@ -11,6 +11,7 @@ from typing import Any
 
 from ..pool import Workers, run_here
 from ..task import Report, T, Work
+from ..worker_output import OnOutput, write_to_stderr
 
 #: Tasks submitted for each process: one that runs and one that waits, so that no worker waits for the parent.
 AHEAD = 2
@@ -22,7 +23,11 @@ class LocalEngine:
     def __init__(self, procs: int, preload: Sequence[str] = ()) -> None:
         self.parallel, self.separate = procs, procs > 1
         self.name = f"local, {procs} process{'' if procs == 1 else 'es'}"
-        self._workers = Workers(procs, AHEAD * procs, preload) if procs > 1 else None
+        self.on_output: OnOutput = write_to_stderr
+        self._workers = Workers(procs, AHEAD * procs, preload, self._pass_on) if procs > 1 else None
+
+    def _pass_on(self, line: str) -> None:
+        self.on_output(line)
 
     def prepare(self) -> None:
         """Start importing what the workers need, which takes seconds, while the caller goes on."""

@@ -22,6 +22,7 @@ from typing import Any, Literal
 from ....errors import MissingExtraError, RbdataError, UsageError, WorkerLostError
 from ..pool import usable_cpus
 from ..task import Report, T, TaskProgress, Work
+from ..worker_output import OnOutput, write_to_stderr
 
 #: How often Ray starts a task again whose worker, or whole node, was lost.
 RETRIES = 3
@@ -57,6 +58,7 @@ class RayEngine:
         self._way: _Way | None = None
         self.parallel = procs or usable_cpus()
         self.name = f"ray {self._ray.__version__}"
+        self.on_output: OnOutput = write_to_stderr  # unused: what tasks print is in Ray's logs
 
     def prepare(self) -> None:
         """Does nothing: the cluster exists, or starts with the first tasks."""

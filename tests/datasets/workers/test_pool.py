@@ -131,8 +131,19 @@ def test_a_killed_parent_takes_its_workers_with_it(at_work, tmp_path):
         time.sleep(0.5)
     assert not any(is_gone(pid) for pid in pids)
     process.kill()
-    assert process.communicate()[0] == ""
+    assert process.communicate() == ("", "")  # nor does Python's resource tracker complain
     wait_until(lambda: all(is_gone(pid) for pid in pids))
+
+
+def test_a_killed_parent_takes_a_server_with_it_that_still_imports(tmp_path):
+    (tmp_path / "endless.py").write_text("import time\nopen('importing', 'w').close()\ntime.sleep(600)\n")
+    code = "from rbdata.datasets.workers.pool import Workers; Workers(2, modules=['endless']).prepare(); input()"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, cwd=tmp_path)
+    wait_until((tmp_path / "importing").exists)
+    children = psutil.Process(process.pid).children()
+    process.kill()
+    process.communicate()
+    wait_until(lambda: all(is_gone(child.pid) for child in children))
 
 
 def test_who_hands_out_the_work_loads_no_torch(tmp_path):

@@ -1,0 +1,80 @@
+"""What the work prints in worker processes: passed to the main process line by line, where it cannot tear a progress bar.
+
+stdout and stderr of a worker are one pipe: a user's function may print, log or warn, and so may C code. A line of up to
+4,096 bytes reaches the pipe at once (POSIX, ``PIPE_BUF``), so that lines of several workers do not mix.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import Pipe
+from typing import Any
+
+#: Receives a line that a worker printed, without its line feed.
+OnOutput = Callable[[str], None]
+
+_BLOCK = 1 << 16
+_LINE_BUFFERED = 1  # _IOLBF of stdio.h
+
+
+def write_to_stderr(line: str) -> None:
+    """The default `OnOutput`."""
+    if sys.stderr is not None:
+        sys.stderr.write(line + "\n")
+
+
+class OutputPipe:
+    """The pipe, in the main process; ``sender`` is sent to workers, which call `print_to`."""
+
+    def __init__(self, on_output: OnOutput) -> None:
+        self._on_output = on_output
+        self._receiver, self.sender = Pipe(duplex=False)
+        os.set_blocking(self._receiver.fileno(), False)
+        self._rest = b""
+
+    def forward(self) -> None:
+        """Pass on the whole lines that have been printed."""
+        with suppress(BlockingIOError):
+            while block := os.read(self._receiver.fileno(), _BLOCK):
+                *lines, self._rest = (self._rest + block).split(b"\n")
+                for line in lines:
+                    self._pass_on(line)
+
+    def close(self) -> None:
+        self.forward()
+        if self._rest:
+            self._pass_on(self._rest)
+        self._receiver.close()
+        self.sender.close()
+
+    def _pass_on(self, line: bytes) -> None:
+        # A progress bar rewrites its line after a carriage return.
+        self._on_output(line.decode(errors="replace").rstrip("\r").rpartition("\r")[2])
+
+
+def print_to(sender: Any) -> None:
+    """In a worker: everything that is printed from now on goes to a pipe, line by line."""
+    for descriptor in (1, 2):
+        os.dup2(sender.fileno(), descriptor)
+    sender.close()
+    # New streams: those that exist may have found that their files can be sought.
+    options: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace", "line_buffering": True}
+    sys.stdout, sys.stderr = (
+        io.TextIOWrapper(io.BufferedWriter(io.FileIO(number, "w")), **options) for number in (1, 2)
+    )
+    libc = ctypes.CDLL(None)
+    libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _LINE_BUFFERED, ctypes.c_size_t(0))
+
+
+def flush_output() -> None:
+    """In a worker: lines that were begun are passed on as well."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):
+            stream.flush()
+    if sys.platform != "win32":
+        ctypes.CDLL(None).fflush(None)
