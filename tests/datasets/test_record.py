@@ -62,8 +62,8 @@ def test_named_recordings_lie_side_by_side(capsys, here):
     document = capsys.readouterr().out
     for name in ("gymnasium/CartPole-v1", "gymnasium/CartPole-v1@expert", "gymnasium/CartPole-v1@seed-1"):
         assert json.dumps(name) in document
-        for command in (["verify", name], ["inspect", name], ["sample", name]):
-            assert command_line([*command, "-q"]) == 0, command
+        assert command_line(["verify", name, "-q"]) == 0
+        assert len(rbdata.load(name, batch_size=4).sample()) == 4
     manifest = rbdata.open_dataset("CartPole-v1@expert").manifest
     assert manifest.source["dataset"] == "CartPole-v1" and len(manifest.source["policy_sha256"]) == 64
     assert "name" not in manifest.source["options"]
@@ -179,8 +179,8 @@ def test_frames_are_measured_for_the_estimate(here):
     from rbdata.datasets.ingest.request import Request
 
     request = Request(
-        "gymnasium/tests/Frames-v0", root=Path("root"), options=ConvertOptions(extra={"steps": 2000}), dry_run=True
+        "gymnasium/tests/Frames-v0", root=Path("root"), options=ConvertOptions(extra={"steps": 700}), dry_run=True
     )
     estimate = download(request).estimate
-    written = rbdata.open_dataset(rbdata.record("tests/Frames-v0", steps=2000)).manifest.bytes
+    written = rbdata.open_dataset(rbdata.record("tests/Frames-v0", steps=700)).manifest.bytes
     assert estimate is not None and written / 2 < estimate.disk_bytes < 3 * written
