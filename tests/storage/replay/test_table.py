@@ -1,13 +1,14 @@
 """The rows of docs/torchrl.md that say "same": the same calls in both libraries, with the same outcome.
 
 Each function makes its calls with one library and returns what can be seen of them, in terms that no random number
-changes. What needs more than a few lines is in test_replay_torchrl.py.
+changes. What needs more than a few lines is in test_torchrl.py. `test_torchrl_page.py` says which test stands for which row.
 """
 
 from __future__ import annotations
 
 import logging
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -215,6 +216,69 @@ def padded(lib):
     return batch.shape, batch["collector", "mask"].view(2, 4).tolist(), batch["action"].view(2, 4)[:, :2].tolist()
 
 
+def possible_slices(lib, **sampler):
+    """All slices of 2 that come in many batches of two episodes of 4 and 6 records."""
+    sampler = lib.SliceSampler(slice_len=2, cache_values=True, **sampler)
+    buffer = tensors()(lib)
+    buffer.extend(TensorDict({"x": torch.arange(10), "run": (torch.arange(10) >= 4).long()}, [10]))
+    buffer.set_sampler(sampler)  # now, as TorchRL forgets what was given at every write
+    return sorted({tuple(pair) for _ in range(200) for pair in buffer.sample()["x"].view(2, 2).tolist()})
+
+
+def given_ends(lib):
+    return possible_slices(lib, ends=(torch.arange(10) % 6 == 3))
+
+
+def given_trajectories(lib):
+    return possible_slices(lib, trajectories=(torch.arange(10) >= 4).long())
+
+
+def key_of_trajectories(lib):
+    return possible_slices(lib, traj_key="run"), possible_slices(lib, traj_key="run", use_gpu=False, compile=False)
+
+
+def fragments(lib):
+    """Records of two trajectories, written in turn, are put together by their step counts."""
+    sampler = lib.SliceSampler(slice_len=2, traj_key="run", step_key="step", fragmented=True)
+    buffer = tensors(sampler=sampler)(lib)
+    number = torch.arange(10)
+    buffer.extend(TensorDict({"run": number % 2, "step": number // 2, "x": number}, [10]))
+    return sorted({tuple(pair) for _ in range(200) for pair in buffer.sample()["x"].view(2, 2).tolist()})
+
+
+def a_sampler_of_ones_own(lib):
+    base: Any = lib.RandomSampler.__mro__[1]
+
+    class Last(base):
+        def sample(self, storage, batch_size):
+            return torch.arange(len(storage) - batch_size, len(storage)), {}
+
+        def state_dict(self):
+            return {}
+
+        def load_state_dict(self, state):
+            pass
+
+        def dumps(self, path):
+            pass
+
+        def loads(self, path):
+            pass
+
+        def _empty(self):
+            pass
+
+    buffer = tensors(sampler=Last())(lib)
+    buffer.extend(rollout([7]))
+    return buffer.sample()["action"].tolist()
+
+
+def pinned_without_a_gpu(lib):
+    buffer = tensors(pin_memory=torch.cuda.is_available())(lib)
+    buffer.extend(rollout([7]))
+    return buffer.sample()["action"].is_pinned() if torch.cuda.is_available() else buffer.sample().shape
+
+
 def memmap(lib, folder=None):
     buffer = lib.TensorDictReplayBuffer(storage=lib.LazyMemmapStorage(10, scratch_dir=folder), batch_size=4)
     buffer.extend(rollout([7]))
@@ -291,7 +355,7 @@ def tensorclasses(lib):
 
 
 ROWS = [value for name, value in list(globals().items()) if getattr(value, "__module__", None) == __name__]
-ROWS = [row for row in ROWS if callable(row) and row.__name__ not in ("tensors", "keys", "Record")]
+ROWS = [row for row in ROWS if callable(row) and row.__name__ not in ("tensors", "keys", "possible_slices", "Record")]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.__name__)
