@@ -96,11 +96,11 @@ def public() -> Iterator[tuple[str, Any]]:
 def test_hints_can_be_resolved():
     """No name is missing, although annotations are evaluated late.
 
-    But for Gymnasium in two properties: its import takes longer than that of the module that would do it.
+    But for Gymnasium's, which is imported where it is needed only.
     """
     for name, value in public():
         try:
-            typing.get_type_hints(value, localns={"gymnasium": gymnasium} if name.endswith("_space") else None)
+            typing.get_type_hints(value, localns={"gymnasium": gymnasium})
         except NameError as error:
             pytest.fail(f"{name}: {error}")
 

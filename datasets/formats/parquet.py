@@ -28,7 +28,9 @@ class Reader:
             from pyarrow import parquet
         except ImportError as error:
             message = "reading Parquet needs pyarrow, which is not installed"
-            raise MissingExtraError(message, hint="pip install pyarrow, or use the ARFF file: --format arff") from error
+            raise MissingExtraError(
+                message, hint="pip install 'rbdata[parquet]', or use the ARFF file: --format arff"
+            ) from error
         self._name, self._pyarrow = name, pyarrow
         try:
             self._file = parquet.ParquetFile(path)

@@ -42,7 +42,7 @@ class ArrowReader:
             import pyarrow
         except ImportError as error:
             message = f"{data.name} is in {data.format} format, and pyarrow is not installed"
-            raise MissingExtraError(message, hint="pip install pyarrow") from error
+            raise MissingExtraError(message, hint="pip install 'rbdata[parquet]'") from error
         self._pa: Any = pyarrow
         self._name = data.name
         self._format = data.format
