@@ -60,16 +60,18 @@ def run(
     from ..datasets import catalogue
     from ..datasets.discovery import summarise
     from ..datasets.local import list_local
-    from ..errors import UsageError
+    from ..errors import UnknownDatasetError, UsageError
 
     if name and source and name != source:
         raise UsageError(f"two sources are given, {name} and {source}", hint=f"rbdata list {name}")
     source = name or source
+    if source is not None and source not in (*catalogue.source_names(), catalogue.MINE):
+        there_are = f"sources: {', '.join(catalogue.source_names())}"
+        instead = f"`{settings.command('search', source)}` finds datasets"
+        raise UnknownDatasetError(f"there is no source {source!r}", hint=f"{there_are}; {instead}")
     if refresh:
         _refresh(source, root)
 
-    if source is not None and source != catalogue.MINE:
-        catalogue.load_source(source)  # raises for unknown names
     where = settings.root(root)
     here = {one.id: one for one in list_local(root) if _matches(one.id, source, match)}
     known = {} if local or source == catalogue.MINE else catalogue.entries(source, where)

@@ -170,6 +170,8 @@ class TestList:
             call("list", "atari", "--root", made, "-q")[1] == call("list", "--source", "atari", "--root", made, "-q")[1]
         )
         assert len(call("list", "atari", "--root", made)[1].splitlines()) == 300
+        code, _, notes = call("list", "breakout")
+        assert code == 2 and "`rbdata search breakout` finds datasets" in notes
         code, _, notes = call("list", "atari", "--source", "d4rl")
         assert code == 2 and "two sources are given" in notes
 
