@@ -1,0 +1,124 @@
+"""Every snippet of the README and the documents runs, on small data that stand in for the downloads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rbdata
+from openml_server import openml_server
+from paths import DATA
+from snippets import Page, blocks, check_output, indented_commands
+
+TOP = DATA.parents[1]
+OTHERS = {"preprocess.md", "gymnasium.md", "datasets.md", "cookbook.md"}
+PAGES = sorted(p for p in [TOP / "README.md", *(TOP / "docs").rglob("*.md")] if p.name not in OTHERS)
+
+#: Blocks of all pages that carry the comment "not run": they need a network, a cluster, or minutes.
+MOST_NOT_RUN = 25
+
+#: Pages that begin with a download: nothing is there yet.
+FROM_NOTHING = {"README.md", "quickstart.md"}
+
+#: What stands for long work: (page, text of the page, text that is run).
+SMALLER: list[tuple[str, str, str]] = []
+
+
+@pytest.fixture(scope="module")
+def providers(tmp_path_factory) -> Iterator[dict[str, str]]:
+    """Mirrors of all providers: their settings."""
+    top = tmp_path_factory.mktemp("providers")
+    (top / "d4rl").mkdir()
+    shutil.copy(DATA / "d4rl/gym_mujoco_v2/hopper_full_replay-v2.hdf5", top / "d4rl/hopper_medium-v2.hdf5")
+    shutil.copytree(DATA / "minari", top / "minari")
+    shutil.copytree(DATA / "minari/mujoco/hopper-v0", top / "minari/D4RL/door/human-v2")
+    metadata = top / "minari/D4RL/door/human-v2/data/metadata.json"
+    metadata.write_text(json.dumps(json.loads(metadata.read_text()) | {"dataset_id": "D4RL/door/human-v2"}))
+    with openml_server() as openml:
+        yield {
+            "RBDATA_ATARI_MIRROR": str(DATA / "atari"),
+            "RBDATA_D4RL_MIRROR": str(top / "d4rl"),
+            "RBDATA_MINARI_MIRROR": str(top / "minari"),
+            "RBDATA_OPENML_MIRROR": openml.url,
+        }
+
+
+@pytest.fixture(scope="module")
+def root(providers, tmp_path_factory) -> Path:
+    """A root with the datasets that pages use without downloading them."""
+    root = tmp_path_factory.mktemp("root")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in providers.items():
+            patch.setenv(name, value)
+        for dataset in ("Pong/5", "Breakout/1", "d4rl/hopper-medium-v2", "D4RL/door/human-v2", "openml/61"):
+            rbdata.download(dataset, root=root, procs=1)
+        rbdata.download("gymnasium/CartPole-v1", root=root, steps=2000)
+    return root
+
+
+@pytest.fixture
+def page_folder(request, providers, root, tmp_path, monkeypatch) -> Path:
+    """The current folder of a page's commands, its home folder, and the root with datasets."""
+    for name, value in providers.items():
+        monkeypatch.setenv(name, value)
+    here = tmp_path / "here"
+    if request.node.callspec.params["page"].name in FROM_NOTHING:
+        here.mkdir()
+    else:
+        shutil.copytree(root, here / "root")
+    monkeypatch.setenv("RBDATA_ROOT", str(here / "root"))
+    monkeypatch.setenv("HOME", str(here))
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.chdir(here)
+    monkeypatch.syspath_prepend(str(here))
+    return here
+
+
+def standins(folder: Path, providers: dict[str, str]) -> dict[str, str]:
+    """Local folders in the place of addresses, and one process in the place of many."""
+    mirror = str(folder / "mirror")
+    return {
+        "/data/dqn_replay": providers["RBDATA_ATARI_MIRROR"],
+        "gs://my-lab/dqn": providers["RBDATA_ATARI_MIRROR"],
+        "s3://lab/rbdata": mirror,
+        "--procs 8": "--procs 1",
+        "procs=8": "procs=1",
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(TOP)))
+def test_page_runs(page, page_folder, providers, monkeypatch):
+    replaced = standins(page_folder, providers)
+    replaced |= {text: run for name, text, run in SMALLER if name == page.name}
+    np.random.seed(0)
+    Page(page, page_folder, replaced, monkeypatch).run()
+
+
+def test_commands_are_in_fenced_blocks():
+    """Indented blocks are not run."""
+    indented = {page.name: lines for page in PAGES if (lines := indented_commands(page.read_text()))}
+    assert indented == {}
+
+
+def test_few_blocks_are_not_run():
+    reasons = [block.not_run for page in PAGES for block in blocks(page.read_text()) if block.not_run]
+    assert len(reasons) <= MOST_NOT_RUN, reasons
+
+
+@pytest.mark.parametrize("text", [text for _, text, _ in SMALLER])
+def test_what_is_made_smaller_is_on_its_page(text):
+    name = next(name for name, other, _ in SMALLER if other == text)
+    assert text in next(page for page in PAGES if page.name == name).read_text()
+
+
+def test_output_is_compared():
+    """The check itself: numbers may differ, words may not."""
+    check_output("here", "steps  20,000 (1.02 MB)\nmore\n", "steps 2,000 (976 kB)\n")
+    check_output("here", "one\ntwo\nthree\n", "one\n...\nthree\n")
+    with pytest.raises(AssertionError, match="the page shows 'episodes 3'"):
+        check_output("here", "steps 3\n", "episodes 3\n")
