@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 from collections.abc import Iterator
@@ -33,18 +34,29 @@ def providers(tmp_path_factory) -> Iterator[dict[str, str]]:
     """Mirrors of all providers: their settings."""
     top = tmp_path_factory.mktemp("providers")
     (top / "d4rl").mkdir()
-    shutil.copy(DATA / "d4rl/gym_mujoco_v2/hopper_full_replay-v2.hdf5", top / "d4rl/hopper_medium-v2.hdf5")
+    for name in ("hopper_medium-v2", "walker2d_medium-v2", "halfcheetah_medium-v2"):
+        shutil.copy(DATA / "d4rl/gym_mujoco_v2/hopper_full_replay-v2.hdf5", top / f"d4rl/{name}.hdf5")
+    for run in (3, 4, 5):
+        shutil.copytree(DATA / "atari/dqn/Pong/5", top / f"atari/dqn/Pong/{run}")
+    shutil.copytree(DATA / "atari/dqn/Breakout", top / "atari/dqn/Breakout")
     shutil.copytree(DATA / "minari", top / "minari")
     shutil.copytree(DATA / "minari/mujoco/hopper-v0", top / "minari/D4RL/door/human-v2")
     metadata = top / "minari/D4RL/door/human-v2/data/metadata.json"
     metadata.write_text(json.dumps(json.loads(metadata.read_text()) | {"dataset_id": "D4RL/door/human-v2"}))
     with openml_server() as openml:
         yield {
-            "RBDATA_ATARI_MIRROR": str(DATA / "atari"),
+            "RBDATA_ATARI_MIRROR": str(top / "atari"),
             "RBDATA_D4RL_MIRROR": str(top / "d4rl"),
             "RBDATA_MINARI_MIRROR": str(top / "minari"),
             "RBDATA_OPENML_MIRROR": openml.url,
         }
+
+
+def in_colour(td):
+    """Three channels of one frame."""
+    for part in (td, td["next"]):
+        part["observation"] = part["observation"].unsqueeze(-1).repeat(1, 1, 1, 3)
+    return td
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +69,27 @@ def root(providers, tmp_path_factory) -> Path:
         for dataset in ("Pong/5", "Breakout/1", "d4rl/hopper-medium-v2", "D4RL/door/human-v2", "openml/61"):
             rbdata.download(dataset, root=root, procs=1)
         rbdata.download("gymnasium/CartPole-v1", root=root, steps=2000)
+        for copy in ("d4rl/antmaze-umaze-v2", "d4rl/hopper-medium-replay-v2", "my/maze"):
+            shutil.copytree(root / "d4rl/hopper-medium-v2", root / copy)
+        rbdata.preprocess("Pong/5", in_colour, dest="my/colour", root=root, procs=1)
     return root
 
 
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory) -> Path:
+    """Raw files as a reader may have them, in ``~/raw``."""
+    raw = tmp_path_factory.mktemp("raw")
+    shutil.copytree(DATA / "atari/dqn/Pong/5", raw / "Pong/5")
+    (raw / "hopper").mkdir()
+    shutil.copy(DATA / "d4rl/gym_mujoco_v2/hopper_full_replay-v2.hdf5", raw / "hopper/hopper_medium-v2.hdf5")
+    shutil.copytree(DATA / "minari/mujoco/hopper-v0", raw / "door")
+    (raw / "iris").mkdir()
+    (raw / "iris/iris.arff").write_bytes(gzip.decompress((DATA / "openml/id_61/data-v1-dl-61.arff.gz").read_bytes()))
+    return raw
+
+
 @pytest.fixture
-def page_folder(request, providers, root, tmp_path, monkeypatch) -> Path:
+def page_folder(request, providers, raw, root, tmp_path, monkeypatch) -> Path:
     """The current folder of a page's commands, its home folder, and the root with datasets."""
     for name, value in providers.items():
         monkeypatch.setenv(name, value)
@@ -70,7 +98,9 @@ def page_folder(request, providers, root, tmp_path, monkeypatch) -> Path:
         here.mkdir()
     else:
         shutil.copytree(root, here / "root")
+    shutil.copytree(raw, here / "raw")
     monkeypatch.setenv("RBDATA_ROOT", str(here / "root"))
+    monkeypatch.setenv("RBDATA_PROCS", "1")
     monkeypatch.setenv("HOME", str(here))
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("NO_COLOR", "1")
@@ -81,11 +111,13 @@ def page_folder(request, providers, root, tmp_path, monkeypatch) -> Path:
 
 def standins(folder: Path, providers: dict[str, str]) -> dict[str, str]:
     """Local folders in the place of addresses, and one process in the place of many."""
-    mirror = str(folder / "mirror")
+    d4rl = providers["RBDATA_D4RL_MIRROR"]
     return {
         "/data/dqn_replay": providers["RBDATA_ATARI_MIRROR"],
         "gs://my-lab/dqn": providers["RBDATA_ATARI_MIRROR"],
-        "s3://lab/rbdata": mirror,
+        "s3://lab/rbdata": str(folder / "mirror"),
+        "https://huggingface.co/datasets/imone/D4RL/resolve/main": d4rl,
+        "~/.d4rl/datasets": d4rl,
         "--procs 8": "--procs 1",
         "procs=8": "procs=1",
     }
@@ -103,6 +135,15 @@ def test_commands_are_in_fenced_blocks():
     """Indented blocks are not run."""
     indented = {page.name: lines for page in PAGES if (lines := indented_commands(page.read_text()))}
     assert indented == {}
+
+
+def test_parts_of_files_are_in_them():
+    for page in PAGES:
+        for block in blocks(page.read_text()):
+            if block.part_of:
+                lines = {line.split("#")[0].strip() for line in (TOP / block.part_of).read_text().splitlines()}
+                missing = {line.strip() for line in block.lines} - lines - {"", "..."}
+                assert not missing, f"{page.name}:{block.line}: not in {block.part_of}: {missing}"
 
 
 def test_few_blocks_are_not_run():

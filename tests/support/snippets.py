@@ -5,6 +5,7 @@ A page's fenced blocks run in order: ```` ```python ```` in one namespace, ```` 
 
     <!-- not run: REASON -->     needs what a test machine has not
     <!-- file: NAME -->          is saved under that name, as its page says, and run as well if it is Python
+    <!-- part of: PATH -->       is not run: its lines are lines of that file of the repository, which other tests run
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import pytest
 from rbdata.cli import run as run_command_line
 
 FENCE = re.compile(r"^(?P<indent> *)```(?P<kind>\w*)\s*$")
-COMMENT = re.compile(r"^ *<!-- (?P<word>not run|file): (?P<rest>.+) -->$")
+COMMENT = re.compile(r"^ *<!-- (?P<word>not run|file|part of): (?P<rest>.+) -->$")
 RUN = ("python", "sh", "console")
 NUMBER = re.compile(r"[-+]?\d[\d,.]*(e[-+]?\d+)?( ?(kB|MB|GB|TB|KiB|MiB|ms|us|min|[kMGs%x])(?!\w))?")
 
@@ -38,6 +39,7 @@ class Block:
     lines: list[str]
     not_run: str = ""
     file: str = ""
+    part_of: str = ""
 
 
 def blocks(text: str) -> Iterator[Block]:
@@ -81,7 +83,7 @@ class Page:
 
     def run(self) -> None:
         for block in blocks(self.path.read_text()):
-            if block.not_run:
+            if block.not_run or block.part_of:
                 continue
             text = "\n".join(block.lines) + "\n"
             for word, local in self.standins.items():
@@ -103,17 +105,19 @@ class Page:
             return
         for piece in re.split(r"^\$ ", text, flags=re.M)[1:]:
             line, _, expected = piece.partition("\n")
-            check_output(place, self.command(place, line), expected)
+            check_output(place, self.command(place, line, console), expected)
 
-    def command(self, place: str, line: str) -> str:
+    def command(self, place: str, line: str, console: bool = False) -> str:
         """Run one line of a shell; returns what it prints."""
-        words = [str(Path(word).expanduser()) if word.startswith("~") else word for word in shlex.split(line, comments=True)]
+        words = [
+            str(Path(word).expanduser()) if word.startswith("~") else word for word in shlex.split(line, comments=True)
+        ]
         if not words:
             return ""
         if words[0] == "export":
             self.monkeypatch.setenv(*words[1].split("=", 1))
             return ""
-        output = Terminal()
+        output = Terminal() if console else io.StringIO()
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             if words[0] == "rbdata":
                 code = run_command_line(words[1:])

@@ -1,0 +1,129 @@
+"""The examples at a small size: what each shows is there."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from openml_server import openml_server
+from paths import DATA
+
+EXAMPLES = DATA.parents[1] / "examples"
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch) -> Iterator[None]:
+    """Threads that wait for each other are slow where other tests run beside them."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as torchrun sets it
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_bandit_beats_chance(tmp_path, monkeypatch):
+    import bandit
+
+    with openml_server() as openml:
+        monkeypatch.setenv("RBDATA_OPENML_MIRROR", openml.url)
+        random, learnt = bandit.main(bandit.Args(root=str(tmp_path), updates=150))
+    assert random < 0.6 < 0.8 < learnt
+
+
+def test_iql_beats_its_data(tmp_path):
+    import iql
+
+    data, learnt = iql.main(iql.Args(root=str(tmp_path), steps=4_000, updates=300, eval_episodes=1))
+    assert learnt > -1_400 and data < 0  # a pendulum that never swings up: -1,200 to -1,800
+
+
+def test_behaviour_cloning_beats_the_most_frequent_action(tmp_path, monkeypatch):
+    gymnasium = pytest.importorskip("gymnasium")
+    minari = pytest.importorskip("minari")
+    import behaviour_cloning
+    from minari.data_collector import EpisodeBuffer
+
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    env = gymnasium.make("CartPole-v1")
+    recorded = []
+    for number in range(6):
+        observations, actions, over = [env.reset(seed=number)[0]], [], False
+        while not over:
+            actions.append(int(observations[-1][2] > 0))
+            observation, _, over, _, _ = env.step(actions[-1])
+            observations.append(observation)
+        ends = np.arange(len(actions)) == len(actions) - 1
+        recorded.append(
+            EpisodeBuffer(number, None, None, np.stack(observations), actions, [1.0] * len(ends), ends, ~ends & ends)
+        )
+    minari.create_dataset_from_buffers("my/lean-v0", recorded, env=env)
+    args = behaviour_cloning.Args(
+        dataset="my/lean-v0", root=str(tmp_path / "root"), updates=150, env="CartPole-v1", play=1
+    )
+    baseline, error = behaviour_cloning.main(args)
+    assert error < 0.15 < 0.3 < baseline
+
+
+def test_online_dqn_fills_a_buffer_and_goes_on_from_its_checkpoint(tmp_path, capsys):
+    import online_dqn
+
+    args = online_dqn.Args(folder=str(tmp_path), steps=700, learn_after=400, capacity=2_000)
+    first, last = online_dqn.main(args)
+    assert first > 0 and last > 0
+    online_dqn.main(online_dqn.Args(folder=str(tmp_path), steps=100, capacity=2_000, resume=True))
+    assert "continued with 700 steps" in capsys.readouterr().out
+
+
+def test_torchrl_reads_the_folder(tmp_path):
+    pytest.importorskip("torchrl")
+    import read_with_torchrl
+
+    record(tmp_path)
+    args = read_with_torchrl.Args(root=str(tmp_path), batches=5)
+    assert read_with_torchrl.main(args) == 5 * args.batch_size
+
+
+def test_arrays_for_d3rlpy(tmp_path):
+    """Its rules: aligned arrays, no step that is both terminal and timed out, an end of every episode."""
+    import rbdata
+    import read_with_d3rlpy
+
+    record(tmp_path)
+    args = read_with_d3rlpy.Args(root=str(tmp_path), updates=0, out=str(tmp_path / "arrays.npz"))
+    arrays = read_with_d3rlpy.main(args)
+    dataset = rbdata.open_dataset("CartPole-v1", root=tmp_path)
+    assert {len(array) for array in arrays.values()} == {len(dataset)}
+    assert not (arrays["terminals"].astype(bool) & arrays["timeouts"].astype(bool)).any()
+    assert arrays["terminals"].sum() + arrays["timeouts"].sum() == len(dataset.episodes)
+    assert arrays["timeouts"][-1] == 1  # the recording ends inside an episode
+    np.testing.assert_array_equal(np.load(tmp_path / "arrays.npz")["observations"], dataset[:]["observation"].numpy())
+
+
+def test_processes_draw_disjoint_shares(tmp_path):
+    """As torchrun starts them, without its own start-up time."""
+    record(tmp_path)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    words = [sys.executable, EXAMPLES / "data_parallel.py", "--root", tmp_path, "--updates", "12", "--batch-size", "50"]
+    running = [
+        subprocess.Popen(words, env={**shared, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    printed = running[0].communicate(timeout=120)[0] + running[1].communicate(timeout=120)[0]
+    assert [process.returncode for process in running] == [0, 0]
+    assert "first pass: 1,000 steps drawn, 0 of them twice" in printed
+    assert "the same weights everywhere: True" in printed
+
+
+def record(root) -> None:
+    import rbdata
+
+    rbdata.download("gymnasium/CartPole-v1", root=root, steps=1_000)
