@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -121,6 +122,18 @@ def test_processes_draw_disjoint_shares(tmp_path):
     assert [process.returncode for process in running] == [0, 0]
     assert "first pass: 1,000 steps drawn, 0 of them twice" in printed
     assert "the same weights everywhere: True" in printed
+
+
+def test_cells_of_the_notebook(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("RBDATA_ROOT", str(tmp_path))
+    cells = json.loads((EXAMPLES / "tour.ipynb").read_text())["cells"]
+    namespace: dict = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            source = "".join(cell["source"]).replace("20_000, 3_000", "4_000, 100").replace("range(20)", "range(2)")
+            exec(compile(source, "tour.ipynb", "exec"), namespace)
+    assert namespace["UPDATES"] == 100
+    assert "mean return: random" in capsys.readouterr().out
 
 
 def record(root) -> None:

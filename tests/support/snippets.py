@@ -4,7 +4,7 @@ A page's fenced blocks run in order: ```` ```python ```` in one namespace, ```` 
 (``$ `` begins a command of a console block, what follows is what it prints). A comment above a block says more about it:
 
     <!-- not run: REASON -->     needs what a test machine has not
-    <!-- file: NAME -->          is saved under that name, as its page says, and run as well if it is Python
+    <!-- file: NAME -->          is saved under that name, as its page says
     <!-- part of: PATH -->       is not run: its lines are lines of that file of the repository, which other tests run
 """
 
@@ -91,7 +91,7 @@ class Page:
             if block.file:
                 (self.folder / block.file).write_text(text)
             place = f"{self.path.name}:{block.line}"
-            if block.kind == "python":
+            if block.kind == "python" and not block.file:
                 # As many lines before it as on the page, so that a traceback has the page's line numbers.
                 exec(compile("\n" * (block.line - 1) + text, str(self.path), "exec"), self.namespace)
             elif not block.file:
