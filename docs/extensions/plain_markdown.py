@@ -29,8 +29,8 @@ LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
 
 
 def changelog() -> Iterator[str]:
-    """The repository's changelog without its title, which the page has."""
-    return iter((TOP / "CHANGELOG.md").read_text().splitlines()[1:])
+    """The repository's changelog without its title, which the page has; its links are seen from the folder above."""
+    return iter((TOP / "CHANGELOG.md").read_text().replace("](docs/", "](").splitlines()[1:])
 
 
 GENERATORS: dict[str, Callable[[], Iterable[str]]] = {
