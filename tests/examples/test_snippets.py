@@ -17,7 +17,7 @@ from paths import DATA
 from snippets import Page, blocks, check_output, indented_commands
 
 TOP = DATA.parents[1]
-OTHERS = {"preprocess.md", "gymnasium.md", "cookbook.md"}
+OTHERS = {"gymnasium.md", "preprocess.md", "cookbook.md"}
 PAGES = sorted(p for p in [TOP / "README.md", *(TOP / "docs").rglob("*.md")] if p.name not in OTHERS)
 
 #: Blocks of all pages that carry the comment "not run": they need a network, a cluster, or minutes.
