@@ -55,8 +55,8 @@ def main(args: Args) -> int:
         batch = theirs.sample()
         index = batch["index"]
         same = ours.dataset[index[0] if isinstance(index, tuple) else index.reshape(-1)]
-        for key in (("observation",), ("action",), ("next", "observation"), ("next", "reward")):
-            if not batch[key].equal(same[key]):
+        for key in ("observation", "action", ("next", "observation"), ("next", "reward")):
+            if not batch.get(key).equal(same.get(key)):
                 raise SystemExit(f"{key} differs")
         compared += len(batch)
     print(f"{compared:,} steps of TorchRL's batches are those that rbdata reads")
