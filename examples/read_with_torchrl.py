@@ -54,9 +54,9 @@ def main(args: Args) -> int:
     for _ in range(args.batches):
         batch = theirs.sample()
         index = batch["index"]
-        same = ours.dataset[index[0] if isinstance(index, tuple) else index.reshape(-1)]
+        same: Any = ours.dataset[index[0] if isinstance(index, tuple) else index.reshape(-1)]
         for key in ("observation", "action", ("next", "observation"), ("next", "reward")):
-            if not batch.get(key).equal(same.get(key)):
+            if not batch[key].equal(same[key]):
                 raise SystemExit(f"{key} differs")
         compared += len(batch)
     print(f"{compared:,} steps of TorchRL's batches are those that rbdata reads")
