@@ -16,6 +16,7 @@ from .console import OutputClosed
 from .failures import Interrupted
 from .help_page import Command
 from .options import Root
+from .quick_conversion import QuickHelp, spare_conversion
 
 #: In the order of first use. The module of the same name has the command's ``run`` and ``EXAMPLES``.
 COMMANDS = {
@@ -43,7 +44,7 @@ Exit codes:
 """
 
 
-class Commands(TyperGroup):
+class Commands(QuickHelp, TyperGroup):
     """A command group that imports a command's module when it is needed."""
 
     def __init__(self, **settings: Any) -> None:
@@ -68,6 +69,10 @@ class Commands(TyperGroup):
             formatter.write_dl(list(COMMANDS.items()))
 
 
+class Verbs(QuickHelp, TyperGroup):
+    """A command that has verbs of its own: ``config set``."""
+
+
 @contextmanager
 def _own_exceptions() -> Iterator[None]:
     """Hide two exceptions from Typer, which prints nothing on Ctrl-C and takes a closed stdout for a failure."""
@@ -84,7 +89,7 @@ def load(name: str) -> Any:
     module = import_module(f".{name}", __package__)
     examples = module.EXAMPLES.strip("\n")
     epilog = f"\b\nExamples:\n{examples}\n\n{getattr(module, 'EXIT_CODES', EXIT_CODES)}"
-    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app = typer.Typer(cls=Verbs, add_completion=False, rich_markup_mode=None)
     if hasattr(module, "VERBS"):
         alone = getattr(module, "run", None)  # what the command does without a verb
         app.callback(help=module.HELP, epilog=epilog, invoke_without_command=alone is not None)(alone or (lambda: None))
@@ -103,6 +108,8 @@ def load(name: str) -> Any:
     command.params.extend(param for param in common if not own.intersection(param.opts))
     for verb in getattr(command, "commands", {}).values():
         verb.params.extend(_common_options())
+        spare_conversion(verb.params)
+    spare_conversion(command.params)
     return command
 
 
@@ -159,6 +166,7 @@ def invoke(arguments: list[str]) -> int:
 
     group = typer.main.get_command(app)
     group.params.extend(_common_options(group=True))
+    spare_conversion(group.params)
     result = group.main(arguments or ["--help"], prog_name="rbdata", standalone_mode=False)
     if not arguments:
         return 2

@@ -7,11 +7,13 @@ from typing import Any
 
 from typer.core import TyperCommand
 
+from .quick_conversion import QuickHelp
+
 #: Options that every command has.
 EVERYWHERE = ("root", "json", "quiet", "debug", "help")
 
 
-class Command(TyperCommand):
+class Command(QuickHelp, TyperCommand):
     """A command whose help groups the options. A parameter with an attribute ``by_source`` (the help of each source that
     declares it, by the name of the source) is listed with these sources."""
 
