@@ -96,10 +96,10 @@ class TestEveryCommand:
         assert "Did you mean 'download'?" in notes
 
     def test_a_bug_is_one_line_and_a_traceback_only_on_request(self, call, monkeypatch, made):
-        def broken(root):
+        def broken() -> None:
             raise RuntimeError("oh no")
 
-        monkeypatch.setattr("rbdata.datasets.local.list_local", broken)
+        monkeypatch.setattr("rbdata.cli.list.run", broken)  # nothing that another module could import meanwhile
         code, answer, notes = call("list")
         assert (code, answer) == (1, "")
         assert notes.splitlines()[0] == "error: RuntimeError: oh no"
