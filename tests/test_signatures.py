@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 import gymnasium
 import pytest
 import rbdata
+from gymnasium.envs.registration import EnvSpec
 from rbdata import plugins
 from rbdata.datasets import catalogue
 from rbdata.datasets.sources.source_option import RESERVED, SourceOption
@@ -100,7 +101,7 @@ def test_hints_can_be_resolved():
     """
     for name, value in public():
         try:
-            typing.get_type_hints(value, localns={"gymnasium": gymnasium})
+            typing.get_type_hints(value, localns={"gymnasium": gymnasium, "EnvSpec": EnvSpec})
         except NameError as error:
             pytest.fail(f"{name}: {error}")
 
