@@ -89,7 +89,7 @@ def convert(
     path: PathLike,
     dataset_id: str,
     *,
-    source: str = "atari",
+    source: str | None = None,
     root: PathLike | None = None,
     procs: int | None = None,
     shards: str | Sequence[int] | None = None,
@@ -113,7 +113,9 @@ def convert(
     format: Literal["auto", "arff", "parquet"] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Convert the raw files of a source in the folder ``path`` to the dataset ``dataset_id``; returns its folder.
+    """Convert the raw files of a source (a folder, or one file ``path``) to the dataset ``dataset_id``; returns its folder.
+
+    Without ``source``, the one whose data they plainly are; UsageError where that cannot be told.
 
     Options of one source as in `download`; ``dataset`` is the D4RL id of the file, where its name does not tell.
     """

@@ -11,6 +11,8 @@ from .options import Codec, DryRun, Force, Layout, Procs, Root, Shards, SourceNa
 
 EXAMPLES = """
   rbdata convert ~/raw/Pong/5/replay_logs --source atari --name my/pong
+  rbdata convert hopper_medium-v2.hdf5
+  rbdata convert credit.arff --target class --name my/credit
   rbdata convert ./replay_logs --source atari --name my/pong --shards 0-4 --dry-run
 """
 
@@ -21,9 +23,11 @@ SOURCE_OPTIONS = True
 
 def run(
     ctx: Context,
-    path: Annotated[Path, Argument(metavar="PATH", help="The folder with the raw files.", show_default=False)],
-    source: SourceName,
-    name: Annotated[str, Option(metavar="ID", help="The id of the new dataset, such as my/pong.")],
+    path: Annotated[Path, Argument(metavar="PATH", help="A raw file, or the folder of raw files.", show_default=False)],
+    source: SourceName = None,
+    name: Annotated[
+        str | None, Option(metavar="ID", help="The id of the new dataset (default: my/ and the name of PATH).")
+    ] = None,
     procs: Procs = None,
     shards: Shards = None,
     codec: Codec = "auto",
@@ -35,6 +39,8 @@ def run(
 ) -> int:
     """Convert raw files that are already on this machine.
 
+    Without --source, the one whose data they plainly are: HDF5 files of D4RL and Minari, Minari folders, ARFF and
+    Parquet tables (openml), folders of Atari shards.
     The raw files are not changed. An interrupted conversion continues when the same command is run again.
     """
     from ..api import make_request
@@ -43,6 +49,8 @@ def run(
     from .source_options import selected_options
 
     extra = selected_options(ctx)
+    path = path.expanduser()
+    name = name or f"my/{path.resolve().name.removesuffix(path.suffix)}"
     request = make_request(
         name,
         root,
@@ -56,5 +64,5 @@ def run(
         dry_run=dry_run,
         command=this_command(),
     )
-    outcome = work(name, lambda listener: convert(path.expanduser(), source, request, listener))
+    outcome = work(name, lambda listener: convert(path, source, request, listener))
     return finish([Result(outcome.id, outcome)], root, "Converted")

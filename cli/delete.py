@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from typer import Option
-
-from ..errors import UsageError
 from . import text
+from .consent import Yes, is_given
 from .console import Column, out
 from .options import AnyLocalIds, DryRun, Root
 
@@ -22,40 +18,51 @@ _COLUMNS = (Column("id"), Column("size", text.size, right=True), Column("path"))
 
 def run(
     ids: AnyLocalIds,
-    yes: Annotated[bool, Option("--yes", "-y", help="Delete without asking.")] = False,
+    yes: Yes = False,
     dry_run: DryRun = False,
     root: Root = None,
 ) -> int:
     """Delete datasets from this machine.
 
-    Shows the datasets and their sizes, then asks. Unfinished downloads are deleted as well. Of a symbolic link only the
-    link is deleted, not its target.
+    Shows the datasets and their sizes, then asks. Unfinished downloads and the raw files that `download --keep-raw` kept
+    are deleted as well. Of a symbolic link only the link is deleted, not its target.
     """
-    from ..datasets.local import deletable, delete, disk_use
+    from ..datasets.leftovers import kept_raw
+    from ..datasets.local import deletable, delete, list_local
+    from ..storage.folder import disk_use
 
     # Look up every id before deleting anything: with one wrong id the command stops and deletes nothing.
     places = list({place.id: place for place in (deletable(one, root) for one in ids)}.values())
-    sizes = [sum(disk_use(path) for path in (place.path, place.working, place.old)) for place in places]
-    rows = [(place.id, size, str(place.path)) for place, size in zip(places, sizes)]
+    shown = {one.id: one.bytes for one in list_local(root)}
+    rows: list[tuple[str, int, str]] = []
+    raw: dict[str, int] = {}
+    for place in places:
+        rest = [path for path in (place.working, place.old) if place.path.exists() and path.exists()]
+        rows.append((place.id, shown.get(place.id, 0) + sum(map(disk_use, rest)), str(place.path)))
+        raw[place.id] = sum(path.stat().st_size for path in kept_raw(place))
+        if raw[place.id]:
+            rows.append(
+                (f"{place.id} (raw files)", raw[place.id], str(place.root / ".raw" / place.id.partition("/")[0]))
+            )
     what = places[0].id if len(places) == 1 else text.plural(len(places), "dataset")
-    total = f"{what}, {text.size(sum(sizes))}"
+    total = f"{what}, {text.size(sum(size for _, size, _ in rows))}"
 
-    if not yes and not dry_run:
-        if not out.can_ask:
-            message = f"nothing deleted ({total}): not a terminal; pass --yes"
-            raise UsageError(message, hint="--dry-run shows what would be deleted")
-        if not out.confirm(f"Delete {total}?", [f"{one}  {text.size(size)}  {path}" for one, size, path in rows]):
-            out.note("nothing deleted")
-            return 1
+    lines = [f"{one}  {text.size(size)}  {path}" for one, size, path in rows]
+    if not yes and not dry_run and not is_given(total, lines):
+        return 1
     if not dry_run:
         for place in places:
             delete(place)
     if out.json:
-        records = [{"id": dataset, "bytes": size, "path": path} for dataset, size, path in rows]
+        sizes = {one: size for one, size, _ in rows}
+        records = [
+            {"id": place.id, "bytes": sizes[place.id], "raw_bytes": raw[place.id], "path": str(place.path)}
+            for place in places
+        ]
         out.document({"deleted": not dry_run, "datasets": records})
     elif out.quiet:
-        for dataset, *_ in rows:
-            out.line(dataset)
+        for place in places:
+            out.line(place.id)
     else:
         if dry_run or yes:  # otherwise the question showed them
             out.table(_COLUMNS, rows)

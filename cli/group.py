@@ -30,7 +30,8 @@ COMMANDS = {
     "sample": "Draw a batch: show it, save it, or measure the speed.",
     "verify": "Check datasets against their checksums.",
     "delete": "Delete datasets from this machine.",
-    "mirror": "Copy datasets to a mirror, or list a mirror.",
+    "prune": "Delete what interrupted work left behind.",
+    "mirror": "Copy datasets to a mirror, list a mirror, or delete from it.",
     "config": "Show the settings and where each comes from.",
 }
 

@@ -1,4 +1,4 @@
-"""``rbdata mirror push`` and ``rbdata mirror ls``."""
+"""``rbdata mirror push``, ``rbdata mirror ls`` and ``rbdata mirror rm``."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from typer import Argument, Option
 
 from .. import settings
 from . import text
+from .consent import Yes, is_given
 from .console import Column, Fact, out
-from .options import LocalId, Root, UserProject
-from .progress import byte_progress
+from .options import DryRun, LocalId, Root, UserProject
+from .progress import byte_progress, count_progress
 
-HELP = "Copy datasets to a mirror, or list a mirror."
+HELP = "Copy datasets to a mirror, list a mirror, or delete from it."
 
 EXAMPLES = """
   rbdata mirror push Pong/5 s3://lab/rbdata
   rbdata mirror push Pong/5 /mnt/share/rbdata --raw
   rbdata mirror ls gs://lab/rbdata
+  rbdata mirror rm Pong/5 /mnt/share/rbdata
   rbdata download Pong/5 --mirror s3://lab/rbdata
 """
 
@@ -103,4 +105,37 @@ def ls(url: MirrorUrl, user_project: UserProject = None) -> int:
     return 0
 
 
-VERBS = {"push": push, "ls": ls}
+def rm(
+    dataset: Annotated[str, Argument(metavar="ID", help="A dataset or folder that `ls` shows.", show_default=False)],
+    url: MirrorUrl,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    user_project: UserProject = None,
+) -> int:
+    """Delete a dataset, or a folder of raw files, from a mirror.
+
+    Shows what would go, then asks. The manifest is deleted first, so the mirror never lists half a dataset.
+    """
+    from ..datasets.fetch import FetchOptions
+    from ..datasets.mirrors.remove import find_held, remove
+
+    fetch = FetchOptions(user_project=user_project)
+    held = find_held(dataset, url, fetch=fetch)
+    what = f"{held.name}, {text.plural(len(held.files), 'file')}, {text.size(held.bytes)}, at {held.url}"
+    if not yes and not dry_run and not is_given(what, ()):
+        return 1
+    if not dry_run:
+        with count_progress(f"deleting {held.name}") as on_progress:
+            remove(held, url, fetch=fetch, on_progress=on_progress)
+    if out.json:
+        out.document(
+            {"deleted": not dry_run, "name": held.name, "url": held.url, "files": len(held.files), "bytes": held.bytes}
+        )
+    elif out.quiet:
+        out.line(held.name)
+    else:
+        out.note(f"would delete {what}" if dry_run else f"deleted {what}")
+    return 0
+
+
+VERBS = {"push": push, "ls": ls, "rm": rm}

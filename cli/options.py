@@ -77,7 +77,7 @@ Root = Annotated[
     ),
 ]
 SourceName = Annotated[
-    str,
+    str | None,
     Option("--source", metavar="NAME", help="The source that the files are from.", autocompletion=complete_source),
 ]
 Procs = Annotated[

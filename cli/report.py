@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import settings
 from . import text
@@ -18,6 +18,8 @@ from .user_output import other_output_to_stderr
 if TYPE_CHECKING:
     from ..datasets.acquire import Estimate, Listener, Outcome
 
+Done = TypeVar("Done")
+
 
 @dataclass(frozen=True)
 class Result:
@@ -28,7 +30,7 @@ class Result:
     failure: Failure | None = None
 
 
-def work(dataset_id: str, action: Callable[[Listener], Outcome]) -> Outcome:
+def work(dataset_id: str, action: Callable[[Listener], Done]) -> Done:
     """Run ``action`` and show its progress. Ctrl-C becomes an error that says what is kept and how to continue."""
     seen: list[Estimate] = []
     parts_done: list[int] = []
@@ -153,8 +155,9 @@ def _row(result: Result) -> tuple[Any, ...]:
 
 
 def _headline(outcome: Outcome, done: str) -> str:
-    if outcome.action == "written":
-        return f"{done} {outcome.id} in {text.duration(outcome.seconds)}"
+    if outcome.action in ("written", "repaired"):
+        verb = done if outcome.action == "written" else "Repaired"
+        return f"{verb} {outcome.id} in {text.duration(outcome.seconds)}"
     return f"{outcome.id} is already complete" if outcome.action == "complete" else "dry run: nothing written"
 
 

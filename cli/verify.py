@@ -8,17 +8,20 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from ..errors import RbdataError
+from .. import settings
+from ..errors import RbdataError, UsageError
 from . import text
 from .colour import of_state
 from .console import Column, out
 from .failures import Failure, explain
-from .options import LocalIds, Root
+from .options import LocalIds, Procs, Root
 from .progress import byte_progress
 
 EXAMPLES = """
   rbdata verify Pong/5
   rbdata verify Pong/5 --quick
+  rbdata verify Pong/5 --repair
+  rbdata verify my/pong --repair --mirror s3://lab/rbdata
   rbdata list --local --quiet | xargs rbdata verify
 """
 
@@ -47,24 +50,39 @@ class CannotCheckError(RbdataError):
 def run(
     ids: LocalIds,
     quick: Annotated[bool, Option("--quick", help="Compare the sizes of files only.")] = False,
+    repair: Annotated[bool, Option("--repair", help="Fetch what is damaged again, and nothing else.")] = False,
+    mirror: Annotated[
+        str | None,
+        Option(metavar="M", help="Repair from this mirror instead of the place that the data came from."),
+    ] = None,
+    procs: Procs = None,
     root: Root = None,
 ) -> int:
     """Check datasets against their checksums.
 
     Reads every byte of every file, then checks the rules of TED: an episode ends with done, done is terminated or
-    truncated, and so on.
+    truncated, and so on. A repaired dataset has the same bytes as before it was damaged. From a mirror with a converted
+    copy only the damaged ranges of files are fetched, otherwise the shards or files that they were made from.
     """
+    if mirror is not None and not repair:
+        raise UsageError("--mirror says where to repair from", hint="add --repair")
     records = []
     for dataset in dict.fromkeys(ids):
         try:
-            records.append(_check(dataset, root, quick))
+            record = _check(dataset, root, quick)
+            records.append(record)
+            if repair and record["problems"]:
+                _repair(record, mirror, procs)
         except Exception as error:
             failure = explain(error)
-            damaged = failure.code == "damaged"  # a damaged manifest
+            damaged = failure.code == "damaged" or bool(records and records[-1]["id"] == dataset)
             if len(ids) == 1 and not damaged:
                 raise CannotCheckError(failure) from error
             if not out.json:
                 out.fail(error, failure, dataset)
+            if records and records[-1]["id"] == dataset:  # damaged, and cannot be repaired
+                records[-1]["error"] = failure.to_json()
+                continue
             problems = [{"path": "rbdata.json", "what": failure.message}] if damaged else []
             result = "damaged" if damaged else "not checked"
             records.append({"id": dataset, "result": result, "problems": problems, "error": failure.to_json()})
@@ -73,14 +91,36 @@ def run(
         out.document({"datasets": records})
     elif out.quiet:
         for record in records:
-            if record["result"] != "good":
+            if record["result"] in ("damaged", "not checked"):
                 out.line(record["id"])
     else:
         out.table(_COLUMNS, (row for record in records for row in _rows(record)))
+    for record in records:
+        done = record.get("repair")
+        if done:
+            files = text.plural(len(done["files"]), "file")
+            how = f"fetched {text.size(done['fetched_bytes'])} from" if done["fetched_bytes"] else "read from"
+            out.note(f"{record['id']}: repaired {files}, {how} {done['location']}")
     results = {record["result"] for record in records}
-    if "damaged" in results:
-        out.hint("run rbdata download or convert again with --force")
+    broken = [record["id"] for record in records if record["result"] == "damaged" and "error" not in record]
+    if broken:
+        out.hint(settings.command("verify", *broken, "--repair", root=root))
     return 1 if "damaged" in results else 2 if "not checked" in results else 0
+
+
+def _repair(record: dict[str, Any], mirror: str | None, procs: int | None) -> None:
+    """Make a damaged dataset whole, and check it again."""
+    from ..datasets.repair import repair
+    from ..storage.file_problems import Problem
+    from ..storage.integrity import verify
+    from .report import work
+
+    folder, problems = Path(record["path"]), [Problem(**problem) for problem in record["problems"]]
+    done = work(record["id"], lambda listener: repair(folder, problems, mirror=mirror, procs=procs, listener=listener))
+    left = verify(folder).problems
+    record["result"] = "damaged" if left else "repaired"
+    record["problems"] = [vars(problem) for problem in left or problems]
+    record["repair"] = {**vars(done), "path": str(done.path)}
 
 
 def _check(dataset: str, root: Path | None, quick: bool) -> dict[str, Any]:
@@ -98,7 +138,7 @@ def _check(dataset: str, root: Path | None, quick: bool) -> dict[str, Any]:
         "files": report.files,
         "bytes": report.bytes,
         "seconds": round(time.monotonic() - began, 3),
-        "problems": [{"path": problem.path, "what": problem.what} for problem in report.problems],
+        "problems": [vars(problem) for problem in report.problems],
     }
 
 

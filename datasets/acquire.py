@@ -7,16 +7,20 @@ id what it holds already (`ingest.run`).
 
 from __future__ import annotations
 
+import contextlib
+import time
 from dataclasses import replace
 from pathlib import Path
 
 from .. import settings
-from ..errors import ObjectNotFoundError, UnknownDatasetError, UsageError
+from ..errors import DatasetExistsError, ObjectNotFoundError, UnknownDatasetError, UsageError
+from ..storage.file_problems import check_sizes
 from ..storage.folder import DatasetPlace, make_writable
 from ..storage.lock import WriterLock
 from ..storage.manifest import Manifest
 from . import catalogue
 from .fetch import open_location
+from .fetch.transports import open_raw
 from .ingest.existing import announce_replacement, extend, find_existing, list_missing
 from .ingest.raw_files import FOLDER as RAW_FOLDER
 from .ingest.raw_files import fetch_all
@@ -25,7 +29,9 @@ from .ingest.request import Listener as Listener
 from .ingest.request import Outcome as Outcome
 from .ingest.request import Request as Request
 from .ingest.run import make_dataset, run
+from .leftovers import leftovers_of, remove_leftovers
 from .mirrors import pull as converted
+from .repair import repair
 from .sources.source import Source
 
 
@@ -40,7 +46,7 @@ def download(request: Request, listener: Listener | None = None) -> Outcome:
     address = catalogue.split_address(request.id)
     if address:
         request = replace(request, id=address[0], mirror=request.mirror or address[1])
-    dataset_id, source = converted.resolve(request.id, request.mirror)
+    dataset_id, source = converted.resolve(request.id, request.mirror, request.fetch)
     if source is not None:
         dataset_id = f"{source.name}/{source.full_name(dataset_id.partition('/')[2], request.options)}"
     mirror = request.mirror or settings.mirror(dataset_id.partition("/")[0])
@@ -49,10 +55,10 @@ def download(request: Request, listener: Listener | None = None) -> Outcome:
     request = replace(request, id=dataset_id, root=root)
     place = DatasetPlace(root, dataset_id)
     existing = find_existing(place, request)
-    if existing is not None:
-        if source is not None:
-            source.check_existing(existing, request.options)
-        return Outcome(dataset_id, place.path, "complete", existing)
+    if existing is not None and source is not None:
+        source.check_existing(existing, request.options)
+    if existing is not None and not (request.dry_run and check_sizes(place.path, existing)):
+        return _keep_or_repair(place, request, existing, request.mirror, listener)
     asked, request = request.options.parts, extend(place, request, _declared(source))
     name = dataset_id.partition("/")[2]
     url = mirror or (source.place(name) if source else "")
@@ -91,21 +97,25 @@ def download(request: Request, listener: Listener | None = None) -> Outcome:
     return run(job, place, request, listener, job.location.url)
 
 
-def convert(path: Path, source_name: str, request: Request, listener: Listener | None = None) -> Outcome:
-    """Convert raw data in a folder, which is left as it is, into the dataset ``request.id``. Raises as ``download``."""
+def convert(path: Path, source_name: str | None, request: Request, listener: Listener | None = None) -> Outcome:
+    """Convert raw data in a folder or one file, left as it is, into the dataset ``request.id``.
+
+    Without a source, the one whose data it plainly is. Raises as `download`.
+    """
     listener = listener or Listener()
     request = replace(request, root=settings.root(request.root))
-    source = catalogue.load_source(source_name)
-    if not path.is_dir():
-        raise ObjectNotFoundError(f"{path} is not a folder", hint="give the folder that holds the raw files")
+    if not path.exists():
+        raise ObjectNotFoundError(f"no such file or folder: {path}", hint="give a raw file, or the folder of raw files")
+    source = catalogue.load_source(source_name or catalogue.recognise(path))
     assert request.root is not None
     place = DatasetPlace(request.root, request.id)
     existing = find_existing(place, request)
-    if existing is not None:
-        return Outcome(request.id, place.path, "complete", existing)
+    if existing is not None and not (request.dry_run and check_sizes(place.path, existing)):
+        _check_origin(existing, source, path, listener)
+        return _keep_or_repair(place, request, existing, str(path.resolve()), listener)
     request = extend(place, request, _declared(source))
-    location = open_location(str(path.resolve()), options=request.fetch)
-    return run(source.open_folder(location, request.options), place, request, listener, location.url)
+    job = source.open_folder(open_raw(path, request.fetch), request.options)
+    return run(job, place, request, listener, str(path.resolve()))
 
 
 def _copy(url: str, place: DatasetPlace, request: Request, listener: Listener) -> Outcome | list[str] | None:
@@ -128,6 +138,34 @@ def _copy(url: str, place: DatasetPlace, request: Request, listener: Listener) -
         )
 
     return make_dataset(place, request, make)
+
+
+def _keep_or_repair(
+    place: DatasetPlace, request: Request, manifest: Manifest, mirror: str | None, listener: Listener
+) -> Outcome:
+    """A dataset that is what is asked for stays as it is; where files are missing or cut short, they are made again."""
+    wrong = check_sizes(place.path, manifest)
+    if not wrong:
+        if not request.dry_run:
+            with contextlib.suppress(OSError):  # a root that cannot be written to
+                remove_leftovers(leftovers_of(place), place.root)
+        return Outcome(place.id, place.path, "complete", manifest)
+    began = time.monotonic()
+    listener.on_note(
+        f"repairs {place.id}: {wrong[0].path} {wrong[0].what}" + f" and {len(wrong) - 1} more" * (len(wrong) > 1)
+    )
+    repair(place.path, wrong, mirror=mirror, procs=request.procs, fetch=request.fetch, listener=listener)
+    return Outcome(place.id, place.path, "repaired", manifest, time.monotonic() - began)
+
+
+def _check_origin(manifest: Manifest, source: Source, path: Path, listener: Listener) -> None:
+    """What is there was made from another place: say so. Raises DatasetExistsError where it is another source's."""
+    made_by, place = manifest.source.get("name"), manifest.provenance.get("location")
+    if made_by != source.name:
+        message = f"{manifest.id} is there already, made from {made_by} data"
+        raise DatasetExistsError(message, hint="choose another --name, or replace it with --force")
+    if place != str(path.resolve()):
+        listener.on_note(f"{manifest.id} is there already, made from {place}; --force replaces it")
 
 
 def _declared(source: Source | None) -> set[str]:

@@ -53,6 +53,16 @@ def is_made(dataset_id: str) -> bool:
     return name in source_names() and load_source(name).makes
 
 
+def recognise(path: Path) -> str:
+    """The source whose raw data a file or folder plainly is. Raises UsageError for none, or several."""
+    found = [name for name, known in _of_each(lambda source: source.recognises(path)).items() if known]
+    if len(found) == 1:
+        return found[0]
+    message = f"{path} could be from {' or '.join(found)}" if found else f"{path} does not say which source it is from"
+    names = [name for name, source in sources().items() if not source.makes]
+    raise UsageError(message, hint=f"name it with --source: {', '.join(names)}")
+
+
 def known_ids(source: str | None = None) -> list[str]:
     """Full ids of everything the sources list by themselves."""
     found = _of_each(lambda source: list(source.names()), source)

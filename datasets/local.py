@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +10,12 @@ from typing import TYPE_CHECKING, Literal
 
 from .. import settings
 from ..errors import DatasetNotFoundError, NotADatasetError, RbdataError, UnknownDatasetError, UsageError
-from ..storage.folder import JOURNAL, DatasetPlace, find_datasets
+from ..storage.file_problems import check_sizes
+from ..storage.folder import JOURNAL, DatasetPlace, disk_use, find_datasets
 from ..storage.journal import Journal
 from ..storage.manifest import FILENAME, read_manifest
 from . import catalogue
+from .leftovers import kept_raw
 
 if TYPE_CHECKING:
     from ..storage.dataset import Dataset
@@ -43,7 +46,8 @@ def list_local(root: str | os.PathLike[str] | None = None) -> list[LocalDataset]
 def local_ids(root: str | os.PathLike[str] | None = None) -> list[str]:
     """Ids of the complete datasets under the root."""
     where = settings.root(root)
-    return [dataset_id for dataset_id, _, complete in find_datasets(where) if complete] if where.is_dir() else []
+    found = find_datasets(where) if where.is_dir() else ()
+    return [dataset_id for dataset_id, path, complete in found if complete and (path / FILENAME).is_file()]
 
 
 def find(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> Path:
@@ -115,7 +119,7 @@ def deletable(text: str, root: str | os.PathLike[str] | None = None) -> DatasetP
             raise
         dataset_id = text
     place = DatasetPlace(where, dataset_id)
-    if not (place.path.exists() or place.path.is_symlink() or place.working.exists()):
+    if dataset_id not in there and not (place.path.is_symlink() or place.working.exists()):
         message = f"{dataset_id} is not under {where}: nothing to delete"
         raise DatasetNotFoundError(message, hint=_see_local(root))
     if where.resolve() not in (place.path.parent.resolve(), *place.path.parent.resolve().parents):
@@ -125,15 +129,17 @@ def deletable(text: str, root: str | os.PathLike[str] | None = None) -> DatasetP
 
 
 def delete(place: DatasetPlace) -> None:
-    """Remove a dataset and its remains; raises DatasetBusyError while another process writes it."""
+    """Remove a dataset, its remains and the raw files kept of it; raises DatasetBusyError while another process writes it."""
+    raw = kept_raw(place)
     with place.lock():
         place.remove()
     place.prune_parents()
-
-
-def disk_use(path: Path) -> int:
-    """Bytes that a folder takes on disk (holes in files do not count), links not followed."""
-    return sum((Path(folder) / name).lstat().st_blocks * 512 for folder, _, files in os.walk(path) for name in files)
+    for path in raw:
+        path.unlink(missing_ok=True)
+        for parent in path.relative_to(place.root).parents:
+            with contextlib.suppress(OSError):  # until one is not empty
+                if parent.parts:
+                    (place.root / parent).rmdir()
 
 
 def _describe(dataset_id: str, path: Path, complete: bool) -> LocalDataset:
@@ -147,4 +153,10 @@ def _describe(dataset_id: str, path: Path, complete: bool) -> LocalDataset:
     except Exception as error:  # whatever one folder holds, the others are listed
         problem = error.message if isinstance(error, RbdataError) else f"cannot be read: {error!r}"
         return LocalDataset(dataset_id, path, "damaged", None, None, disk_use(path), 0.0, problem)
-    return LocalDataset(dataset_id, path, "complete", manifest.steps, manifest.episodes, manifest.bytes, 1.0)
+    wrong = check_sizes(path, manifest)
+    problem = "; ".join(f"{one.path} {one.what}" for one in wrong[:3]) + f" and {len(wrong) - 3} more" * (
+        len(wrong) > 3
+    )
+    state: State = "damaged" if wrong else "complete"
+    counts = manifest.steps, manifest.episodes, manifest.bytes
+    return LocalDataset(dataset_id, path, state, *counts, 0.0 if wrong else 1.0, problem or None)

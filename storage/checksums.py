@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import google_crc32c
 
@@ -82,10 +82,21 @@ def check_ranges(path: Path, ranges: Sequence[Sequence[Any]]) -> Iterator[tuple[
     """
     with path.open("rb") as file:
         for length, wanted in ranges:
-            checksum = Crc32c()
-            while checksum.length < length:
-                block = file.read(min(BLOCK, length - checksum.length))
-                if not block:
-                    break
-                checksum.update(block)
-            yield checksum.length, checksum.hex == wanted
+            yield _check(file, length, wanted)
+
+
+def check_range(path: Path, offset: int, length: int, wanted: str) -> tuple[int, bool]:
+    """As `check_ranges`, for the one range that begins at a byte."""
+    with path.open("rb", buffering=0) as file:
+        file.seek(offset)
+        return _check(file, length, wanted)
+
+
+def _check(file: IO[bytes], length: int, wanted: str) -> tuple[int, bool]:
+    checksum = Crc32c()
+    while checksum.length < length:
+        block = file.read(min(BLOCK, length - checksum.length))
+        if not block:
+            break
+        checksum.update(block)
+    return checksum.length, checksum.hex == wanted

@@ -21,6 +21,8 @@ from .lock import WriterLock
 from .manifest import FILENAME
 
 JOURNAL = "journal.jsonl"
+#: Names of the files of datasets, beside ``*.memmap`` and the manifest.
+_FILES = {"meta.json", "blob", "offsets", "dictionary"}
 #: Raw objects that are only needed while the dataset is written.
 RAW = ".raw"
 
@@ -61,14 +63,18 @@ class DatasetPlace:
     def _beside(self, suffix: str) -> Path:
         return self.path.with_name(f".{self.path.name}.{suffix}")
 
-    def check_free(self) -> None:
+    def check_free(self, *, force: bool = False) -> None:
         """Raise DatasetExistsError when something other than a dataset is in the way, or a dataset is above or below.
 
-        What replaces a folder removes everything in it, so no dataset may lie inside another.
+        What replaces a folder removes everything in it, so no dataset may lie inside another. With ``force`` the files of a
+        dataset that has lost its manifest are in nobody's way; anything else is never replaced.
         """
         if os.path.lexists(self.path) and not self.exists() and not _is_empty_folder(self.path):
-            message = f"{self.path} exists and is not a dataset"
-            raise DatasetExistsError(message, hint="choose another name, or another --root")
+            remains = holds_only_leaves(self.path)
+            if not (remains and force):
+                message = f"{self.path} exists and is not a dataset" + " (it has no rbdata.json)" * remains
+                hint = "replace it with --force" if remains else "move it away, or choose another name or --root"
+                raise DatasetExistsError(message, hint=hint)
         for parent in self.path.parents:
             if parent == self.root:
                 return
@@ -163,6 +169,22 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(path).free
 
 
+def holds_only_leaves(path: Path) -> bool:
+    """Whether a folder holds files that datasets consist of and nothing else: a dataset that has lost its manifest."""
+    if path.is_symlink() or not path.is_dir():
+        return False
+    files = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
+    return bool(files) and all(
+        (one.suffix == ".memmap" or one.name in _FILES or one.name.startswith(FILENAME)) and not one.is_symlink()
+        for one in files
+    )
+
+
+def disk_use(path: Path) -> int:
+    """Bytes that a folder takes on disk (holes in files do not count), links not followed."""
+    return sum((Path(folder) / name).lstat().st_blocks * 512 for folder, _, files in os.walk(path) for name in files)
+
+
 def check_space(path: Path, needed: int, what: str) -> None:
     """Raise DiskSpaceError when ``needed`` bytes and a reserve of 2 % or 64 MiB do not fit."""
     free = free_bytes(path)
@@ -184,12 +206,16 @@ def remove_tree(path: Path) -> None:
 
 
 def find_datasets(root: Path) -> Iterator[tuple[str, Path, bool]]:
-    """Walk a root: ``(id, folder, complete)`` for every dataset and every unfinished one, sorted by id."""
+    """Walk a root: ``(id, folder, complete)`` for every dataset and every unfinished one, sorted by id.
+
+    A dataset that has lost its manifest is among the complete ones: its folder cannot be read.
+    """
     found = []
     for folder, names, files in os.walk(root):
         here = Path(folder)
         relative = here.relative_to(root).parts
-        if FILENAME in files and len(relative) >= 2:
+        lost = "meta.json" in files and relative[-1:] not in (("next",), ("episodes",)) and "episodes" in names
+        if (FILENAME in files or (lost and holds_only_leaves(here))) and len(relative) >= 2:
             found.append(("/".join(relative), here, True))
             names.clear()
             continue

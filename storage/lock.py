@@ -74,6 +74,15 @@ class WriterLock:
             message = f"{self.what}: another process took over while this one stood still"
             raise DatasetBusyError(message, hint="run the command again: what is finished is kept")
 
+    def is_held(self) -> bool:
+        """Whether a living process has the lock, as far as can be told."""
+        owner = _read(self.path)
+        return owner is not None and not _is_stale(self.path, owner)
+
+    def is_stale(self, path: Path) -> bool:
+        """Whether a file that belongs to the lock was left by a process that is gone."""
+        return _is_stale(path, _read(path) or {})
+
     def _create(self) -> bool:
         pid = os.getpid()
         record = {"pid": pid, "host": socket.gethostname(), "space": _pid_space(), "started": _started(pid)}
@@ -108,7 +117,7 @@ class WriterLock:
         """Remove what processes left that were killed while they made or broke the lock; call as its owner."""
         for path in self.path.parent.glob(f"{glob.escape(self.path.name)}.*"):
             with contextlib.suppress(OSError):
-                old = time.time() - path.stat().st_mtime > STALE_AFTER  # not those of who is waiting now
+                old = self.is_stale(path)  # not those of who is waiting now
                 if old and re.fullmatch(r"breaking|[0-9a-f]{32}", path.name[len(self.path.name) + 1 :]):
                     path.unlink()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RbdataError
+from .checksums import check_ranges
 from .codecs import codec_of
 from .codecs.codec import OldPart
 from .leaf import Leaf
@@ -34,7 +35,18 @@ class OldDataset:
             return None
         manifest = read_manifest(folder)
         usable = [leaf.to_json() for leaf in manifest.schema] == [leaf.to_json() for leaf in schema]
-        return cls(folder, manifest) if usable and schema.states else None
+        old = cls(folder, manifest)
+        return old if usable and schema.states and old._dictionaries_are_sound() else None
+
+    def _dictionaries_are_sound(self) -> bool:
+        """Rows are decoded and encoded with them: with a damaged one, none of the old rows is of use."""
+        try:
+            names = [name for name in self.manifest.files if name.endswith("/dictionary")]
+            return all(
+                sound for name in names for _, sound in check_ranges(self.folder / name, self.manifest.files[name])
+            )
+        except OSError:
+            return False
 
     @property
     def identity(self) -> list[Any]:
@@ -44,6 +56,17 @@ class OldDataset:
     def dictionary(self, leaf: Leaf) -> bytes:
         """The dictionary of a leaf whose codec uses one."""
         return codec_of(leaf).read_dictionary(self.folder)
+
+    def bytes_of_state(self) -> float:
+        """Bytes on disk of one state, on average."""
+        paths = [path for leaf in self.manifest.schema.states for path in codec_of(leaf).files]
+        total = sum(length for path in paths for length, _ in self.manifest.files[path])
+        return total / max(1, self.manifest.states)
+
+    def holds(self, part: dict[str, Any]) -> bool:
+        """Whether it was made from the same rows of the same object."""
+        old = self._parts.get(part["layout"], (0, None))[1]
+        return old is not None and _same_object(part["object"], old["object"])
 
     def take_over(self, writer: DatasetWriter, index: int, part: dict[str, Any]) -> dict[str, Any] | None:
         """Copy a part's rows into the new dataset; returns the journal record, None when the old one cannot give them."""

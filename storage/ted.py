@@ -7,64 +7,96 @@ terminated, truncated). ``done = terminated | truncated``; flags are bool ``[...
 
 from __future__ import annotations
 
-import torch
+from pathlib import Path
+from typing import Protocol
 
-from .dataset import Dataset
+import numpy as np
+
+from .codecs import codec_of
+from .episodes import TERMINATED, open_episodes
+from .leaf import Leaf
+from .manifest import Manifest
+from .memory_map import map_array
 from .schema import FLAGS
 
 
-def check_invariants(dataset: Dataset, block: int = 65_536) -> list[str]:
+class Folder(Protocol):
+    """A dataset's folder and its manifest; a `Dataset` is one."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def manifest(self) -> Manifest: ...
+
+
+def check_invariants(dataset: Folder, block: int = 65_536) -> list[str]:
     """Everything that must hold in a dataset; returns what does not, in words (an empty list when all is well).
 
     Each kind of problem is reported once, with the first step where it is met.
 
-    Checked for every row, in bounded memory: ``done == terminated | truncated``; rewards are finite; root flags are False;
-    every episode ends with done and has none before; outcomes agree with the flags; inside an episode the next observation
-    of a step is the observation of the following one (except for leaves that the lineage names as ``unchained``); returns
-    are the sums of rewards. Keys and the episode table are checked when the dataset is opened.
+    Checked for every row, in bounded memory and without torch: ``done == terminated | truncated``; rewards are finite; root
+    flags are False; every episode ends with done and has none before; outcomes agree with the flags; inside an episode the
+    next observation of a step is the observation of the following one (except for leaves that the lineage names as
+    ``unchained``); returns are the sums of rewards. Keys are checked with the manifest, the episode table when it is opened.
     """
-    if "reward" in dataset.schema:
+    manifest = dataset.manifest
+    schema, count = manifest.schema, manifest.steps
+    if "reward" in schema:
         return ["a reward at the root: rewards belong under next"]
-    episodes = dataset.episodes
+    episodes = open_episodes(dataset.path, manifest.episodes, count)
     first: dict[str, int] = {}
-    unchained = (dataset.manifest.lineage or {}).get("unchained", ())
+    unchained = (manifest.lineage or {}).get("unchained", ())
     twins = [
         (leaf.name, "next/" + leaf.name)
-        for leaf in dataset.schema.steps
-        if "next/" + leaf.name in dataset.schema and leaf.name not in (*FLAGS, *unchained)
+        for leaf in schema.steps
+        if "next/" + leaf.name in schema and leaf.name not in (*FLAGS, *unchained)
     ]
-    returns = torch.zeros(len(episodes), dtype=torch.float64)
-    outcome = torch.from_numpy(episodes.outcome.astype("int64"))
-    last = dataset.episode_starts[1:] - 1
-    for low in range(0, len(dataset), block):
-        high = min(low + block, len(dataset))
-        flags = {name: dataset.rows["next/" + name].block(low, high).squeeze(1) for name in FLAGS}
-        reward = dataset.rows["next/reward"].block(low, high).squeeze(1)
-        steps = torch.arange(low, high)
-        episode = dataset.episode_of(steps)
+    for name, successor in twins:
+        if schema[name].shape != schema[successor].shape:
+            return [f"{name} and {successor} have different shapes"]
+    needed = {*FLAGS, "next/reward", *("next/" + flag for flag in FLAGS), *(name for pair in twins for name in pair)}
+    rows = {name: _open(dataset.path, schema[name], count) for name in needed}
+    returns = np.zeros(len(episodes))
+    start = np.asarray(episodes.start)
+    last = np.append(start[1:], count) - 1
+    for low in range(0, count, block):
+        high = min(low + block, count)
+        flags = {name: rows["next/" + name][low:high].reshape(-1) for name in FLAGS}
+        reward = rows["next/reward"][low:high].reshape(-1)
+        steps = np.arange(low, high)
+        episode = np.searchsorted(start, steps, "right") - 1
         ends = last[episode] == steps
         found = {
             "done differs from terminated | truncated": flags["done"] != (flags["terminated"] | flags["truncated"]),
             "an episode does not end with done, or goes on after it": flags["done"] != ends,
-            "a reward is not finite": ~torch.isfinite(reward),
+            "a reward is not finite": ~np.isfinite(reward),
             "the episode table says terminated, the flags do not (or the reverse)": ends
-            & (flags["terminated"] != (outcome[episode] == 1)),
+            & (flags["terminated"] != (episodes.outcome[episode] == TERMINATED)),
         }
         for name in FLAGS:
-            found[f"root {name} is set"] = dataset.rows[name].block(low, high).squeeze(1)
+            found[f"root {name} is set"] = rows[name][low:high].reshape(-1)
         for name, successor in twins:
-            if dataset.schema[name].shape != dataset.schema[successor].shape:
-                return [f"{name} and {successor} have different shapes"]
-            inner = torch.zeros(high - low, dtype=torch.bool)
-            after = dataset.rows[name].block(low + 1, min(high + 1, len(dataset))).flatten(1)
-            here = dataset.rows[successor].block(low, low + len(after)).flatten(1)
-            inner[: len(after)] = ((after != here) & ~((after != after) & (here != here))).any(1)  # NaN is like NaN
+            inner = np.zeros(high - low, bool)
+            after = rows[name][low + 1 : high + 1]
+            here = rows[successor][low : low + len(after)]
+            differs = (after != here) & ~((after != after) & (here != here))  # NaN is like NaN
+            inner[: len(after)] = differs.any(axis=tuple(range(1, differs.ndim)))
             found[f"{successor} is not the following {name}"] = inner & ~ends
         for what, bad in found.items():
             if what not in first and bad.any():
-                first[what] = low + int(bad.nonzero()[0])
-        returns.index_add_(0, episode, reward.double())
+                first[what] = low + int(bad.argmax())
+        returns += np.bincount(episode, reward.astype(np.float64), len(episodes))
     problems = [f"{what} (step {step})" for what, step in first.items()]
-    if not torch.allclose(returns, torch.from_numpy(episodes.returns.astype("float64")), rtol=1e-9, atol=1e-6):
+    if not np.allclose(returns, episodes.returns, rtol=1e-9, atol=1e-6):
         problems.append("episode returns are not the sums of the rewards")
     return problems
+
+
+def _open(folder: Path, leaf: Leaf, count: int) -> np.ndarray:
+    """The rows of a step leaf, ``[count, *shape]``, mapped. Raises DamagedDatasetError."""
+    if leaf.constant is not None:
+        return np.broadcast_to(np.array(leaf.constant or 0, leaf.np_dtype), (count, *leaf.shape))
+    if codec_of(leaf).fixed_rows:
+        items = count * leaf.row_bytes // leaf.np_dtype.itemsize
+        return map_array(folder / leaf.memmap, leaf.np_dtype, items).reshape(count, *leaf.shape)
+    return codec_of(leaf).open_rows(folder, count).block(0, count).numpy()

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import RbdataError, UnfinishedDatasetError
+from ..errors import DamagedDatasetError, RbdataError, UnfinishedDatasetError
 from .checksums import crc32c, join_ranges
 from .codecs import PLAIN, codec_of
 from .codecs.codec import Codec, Sink
@@ -69,7 +69,7 @@ class DatasetWriter:
         self.bulk = tuple(schema[name] for name in bulk)
         self.folder = place.working
         self.files: Files = {}
-        place.check_free()
+        place.check_free(force=restart)
         journal = Journal(self.folder / JOURNAL)
         began_anew = journal.fingerprint == fingerprint and bool(journal.find("restart"))
         if journal.fingerprint is None or (restart and not began_anew):
@@ -233,10 +233,17 @@ class DatasetWriter:
 
     # -- commit ----------------------------------------------------------------------------------------------------
 
-    def commit(self, manifest: Manifest, ranges: Sequence[tuple[int, int]] | None = None) -> Path:
+    def commit(
+        self,
+        manifest: Manifest,
+        ranges: Sequence[tuple[int, int]] | None = None,
+        original: Manifest | None = None,
+    ) -> Path:
         """Write the manifest (its ``files`` are filled in here) and make the folder the dataset; returns its path.
 
         ``ranges``: the first part of each range of checksums, and the first one after it (None: a range for each part).
+        With ``original``, the files must be those that it lists, and it is written again: the folder is then the same, byte
+        by byte. Raises DamagedDatasetError where they differ.
         """
         self.merge()
         finished, merged = self._journal.find("part"), self._journal.find("merged")
@@ -256,6 +263,12 @@ class DatasetWriter:
         shown = {leaf.name: (leaf.dtype, leaf.shape) for leaf in self.schema.steps if leaf.codec == PLAIN}
         self.files.update(write_meta(self.folder, "", shown, self.steps))
         manifest.files = dict(sorted(self.files.items()))
+        if original is not None:
+            other = [name for name in original.files if manifest.files.get(name) != original.files[name]]
+            if other or len(manifest.files) != len(original.files):
+                message = f"the data that {self.place.id} was made from now give other bytes: {', '.join(other)}"
+                raise DamagedDatasetError(message, hint="start over with --force")
+            manifest = original
         sync_files(self.folder, manifest.files)
         write_manifest(self.folder, manifest)
         remove_tree(self.folder / PARTS)
@@ -263,6 +276,14 @@ class DatasetWriter:
         (self.folder / JOURNAL).unlink()
         self.place.install()
         return self.place.path
+
+
+def finished_parts(folder: Path, fingerprint: str, *, restart: bool = False) -> set[int] | None:
+    """The parts that the next run with this fingerprint finds finished, by the journal; None where it begins anew."""
+    journal = Journal(folder / JOURNAL)
+    if journal.fingerprint != fingerprint or (restart and not journal.find("restart")):
+        return None
+    return set(journal.find("part"))
 
 
 def open_sink(folder: Path, leaf: Leaf, number: int, first: int, rows: int, states: int, threads: int = 1) -> Sink:

@@ -30,7 +30,7 @@ MODULES = sorted(
 LINES = {path: len((HOUSE / path).read_text().splitlines()) for path in MODULES}
 
 MOST_LINES_OF_A_MODULE = 400
-MOST_LINES = 44_410
+MOST_LINES = 46_000
 
 #: A folder may have one of each; all other base names are unique, so that a name alone finds the file.
 NAMES_OF_MANY = {"__init__.py", "__main__.py", "source.py", "job.py"}
@@ -71,6 +71,7 @@ TESTED_BY = {
     "datasets/formats/parquet": "datasets/sources/openml/test_download",
     "datasets/local": "cli/test_commands",
     "datasets/mirrors/pull": "datasets/mirrors/test_push",
+    "datasets/mirrors/remove": "datasets/mirrors/test_push",
     "datasets/waits": "datasets/fetch/test_faults",
     "datasets/workers/engines/engine": "datasets/workers/engines/test_ray_cluster",
     "datasets/workers/engines/processes": "datasets/workers/test_pool",

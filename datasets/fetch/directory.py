@@ -22,7 +22,12 @@ _TEMPORARY = {errno.EAGAIN, errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOU
 
 @dataclass(frozen=True)
 class DirectoryLocation(BaseLocation):
-    """A `Location` in the file system. Objects are regular files; links are followed, broken links omitted."""
+    """A `Location` in the file system. Objects are regular files; links are followed, broken links omitted.
+
+    With ``only``, listings of its top show the file of this name alone.
+    """
+
+    only: str = ""
 
     @classmethod
     def from_url(cls, url: str, options: FetchOptions) -> DirectoryLocation:
@@ -71,6 +76,8 @@ class DirectoryLocation(BaseLocation):
                         names.append(entry.name)
         except OSError as error:
             raise _translate_error(error, url) from error
+        if self.only and url == self.url:
+            return [item for item in objects if item.name == self.only], []
         return objects, names
 
     def _describe(self, obj: RemoteObject) -> RemoteObject:

@@ -29,6 +29,15 @@ def stated_version(headers: Mapping[str, str]) -> str | None:
     return headers.get("Last-Modified")
 
 
+def _other_version(version: str | None, headers: Mapping[str, str]) -> str | None:
+    """The version that a response states if it is another one than before.
+
+    Only like is compared with like: some servers state an ETag for GET and none for HEAD.
+    """
+    found = headers.get("ETag" if (version or "").startswith('"') else "Last-Modified")
+    return found if version and found and found != version and not found.startswith("W/") else None
+
+
 def stated_checksums(headers: Mapping[str, str]) -> dict[str, str]:
     """Checksums of the object, from the headers of a complete response. (An ETag is not an MD5.)"""
     found = {}
@@ -55,13 +64,13 @@ def check_same_object(obj: RemoteObject, offset: int, status: int, headers: Mapp
     Raises ObjectChangedError if the response is of another version of the object, FetchError if it is invalid.
     """
     first, total = content_range(headers)
-    version = stated_version(headers)
+    other = _other_version(obj.version, headers)
     if status == 416:
         if obj.size is None and total == offset:
             return 0
         raise replaced(obj.url, f"it has no byte {offset} now")
-    if obj.version is not None and version is not None and obj.version != version:
-        raise replaced(obj.url, f"{obj.version} is {version} now")
+    if other is not None:
+        raise replaced(obj.url, f"{obj.version} is {other} now")
     size = total if status == 206 else length(headers)
     if obj.size is not None and size is not None and obj.size != size:
         raise replaced(obj.url, f"{obj.size} bytes are {size} now")

@@ -94,6 +94,33 @@ def resumable_bytes(record: Mapping[str, Any] | None, obj: RemoteObject, present
     return present if (same_version or same_bytes) and record.get("size") == obj.size else 0
 
 
+def bytes_there(path: Path) -> int:
+    """Bytes of the file at ``path`` or, while it is fetched, of its part: what the next `fetch_to_file` may keep."""
+    for there in (path, _part(path)):
+        if there.is_file():
+            return there.stat().st_size
+    return 0
+
+
+def is_being_fetched(part: Path) -> bool:
+    """Whether a process is writing this ``.part`` file, or that of this ``.part.json``."""
+    part = part.with_name(part.name.partition(".part")[0] + ".part")
+    try:
+        with part.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def discard_part(path: Path) -> None:
+    """Remove what a fetch to ``path`` that was killed at its very end left beside the finished file."""
+    for left in (_record(path), _record(path).with_suffix(".json.new"), _part(path)):
+        left.unlink(missing_ok=True)
+
+
 # -- the part and its record -----------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ Transports, and with them requests and google-cloud-storage, are imported when a
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from .location import FetchOptions, Location
 
@@ -39,3 +40,11 @@ def open_location(url: str | os.PathLike[str], *, options: FetchOptions | None =
     from .fsspec_store import FsspecLocation
 
     return FsspecLocation.from_url(text, options)
+
+
+def open_raw(path: Path, options: FetchOptions | None = None) -> Location:
+    """A folder with raw files as a location, or one file alone."""
+    from .directory import DirectoryLocation
+
+    folder, only = (path.parent, path.name) if path.is_file() else (path, "")
+    return DirectoryLocation(str(folder.resolve()), options or FetchOptions(), only)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,7 +24,7 @@ from .google_login import make_client, may_have_credentials
 from .location import FetchOptions, Location, RemoteObject, check_path, join_path
 from .retry import call_with_retries
 from .stream import OnBytes, stream
-from .to_file import fetch_to_file
+from .to_file import discard_part, fetch_to_file
 from .transports import open_location
 from .verifier import Verifier
 
@@ -42,6 +43,9 @@ class Uploader(Protocol):
 
     def send(self, file: LocalFile, path: str, on_bytes: OnBytes) -> None:
         """Write one file; ``on_bytes`` is called with the bytes sent (negative for bytes that must be sent again)."""
+
+    def remove(self, path: str) -> None:
+        """Remove one object; one that is not there is no error."""
 
 
 @dataclass
@@ -100,6 +104,8 @@ def upload(uploader: Uploader, file: LocalFile, path: str, on_bytes: OnBytes | N
     except ForbiddenError as error:
         raise _with_upload_hint(error) from error
     if existing is not None and has_same_bytes(location, existing, file):
+        if isinstance(location, DirectoryLocation):
+            discard_part(Path(location.url, path))
         report(file.size)
         return False
     uploader.send(file, path, report)
@@ -154,6 +160,19 @@ class DirectoryUploader:
         source = open_location(file.path.parent)
         fetch_to_file(source, source.stat(file.path.name), target, on_bytes=on_bytes, on_resume=on_bytes)
 
+    def remove(self, path: str) -> None:
+        """Folders that become empty go as well."""
+        top, target = Path(self.location.url), Path(self.location.url, check_path(path))
+        try:
+            target.unlink(missing_ok=True)
+        except OSError as error:
+            message = f"{target} cannot be removed: {error.strerror}"
+            raise RootNotWritableError(message, hint="check the owner and permissions of the mirror") from error
+        for parent in target.relative_to(top).parents:
+            with suppress(OSError):  # until one is not empty
+                if parent.parts:
+                    (top / parent).rmdir()
+
 
 @dataclass
 class GcsUploader:
@@ -185,6 +204,24 @@ class GcsUploader:
                     raise _with_upload_hint(failure) from error
 
         call_with_retries(send_once, url=url, options=options)
+
+    def remove(self, path: str) -> None:
+        bucket, _, prefix = self.location.url[len("gs://") :].partition("/")
+        options, url = self.location.options, f"{self.location.url}/{path}"
+
+        def remove_once() -> None:
+            try:
+                target = self._connect().bucket(bucket, user_project=options.user_project)
+                target.blob(join_path(prefix, check_path(path))).delete(timeout=options.timeouts)
+            except Exception as error:
+                failure = translate_error(error, url, login=True)
+                if isinstance(failure, ObjectNotFoundError):
+                    return
+                if failure is None:
+                    raise
+                raise _with_upload_hint(failure) from error
+
+        call_with_retries(remove_once, url=url, options=options)
 
     def _connect(self) -> Any:
         """A client with write access: logged in, or anonymous if there are no credentials (the emulator)."""
@@ -228,6 +265,20 @@ class FsspecUploader:
             on_bytes(file.size - counting.sent)
 
         call_with_retries(send_once, url=url, options=self.location.options)
+
+    def remove(self, path: str) -> None:
+        url = f"{self.location.url}/{check_path(path)}"
+        files = self.location.file_system()
+
+        def remove_once() -> None:
+            try:
+                files.call(url, lambda fs, target: fs.rm_file(target))
+            except ObjectNotFoundError:
+                return
+            except Exception as error:
+                raise _with_upload_hint(error) from error
+
+        call_with_retries(remove_once, url=url, options=self.location.options)
 
 
 def _with_upload_hint(error: Exception) -> Exception:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from ...errors import CorruptSourceError, RbdataError
@@ -13,6 +14,17 @@ from ...errors import CorruptSourceError, RbdataError
 _LARGEST_RATIO = 1200
 #: Groups inside each other.
 DEEPEST = 16
+
+
+def root_names(path: Path) -> set[str]:
+    """Names of the members and attributes of a file's root group; empty for what is no HDF5 file."""
+    import h5py
+
+    try:
+        with h5py.File(path) as file:
+            return {*file, *file.attrs}
+    except (OSError, RuntimeError, KeyError, UnicodeDecodeError):
+        return set()
 
 
 @contextmanager

@@ -32,16 +32,18 @@ def estimate_plan(
     job: Job,
     plan: Plan,
     place: DatasetPlace,
-    dictionary: bytes,
-    samples: Samples,
+    state_bytes: Callable[[], float],
     done: Collection[int] = (),
     *,
     fetched: bool = False,
 ) -> Estimate:
-    """What is left of a plan, without the parts that are ``done``; ``fetched``: raw files were in an estimate before."""
+    """What is left of a plan, without the parts that are ``done``; ``fetched``: raw files were in an estimate before.
+
+    ``state_bytes`` gives the bytes on disk of one state (`bytes_of_state`); it is asked only if some are left.
+    """
     left = [part for index, part in enumerate(plan.parts) if index not in done]
     states = sum(part.states for part in left)
-    large = int(states * bytes_of_state(job, dictionary, samples)) if states else 0
+    large = int(states * state_bytes()) if states else 0
     if compressed_leaves(job) and left:
         large += large // len(left)  # a finished part lies beside the blob until it is appended
     return _estimate(

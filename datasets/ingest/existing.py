@@ -17,7 +17,7 @@ from .request import Listener, Request
 def find_existing(place: DatasetPlace, request: Request) -> Manifest | None:
     """The dataset at a place if it already is what the request asks for; None if there is work to do.
 
-    Raises DatasetExistsError when something else is there.
+    Raises DatasetExistsError when something else is there. What is damaged is returned all the same (`check_sizes`).
     """
     if request.force or not place.path.exists():
         return None
@@ -25,10 +25,8 @@ def find_existing(place: DatasetPlace, request: Request) -> Manifest | None:
         manifest = read_manifest(place.path)
     except FormatVersionError:
         raise
-    except NotADatasetError as error:
-        if not place.path.is_dir() or any(place.path.iterdir()):
-            message = f"{place.path} exists and is not a dataset"
-            raise DatasetExistsError(message, hint="move it away, or choose another --root") from error
+    except NotADatasetError:
+        place.check_free()
         return None
     if manifest.id != place.id and manifest.id.lower() == place.id.lower():
         message = f"{place.path} holds {manifest.id}: on this disk, names that differ in case alone are one"

@@ -169,6 +169,10 @@ class Job:
         """The tasks that decode into ``folder`` what is not there yet; `plan` and `row_sources` read it."""
         raise NotImplementedError
 
+    def staged_parts(self, folder: Path) -> int:
+        """How many parts an interrupted run has decoded into ``folder``. Changes nothing."""
+        return 0
+
     def staged_dictionary(self) -> bytes:
         """The dictionary that staged rows are compressed with."""
         raise NotImplementedError

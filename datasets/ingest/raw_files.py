@@ -13,6 +13,7 @@ from threading import Lock
 from ...errors import ChecksumError
 from ...storage.folder import check_space
 from ..fetch import RemoteObject, Verifier, fetch_to_file
+from ..fetch.to_file import discard_part
 from .protocol import RawObject
 from .whole_file import hash_file
 
@@ -27,6 +28,9 @@ def fetch_all(folder: Path, objects: Sequence[RawObject], on_bytes: Callable[[st
     stored so far and the bytes in all.
     """
     missing = [raw for raw in objects if not _is_sound(folder / raw.path, raw.item)]
+    for raw in objects:
+        if raw not in missing:
+            discard_part(folder / raw.path)
     total = sum(raw.item.size or 0 for raw in missing)
     check_space(folder, total, "the raw data")
     stored, lock = 0, Lock()

@@ -68,11 +68,12 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a run: the dataset was ``complete`` already, was ``written``, or was only ``planned`` (dry run)."""
+    """The result of a run: the dataset was ``complete`` already, was ``written``, ``repaired`` (files of it were missing or
+    cut short), or was only ``planned`` (dry run)."""
 
     id: str
     path: Path
-    action: Literal["complete", "written", "planned"]
+    action: Literal["complete", "written", "repaired", "planned"]
     manifest: Manifest | None
     seconds: float = 0.0
     estimate: Estimate | None = None

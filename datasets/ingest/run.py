@@ -16,25 +16,34 @@ import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from ... import settings
 from ..._version import __version__
-from ...errors import DatasetExistsError
+from ...errors import DamagedDatasetError, DatasetExistsError
 from ...storage.checksums import crc32c
 from ...storage.codecs import codec_of
 from ...storage.column_writer import ColumnWriter
 from ...storage.folder import RAW, DatasetPlace, check_space, make_writable, remove_tree
 from ...storage.lock import WriterLock
-from ...storage.manifest import Manifest
+from ...storage.manifest import Manifest, read_manifest
 from ...storage.reuse import OldDataset
 from ...storage.schema import Schema
-from ...storage.writer import DatasetWriter, fingerprint
+from ...storage.writer import DatasetWriter, fingerprint, finished_parts
 from ..fetch import RemoteObject
+from ..fetch.to_file import bytes_there
 from ..workers.pool import run_tasks, usable_cpus
-from .estimate import Samples, bytes_of_columns, compressed_leaves, estimate_fetch, estimate_plan, expect
+from .estimate import (
+    Samples,
+    bytes_of_columns,
+    bytes_of_state,
+    compressed_leaves,
+    estimate_fetch,
+    estimate_plan,
+    expect,
+)
 from .existing import announce_replacement, find_existing, read_objects
 from .fill import fill_tasks
 from .protocol import Job, Plan, RawObject
@@ -55,34 +64,71 @@ def run(job: Job, place: DatasetPlace, request: Request, listener: Listener, url
     def make(lock: WriterLock | None) -> tuple[Estimate, Manifest | None]:
         announce_replacement(place, request, job.shards(), url, listener)
         if lock is None:
-            estimate = dry_run(job, place, listener)
+            estimate = dry_run(job, place, request, listener)
             listener.on_estimate(estimate)
             return estimate, None
         if request.force and place.exists():
             job.set_previous_objects(read_objects(place))
-        # The plan of a staged job needs all of its data, so that parts of an old dataset are of no use.
-        old = None if request.force or job.staging else OldDataset.open(place.path, job.schema)
-        identity = {"id": place.id, "extends": old.identity if old else None, **job.identity()}
-        writer = DatasetWriter(
-            place,
-            job.schema,
-            fingerprint(identity),
-            bulk=job.bulk,
-            parts=job.parts(),
-            restart=request.force,
-            command=request.command,
-        )
-        try:
-            estimate, manifest = _Run(job, place, request, listener, writer, old).write(url)
-            lock.check()
-            writer.commit(manifest)
-        except BaseException:
-            if not writer.parts_done() and not (writer.folder / RAW).exists():
-                remove_tree(writer.folder)  # nothing worth keeping for the next run
-            raise
-        return estimate, manifest
+        return _write(job, place, request, listener, url, lock)
 
     return make_dataset(place, request, make)
+
+
+def restore(job: Job, place: DatasetPlace, request: Request, listener: Listener, url: str) -> Estimate:
+    """Make the damaged dataset at a place again, of what is sound in it and of the job's data: the same bytes as before.
+
+    Raises as `run`, and DamagedDatasetError where the data have changed; the dataset is then as it was.
+    """
+    with place.lock() as lock:
+        place.recover()
+        return _write(job, place, request, listener, url, lock, read_manifest(place.path))[0]
+
+
+def _write(
+    job: Job,
+    place: DatasetPlace,
+    request: Request,
+    listener: Listener,
+    url: str,
+    lock: WriterLock,
+    original: Manifest | None = None,
+) -> tuple[Estimate, Manifest]:
+    """Plan, fill and commit with the place's lock; ``original``: the manifest of the dataset that is made again."""
+    old, mark = _begin(job, place, request, original)
+    writer = DatasetWriter(
+        place,
+        job.schema,
+        mark,
+        bulk=job.bulk,
+        parts=job.parts(),
+        restart=request.force,
+        command=request.command,
+    )
+    try:
+        estimate, manifest = _Run(job, place, request, listener, writer, old).write(url)
+        lock.check()
+        try:
+            writer.commit(manifest, original=original)
+        except DamagedDatasetError:
+            remove_tree(writer.folder)
+            raise
+    except BaseException:
+        if not writer.parts_done() and not (writer.folder / RAW).exists():
+            remove_tree(writer.folder)  # nothing worth keeping for the next run
+        raise
+    return estimate, manifest
+
+
+def _begin(
+    job: Job, place: DatasetPlace, request: Request, original: Manifest | None = None
+) -> tuple[OldDataset | None, str]:
+    """The dataset whose parts are taken over, if any, and the fingerprint of the run."""
+    # The plan of a staged job needs all of its data, so that parts of an old dataset are of no use.
+    old = None if request.force or job.staging else OldDataset.open(place.path, job.schema)
+    identity = {"id": place.id, "extends": old.identity if old else None, **job.identity()}
+    if original is not None:
+        identity["restores"] = original.to_json()["checksum"]
+    return old, fingerprint(identity)
 
 
 def make_dataset(
@@ -103,24 +149,32 @@ def make_dataset(
     return Outcome(place.id, place.path, "written", manifest, time.monotonic() - began, estimate)
 
 
-def dry_run(job: Job, place: DatasetPlace, listener: Listener) -> Estimate:
-    """What a run would do; writes nothing, and leaves the job as it is.
+def dry_run(job: Job, place: DatasetPlace, request: Request, listener: Listener) -> Estimate:
+    """What a run would do, without what an interrupted one has finished; writes nothing, and leaves the job as it is.
 
     Where raw files must be fetched whole before they can be read, only their sizes are known.
     """
     job = copy.copy(job)
+    old, mark = _begin(job, place, request)
+    finished = finished_parts(place.working, mark, restart=request.force)
+    kept = place.working / RAW
     if job.staging:
-        return expect(job, place)
+        return expect(job, place, 0 if finished is None else job.staged_parts(kept))
     remote = _remote_files(job)
     if remote:
-        return estimate_fetch(job, place, sum(item.size or 0 for item in remote))
+        return estimate_fetch(job, place, _bytes_left(remote, None if finished is None else kept))
     paths = {item.url: Path(item.url) for item in job.files()}
     job.inspect_files(paths)
     small = Schema(tuple(leaf for leaf in job.schema.steps if leaf.name not in job.bulk))
     plan = job.plan(ColumnWriter(None, small), paths, listener.on_planned)
-    samples = cache(job.sample_rows)
-    leaves = compressed_leaves(job)
-    return estimate_plan(job, plan, place, codec_of(leaves[0]).train(samples()) if leaves else b"", samples)
+    done = (finished or set()) | {index for index, part in enumerate(plan.parts) if old and old.holds(part.to_json())}
+
+    def state_bytes() -> float:
+        samples = cache(job.sample_rows)
+        leaves = compressed_leaves(job)
+        return bytes_of_state(job, codec_of(leaves[0]).train(samples()) if leaves else b"", samples)
+
+    return estimate_plan(job, plan, place, old.bytes_of_state if old else state_bytes, done)
 
 
 @dataclass(frozen=True)
@@ -153,7 +207,8 @@ class _Run:
         writer.merge()
         if expected is None:
             done = writer.parts_done().keys()
-            expected = estimate_plan(job, plan, self.place, dictionary, samples, done, fetched=bool(remote))
+            state_bytes = self.old.bytes_of_state if self.old else partial(bytes_of_state, job, dictionary, samples)
+            expected = estimate_plan(job, plan, self.place, state_bytes, done, fetched=bool(remote))
             self.listener.on_estimate(expected)
             check_space(self.place.path, expected.disk_bytes - bytes_of_columns(job, plan), self.place.id)
         self._fill(plan)
@@ -169,7 +224,7 @@ class _Run:
         """The paths of the job's whole files by url: in place where the source is a directory, else fetched."""
         job, folder = self.job, self.writer.folder / RAW
         if remote:
-            self.listener.on_estimate(estimate_fetch(job, self.place, sum(item.size or 0 for item in remote)))
+            self.listener.on_estimate(estimate_fetch(job, self.place, _bytes_left(remote, folder)))
             self.listener.on_stage("fetching the raw files")
             raw = [RawObject(_file_name(item), item, job.location) for item in remote]
             fetch_all(folder, raw, self.listener.on_fetched)
@@ -236,6 +291,13 @@ class _Run:
 
 def _remote_files(job: Job) -> list[RemoteObject]:
     return [item for item in job.files() if not is_local(item)]
+
+
+def _bytes_left(remote: Sequence[RemoteObject], folder: Path | None) -> int:
+    """Bytes of whole raw files still to be fetched into a folder that an interrupted run may have begun to fill."""
+    sizes = {_file_name(item): item.size or 0 for item in remote}
+    kept = sum(min(size, bytes_there(folder / name)) for name, size in sizes.items()) if folder else 0
+    return sum(sizes.values()) - kept
 
 
 def is_local(item: RemoteObject) -> bool:

@@ -26,10 +26,11 @@ from ...errors import (
 from ...storage.checksums import check_ranges
 from ...storage.folder import JOURNAL, RAW, DatasetPlace, check_id, free_bytes, remove_tree
 from ...storage.manifest import FILENAME, Manifest, read_manifest, write_manifest
-from ...storage.writer import DatasetWriter, fingerprint
+from ...storage.writer import DatasetWriter, fingerprint, finished_parts
 from .. import catalogue
 from ..fetch import FetchOptions, Location, RemoteObject, open_location, read_all
 from ..fetch.location import is_plain_name, join_path
+from ..fetch.to_file import bytes_there
 from ..fetch.upload import find_object
 from ..ingest.protocol import ConvertOptions, Job, RawObject
 from ..ingest.raw_files import FOLDER as RAW_FOLDER
@@ -43,16 +44,37 @@ LARGEST_MANIFEST = 1 << 28
 _DAMAGED_MIRROR = "the mirror's copy is damaged: push it again, or use another mirror"
 
 
-def resolve(text: str, mirror: str | None) -> tuple[str, Source | None]:
-    """Like `catalogue.resolve`, and also for ids of no source if there is a mirror, which may hold them."""
+def resolve(text: str, mirror: str | None, fetch: FetchOptions | None = None) -> tuple[str, Source | None]:
+    """Like `catalogue.resolve`, and also for what a mirror may hold: bare names that a source does not list by itself
+    (Minari's), and ids of no source."""
     try:
         return catalogue.resolve(text)
     except UnknownDatasetError:
+        found = _find_bare(text, mirror, fetch) if mirror else None
+        if found:
+            return found
         namespace = text.partition("/")[0]
         if "/" not in text or namespace in catalogue.source_names() or not (mirror or settings.mirror(namespace)):
             raise
         check_id(text)
         return text, None
+
+
+def _find_bare(text: str, mirror: str, fetch: FetchOptions | None) -> tuple[str, Source] | None:
+    """The id and source of a name that one of the sources with open-ended names has at a mirror."""
+    if text.partition("/")[0] in catalogue.source_names():
+        return None
+    for source in catalogue.sources().values():
+        if not source.open_ended or source.makes or not source.knows(text):
+            continue
+        location, dataset_id = open_location(mirror, options=fetch), f"{source.name}/{text}"
+        try:
+            if fetch_manifest(location, dataset_id) is None:
+                open_raw(source, text, mirror, ConvertOptions(), location.options)
+        except (ObjectNotFoundError, ForbiddenError):
+            continue
+        return dataset_id, source
+    return None
 
 
 def open_raw(source: Source, name: str, url: str, options: ConvertOptions, fetch: FetchOptions) -> Job:
@@ -96,15 +118,18 @@ def fetch_converted(
     Continues an interrupted copy. Raises ChecksumError if a file does not match the manifest, and as `DatasetWriter` does.
     """
     names = [_check_name(name, location) for name in sorted(manifest.files)]
+    mark = fingerprint({"copy": manifest.to_json()["checksum"], "id": manifest.id})
+    begun = finished_parts(place.working, mark, restart=force) is not None
+    left = manifest.bytes - (sum(bytes_there(place.working / name) for name in names) if begun else 0)
     estimate = Estimate(
         id=place.id,
         path=place.path,
         location=location.url,
         shards=1,
-        fetch_bytes=manifest.bytes,
+        fetch_bytes=left,
         steps=manifest.steps,
         episodes=manifest.episodes,
-        disk_bytes=manifest.bytes,
+        disk_bytes=left,
         free_bytes=free_bytes(place.path),
         done_parts=0,
         parts=1,
@@ -115,8 +140,7 @@ def fetch_converted(
     listener.on_estimate(estimate)
     if dry_run:
         return estimate, manifest
-    mark = {"copy": manifest.to_json()["checksum"], "id": manifest.id}
-    writer = DatasetWriter(place, manifest.schema, fingerprint(mark), restart=force, command=command)
+    writer = DatasetWriter(place, manifest.schema, mark, restart=force, command=command)
     base = f"{location.url}/{manifest.id}/"
     with ThreadPoolExecutor(8, "rbdata-stat") as pool:
         stated = list(pool.map(lambda name: location.stat(f"{manifest.id}/{name}"), names))

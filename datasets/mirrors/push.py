@@ -98,11 +98,15 @@ def push(
         if problem:
             message = f"{file.path}: {problem}"
             raise DamagedDatasetError(
-                message, hint=f"the push has stopped; `{settings.command('verify', folder)}` shows all damage"
+                message, hint=f"nothing was sent; `{settings.command('verify', folder, '--repair')}` repairs it"
             )
 
     files = [(LocalFile(folder / name), f"{manifest.id}/{name}") for name in sorted(manifest.files)]
-    sent, sent_bytes = _send(uploader, files, on_progress, check)
+    with ThreadPoolExecutor(
+        CONNECTIONS, "rbdata-check"
+    ) as pool:  # before anything is sent: a refusal leaves nothing there
+        list(pool.map(lambda entry: check(entry[0]), files))
+    sent, sent_bytes = _send(uploader, files, on_progress)
     last = LocalFile(folder / FILENAME)
     sent_manifest = upload(uploader, last, f"{manifest.id}/{FILENAME}")
     return Pushed(
@@ -143,18 +147,13 @@ def _send(
     uploader: Uploader,
     files: list[tuple[LocalFile, str]],
     on_progress: OnProgress | None,
-    check: Callable[[LocalFile], None] = lambda file: None,
 ) -> tuple[int, int]:
-    """Upload the files that the mirror lacks, over several connections; returns their number and bytes.
-
-    ``check`` raises if a file is damaged, so that damage is not pushed.
-    """
+    """Upload the files that the mirror lacks, over several connections; returns their number and bytes."""
     total = sum(file.size for file, _ in files)
     done, lock = 0, Lock()
 
     def send(entry: tuple[LocalFile, str]) -> int:
         file, path = entry
-        check(file)
 
         def count(length: int) -> None:
             nonlocal done

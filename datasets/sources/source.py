@@ -73,6 +73,10 @@ class Source:
             hint=f"`rbdata list --source {self.name}` shows what can be downloaded",
         )
 
+    def recognises(self, path: Path) -> bool:
+        """Whether a file or folder on this machine is plainly raw data of this provider. Looks at names and heads only."""
+        return False
+
     def knows(self, name: str) -> bool:
         """Whether a name is one of its own."""
         return name in self.names()
@@ -161,6 +165,13 @@ class Source:
             raise UsageError(f"datasets of {self.name} take no time limit", hint="leave out time_limit")
         extra = {name: option.check(given[name]) if name in given else _default(option) for name, option in own.items()}
         return replace(options, extra=extra)
+
+
+def only_file(path: Path, *suffixes: str) -> Path | None:
+    """The file itself, or the only one in a folder, with one of these suffixes; None where there is none, or several."""
+    files = [path] if path.is_file() else list(path.iterdir()) if path.is_dir() else []
+    found = [file for file in files if file.suffix.lower() in suffixes and file.is_file()]
+    return found[0] if len(found) == 1 else None
 
 
 def _default(option: SourceOption) -> Any:

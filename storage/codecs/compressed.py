@@ -85,7 +85,9 @@ class CompressedCodec(Codec):
         with (source / self.path("blob")).open("rb") as file:
             file.seek(begin)
             data = file.read(length)
-        if [length, crc32c(data)] != files[self.path("blob")][old_number]:
+        table = offsets if not old_first else offsets[1:]  # the first entry belongs to the part before
+        ranges = {"blob": [length, crc32c(data)], "offsets": [table.nbytes, crc32c(table.tobytes())]}
+        if any(list(files[self.path(name)][old_number]) != found for name, found in ranges.items()):
             raise RbdataError("the old part is damaged")
         part = self.open_appender(folder, number)
         part.append_encoded(data, np.diff(offsets))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shutil
 from contextlib import nullcontext, redirect_stderr
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from paths import DATA
 from rbdata import cli
 from rbdata._version import __version__
 from rbdata.datasets.catalogue import known_ids
+from rbdata.storage.manifest import read_manifest, write_manifest
 from storage_tools import Recipe, make_episodes
 
 MIRROR = str(DATA / "atari")
@@ -346,6 +349,36 @@ class TestConvert:
         assert "next: rbdata inspect my/pong --root" in notes
         assert ask("inspect", "my/pong", "--root", tmp_path)[1]["steps"] == 11956
 
+    @pytest.mark.parametrize(
+        "file, more, steps",
+        [
+            ("d4rl/gym_mujoco_v2/hopper_full_replay-v2.hdf5", (), 1200),
+            ("minari/cartpole/random-v0/data/main_data.hdf5", (), 443),
+            ("minari/cartpole/arrow-v0", (), 210),
+            ("iris.arff", ("--target", "class"), 150),
+        ],
+        ids=["d4rl", "minari", "minari-folder", "arff"],
+    )
+    def test_a_file_says_where_it_is_from(self, file, more, steps, ask, tmp_path):
+        path = DATA / file
+        if file == "iris.arff":
+            path = tmp_path / file
+            path.write_bytes(gzip.decompress((DATA / "openml/id_61/data-v1-dl-61.arff.gz").read_bytes()))
+        elif path.is_file():  # beside other files, under a name of its own
+            path = Path(shutil.copy(path, tmp_path / "mine.h5"))
+            (tmp_path / "other.hdf5").write_bytes(b"x")
+        code, document = ask("convert", path, *more, "--root", tmp_path / "root", "--procs", "1")
+        assert code == 0, document
+        (dataset,) = document["datasets"]
+        assert dataset["id"] == f"my/{path.name.partition('.')[0]}"
+        assert dataset["steps"] == steps
+
+    def test_what_does_not_say_where_it_is_from(self, call, tmp_path):
+        (tmp_path / "notes.txt").write_text("x")
+        code, _, notes = call("convert", tmp_path / "notes.txt", "--root", tmp_path)
+        assert code == 2 and "does not say which source" in notes and "--source: atari, d4rl" in notes
+        assert "no such file or folder" in call("convert", tmp_path / "nowhere", "--root", tmp_path)[2]
+
     def test_a_name_that_is_no_id(self, call, tmp_path):
         code, _, notes = call("convert", RAW, "--source", "atari", "--name", "pong", "--root", tmp_path)
         assert code == 2
@@ -493,6 +526,32 @@ class TestVerify:
         code, document = ask("verify", "Pong/5", "--quick", "--root", own)
         assert code == 1
         assert document["datasets"][0]["problems"][0]["path"] == "next/reward.memmap"
+
+    def test_repair(self, call, ask, own):
+        file = own / "atari/Pong/5/next/reward.memmap"
+        data = file.read_bytes()
+        file.write_bytes(data[:50])
+        code, answer, notes = call("verify", "Pong/5", "--root", own)
+        assert (code, answer.split("\t")[:2]) == (1, ["Pong/5", "damaged"])
+        assert notes.splitlines()[-1] == f"next: rbdata verify Pong/5 --repair --root {own}"
+        code, document = ask("verify", "Pong/5", "--repair", "--root", own)
+        (record,) = document["datasets"]
+        assert (code, record["result"], record["repair"]["files"]) == (0, "repaired", ["next/reward.memmap"])
+        assert file.read_bytes() == data
+        code, answer, _ = call("verify", "Pong/5", "--repair", "--root", own)
+        assert (code, answer.split("\t")[:2]) == (0, ["Pong/5", "good"])
+        assert call("verify", "Pong/5", "--mirror", MIRROR, "--root", own)[0] == 2
+
+    def test_what_cannot_be_repaired(self, call, ask, own):
+        path = own / "my" / "pong"
+        shutil.copytree(own / "atari/Pong/5", path)
+        manifest = read_manifest(path)
+        write_manifest(path, replace(manifest, id="my/pong", source={**manifest.source, "name": "gymnasium"}))
+        (path / "action.memmap").write_bytes(b"")
+        code, answer, notes = call("verify", "my/pong", "--repair", "--root", own)
+        assert (code, answer.split("\t")[1]) == (1, "damaged")
+        assert "recorded on this machine" in notes and "hint: " in notes and "next: " not in notes
+        assert ask("verify", "my/pong", "--repair", "--root", own)[1]["datasets"][0]["error"]["code"] == "damaged"
 
     def test_a_damaged_manifest(self, call, own):
         (own / "atari/Pong/5/rbdata.json").write_text("{")

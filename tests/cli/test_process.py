@@ -76,6 +76,7 @@ class TestStart:
             "search maze continuous",
             "info hopper-medium-v2 --json",
             "inspect Pong/5 --json",
+            "verify Pong/5",
             "delete -h",
             "download --help",
             "convert -h",
@@ -88,7 +89,7 @@ class TestStart:
             "import sys; from rbdata.cli import run; code = run(sys.argv[1:]); "
             "heavy = {'torch', 'tensordict', 'requests', 'google', 'zstandard', 'isal', 'h5py', 'rich', 'pyarrow', 'ray'}; "
             "heavy |= {'pandas', 'matplotlib', 'PIL', 'gymnasium', 'tomlkit', 'loky', 'pydantic'}; "
-            "heavy |= set() if sys.argv[1] == 'inspect' else {'numpy'}; "  # which reads the episode table
+            "heavy |= set() if sys.argv[1] in ('inspect', 'verify') else {'numpy'}; "  # which reads the episode table
             "print(code, sorted(heavy & set(sys.modules)), file=sys.stderr)"
         )
         environment = {**os.environ, "RBDATA_ROOT": str(made)}

@@ -634,7 +634,7 @@ def test_damaged_manifest(mirror, tmp_path):
 
 def test_convert_of_what_is_no_run(tmp_path):
     request = Request("my/run", root=tmp_path / "root", procs=1)
-    with pytest.raises(ObjectNotFoundError, match="nowhere is not a folder") as caught:
+    with pytest.raises(ObjectNotFoundError, match="no such file or folder") as caught:
         convert(tmp_path / "nowhere", "atari", request)
     assert caught.value.hint
     (tmp_path / "empty").mkdir()

@@ -65,6 +65,8 @@ class Faults:
     no_version: bool = False
     """Neither ETag nor Last-Modified."""
     weak_etag: bool = False
+    etag_of_get_only: bool = False
+    """HEAD states Last-Modified alone."""
     html: bool = False
     """A login page where the file should be."""
     redirect: str | None = None
@@ -274,7 +276,8 @@ def http_server(root: Path) -> Iterator[HttpServer]:
             etag = faults.etag or f'"{found.st_mtime_ns:x}-{found.st_size:x}"'
             headers = {"Content-Type": "application/octet-stream", "Accept-Ranges": "bytes"}
             if not faults.no_version:
-                headers["ETag"] = f"W/{etag}" if faults.weak_etag else etag
+                if not (faults.etag_of_get_only and self.command == "HEAD"):
+                    headers["ETag"] = f"W/{etag}" if faults.weak_etag else etag
                 headers["Last-Modified"] = formatdate(found.st_mtime, usegmt=True)
             if faults.encode_gzip:
                 data = gzip.compress(data, mtime=0)

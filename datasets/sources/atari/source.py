@@ -8,6 +8,7 @@ rewards clipped to [-1, 1] before they were stored.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ....errors import ObjectNotFoundError
@@ -62,6 +63,10 @@ class AtariSource(Source):
     def find(self, name: str, location: Location, options: ConvertOptions) -> AnyJob:
         """Lists the run's shards, or its episodes at RL Unplugged; raises as `upstream.open_run`."""
         return open_run(name, location, options)
+
+    def recognises(self, path: Path) -> bool:
+        patterns = ("*_ckpt.*.gz", "replay_logs/*_ckpt.*.gz", "run_*-*-of-*")
+        return path.is_dir() and any(any(path.glob(pattern)) for pattern in patterns)
 
     def find_in_folder(self, location: Location, options: ConvertOptions) -> AnyJob:
         """A folder that holds ``*_ckpt.N.gz`` or ``run_R-X-of-N`` files, or a ``replay_logs`` folder with the former."""

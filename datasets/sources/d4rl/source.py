@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ....errors import FetchError, ObjectNotFoundError, UsageError
@@ -17,7 +18,7 @@ from ...fetch import Location, RemoteObject
 from ...ingest.protocol import ConvertOptions
 from ..catalogue_entry import CatalogueEntry
 from ..known_environment import KnownEnvironment
-from ..source import Source
+from ..source import Source, only_file
 from ..source_option import ACCEPT_CHANGED, SourceOption
 from .registry import FLAT_COPY, HOME, Entry, by_file, registry
 
@@ -97,6 +98,12 @@ class D4rlSource(Source):
                 error.hint = f"the server is often down; try a copy: --mirror {FLAT_COPY}"
             raise
         return D4rlJob(entry, location, item, options, at_home=at_home)
+
+    def recognises(self, path: Path) -> bool:
+        from ...formats.hdf5_checks import root_names
+
+        file = only_file(path, ".hdf5", ".h5")
+        return file is not None and {"observations", "actions", "rewards", "terminals"} <= root_names(file)
 
     def find_in_folder(self, location: Location, options: ConvertOptions) -> D4rlJob:
         """A folder with one HDF5 file, or with that of ``dataset``."""

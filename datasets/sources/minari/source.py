@@ -19,7 +19,7 @@ from ...fetch.location import join_path
 from ...ingest.listing import RemoteListing, kept
 from ...ingest.protocol import ConvertOptions
 from ..catalogue_entry import CatalogueEntry
-from ..source import Source
+from ..source import Source, only_file
 from ..source_option import TEXT
 from . import remote_counts as remote
 from .local_counts import local_entries
@@ -96,10 +96,25 @@ class MinariSource(Source):
             error.hint = _instead(name, location) or error.hint
             raise
 
+    def recognises(self, path: Path) -> bool:
+        from ...formats.hdf5_checks import root_names
+        from .hdf5 import FILE
+
+        if any((path / folder / name).is_file() for folder in ("", "data") for name in (METADATA, FILE)):
+            return True
+        file = only_file(path, ".hdf5", ".h5")
+        return file is not None and not {"episode_0", "minari_version", "total_episodes"}.isdisjoint(root_names(file))
+
     def find_in_folder(self, location: Location, options: ConvertOptions) -> MinariJob:
-        """A folder that holds a dataset's ``data``, or what is in that."""
+        """A folder that holds a dataset's ``data``, or what is in that, or an HDF5 file of any name."""
+        from .hdf5 import FILE
+        from .job import MinariJob
+
         if "data" in location.folders():
             return _open(None, "data", location, options, "")
+        files = [item for item in location.list() if item.name.endswith((".hdf5", ".h5"))]
+        if len(files) == 1 and files[0].name != FILE:
+            return MinariJob(None, location, [(FILE, files[0])], None, None, options, "")
         return _open(None, "", location, options, "")
 
 

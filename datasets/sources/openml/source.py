@@ -19,7 +19,7 @@ from ....errors import ObjectNotFoundError, UsageError
 from ...fetch import FetchOptions, Location, RemoteObject, open_location
 from ...ingest.listing import RemoteDataset, RemoteListing, keep, kept
 from ...ingest.protocol import ConvertOptions, RawObject
-from ..source import Source
+from ..source import Source, only_file
 from ..source_option import ACCEPT_CHANGED, SourceOption
 from .client import Api, Description, Listed, path_of
 from .presets import PRESETS, WELL_KNOWN, Preset
@@ -84,6 +84,9 @@ class OpenmlSource(Source):
         file = self._file(about, location, table)
         answers = [RawObject(path, _answer(location, path), location) for path in api.paths]
         return OpenmlJob(about, file, table, notes, answers)
+
+    def recognises(self, path: Path) -> bool:
+        return only_file(path, ".arff", *_PARQUET) is not None
 
     def find_in_folder(self, location: Location, options: ConvertOptions) -> OpenmlJob:
         """A folder with one ARFF or Parquet file; its label has to be named."""

@@ -11,6 +11,7 @@ from atari_truth import assert_holds, fed_truth, write_run
 from rbdata.datasets.acquire import download
 from rbdata.datasets.ingest.protocol import ConvertOptions
 from rbdata.datasets.ingest.request import Listener, Outcome, Request
+from rbdata.datasets.local import list_local
 from rbdata.errors import DatasetExistsError, ObjectNotFoundError
 from rbdata.storage.dataset import Dataset
 from servers import http_server
@@ -75,3 +76,41 @@ def test_a_place_without_the_shards_that_are_there_replaces_nothing(run, tmp_pat
     with pytest.raises(DatasetExistsError, match=r"lacks: 0-1"):
         get(tmp_path / "copied", root)
     assert Dataset(before.path).manifest == before.manifest
+
+
+def test_a_dry_run_counts_what_is_there(run, tmp_path):
+    """Shards of a smaller dataset, and the parts of an interrupted run, are neither fetched nor written again."""
+    top, _ = run
+    whole = get(top, tmp_path, dry_run=True).estimate
+    get(top, tmp_path, options={"parts": (0, 1)})
+    grown = get(top, tmp_path, dry_run=True).estimate
+    assert whole is not None and grown is not None
+    assert (whole.done_parts, grown.done_parts, grown.parts) == (0, 2, 4)
+    assert grown.fetch_bytes < whole.fetch_bytes
+
+    def stop(index: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        get(top, tmp_path, Listener(on_part_done=stop))
+    before = sorted(tmp_path.rglob("*"))
+    assert get(top, tmp_path, dry_run=True).estimate.done_parts == 3
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_dataset_without_its_manifest_is_shown_and_replaced_by_force_alone(run, tmp_path):
+    top, _ = run
+    path = get(top, tmp_path, options={"parts": (0,)}).path
+    (path / "rbdata.json").unlink()
+    (found,) = list_local(tmp_path)
+    assert (found.id, found.state) == ("atari/Qbert/2", "damaged") and "no rbdata.json" in str(found.problem)
+    with pytest.raises(DatasetExistsError, match=r"no rbdata\.json") as caught:
+        get(top, tmp_path)
+    assert "--force" in str(caught.value.hint)
+    (path / "thesis.txt").write_text("mine")
+    with pytest.raises(DatasetExistsError, match="is not a dataset"):
+        get(top, tmp_path, force=True)
+    assert list_local(tmp_path) == []
+    (path / "thesis.txt").unlink()
+    assert get(top, tmp_path, force=True).action == "written"
+    assert list_local(tmp_path)[0].state == "complete"

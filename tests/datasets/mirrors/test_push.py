@@ -17,6 +17,7 @@ from rbdata.datasets.fetch.upload import LocalFile, open_uploader, upload
 from rbdata.datasets.ingest.protocol import ConvertOptions
 from rbdata.datasets.ingest.request import Estimate, Listener, Outcome, Request
 from rbdata.datasets.mirrors import push as mirror
+from rbdata.datasets.mirrors.remove import find_held, remove
 from rbdata.errors import (
     ChecksumError,
     DamagedDatasetError,
@@ -262,7 +263,22 @@ def test_damage_is_not_spread(root: Path, tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(DamagedDatasetError, match=r"action\.memmap: checksum mismatch"):
         mirror.push(ID, str(tmp_path / "mirror"), root=tmp_path / "root")
-    assert not (tmp_path / "mirror" / ID / "rbdata.json").exists()
+    assert not (tmp_path / "mirror").exists(), "a refused push leaves nothing"
+
+
+def test_what_is_removed_is_gone_and_nothing_else(root: Path, place: str) -> None:
+    """By its bare name; in a directory, S3 and Google Cloud Storage. The manifest goes first."""
+    mirror.push(ID, place, root=root, fetch=QUICK)
+    mirror.push("my/team/breakout", place, root=root, fetch=QUICK)
+    held = find_held("Breakout/1", place, fetch=QUICK)
+    assert held.name == ID and held.files[0] == f"{ID}/rbdata.json"
+    assert held.files[1:] == tuple(f"{ID}/{name}" for name in sorted(read_manifest(root / ID).files))
+    remove(held, place, fetch=QUICK)
+    assert [entry.name for entry in mirror.ls(place, fetch=QUICK)] == ["my/team/breakout"]
+    if place.startswith("/"):
+        assert not Path(place, "atari").exists()
+    with pytest.raises(ObjectNotFoundError, match="no dataset and no raw files named"):
+        find_held("Breakout/1", place, fetch=QUICK)
 
 
 def test_another_dataset_is_not_replaced_unasked(root: Path, tmp_path: Path) -> None:

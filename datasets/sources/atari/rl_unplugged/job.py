@@ -63,6 +63,9 @@ class RluJob(RunJob[EpisodeFile]):
         names = [f"file {file.number}" for file in self.chosen]
         return Expectation(fetch, rows, episodes, int(disk), names)
 
+    def staged_parts(self, folder: Path) -> int:
+        return sum(is_of(folder / file.obj.name, file.obj) for file in self.chosen if (folder / file.obj.name).is_dir())
+
     def staging_tasks(self, folder: Path, threads: int) -> list[DecodeTask]:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder

@@ -208,7 +208,8 @@ def test_dry_run_writes_nothing(mirror, tmp_path):
 def test_dry_run_leaves_the_job_as_it_is(mirror, tmp_path):
     job = D4rlSource().open(NAME, open_location(mirror), ConvertOptions())
     before = dict(vars(job))
-    first, again = (dry_run(job, DatasetPlace(tmp_path, f"d4rl/{NAME}"), Listener()) for _ in range(2))
+    place, request = DatasetPlace(tmp_path, f"d4rl/{NAME}"), Request(f"d4rl/{NAME}")
+    first, again = (dry_run(job, place, request, Listener()) for _ in range(2))
     assert dict(vars(job)) == before and not job.schema.leaves
     assert (first.steps, first.episodes, first.disk_bytes) == (again.steps, again.episodes, again.disk_bytes)
 

@@ -1,0 +1,64 @@
+"""``rbdata prune``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from typer import Option
+
+from . import text
+from .consent import Yes, is_given
+from .console import Column, out
+from .options import DryRun, Root
+
+EXAMPLES = """
+  rbdata prune
+  rbdata prune --dry-run
+  rbdata prune --raw --yes
+"""
+
+_COLUMNS = (Column("id"), Column("what"), Column("size", text.size, right=True), Column("path"))
+
+_WHAT = {
+    "unfinished": "unfinished work",
+    "replaced": "replaced dataset",
+    "lock": "lock of a process that is gone",
+    "part": "piece of a file",
+    "raw": "raw files",
+}
+
+
+def run(
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    raw: Annotated[bool, Option("--raw", help="Also the raw files that `download --keep-raw` kept.")] = False,
+    root: Root = None,
+) -> int:
+    """Delete what interrupted work left behind.
+
+    Shows the left-overs and their sizes, then asks. An unfinished download or preprocess run can be continued by its command
+    until it is deleted here. Nothing that a running process uses is deleted, and no dataset.
+    """
+    from ..datasets.leftovers import find_leftovers, remove_leftovers
+
+    found = find_leftovers(root, raw=raw)
+    rows = [(one.id or None, _WHAT[one.kind], one.bytes, str(one.path)) for one in found]
+    total = f"{text.plural(len(found), 'left-over')}, {text.size(sum(one.bytes for one in found))}"
+    lines = [f"{name or '-'}  {what}  {text.size(size)}  {path}" for name, what, size, path in rows]
+    if found and not yes and not dry_run and not is_given(total, lines):
+        return 1
+    kept = [] if dry_run else remove_leftovers(found, root)
+    if out.json:
+        records = [{**vars(one), "path": str(one.path), "deleted": not dry_run and one not in kept} for one in found]
+        out.document({"deleted": not dry_run, "leftovers": records})
+    elif out.quiet:
+        for one in found:
+            if one not in kept:
+                out.line(str(one.path))
+    else:
+        if dry_run or yes:
+            out.table(_COLUMNS, rows)
+        out.note("nothing to delete" if not found else f"would delete {total}" if dry_run else f"deleted {total}")
+    for one in kept:
+        out.note(f"kept {one.path}: a process is using it")
+    return 0

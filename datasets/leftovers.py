@@ -1,0 +1,164 @@
+"""What is below a root beside complete datasets: left-overs of interrupted work, and raw files that were kept.
+
+    unfinished   ``.NAME.writing``: the next run of the same command continues it
+    replaced     ``.NAME.old``: what a dataset replaced, left by a process that was killed
+    lock         ``.NAME.lock*`` of a process that is gone
+    part         ``*.part``, ``*.part.json`` and the like inside a finished dataset
+    raw          ``.raw``: kept by ``download --keep-raw``
+
+What a running process uses is none of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from .. import settings
+from ..errors import DatasetBusyError, RbdataError
+from ..storage.folder import JOURNAL, DatasetPlace, disk_use, remove_tree
+from ..storage.manifest import FILENAME
+from . import catalogue
+from .fetch.to_file import is_being_fetched
+from .ingest.raw_files import FOLDER as RAW_FOLDER
+
+Kind = Literal["unfinished", "replaced", "lock", "part", "raw"]
+_BESIDE = re.compile(r"\.(?P<name>.+)\.(?P<kind>writing|old|lock(?:\.\w+)?)")
+_INSIDE = re.compile(r".+\.part(?:\.json(?:\.new)?)?|rbdata\.json\.tmp")
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """One file or folder that could go: of which dataset (by id, empty for raw files), what it is, its bytes on disk."""
+
+    id: str
+    kind: Kind
+    path: Path
+    bytes: int
+
+
+def find_leftovers(root: str | os.PathLike[str] | None = None, *, raw: bool = False) -> list[Leftover]:
+    """All left-overs below a root, by path; with ``raw`` also the raw files that were kept."""
+    top = settings.root(root)
+    found = list(_walk(top)) if top.is_dir() else []
+    kept = top / RAW_FOLDER
+    if kept.is_dir():
+        parts = [path for path in kept.rglob("*") if path.is_file() and _INSIDE.fullmatch(path.name)]
+        busy = [path for path in parts if is_being_fetched(path)]
+        if raw and not busy:
+            found.append(Leftover("", "raw", kept, _bytes(kept)))
+        else:
+            found += [Leftover("", "part", path, _bytes(path)) for path in parts if path not in busy]
+    return sorted(found, key=lambda one: one.path)
+
+
+def leftovers_of(place: DatasetPlace) -> list[Leftover]:
+    """The left-overs of one dataset, without unfinished work: that is to be continued."""
+    if not place.path.parent.is_dir():
+        return []
+    beside = _beside(place.root, place.path.parent, [path.name for path in place.path.parent.iterdir()])
+    found = [one for one in beside if one.id == place.id and one.kind != "unfinished"]
+    return [*found, *(_inside(place.id, place.path) if place.exists() else ())]
+
+
+def remove_leftovers(leftovers: Iterable[Leftover], root: str | os.PathLike[str] | None = None) -> list[Leftover]:
+    """Remove left-overs, those of a dataset with its lock held; returns those that a process uses by now, and that stay.
+
+    Where the process that replaced a dataset was killed half-way, its work is brought to an end first: what is the only copy
+    of a dataset is not removed.
+    """
+    top = settings.root(root)
+    by_id: dict[str, list[Leftover]] = {}
+    for one in leftovers:
+        by_id.setdefault(one.id, []).append(one)
+    busy: list[Leftover] = []
+    for dataset_id, some in by_id.items():
+        if not dataset_id:
+            for one in some:
+                _remove(one.path)
+            continue
+        place = DatasetPlace(top, dataset_id)
+        try:
+            with place.lock():
+                place.recover()
+                for one in some:
+                    if one.kind == "unfinished":
+                        place.discard_working()
+                    elif one.kind != "lock" or one.path.name != f".{place.path.name}.lock":
+                        _remove(one.path)
+        except DatasetBusyError:
+            busy += some
+        place.prune_parents()
+    return busy
+
+
+def kept_raw(place: DatasetPlace) -> list[Path]:
+    """The raw files of a dataset that ``download --keep-raw`` kept below its root."""
+    from .fetch import open_location
+    from .ingest.protocol import ConvertOptions
+
+    source_name, _, name = place.id.partition("/")
+    kept = place.root / RAW_FOLDER / source_name
+    if not kept.is_dir():
+        return []
+    try:
+        job = catalogue.load_source(source_name).open(name, open_location(kept), ConvertOptions())
+        paths = [Path(raw.item.url) for raw in job.raw_objects()]
+    except RbdataError:  # none of it, or not all
+        return []
+    return [path for path in paths if kept in path.parents and path.is_file()]
+
+
+def _walk(top: Path) -> Iterator[Leftover]:
+    for folder, names, files in os.walk(top):
+        here = Path(folder)
+        if here != top:
+            yield from _beside(top, here, [*names, *files])
+        names[:] = [name for name in names if not name.startswith(".")]
+        if FILENAME in files:
+            names.clear()
+            yield from _inside(here.relative_to(top).as_posix(), here)
+
+
+def _beside(top: Path, here: Path, names: Iterable[str]) -> Iterator[Leftover]:
+    """What belongs to datasets in a folder, unless a process has their lock."""
+    for name in sorted(names):
+        match = _BESIDE.fullmatch(name)
+        if match is None:
+            continue
+        dataset_id = (here.relative_to(top) / match["name"]).as_posix()
+        try:
+            place = DatasetPlace(top, dataset_id)
+        except RbdataError:
+            continue  # no name that rbdata gives
+        path = here / name
+        kind: Kind = {"writing": "unfinished", "old": "replaced"}.get(match["kind"], "lock")  # type: ignore[assignment]
+        finished = kind == "unfinished" and (path / FILENAME).is_file() and not (path / JOURNAL).exists()
+        only_copy = kind == "replaced" and not os.path.lexists(place.path)
+        if not (
+            finished or only_copy or place.lock().is_held() or (kind == "lock" and not place.lock().is_stale(path))
+        ):
+            yield Leftover(dataset_id, kind, path, _bytes(path))
+
+
+def _inside(dataset_id: str, folder: Path) -> Iterator[Leftover]:
+    for path in sorted(folder.rglob("*")):
+        if _INSIDE.fullmatch(path.name) and path.is_file():
+            yield Leftover(dataset_id, "part", path, _bytes(path))
+
+
+def _bytes(path: Path) -> int:
+    return disk_use(path) if path.is_dir() and not path.is_symlink() else path.lstat().st_blocks * 512
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() or path.is_symlink():
+        remove_tree(path)
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()

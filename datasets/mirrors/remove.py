@@ -1,0 +1,79 @@
+"""Removes a dataset, or a folder of raw files, from a mirror: the manifest first, so that no half dataset is ever listed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from ...errors import ObjectNotFoundError, UnknownDatasetError, UsageError
+from ...storage.manifest import FILENAME
+from .. import catalogue
+from ..fetch import FetchOptions, Location, RemoteObject, open_location
+from ..fetch.location import join_path
+from ..fetch.upload import open_uploader
+from .push import CONNECTIONS, DEEPEST
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a mirror holds under a name: ``files`` by path, the manifest first; ``bytes`` as far as they are stated."""
+
+    name: str
+    url: str
+    files: tuple[str, ...]
+    bytes: int
+
+
+def find_held(text: str, destination: str, *, fetch: FetchOptions | None = None) -> Held:
+    """What a mirror holds under an id, bare name or folder as `push.ls` shows it.
+
+    Raises ObjectNotFoundError where it holds nothing of that name, and the fetch errors.
+    """
+    location = open_location(destination, options=fetch)
+    for name in dict.fromkeys((text.strip("/"), _full_id(text))):
+        objects = _objects(location, name) if name else {}
+        if objects:
+            files = sorted(objects, key=lambda path: (not path.endswith("/" + FILENAME), path))
+            return Held(name, location.url, tuple(files), sum(item.size or 0 for item in objects.values()))
+    message = f"{location.url} holds no dataset and no raw files named {text}"
+    raise ObjectNotFoundError(message, hint="`rbdata mirror ls` shows what it holds")
+
+
+def remove(
+    held: Held,
+    destination: str,
+    *,
+    fetch: FetchOptions | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Remove it. ``on_progress(files removed, files in all)``. Raises UsageError for a read-only place, and fetch errors."""
+    uploader = open_uploader(destination, fetch)
+    first, rest = held.files[:1], held.files[1:]
+    for path in first:
+        uploader.remove(path)
+    with ThreadPoolExecutor(CONNECTIONS, "rbdata-remove") as pool:
+        for done, _ in enumerate(pool.map(uploader.remove, rest), 2):
+            on_progress(done, len(held.files))
+
+
+def _full_id(text: str) -> str:
+    try:
+        return catalogue.resolve(text)[0]
+    except (UnknownDatasetError, UsageError):
+        return ""
+
+
+def _objects(location: Location, folder: str) -> dict[str, RemoteObject]:
+    """The files of a folder that holds some itself, those of its subfolders included where it holds a dataset."""
+    try:
+        files = {join_path(folder, item.name): item for item in location.list(folder)}
+    except ObjectNotFoundError:
+        return {}
+    if any(path.endswith((".memmap", "/meta.json", "/" + FILENAME)) for path in files):
+        level = [folder]
+        for _ in range(DEEPEST):
+            level = [join_path(one, name) for one in level for name in location.folders(one)]
+            for one in level:
+                files.update({join_path(one, item.name): item for item in location.list(one)})
+    return files

@@ -1,0 +1,183 @@
+"""Makes a damaged dataset whole again: the same bytes as before, and nothing fetched that is sound.
+
+From a converted copy on a mirror only the damaged ranges of files are fetched, and written in their places. From raw data the
+dataset is made again beside the damaged one: sound parts are copied, the others fetched, and the result takes its place if
+its files are those that the manifest lists. A recording and a preprocessed dataset were made on this machine: there is
+nothing to fetch them from but a mirror they were pushed to.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import settings
+from ..errors import ChecksumError, DamagedDatasetError, FetchError, ObjectNotFoundError, RbdataError
+from ..storage.checksums import check_range
+from ..storage.file_problems import Problem
+from ..storage.folder import DatasetPlace
+from ..storage.integrity import verify
+from ..storage.manifest import Manifest, read_manifest
+from . import catalogue
+from .fetch import FetchOptions, Location, open_location
+from .fetch.stream import stream
+from .fetch.transports import open_raw
+from .ingest.protocol import ConvertOptions, Job
+from .ingest.request import Listener, Request
+from .ingest.run import restore
+from .mirrors import pull as converted
+from .sources.source import Source
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """What a repair did: which files it made whole, from where, and about how many bytes it fetched for that."""
+
+    path: Path
+    files: tuple[str, ...]
+    location: str
+    fetched_bytes: int
+
+
+def repair(
+    folder: Path,
+    problems: Sequence[Problem],
+    *,
+    mirror: str | None = None,
+    procs: int | None = None,
+    fetch: FetchOptions | None = None,
+    listener: Listener | None = None,
+) -> Repaired:
+    """Make a dataset whole that has these problems (`integrity.verify`).
+
+    Fetches from ``mirror``, else from where the manifest says that the data came from. Raises DamagedDatasetError where the
+    data cannot be fetched again or are not the same any more, else the fetch errors and DatasetBusyError; the dataset is
+    then as damaged as before.
+    """
+    folder, fetch, listener = folder.resolve(), fetch or FetchOptions(), listener or Listener()
+    manifest = read_manifest(folder)
+    if any(not problem.path for problem in problems):
+        what = "; ".join(problem.what for problem in problems)
+        raise DamagedDatasetError(f"{manifest.id} is what its manifest lists, but breaks the rules of TED: {what}")
+    place = _place(folder, manifest)
+    files = tuple(dict.fromkeys(problem.path for problem in problems))
+    for url in dict.fromkeys(filter(None, (mirror, manifest.provenance.get("mirror"), _mirror_of(manifest)))):
+        copy = _find_copy(url, manifest, fetch, needed=url == mirror)
+        if copy is not None:
+            listener.on_stage(f"copying from {copy.url}")
+            with place.lock():
+                fetched = sum(_mend(folder, manifest, problem, copy) for problem in problems)
+            return Repaired(folder, files, copy.url, fetched)
+    job, url = _open_job(manifest, mirror, fetch)
+    fetched = restore(job, place, Request(manifest.id, root=place.root, procs=procs), listener, url).fetch_bytes
+    wrong = verify(folder, quick=True).problems
+    if wrong:
+        raise DamagedDatasetError(f"{wrong[0].path} {wrong[0].what} after the repair")
+    return Repaired(folder, files, url, fetched)
+
+
+def _place(folder: Path, manifest: Manifest) -> DatasetPlace:
+    """The place of a folder: below the root whose dataset it is, else below the folder two levels up."""
+    parts = manifest.id.split("/")
+    if folder.parts[-len(parts) :] != tuple(parts):
+        parts = list(folder.parts[-2:])
+    return DatasetPlace(folder.parents[len(parts) - 1], "/".join(parts))
+
+
+def _mirror_of(manifest: Manifest) -> str | None:
+    return settings.mirror(manifest.id.partition("/")[0])
+
+
+# -- from a converted copy -----------------------------------------------------------------------------------------------
+
+
+def _find_copy(url: str, manifest: Manifest, fetch: FetchOptions, *, needed: bool) -> Location | None:
+    """The location of a converted copy with the same files; errors matter where the user named it (``needed``)."""
+    try:
+        found = converted.find_converted(url, manifest.id, fetch)
+    except FetchError:
+        if needed:
+            raise
+        return None
+    return found[0] if found is not None and found[1].files == manifest.files else None
+
+
+def _mend(folder: Path, manifest: Manifest, problem: Problem, location: Location) -> int:
+    """Fetch what is damaged of a file, and write it in its place; returns its bytes. Raises ChecksumError."""
+    path, begin, fetched = folder / problem.path, 0, 0
+    item = location.stat(f"{manifest.id}/{problem.path}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    ranges = manifest.files[problem.path]
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b") as file:
+        file.truncate(sum(length for length, _ in ranges))
+        for length, crc32c in ranges:
+            inside = problem.length is None or problem.begin <= begin < problem.begin + problem.length
+            if length and inside and not check_range(path, begin, length, crc32c)[1]:
+                file.seek(begin)
+                left = length
+                with closing(stream(location, item, start=begin)) as pieces:
+                    while left:
+                        piece = next(pieces, b"")[:left]
+                        if not piece:
+                            break
+                        file.write(piece)
+                        left -= len(piece)
+                file.flush()
+                fetched += length
+                if not check_range(path, begin, length, crc32c)[1]:
+                    raise ChecksumError(f"{item.url} is damaged as well", hint="use another mirror, with --mirror")
+            begin += length
+        os.fsync(file.fileno())
+    return fetched
+
+
+# -- from raw data -------------------------------------------------------------------------------------------------------
+
+
+def _open_job(manifest: Manifest, mirror: str | None, fetch: FetchOptions) -> tuple[Job, str]:
+    """The job that made a dataset, and where its raw data are. Raises DamagedDatasetError where there are none."""
+    made_by = manifest.source.get("name", "")
+    lineage = manifest.lineage or {}
+    if lineage:
+        origin = (lineage.get("input") or {}).get("id", "another dataset")
+        message = f"{manifest.id} was made by preprocess from {origin}: it cannot be fetched again"
+        raise DamagedDatasetError(message, hint="run preprocess again with --force, or name a mirror that holds a copy")
+    try:
+        source = catalogue.load_source(made_by)
+    except RbdataError as error:
+        message = f"{manifest.id} comes from no source ({made_by or 'none is stated'}): it cannot be fetched again"
+        raise DamagedDatasetError(message, hint="name a mirror that holds a copy, with --mirror") from error
+    if source.makes:
+        message = f"{manifest.id} was recorded on this machine: it cannot be fetched again"
+        raise DamagedDatasetError(message, hint="record it again with --force, or name a mirror that holds a copy")
+    options, name = _options(manifest, source), manifest.id.partition("/")[2]
+    own = manifest.id.startswith(source.name + "/") and source.knows(name)
+    places = [mirror] if mirror else [manifest.provenance.get("location"), source.place(name) if own else None]
+    failure: FetchError | None = None
+    for url in dict.fromkeys(filter(None, places)):
+        try:
+            if own:
+                return converted.open_raw(source, name, url, options, fetch), url
+            here = Path(url).is_file()
+            location = open_raw(Path(url), fetch) if here else open_location(url, options=fetch)
+            return source.open_folder(location, options), url
+        except ObjectNotFoundError as error:
+            failure = failure or error
+    message = f"the data that {manifest.id} was made from are not there any more: {failure}"
+    raise DamagedDatasetError(message, hint="name a place that has them, with --mirror") from failure
+
+
+def _options(manifest: Manifest, source: Source) -> ConvertOptions:
+    """The options that a dataset was converted with, as its manifest states them."""
+    recorded, shards = manifest.source.get("options", {}), manifest.source.get("shards")
+    general: dict[str, Any] = {
+        name: recorded[name] for name in ("codec", "layout", "unknown_next", "time_limit") if name in recorded
+    }
+    if "time_limit" not in source.supports:
+        general.pop("time_limit", None)
+    extra = {option.name: recorded[option.name] for option in source.options if recorded.get(option.name) is not None}
+    return ConvertOptions(**general, parts=None if shards is None else tuple(shards), extra=extra)
