@@ -82,20 +82,25 @@ class Page:
         self.namespace: dict[str, Any] = {"__name__": "page"}
 
     def run(self) -> None:
-        for block in blocks(self.path.read_text()):
-            if block.not_run or block.part_of:
-                continue
-            text = "\n".join(block.lines) + "\n"
-            for word, local in self.standins.items():
-                text = text.replace(word, local)
+        page = [block for block in blocks(self.path.read_text()) if not (block.not_run or block.part_of)]
+        for block in page:  # commands of the head of a page use files that are shown below
             if block.file:
-                (self.folder / block.file).write_text(text)
+                (self.folder / block.file).write_text(self.text_of(block))
+        for block in page:
+            text = self.text_of(block)
             place = f"{self.path.name}:{block.line}"
             if block.kind == "python" and not block.file:
                 # As many lines before it as on the page, so that a traceback has the page's line numbers.
                 exec(compile("\n" * (block.line - 1) + text, str(self.path), "exec"), self.namespace)
             elif not block.file:
                 self.run_commands(place, text, console=block.kind == "console")
+
+    def text_of(self, block: Block) -> str:
+        """What is run, or saved."""
+        text = "\n".join(block.lines) + "\n"
+        for word, local in self.standins.items():
+            text = text.replace(word, local)
+        return text
 
     def run_commands(self, place: str, text: str, *, console: bool) -> None:
         text = text.replace("\\\n", " ")
