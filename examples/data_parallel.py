@@ -82,7 +82,8 @@ def main(args: Args) -> None:
         print(f"{world_size} processes, {buffer.dataset!r}")
         print(f"loss of process 0: {first:.3f} at first, {last:.3f} at last")
         print(f"first pass: {int((seen > 0).sum()):,} steps drawn, {int((seen > 1).sum())} of them twice")
-        print(f"the same weights everywhere: {same}")
+        print(f"the same weights everywhere: {same}", flush=True)
+    dist.barrier()  # process 0 serves the others until all are done
     dist.destroy_process_group()
 
 
