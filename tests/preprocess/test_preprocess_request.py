@@ -69,7 +69,7 @@ class TestPlaces:
     def test_something_else_is_in_the_way(self, shared):
         (shared / "my" / "occupied").mkdir(exist_ok=True)
         (shared / "my" / "occupied" / "thesis.tex").touch()
-        with pytest.raises(DatasetExistsError, match="in the way"):
+        with pytest.raises(DatasetExistsError, match="is not a dataset"):
             run(shared, double_rewards, dest="my/occupied", force=True)
         assert (shared / "my" / "occupied" / "thesis.tex").exists()
 

@@ -149,7 +149,7 @@ def test_a_dangling_link_is_in_the_way(tmp_path):
     place = DatasetPlace(tmp_path, "my/test")
     place.path.parent.mkdir(parents=True)
     place.path.symlink_to(tmp_path / "nowhere")
-    with pytest.raises(DatasetExistsError, match="in the way"):
+    with pytest.raises(DatasetExistsError, match="is not a dataset"):
         write_dataset(tmp_path, NEW)
 
 
@@ -158,7 +158,7 @@ def test_no_dataset_inside_another_nor_over_other_files(tmp_path):
     with pytest.raises(DatasetExistsError, match="inside another dataset"):
         write_dataset(tmp_path, NEW, id="my/test/deeper")
     write_dataset(tmp_path, OLD, id="your/a/b")
-    with pytest.raises(DatasetExistsError, match="in the way"):
+    with pytest.raises(DatasetExistsError, match="is not a dataset"):
         write_dataset(tmp_path, NEW, id="your/a")  # installing it would remove your/a/b
     assert len(Dataset(tmp_path / "your" / "a" / "b")) == 7
     empty = tmp_path / "my" / "empty"

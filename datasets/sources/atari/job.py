@@ -177,7 +177,7 @@ class AtariJob(RunJob[Shard]):
         for gap in counts.gaps:
             lost = gap["laps_missing"]
             what = "an unknown number of laps" if lost is None else plural(lost, "lap")
-            gaps.append(f"Before shard {gap['before_shard']}, {what} of the ring buffer missing.")
+            gaps.append(f"Missing before shard {gap['before_shard']}: {what} of the ring buffer.")
         return list(self.sentences(dataclasses.asdict(counts), first, dropped, gaps))
 
 

@@ -67,7 +67,8 @@ def test_from_list_to_delete(rbdata, python, tmp_path):
     found = rbdata("search", "--source", "csvlog").stdout.splitlines()
     assert found[0].split("\t") == ["csvlog/cartpole", "3", "2", "-", "vector", "discrete", "csvlog.example.org", "-"]
     assert found[1].split("\t") == ["csvlog/pendulum", *"-------"]  # an id is enough
-    assert "csvlog: what the column action holds (discrete)." in " ".join(rbdata("download", "--help").stdout.split())
+    help_text = " ".join(rbdata("download", "--help").stdout.split())
+    assert "Options of csvlog: --actions <discrete|continuous> What the column action holds" in help_text
 
     with http_server(tmp_path / "logs") as server:
         words = ["download", "csvlog/mine", "--mirror", server.url]

@@ -233,7 +233,7 @@ def test_workers_killed_in_mid_task(engine, tmp_path):
 
 def test_the_functions_error_with_its_rows(engine, tmp_path):
     make_input(tmp_path)
-    with pytest.raises(FunctionError, match=r"ValueError: no fives, for steps? .* of my/input") as caught:
+    with pytest.raises(FunctionError, match=r"ValueError: no fives at .*, for steps? .* of my/input") as caught:
         run(tmp_path, raises, "my/far", open_engine=engine, batch_size=7)
     assert "raise ValueError" in caught.value.detail
 
