@@ -75,7 +75,7 @@ def test_from_list_to_delete(rbdata, python, tmp_path):
         refused = rbdata(*words, "--actions", "both", code=2)
         assert "is not one of" in refused.stderr
         rbdata(*words, "--actions", "continuous", "--keep-raw")
-        assert "with another actions" in rbdata(*words, "--actions", "discrete", code=1).stderr
+        assert "with different options: actions" in rbdata(*words, "--actions", "discrete", code=1).stderr
 
     shown = json.loads(rbdata("inspect", "csvlog/mine", "--json").stdout)
     assert (shown["steps"], shown["episodes"]) == (3, 2)

@@ -78,7 +78,7 @@ def test_asked_for_by_name(doors: Doors, tmp_path: Path) -> None:
     assert get(tmp_path, upstream="rl-unplugged").action == "complete"
     assert get(tmp_path, upstream="auto").action == "complete"
     assert get(tmp_path).action == "complete"
-    with pytest.raises(DatasetExistsError, match="a different upstream"):
+    with pytest.raises(DatasetExistsError, match="different options: upstream"):
         get(tmp_path, upstream="dqn-replay")
 
 
