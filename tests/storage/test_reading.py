@@ -414,6 +414,8 @@ def test_in_threads(dataset):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_in_a_data_loader(dataset, workers):
+    import torch._dynamo  # here once: beside torchrl every worker would import it, for seconds
+
     dataset[0]
     loader = torch.utils.data.DataLoader(dataset, batch_size=8, num_workers=workers, collate_fn=torch.stack)
     assert_same(torch.cat(list(loader)), TRUTH)

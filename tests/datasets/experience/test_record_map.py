@@ -23,7 +23,9 @@ def double(batch):
 @pytest.mark.parametrize("more", [{}, {"num_chunks": 4}, {"chunksize": 3}, {"chunksize": 0}, {"num_workers": 2}])
 def test_chunks(more, tmp_path):
     source = data()
-    mapped = map_records(TensorStorage(source), double, tmp_path, **{"num_workers": 0, **more})
+    mapped = map_records(
+        TensorStorage(source), double, tmp_path, **{"num_workers": 0, "mp_start_method": "forkserver", **more}
+    )
     whole = mapped.get(slice(None))
     assert whole["twice"].tolist() == [2 * i for i in range(11)]
     assert "twice" not in source.keys()  # noqa: SIM118
@@ -38,7 +40,7 @@ def die(batch):
 
 def test_a_process_that_dies_is_an_error(tmp_path):
     with pytest.raises(WorkerLostError):
-        map_records(TensorStorage(data()), die, tmp_path, num_workers=1, chunksize=4)
+        map_records(TensorStorage(data()), die, tmp_path, num_workers=1, chunksize=4, mp_start_method="forkserver")
 
 
 def test_seeds_do_not_depend_on_the_processes(tmp_path):
@@ -48,7 +50,8 @@ def test_seeds_do_not_depend_on_the_processes(tmp_path):
     def run(folder, workers):
         seeded = torch.Generator().manual_seed(3)
         storage = TensorStorage(data())
-        return map_records(storage, noise, folder, num_workers=workers, chunksize=4, generator=seeded).get(slice(None))
+        more = {"num_workers": workers, "chunksize": 4, "mp_start_method": "forkserver"}
+        return map_records(storage, noise, folder, generator=seeded, **more).get(slice(None))
 
     assert torch.equal(run(tmp_path / "1", 0)["noise"], run(tmp_path / "2", 2)["noise"])
 

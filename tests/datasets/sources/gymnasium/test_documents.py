@@ -22,7 +22,7 @@ def test_every_snippet(tmp_path, monkeypatch):
     code = re.findall(r"```python\n(.*?)```", page, re.S)
     assert len(code) == 4
     (tmp_path / "pol.py").write_text(code[0])
-    commands = re.findall(r"^    rbdata (.*\n)", page, re.M)
+    commands = re.findall(r"^rbdata (.*\n)", page, re.M)
     ran = [words for words in commands if not any(part in "rbdata " + words for part in LEFT_OUT)]
     assert len(ran) == 5
     for words in ran:
