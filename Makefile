@@ -37,9 +37,9 @@ types: $(STAMP)
 	cd $(LINKED) && ../bin/mypy --config-file rbdata/pyproject.toml -p rbdata
 	cd $(LINKED) && ../bin/mypy --config-file rbdata/pyproject.toml rbdata/benchmarks/*.py rbdata/examples/*.py
 
-# By file, as tests of one module share fixtures; in order, as the longest files are not those with the most tests.
+# Three on two cores, as many tests wait. By file, as tests of one module share fixtures; in order, as the longest files are not those with the most tests.
 unit: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # Reads every page and docstring as `docs` does, without writing HTML.
 pages: $(STAMP)
