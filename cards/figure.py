@@ -64,8 +64,8 @@ def draw_figure(title: str, found: Overview, table: EpisodeTable) -> Figure:
         beside.set_title("return")
         beside.tick_params(labelleft=False)
         if found.reference:
-            low, span = found.reference[0], (found.reference[1] - found.reference[0]) / 100
-            scores = beside.secondary_yaxis("right", functions=(lambda r: (r - low) / span, lambda s: low + s * span))
+            low, span = found.reference.low, (found.reference.high - found.reference.low) / 100
+            scores = beside.secondary_yaxis("right", functions=(found.reference.normalize, lambda s: low + s * span))
             scores.spines["right"].set_visible(True)
             scores.set_ylabel("normalised score")
         _draw_counts(lengths, found.lengths)

@@ -21,9 +21,9 @@ from ..storage.codecs import codec_of
 from ..storage.episodes import OUTCOMES, EpisodeTable
 from ..storage.leaf import Leaf
 from ..storage.manifest import Manifest
-from ..storage.memory_map import map_array
-from ..storage.reference_scores import reference_scores
+from ..storage.reference_scores import ReferenceScores, reference_scores
 from ..storage.schema import LARGE_ROW
+from ..storage.ted import open_array
 from .histogram import Histogram, count_values
 
 #: Rows that are read at most, in so many blocks.
@@ -60,7 +60,7 @@ class Overview:
     outcomes: dict[str, int]
     midway: int
     environment: str | None
-    reference: tuple[float, float] | None
+    reference: ReferenceScores | None
     sampled_steps: int
     sampled_episodes: int
     returns: Histogram
@@ -71,8 +71,7 @@ class Overview:
     def score(self, total: float) -> float:
         """The normalised score of a return: 0 for the lower reference, 100 for the upper. Needs ``reference``."""
         assert self.reference is not None
-        low, high = self.reference
-        return 100 * (total - low) / (high - low)
+        return float(self.reference.normalize(total))
 
     def to_json(self) -> dict[str, Any]:
         """For programs; the keys are stable."""
@@ -80,7 +79,7 @@ class Overview:
             "environment": self.environment,
             "outcomes": self.outcomes,
             "midway_episodes": self.midway,
-            "reference_scores": list(self.reference) if self.reference else None,
+            "reference_scores": [self.reference.low, self.reference.high] if self.reference else None,
             "sampled": {"steps": self.sampled_steps, "episodes": self.sampled_episodes},
             "distributions": {
                 "return": self.returns.to_json(),
@@ -144,22 +143,19 @@ def environment_of(manifest: Manifest) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def reference_of(manifest: Manifest) -> tuple[float, float] | None:
+def reference_of(manifest: Manifest) -> ReferenceScores | None:
     """The reference scores of the dataset's returns; None where they are not known, or its returns are no scores."""
     scores = reference_scores(manifest)
-    return None if scores is None or scores.caveat else (scores.low, scores.high)
+    return None if scores is None or scores.caveat else scores
 
 
 def _read(folder: Path, manifest: Manifest, leaf: Leaf, ranges: list[tuple[int, int]]) -> np.ndarray:
     """Rows of a step leaf, flattened: ``[n, elements]``. Rows that can be mapped are read without torch."""
     size = math.prod(leaf.shape)
-    if leaf.constant is not None:
-        return np.full((sum(stop - start for start, stop in ranges), size), leaf.constant, leaf.np_dtype)
-    codec = codec_of(leaf)
-    if codec.fixed_rows:
-        rows = map_array(folder / codec.files[0], leaf.np_dtype, manifest.steps * size).reshape(-1, size)
+    if leaf.constant is not None or codec_of(leaf).fixed_rows:
+        rows = open_array(folder, leaf, manifest.steps)
         return _joined([rows[start:stop] for start, stop in ranges]).reshape(-1, size)
-    opened = codec.open_rows(folder, manifest.steps)
+    opened = codec_of(leaf).open_rows(folder, manifest.steps)
     return _joined([opened.block(start, stop).numpy() for start, stop in ranges]).reshape(-1, size)
 
 

@@ -161,17 +161,14 @@ def _facts(path: Path, manifest: Manifest, found: Overview) -> list[Fact]:
         facts[-1] = Fact("return", (f"mean {_span(held)}; " if finite.counts else "") + of)
     elif manifest.returns and found.reference:
         scores = {name: found.score(manifest.returns[name]) for name in ("mean", "min", "max")}
-        facts.append(Fact("score", f"mean {_span(scores)} (a return of {_between(found.reference)} is 0 to 100)"))
+        between = f"{text.real(found.reference.low)} to {text.real(found.reference.high)}"
+        facts.append(Fact("score", f"mean {_span(scores)} (a return of {between} is 0 to 100)"))
     return [*facts, Fact("size", size, manifest.bytes), *(Fact("note", note) for note in manifest.notes)]
 
 
 def _span(numbers: dict[str, Any]) -> str:
     """``-18.2, from -21 to -3``"""
     return f"{text.real(numbers['mean'])}, from {text.real(numbers['min'])} to {text.real(numbers['max'])}"
-
-
-def _between(ends: tuple[float, float]) -> str:
-    return f"{text.real(ends[0])} to {text.real(ends[1])}"
 
 
 def _show_distributions(found: Overview) -> None:

@@ -55,7 +55,7 @@ def check_invariants(dataset: Folder, block: int = 65_536) -> list[str]:
         if schema[name].shape != schema[successor].shape:
             return [f"{name} and {successor} have different shapes"]
     needed = {*FLAGS, "next/reward", *("next/" + flag for flag in FLAGS), *(name for pair in twins for name in pair)}
-    rows = {name: _open(dataset.path, schema[name], count) for name in needed}
+    rows = {name: open_array(dataset.path, schema[name], count) for name in needed}
     returns = np.zeros(len(episodes))
     start = np.asarray(episodes.start)
     last = np.append(start[1:], count) - 1
@@ -92,7 +92,7 @@ def check_invariants(dataset: Folder, block: int = 65_536) -> list[str]:
     return problems
 
 
-def _open(folder: Path, leaf: Leaf, count: int) -> np.ndarray:
+def open_array(folder: Path, leaf: Leaf, count: int) -> np.ndarray:
     """The rows of a step leaf, ``[count, *shape]``, mapped. Raises DamagedDatasetError."""
     if leaf.constant is not None:
         return np.broadcast_to(np.array(leaf.constant or 0, leaf.np_dtype), (count, *leaf.shape))
