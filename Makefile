@@ -6,13 +6,14 @@ STAMP := $(VENV)/.installed
 # The checkout's own folder may have any name; a link in here gives the package the name that it is imported by.
 LINKED := $(VENV)/typecheck
 
-.PHONY: help install demo test lint types unit pages docs bench clean
+.PHONY: help install demo test lint types unit pages docs bench campaign clean
 
 help:
 	@echo "make demo    record real Atari play, serve it from a local Google Cloud Storage, download, inspect, verify, sample"
 	@echo "make test    lint (style and imports), types, pages of the site, and tests"
 	@echo "make docs    the site, in build/docs (open build/docs/index.html); warnings are errors"
 	@echo "make bench   the benchmarks at a size that takes a few minutes"
+	@echo "make campaign  attacks on everything that reads or writes, for hours (SCALE=0.01: minutes); report in build/campaign.md"
 
 install: $(STAMP)
 
@@ -50,6 +51,13 @@ docs: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py
+
+SCALE ?= 1
+SEED ?= 0
+
+campaign: $(STAMP)
+	@mkdir -p build
+	$(BIN)/python -m tests.campaign --rounds-scale $(SCALE) --seed $(SEED) --report build/campaign.md
 
 clean:
 	rm -rf $(VENV) .demo .bench build *.egg-info
