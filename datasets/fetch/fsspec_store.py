@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 
 from ...errors import FetchError, ForbiddenError, MissingExtraError, ObjectNotFoundError, UsageError
 from .base_location import FIRST_RANGE, BaseLocation, split_ranges
-from .http_errors import DENIED, MISSING, NO_RANGES, network_error, reason, replaced, transient
+from .http_errors import DENIED, MISSING, NO_RANGES, malformed, network_error, reason, replaced, transient
 from .location import (
+    LEAST_RATE,
     FetchOptions,
     Names,
     Objects,
@@ -30,6 +31,10 @@ from .per_process import PerProcess
 
 T = TypeVar("T")
 PIECE = 1 << 20
+#: Bytes per second below which a range times out: a range is one call, of which nothing is seen before its end.
+LEAST_RANGE_RATE = 16 * LEAST_RATE
+#: Times the time-out for silence that a listing may take, all pages together.
+LISTING_TIMEOUTS = 10
 
 _S3 = ("s3", "s3a")
 _MD5 = re.compile(r"[0-9a-f]{32}")
@@ -77,13 +82,19 @@ class FsspecLocation(BaseLocation):
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def _read_range(self, url: str, start: int, end: int) -> bytes:
-        return self.file_system().call(url, lambda fs, path: bytes(fs.cat_file(path, start=start, end=end)))
+        files = self.file_system()
+        limit = self.options.silence_timeout + (end - start) / LEAST_RANGE_RATE
+        return files.call(url, lambda fs, path: bytes(fs.cat_file(path, start=start, end=end, **files.within(limit))))
 
     def _describe(self, obj: RemoteObject) -> RemoteObject:
-        entry = self.file_system().call(obj.url, lambda fs, path: fs.info(path))
-        if entry["type"] != "file":
-            raise ObjectNotFoundError(f"{obj.url} is a folder, not a file", hint=MISSING)
-        return _to_object(entry, obj.url)
+        def describe(fs: Any, path: str) -> RemoteObject:
+            entry = fs.info(path, **files.within(LISTING_TIMEOUTS * self.options.silence_timeout))
+            if entry["type"] != "file":
+                raise ObjectNotFoundError(f"{obj.url} is a folder, not a file", hint=MISSING)
+            return _to_object(entry, obj.url)
+
+        files = self.file_system()
+        return files.call(obj.url, describe)
 
     def _check_unchanged(self, obj: RemoteObject) -> RemoteObject:
         now = self._describe(obj)
@@ -92,17 +103,18 @@ class FsspecLocation(BaseLocation):
         return now
 
     def _listing(self, url: str) -> tuple[Objects, Names]:
-        def list_entries(fs: Any, path: str) -> list[dict[str, Any]]:
-            found = fs.ls(path, detail=True)
+        def list_entries(fs: Any, path: str) -> tuple[Objects, Names]:
+            found = fs.ls(path, detail=True, **files.within(LISTING_TIMEOUTS * self.options.silence_timeout))
             # For the path of an object, some stores list that object. An empty name marks an empty folder.
             entries = [entry for entry in found if entry["name"].rstrip("/").strip("/") != path.strip("/")]
             if found and not entries and found[0]["type"] == "file" and not found[0]["name"].endswith("/"):
                 raise NotADirectoryError(path)
-            return sorted((entry for entry in entries if is_plain_name(_name(entry))), key=_name)
+            entries = sorted((entry for entry in entries if is_plain_name(_name(entry))), key=_name)
+            objects = [_to_object(entry, f"{url}/{_name(entry)}") for entry in entries if entry["type"] == "file"]
+            return objects, [_name(entry) for entry in entries if entry["type"] == "directory"]
 
-        entries = self.file_system().call(url, list_entries)
-        objects = [_to_object(entry, f"{url}/{_name(entry)}") for entry in entries if entry["type"] == "file"]
-        return objects, [_name(entry) for entry in entries if entry["type"] == "directory"]
+        files = self.file_system()
+        return files.call(url, list_entries)
 
 
 class _Files:
@@ -128,9 +140,14 @@ class _Files:
                 self._anonymous, self._file_system = True, None
                 return self.call(url, action)
             failure = translate_error(error, url)
-            if failure is error:
+            if failure is error and isinstance(error, (FetchError, UsageError)):
                 raise
-            raise failure from error
+            raise (malformed(error, url) if failure is error else failure) from error
+
+    def within(self, seconds: float) -> dict[str, float]:
+        """The argument that bounds the time of a call, of file systems that have one: time-outs of their connections begin
+        anew with every byte."""
+        return {"timeout": seconds} if getattr(self._open(), "async_impl", False) else {}
 
     def _open(self) -> Any:
         if self._file_system is None:
@@ -185,6 +202,8 @@ def translate_error(error: Exception, url: str) -> Exception:
         return ForbiddenError(f"{url}: access denied ({cause})", hint=DENIED)
     if isinstance(error, (ImportError, NotImplementedError)):
         return MissingExtraError(f"{url}: {cause}", hint="pip install 'rbdata[remote]'")
+    if type(error).__name__ == "FSTimeoutError":
+        return transient(f"{url}: the server timed out")
     if library in ("botocore", "aiobotocore", "aiohttp", "asyncio") or isinstance(error, (OSError, EOFError)):
         return transient(f"{url}: the store did not answer ({cause})")
     if library in ("s3fs", "fsspec", "azure", "adlfs", "paramiko"):

@@ -14,7 +14,7 @@ from ...errors import FetchError, ForbiddenError, ObjectNotFoundError, Transient
 from .base_location import BaseLocation, split_ranges
 from .google_login import Clients
 from .headers import hex_of_base64
-from .http_errors import MISSING, NO_RANGES, network_error, reason, replaced, status_error, transient
+from .http_errors import MISSING, NO_RANGES, malformed, network_error, reason, replaced, status_error, transient
 from .location import (
     FetchOptions,
     Names,
@@ -77,17 +77,16 @@ class GcsLocation(BaseLocation):
     def _listing(self, url: str) -> tuple[Objects, Names]:
         prefix = f"{_key(url)}/" if _key(url) else None
 
-        def list_page_by_page(bucket: Bucket) -> tuple[list[Blob], set[str]]:
+        def list_page_by_page(bucket: Bucket) -> tuple[Objects, Names]:
             pages = bucket.client.list_blobs(
                 bucket, prefix=prefix, delimiter="/", fields=_FIELDS, timeout=self.options.timeouts, retry=None
             )
-            return [*pages], {*pages.prefixes}
+            found = [_to_object(blob, f"gs://{self._bucket}/{blob.name}") for blob in pages]
+            return found, [folder.rstrip("/").rpartition("/")[2] for folder in {*pages.prefixes}]
 
-        blobs, prefixes = self._call(url, list_page_by_page)
-        if prefix and not blobs and not prefixes:
+        objects, names = self._call(url, list_page_by_page)
+        if prefix and not objects and not names:
             raise ObjectNotFoundError(f"{url}: no such folder", hint=MISSING)
-        objects = (_to_object(blob, f"gs://{self._bucket}/{blob.name}") for blob in blobs)
-        names = (found.rstrip("/").rpartition("/")[2] for found in prefixes)
         # Some tools mark an empty folder by a key 'folder/'. Names such as '..' are not plain and are omitted.
         return (
             sorted((obj for obj in objects if is_plain_name(obj.name)), key=lambda obj: obj.name),
@@ -139,9 +138,8 @@ class GcsLocation(BaseLocation):
                     continue
                 result = action(client.bucket(self._bucket, user_project=self.options.user_project))
             except Exception as error:
-                failure = translate_error(error, url, login=login)
-                if failure is None:
-                    raise
+                # What else the client raises comes from answers that are not Google's: an empty body, other JSON.
+                failure = translate_error(error, url, login=login) or malformed(error, url)
                 if not isinstance(failure, ForbiddenError):
                     raise failure from error
                 denied = failure
@@ -180,7 +178,7 @@ def _to_object(blob: Blob, url: str) -> RemoteObject:
     return RemoteObject(
         url=url,
         name=blob.name.rpartition("/")[2],
-        size=blob.size,
+        size=None if blob.size is None else max(0, blob.size),
         checksums={name: value for name, value in checksums.items() if value},
         version=str(blob.generation) if blob.generation is not None else None,
     )

@@ -71,6 +71,10 @@ def make_client(login: bool, access: str = "read_only") -> Client:
         client = storage.Client(project=project or "<none>", credentials=credentials)
     else:
         client = storage.Client.create_anonymous_client()
+    from .least_rate import PacedAdapter
+
+    for scheme in ("https://", "http://"):
+        client._http.mount(scheme, PacedAdapter())
     # From release 3.13 on, the client requests the bucket's metadata in a background thread before every call, for
     # telemetry that rbdata does not use. Anonymous readers are denied that, so it would be requested every time.
     if hasattr(client, "_bucket_metadata_cache"):

@@ -88,13 +88,16 @@ def check_same_object(obj: RemoteObject, offset: int, status: int, headers: Mapp
 def content_range(headers: Mapping[str, str]) -> tuple[int | None, int | None]:
     """First byte and total size from ``bytes 5-9/10``, ``bytes */10``, ``bytes 5-9/*``."""
     span, _, total = headers.get("Content-Range", "").removeprefix("bytes").strip().partition("/")
-    first = span.partition("-")[0]
-    return int(first) if first.isdigit() else None, int(total) if total.isdigit() else None
+    return _count(span.partition("-")[0]), _count(total)
 
 
 def length(headers: Mapping[str, str]) -> int | None:
-    text = headers.get("Content-Length", "")
-    return int(text) if text.isdigit() else None
+    return _count(headers.get("Content-Length", ""))
+
+
+def _count(text: str) -> int | None:
+    """A number of bytes; None for other text, and for numbers that no object's size has."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else None
 
 
 def is_web_page(headers: Mapping[str, str]) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from html.parser import HTMLParser
 from urllib.parse import unquote, urljoin, urlsplit
 
 from .location import is_plain_name
@@ -19,49 +21,34 @@ class Index:
     folders: tuple[str, ...]
     is_index: bool
     """Whether the page is a directory index; the status is 200 for any other web page too."""
+    is_whole: bool
+    """False for a page that begins an ``<html>`` and does not end it."""
 
 
-class _Links(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.links: list[str] = []
-        self.title = ""
-        self._inside: str | None = None
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "a":
-            self.links.extend(value.strip() for key, value in attrs if key == "href" and value)
-        elif tag in ("title", "h1"):
-            self._inside = tag
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag == self._inside:
-            self._inside = None
-
-    def handle_data(self, data: str) -> None:
-        if self._inside:
-            self.title += data
+#: A start tag of a link up to its end or the next tag, and what it links to. Neither pattern backtracks: pages have megabytes.
+_LINK = re.compile(r"<a\s([^<>]*)", re.IGNORECASE)
+_TARGET = re.compile(r"""(?<![\w-])href\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""", re.IGNORECASE)
+#: Longer ones are no names of files.
+_LONGEST_LINK = 4096
 
 
 def parse_index(page: str, url: str) -> Index:
     """The children that the index page at `url` links to.
 
     Only links one level below the page count. Sort links (``?C=N;O=D``), parents, other servers and names that are not
-    plain (``..%2f``) are omitted.
+    plain (``..%2f``) are omitted. Takes time in proportion to the page, whatever is in it.
     """
-    parser = _Links()
-    parser.feed(page)
-    parser.close()
+    page = _without_comments(page)
     files: set[str] = set()
     folders: set[str] = set()
     has_parent = False
-    here = _segments(url)
-    for link in parser.links:
+    here, server = _segments(url), urlsplit(url).netloc
+    for link in dict.fromkeys(_links(page)):
         try:
             target = urlsplit(urljoin(url, link))
         except ValueError:
             continue
-        if target.netloc != urlsplit(url).netloc or target.query or target.scheme not in ("http", "https"):
+        if target.netloc != server or target.query or target.scheme not in ("http", "https"):
             continue
         names = _segments(target.geturl())
         if names == here[:-1]:
@@ -69,9 +56,30 @@ def parse_index(page: str, url: str) -> Index:
         if len(names) != len(here) + 1 or names[:-1] != here or not is_plain_name(names[-1]):
             continue
         (folders if target.path.endswith("/") else files).add(names[-1])
-    titled = any(word in parser.title.lower() for word in _TITLES)
+    lower = page.lower()
+    titled = any(word in _content(lower, tag) for tag in ("title", "h1") for word in _TITLES)
     is_index = bool(titled or files or folders or has_parent)
-    return Index(tuple(sorted(files - folders)), tuple(sorted(folders)), is_index)
+    is_whole = "<html" not in lower or "</html" in lower
+    return Index(tuple(sorted(files - folders)), tuple(sorted(folders)), is_index, is_whole)
+
+
+def _links(page: str) -> Iterator[str]:
+    for tag in _LINK.finditer(page):
+        found = _TARGET.search(tag[1])
+        link = html.unescape(next(filter(None, found.groups()), "")).strip() if found else ""
+        if link and len(link) <= _LONGEST_LINK:
+            yield link
+
+
+def _without_comments(page: str) -> str:
+    first, *rest = page.split("<!--")
+    return first + "".join(part.partition("-->")[2] for part in rest)
+
+
+def _content(page: str, tag: str) -> str:
+    """What the first element of a name holds, its tag's attributes included; no more than a title may have."""
+    start = page.find(f"<{tag}")
+    return page[start : start + _LONGEST_LINK].partition(f"</{tag}")[0] if start >= 0 else ""
 
 
 def _segments(url: str) -> list[str]:

@@ -74,7 +74,8 @@ class HttpLocation(BaseLocation):
         return "/".join([self.url, *(_quoted(part) for part in path.split("/") if part)])
 
     def request(self, method: str, url: str, headers: Mapping[str, str] | None = None) -> requests.Response:
-        """One request; returns a response with a status of success (or 416) and an unread body, raises for others."""
+        """One request; returns a response with a status of success (or 416 for a range) and an unread body, raises for
+        others."""
         session = self._session.get(self._new_session)
         try:
             response = session.request(
@@ -87,7 +88,8 @@ class HttpLocation(BaseLocation):
             )
         except Exception as error:
             raise_network_error(error, url)
-        if response.status_code >= 400 and response.status_code != 416:
+        asked_range = headers is not None and "Range" in headers
+        if not 200 <= response.status_code < 300 and not (response.status_code == 416 and asked_range):
             failure = status_error(response.status_code, url, response.headers)
             # For callers that interpret the body (OpenML's error codes).
             vars(failure)["said"] = _read_explanation(response)
@@ -98,9 +100,11 @@ class HttpLocation(BaseLocation):
     def _new_session(self) -> requests.Session:
         import requests
 
+        from .least_rate import PacedAdapter
+
         session = requests.Session()
         # rbdata retries itself.
-        adapter = requests.adapters.HTTPAdapter(pool_connections=4, pool_maxsize=CONNECTIONS, max_retries=0)
+        adapter = PacedAdapter(pool_connections=4, pool_maxsize=CONNECTIONS, max_retries=0)
         session.mount("https://", adapter)
         session.mount("http://", adapter)
         # requests drops the login of a session when a redirect leads to another host.
@@ -136,14 +140,15 @@ class HttpLocation(BaseLocation):
             if _page_path(response.url) != _page_path(url):
                 message = f"{url}: redirected to {response.url.partition('?')[0]} instead of a directory index"
                 raise FetchError(message, hint=hint)
+            page = read_page(response, url, "the directory index", hint)
+            if not page.strip():
+                raise transient(f"{url}: the directory index is empty")
             if not is_web_page(response.headers):
                 message = f"{url} is {response.headers.get('Content-Type', 'of unknown type')}, not a directory index"
                 raise FetchError(message, hint=hint)
-            page = read_page(response, url, "the directory index", hint)
-            stated = length(response.headers)
-            if stated is not None and "Content-Encoding" not in response.headers and len(page) < stated:
-                raise transient(f"{url}: connection lost after {len(page)} of {stated} bytes")
             index = parse_index(page.decode("utf-8", errors="replace"), response.url)
+        if not index.is_whole:
+            raise transient(f"{url}: the directory index ends early, after {len(page)} bytes")
         if not index.is_index:
             raise FetchError(f"{url} is a web page, not a directory index", hint=hint)
         return [RemoteObject(url + _quoted(name), name) for name in index.files], [*index.folders]
@@ -153,7 +158,8 @@ class HttpLocation(BaseLocation):
 
 
 def read_page(response: requests.Response, url: str, what: str, hint: str | None = None) -> bytes:
-    """The decoded body of a response. Raises FetchError if it is larger than LONGEST_PAGE, and the network errors."""
+    """The decoded body of a response. Raises FetchError if it is larger than LONGEST_PAGE, and the network errors; also for
+    a body that ends before the length stated."""
     page = bytearray()
     try:
         for piece in response.iter_content(PIECE):
@@ -162,6 +168,9 @@ def read_page(response: requests.Response, url: str, what: str, hint: str | None
                 raise FetchError(f"{url}: {what} is larger than {LONGEST_PAGE >> 20} MiB", hint=hint)
     except Exception as error:
         raise_network_error(error, url)
+    stated, received = length(response.headers), response.raw.tell()
+    if stated is not None and received < stated:
+        raise transient(f"{url}: connection lost after {received} of {stated} bytes")
     return bytes(page)
 
 

@@ -29,6 +29,14 @@ def transient(message: str, *, hint: str = LATER, retry_after: float | None = No
     return error
 
 
+def malformed(error: Exception, url: str) -> FetchError:
+    """The error for an answer that a client failed to interpret, with an exception of no meaning; MemoryError and the like
+    are no answers, and raised."""
+    if not isinstance(error, (AttributeError, LookupError, TypeError, ValueError, RecursionError)):
+        raise error
+    return transient(f"{url}: the server's answer is malformed ({type(error).__name__}: {reason(error)})")
+
+
 def replaced(url: str, change: str = "") -> ObjectChangedError:
     """The error for an object of which the location holds another version; ``change`` states the difference."""
     message = f"{url} was replaced while it was being read" + (f": {change}" if change else "")
@@ -41,16 +49,16 @@ def retry_after_seconds(headers: Mapping[str, str], *, now: float | None = None)
     if not text:
         return None
     try:
-        return max(0.0, float(text))
+        return max(0.0, float(text))  # 0 for NaN
     except ValueError:
         pass
     from email.utils import parsedate_to_datetime
 
     try:
-        date = parsedate_to_datetime(text)
-    except (TypeError, ValueError):
+        seconds = parsedate_to_datetime(text).timestamp()
+    except (TypeError, ValueError, OverflowError, OSError):
         return None
-    return max(0.0, date.timestamp() - (time.time() if now is None else now))
+    return max(0.0, seconds - (time.time() if now is None else now))
 
 
 def status_error(status: int, url: str, headers: Mapping[str, str], *, explanation: str = "") -> FetchError:

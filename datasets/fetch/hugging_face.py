@@ -118,8 +118,8 @@ class HubLocation(BaseLocation):
         path = join_path(f"api/datasets/{quote(repository)}/tree/{session.commit(repository)}", quote(inside))
         for entry in session.pages(path + query, join_path(f"hf://{repository}", inside)):
             at: Any = entry.get("path")
-            valid = entry.get("type") in ("file", "directory") and isinstance(at, str)
-            if valid and all(map(is_plain_name, at.split("/"))) and (not inside or at.startswith(inside + "/")):
+            known = entry.get("type") in ("file", "directory")
+            if known and all(map(is_plain_name, at.split("/"))) and (not inside or at.startswith(inside + "/")):
                 yield entry
 
 
@@ -132,14 +132,36 @@ def _split(url: str) -> tuple[str, str]:
 
 def _to_object(repository: str, entry: dict[str, Any]) -> RemoteObject:
     large = entry.get("lfs") or {}
-    sha256 = large.get("oid")
+    # Files outside of large-file storage are git's own, known by its checksum.
+    names = {"sha256": (large.get("oid"), 64)} if large else {"git": (entry.get("oid"), 40)}
+    checksums = {name: oid for name, (oid, digits) in names.items() if isinstance(oid, str) and len(oid) == digits}
     return RemoteObject(
         url=f"hf://{repository}/{entry['path']}",
         name=entry["path"].rpartition("/")[2],
-        size=int(large.get("size", entry.get("size", 0))),
-        checksums={"sha256": sha256} if isinstance(sha256, str) and len(sha256) == 64 else {},
-        version=sha256 or entry.get("oid"),
+        size=large.get("size", entry["size"]),
+        checksums=checksums,
+        version=next(iter(checksums.values()), None),
     )
+
+
+def _is_commit(answer: Any) -> bool:
+    sha = answer.get("sha") if isinstance(answer, dict) else None
+    return isinstance(sha, str) and is_plain_name(sha)
+
+
+def _is_listing(answer: Any) -> bool:
+    return isinstance(answer, list) and all(map(_is_entry, answer))
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether this is an entry of a listing of repositories, or of files and folders."""
+    if not isinstance(entry, dict):
+        return False
+    if entry.get("type") != "file":
+        return isinstance(entry.get("id" if "id" in entry else "path"), str)
+    large = entry.get("lfs") or {}
+    sizes = (entry.get("size"), large.get("size", 0)) if isinstance(large, dict) else (None,)
+    return isinstance(entry.get("path"), str) and all(type(size) is int and size >= 0 for size in sizes)
 
 
 class _Session:
@@ -154,12 +176,8 @@ class _Session:
         """The commit of ``main`` at the first call."""
         if repository not in self._commits:
             place = f"hf://{repository}"
-            answer = self._request(f"{self.http.url}/api/datasets/{quote(repository)}/revision/main", place)[0]
-            sha = answer.get("sha") if isinstance(answer, dict) else None
-            if not isinstance(sha, str) or not is_plain_name(sha):
-                hint = "try again later, or use a mirror (--mirror)"
-                raise FetchError(f"{place}: the Hub states no commit", hint=hint)
-            self._commits[repository] = sha
+            url = f"{self.http.url}/api/datasets/{quote(repository)}/revision/main"
+            self._commits[repository] = self._request(url, place, _is_commit)[0]["sha"]
         return self._commits[repository]
 
     def pages(self, path: str, place: str) -> Iterator[dict[str, Any]]:
@@ -167,24 +185,22 @@ class _Session:
         url: str | None = f"{self.http.url}/{path}"
         for _ in range(_MOST_PAGES):
             assert url is not None
-            entries, url = self._request(url, place)
-            if not isinstance(entries, list):
-                raise FetchError(f"{place}: the response of the Hub is not a list")
-            yield from (entry for entry in entries if isinstance(entry, dict))
+            entries, url = self._request(url, place, _is_listing)
+            yield from entries
             if url is None:
                 return
         raise FetchError(f"{place}: the listing has more than {_MOST_PAGES} pages")
 
-    def _request(self, url: str, place: str) -> tuple[Any, str | None]:
-        """A JSON response and the URL of the next page, with retries."""
+    def _request(self, url: str, place: str, is_valid: Callable[[Any], bool]) -> tuple[Any, str | None]:
+        """A JSON response and the URL of the next page, with retries; of what ``is_valid`` refuses, too."""
         try:
-            return call_with_retries(lambda: self._request_once(url), url=place, options=self.options)
+            return call_with_retries(lambda: self._request_once(url, is_valid), url=place, options=self.options)
         except (ForbiddenError, ObjectNotFoundError) as error:
             # The Hub does not distinguish missing from private repositories.
             message = f"{place}: no such dataset repository or folder (HTTP {status_of(error)})"
             raise ObjectNotFoundError(message, hint=_PRIVATE) from error
 
-    def _request_once(self, url: str) -> tuple[Any, str | None]:
+    def _request_once(self, url: str, is_valid: Callable[[Any], bool]) -> tuple[Any, str | None]:
         import json
 
         with self.http.request("GET", url) as response:
@@ -192,8 +208,10 @@ class _Session:
             next_url = response.links.get("next", {}).get("url")
         try:
             answer = json.loads(body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise transient(f"{url}: the response is not JSON ({body[:60]!r})") from error
+        if not is_valid(answer):
+            raise transient(f"{url}: the response is malformed ({body[:60]!r})")
         if next_url is not None and urlsplit(next_url).netloc != urlsplit(url).netloc:
             raise FetchError(f"{url}: the next page of the listing is on another server ({urlsplit(next_url).netloc})")
         return answer, next_url

@@ -12,6 +12,9 @@ from typing import Literal, Protocol, TypeAlias
 
 from ...errors import UsageError
 
+#: Bytes per second, on average over the time-out for silence: a connection that is slower is considered lost.
+LEAST_RATE = 1024
+
 
 @dataclass(frozen=True)
 class RemoteObject:
@@ -24,7 +27,7 @@ class RemoteObject:
     size: int | None = None
     """Bytes as stored."""
     checksums: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Algorithm ('crc32c', 'md5', 'sha256') to lowercase hex, of the bytes as stored."""
+    """Algorithm ('crc32c', 'md5', 'sha256', 'git') to lowercase hex, of the bytes as stored."""
     version: str | None = None
     """Changes when the object does: GCS generation, strong HTTP ETag or Last-Modified, "mtime_ns-size" of a file."""
 
@@ -39,7 +42,7 @@ class FetchOptions:
     """Retries, time-outs and credentials of requests. Raises UsageError for invalid values."""
 
     attempts: int = 6
-    """Failures in a row, without a new byte between them, after which there is no retry."""
+    """Failures in a row, without progress between them, after which there is no retry."""
     backoff: float = 0.5
     """Seconds to wait after the first failure; doubles with each further one."""
     backoff_cap: float = 30.0
@@ -47,7 +50,7 @@ class FetchOptions:
     connect_timeout: float = 10.0
     """Seconds to wait for a connection."""
     silence_timeout: float = 60.0
-    """Seconds without a byte after which a connection is considered lost."""
+    """Seconds without a byte, or of less than LEAST_RATE, after which a connection is considered lost."""
     user_project: str | None = None
     """Google Cloud project billed for requester-pays buckets."""
     anonymous: bool | Literal["auto"] = "auto"

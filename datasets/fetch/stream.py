@@ -8,7 +8,7 @@ from contextlib import closing
 
 from ...errors import FetchError, TransientFetchError
 from .http_errors import LATER
-from .location import Location, RemoteObject
+from .location import LEAST_RATE, Location, RemoteObject
 from .retry import Retry, next_try
 from .verifier import Verifier
 
@@ -50,7 +50,8 @@ def stream(
     """A generator of the object's stored bytes from `start`: each exactly once, in order, verified at the end.
 
     After a lost connection it continues at the same byte of the same version, as often as the options of the
-    location allow; every received byte resets the count of failures.
+    location allow; a connection that was worth its time (`LEAST_RATE` at least, and as many bytes) resets the count of
+    failures.
 
     `verifier` must have processed the first `start` bytes; without one, a stream that does not start at 0 is verified by
     size only. `on_bytes` is called with the length of each piece, `on_retry` with a `Retry` before each wait.
@@ -64,7 +65,7 @@ def stream(
         verifier = Verifier.of_size(obj, received=start) if start else Verifier(obj)
     position, failures = start, 0
     while True:
-        before = position
+        before, began = position, time.monotonic()
         failure: TransientFetchError | None = None
         try:
             with closing(location.open(obj, position)) as pieces:
@@ -88,7 +89,8 @@ def stream(
             # A replacement of the object between two requests could not be detected.
             message = f"{failure.message}; cannot be resumed, as the server states neither size nor version"
             raise TransientFetchError(message, hint=failure.hint) from failure
-        failures = 1 if position > before else failures + 1
+        useful = position - before >= LEAST_RATE * max(1.0, time.monotonic() - began)
+        failures = 1 if useful else failures + 1
         retry = next_try(failure, obj.url, position, failures, location.options)
         if on_retry is not None:
             on_retry(retry)

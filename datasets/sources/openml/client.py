@@ -147,7 +147,8 @@ class Api:
                 raise
             _check_refused(url, answer)
             if not isinstance(answer, dict):
-                raise CorruptSourceError(f"{url} answers with something that is not OpenML's JSON")
+                message = f"{url}: the answer is not OpenML's JSON"
+                raise transient(message) if "://" in url else CorruptSourceError(message)
             return answer
 
         answer = call_with_retries(once, url=url, options=self.location.options)

@@ -341,7 +341,7 @@ def test_network_faults(server, tmp_path):
             get(server.url, tmp_path, "61")
         server.faults._answers.clear()
     server.put(f"{API}/61", b"<html>maintenance</html>")
-    with pytest.raises(CorruptSourceError, match="not OpenML's JSON"):
+    with pytest.raises(TransientFetchError, match="not OpenML's JSON; gave up"):
         get(server.url, tmp_path, "61")
     server.describe(62, url="http://evil.example/zoo.arff")
     with pytest.raises(CorruptSourceError, match="not at OpenML"):

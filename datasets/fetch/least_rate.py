@@ -1,0 +1,98 @@
+"""Connections that time out when a server sends too slowly.
+
+The time-out of a socket begins anew with every byte, so that a server that sends one now and then would never time out. Here
+an answer, its headers included, must also arrive at `LEAST_RATE` on average, once as long as that time-out was spent on
+waiting for it. Time in which nobody reads does not count, nor does the wait for the first byte.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from typing import Any
+
+from requests.adapters import HTTPAdapter
+from urllib3 import HTTPConnectionPool, HTTPSConnectionPool, ProxyManager
+from urllib3.connection import HTTPConnection, HTTPSConnection
+
+from .location import LEAST_RATE
+
+
+class PacedAdapter(HTTPAdapter):
+    """An adapter of requests whose connections time out as described above."""
+
+    def init_poolmanager(self, *args: Any, **more: Any) -> None:
+        super().init_poolmanager(*args, **more)  # type: ignore[no-untyped-call]
+        self.poolmanager.pool_classes_by_scheme = _POOLS
+
+    def proxy_manager_for(self, proxy: Any, **more: Any) -> Any:
+        manager: Any = super().proxy_manager_for(proxy, **more)  # type: ignore[no-untyped-call]
+        if type(manager) is ProxyManager:  # that of SOCKS has connections of its own
+            manager.pool_classes_by_scheme = _POOLS
+        return manager
+
+
+class _PacedHttp(HTTPConnection):
+    def connect(self) -> None:
+        super().connect()
+        self.sock: Any = _Socket(self.sock)
+
+
+class _PacedHttps(HTTPSConnection):
+    def connect(self) -> None:
+        super().connect()
+        self.sock: Any = _Socket(self.sock)
+
+
+class _HttpPool(HTTPConnectionPool):
+    ConnectionCls = _PacedHttp
+
+
+class _HttpsPool(HTTPSConnectionPool):
+    ConnectionCls = _PacedHttps
+
+
+_POOLS = {"http": _HttpPool, "https": _HttpsPool}
+
+
+class _Socket:
+    """A connected socket; http.client reads each answer from a file of its own."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def makefile(self, *_: Any, **__: Any) -> io.BufferedReader:
+        return io.BufferedReader(_Answer(self._inner, self._inner.makefile("rb", buffering=0)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class _Answer(io.RawIOBase):
+    """The bytes of one answer."""
+
+    def __init__(self, connection: Any, file: Any) -> None:
+        self._connection, self._file = connection, file
+        self._begun = False
+        self._waited, self._received = 0.0, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        began = time.monotonic()
+        count: int | None = self._file.readinto(buffer)
+        if self._begun:
+            self._waited += time.monotonic() - began
+        self._begun = True
+        self._received += count or 0
+        window = self._connection.gettimeout()
+        if window is not None and self._waited >= window:
+            if count and self._received < LEAST_RATE * self._waited:
+                raise TimeoutError(f"timed out: less than {LEAST_RATE} bytes per second")
+            self._waited, self._received = 0.0, 0
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
