@@ -22,11 +22,11 @@ class PacedAdapter(HTTPAdapter):
     """An adapter of requests whose connections time out as described above."""
 
     def init_poolmanager(self, *args: Any, **more: Any) -> None:
-        super().init_poolmanager(*args, **more)  # type: ignore[no-untyped-call]
+        super().init_poolmanager(*args, **more)
         self.poolmanager.pool_classes_by_scheme = _POOLS
 
     def proxy_manager_for(self, proxy: Any, **more: Any) -> Any:
-        manager: Any = super().proxy_manager_for(proxy, **more)  # type: ignore[no-untyped-call]
+        manager: Any = super().proxy_manager_for(proxy, **more)
         if type(manager) is ProxyManager:  # that of SOCKS has connections of its own
             manager.pool_classes_by_scheme = _POOLS
         return manager
