@@ -99,7 +99,11 @@ def run(
         out.table(_SOURCES, map(_source_row, summarise(known.values())))
     elif here or absent:
         out.table(_COLUMNS, [*map(_row, here.values()), *(_absent(entry) for entry in absent)])
-    if not here and not absent:
+    if (
+        not where.is_dir() and root is not None
+    ):  # given: perhaps misspelt. The one by default is made by the first download.
+        out.note(f"{where}: no such folder")
+    elif not here and not absent:
         out.note(f"no dataset matches {match!r}" if match else f"no datasets under {where}")
     elif not here and out.on_terminal and not (source or match):
         out.note(f"no datasets on this machine yet (in {where})")

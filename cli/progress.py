@@ -41,6 +41,8 @@ class Tally:
     def __init__(self, estimate: Estimate, clock: Callable[[], float] = time.monotonic) -> None:
         self.parts, self.done_parts = estimate.parts, estimate.done_parts
         self.bytes = estimate.fetch_bytes
+        #: What the rows of parts are: of a recording by number of episodes, how many steps there will be is not known.
+        self.unit = "episodes" if estimate.episodes and not estimate.steps else "steps"
         self.names = estimate.part_names
         self.tasks: dict[int, TaskProgress] = {}
         self.finished: set[int] = set()
@@ -93,7 +95,7 @@ class Tally:
         return (1 - self.share) / speed if speed > 0 else None
 
     def _rows(self) -> int:
-        """Rows done; a part has one row per step."""
+        """Rows done, in ``unit``."""
         return sum(task.total if index in self.finished else task.rows for index, task in self.tasks.items())
 
     def _speed(self, field: int) -> float:
@@ -109,7 +111,7 @@ class Tally:
         if self.rate >= 1:
             words.append(f"{text.size(self.rate)}/s")
         elif not self.bytes and self._speed(3) >= 1:
-            words.append(f"{text.count(round(self._speed(3)))} steps/s")
+            words.append(f"{text.count(round(self._speed(3)))} {self.unit}/s")
         left = self.seconds_left
         if left is not None:
             words.append(f"about {text.duration(left)} left")

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .. import settings
 from ..errors import ArgumentTypeError, UsageError
+from ..keywords import check_keywords
 from ..storage.folder import DatasetPlace
 from . import acquire, catalogue
 from .ingest.existing import find_existing
+from .ingest.progress_bar import progress_listener
 from .ingest.protocol import ConvertOptions
 from .ingest.request import Listener, Request
 from .ingest.run import run
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
 
 
+@check_keywords
 def record(
     env: str | EnvSpec | gymnasium.Env | Callable[[], gymnasium.Env],
     policy: Any = "random",
@@ -38,6 +41,7 @@ def record(
     layout: Literal["auto", "ted"] = "auto",
     force: bool = False,
     root: str | os.PathLike[str] | None = None,
+    progress: bool = False,
     listener: Listener | None = None,
 ) -> Path:
     """Record an environment acted in by a policy; returns the folder, for `load` and `open_dataset`.
@@ -50,8 +54,9 @@ def record(
     stacked observations and returns stacked actions.
 
     ``steps`` (20,000 by default) or ``episodes`` say how much; with both, what comes first. A recording that is there with
-    the same options is not made again. Raises DatasetExistsError for one with other options (``force`` replaces it),
-    FunctionError where the policy raises, and as `acquire.download`.
+    the same options is not made again. ``progress=True`` shows a bar on a terminal (stderr) or in a notebook. Raises
+    DatasetExistsError for one with other options (``force`` replaces it), FunctionError where the policy raises, and as
+    `acquire.download`.
     """
     extra: dict[str, Any] = {"steps": steps, "episodes": episodes, "seed": seed, "num_envs": num_envs}
     extra |= {"epsilon": epsilon, "env_args": env_args or {}, "text": text, "name": name}
@@ -62,7 +67,9 @@ def record(
         return Request(dataset_id, root=where, options=options, force=force)
 
     if isinstance(env, str) and isinstance(policy, str):
-        return acquire.download(request(f"gymnasium/{env}", policy), listener).path
+        asked = request(f"gymnasium/{env}", policy)
+        with progress_listener("@".join(filter(None, (asked.id, name))), listener, progress) as events:
+            return acquire.download(asked, events).path
 
     from .sources.gymnasium.environments import Made, check_name, join_name, split_name
     from .sources.gymnasium.job import RecordingJob
@@ -86,7 +93,8 @@ def record(
     label = split_name(environment)[0] if environment else str(name)
     made = Made(label, env_args or {}, make=make)
     job = RecordingJob(label, options, made if make else None, None if isinstance(policy, str) else policy)
-    return run(job, place, asked, listener or Listener(), job.location.url).path
+    with progress_listener(full, listener, progress) as events:
+        return run(job, place, asked, events, job.location.url).path
 
 
 def _environment(env: Any, num_envs: int) -> tuple[str | None, Callable[[], Any] | None]:

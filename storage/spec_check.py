@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ..errors import SpecError, UsageError
+from ..keywords import check_keywords
 from .bounds import LeafBounds, leaf_bounds
 from .dataset import Dataset
 
@@ -47,6 +48,7 @@ class SpecReport:
         return not self.problems
 
 
+@check_keywords
 def check_specs(
     dataset: Dataset | str | os.PathLike[str],
     *,

@@ -6,6 +6,7 @@ import io
 import re
 import sys
 
+import gymnasium
 import pytest
 import rbdata
 from rbdata.datasets.ingest.request import Listener
@@ -66,6 +67,10 @@ def test_progress_is_shown_when_asked_for(tmp_path, monkeypatch):
         assert (ID in stderr.getvalue()) == ("100%" in stderr.getvalue()) == asked
         rbdata.preprocess(ID, "rbdata:to_float", dest="my/x", root=tmp_path, procs=1, force=True, progress=asked)
         assert ("my/x" in stderr.getvalue()) == asked
+        for env in ("CartPole-v1", lambda: gymnasium.make("CartPole-v1")):
+            rbdata.record(env, name="bar", root=tmp_path, episodes=2, force=True, progress=asked)
+            assert ("CartPole-v1@bar" in stderr.getvalue()) == asked
+            stderr.truncate(0)
     assert heard == [ID, ID]
 
 

@@ -178,6 +178,13 @@ class TestList:
         code, _, notes = call("list", "atari", "--source", "d4rl")
         assert code == 2 and "two sources are given" in notes
 
+    def test_a_folder_that_is_not_there(self, call, made, monkeypatch):
+        for words in (("list",), ("list", "--local"), ("list", "atari")):
+            code, _, notes = call(*words, "--root", made / "mispelt")
+            assert (code, notes) == (0, f"{made / 'mispelt'}: no such folder\n")
+        monkeypatch.setenv("RBDATA_ROOT", str(made / "later"))  # the first download makes it
+        assert "no such folder" not in call("list", "--local")[2]
+
     def test_json(self, ask, made):
         code, document = ask("list", "--root", made, "--local")
         (dataset,) = document["datasets"]

@@ -176,3 +176,12 @@ class TestTally:
 
     def test_parts_are_counted_where_sizes_are_unknown(self):
         assert Tally(self.estimate(fetch_bytes=0)).describe() == ["part 2 of 5"]
+
+    @pytest.mark.parametrize("given, unit", [({"steps": 0, "episodes": 9}, "episodes"), ({"steps": 9}, "steps")])
+    def test_the_rate_is_in_what_is_counted(self, given, unit):
+        """A recording by number of episodes counts these; how many steps they have is not known."""
+        now = [0.0]
+        tally = Tally(self.estimate(fetch_bytes=0, **given), clock=lambda: now[0])
+        for now[0] in (1.0, 2.0, 3.0):
+            tally.update([TaskProgress(1, 10 * int(now[0]), 100, 0, 0)])
+        assert f"10 {unit}/s" in tally.describe()

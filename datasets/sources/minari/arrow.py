@@ -181,12 +181,17 @@ class ArrowReader:
         return int(stated) if isinstance(stated, (int, float)) else None
 
 
+#: NumPy's names of Arrow's types of numbers, where they differ.
+_FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}
+
+
 def _is_number(types: Any, kind: Any) -> bool:
     return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
 
 
 def _dtype(kind: Any) -> np.dtype:
-    return np.dtype(bool) if str(kind) == "bool" else np.dtype(kind.to_pandas_dtype())
+    """NumPy's type of an Arrow number. Arrow's own conversion needs pandas before version 15."""
+    return np.dtype(_FLOATS.get(str(kind), str(kind)))
 
 
 def _stated_shape(field: Any) -> tuple[int, ...]:
