@@ -69,7 +69,7 @@ class Applier:
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
-        self.view = InputView(config.path, config.num_frames, config.read_options)
+        self.view = InputView(config.path, config.content, config.num_frames, config.read_options)
         self.chain = [BoundFunction(fn, found) for fn, found in zip(config.chain.functions, config.statistics)]
         self.generator = torch.Generator()
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from ..storage.dataset import Dataset
+from ..storage.dataset import Dataset, reopen
 from ..storage.nesting import nest
 from .episode_view import view_episodes
 from .passthrough import SourceRows, SourceStates
@@ -21,10 +21,13 @@ from .read_options import ReadOptions
 
 
 class InputView:
-    """A dataset as functions get it. The tensors that it returns are copies, which functions may modify."""
+    """A dataset as functions get it. The tensors that it returns are copies, which functions may modify.
 
-    def __init__(self, path: Path, num_frames: int | None, options: ReadOptions) -> None:
-        self.dataset, self.options = Dataset(path), options
+    Raises UsageError where the dataset was replaced since the run began: its content is not ``content`` any more.
+    """
+
+    def __init__(self, path: Path, content: str, num_frames: int | None, options: ReadOptions) -> None:
+        self.dataset, self.options = reopen(Dataset, (path,), content), options
         self.episodes = view_episodes(self.dataset.episodes, num_frames, options.slice_len)
         self._added_ends = self.episodes.starts[1:][self.episodes.added] - 1
 

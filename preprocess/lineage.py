@@ -13,7 +13,6 @@ fingerprint    sha256 of everything that decides the bytes of the result
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 from collections.abc import Mapping, Sequence
@@ -27,20 +26,13 @@ from .function import Function
 from .records import ProbeResult
 
 
-def content_id(manifest: Manifest) -> str:
-    """sha256 (hex) of the content of a dataset, independent of place and time."""
-    record = manifest.to_json()
-    held = {name: record[name] for name in ("leaves", "steps", "episodes", "files")}
-    return hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest()
-
-
 def describe_input(manifest: Manifest) -> dict[str, Any]:
     """The record of the input in the lineage."""
     kept = ("name", "dataset", "options", "environment", "reference_scores")
     source = {name: manifest.source[name] for name in kept if manifest.source.get(name) is not None}
     return {
         "id": manifest.id,
-        "content": content_id(manifest),
+        "content": manifest.content,
         "steps": manifest.steps,
         "episodes": manifest.episodes,
         "source": source,

@@ -17,13 +17,14 @@ class RunConfig:
     """The configuration of a run; small and picklable.
 
     - ``run``: the fingerprint of the run.
-    - ``path``: the folder of the input. ``folder``: where parts and samples are written.
+    - ``path``: the folder of the input; ``content``: what identifies its data. ``folder``: where parts and samples are written.
     - ``num_frames``: only the first steps are read (None: all). ``batch``: steps of a batch.
     - ``statistics``: those of each function, None where it needs none or where they are not known yet.
     """
 
     run: str
     path: Path
+    content: str
     folder: Path
     chain: FunctionChain
     read_options: ReadOptions

@@ -17,7 +17,7 @@ from ..storage.writer import fingerprint
 from .chunks import Chunk, choose_chunk_steps, choose_sizes, cut, cut_sections
 from .episode_view import Episodes, view_episodes
 from .function_chain import FunctionChain
-from .lineage import content_id, versions
+from .lineage import versions
 from .preprocess_request import Request
 from .run_config import RunConfig
 
@@ -111,7 +111,7 @@ def make_context(
     identity = {
         "preprocess": 3,
         "id": place.id,
-        "input": content_id(manifest),
+        "input": manifest.content,
         "functions": list(chain.identities),
         "per": chain.per,
         "batch": batch,
@@ -126,6 +126,7 @@ def make_context(
     config = RunConfig(
         run=fingerprint(identity),
         path=path,
+        content=manifest.content,
         folder=place.working,
         chain=chain,
         read_options=options,

@@ -1,14 +1,16 @@
 """A dataset folder, opened for reading.
 
-Opening reads the manifest and maps the files; no row is touched, however many there are. Everything returned is private
-to the caller: writing into it never reaches the files. A dataset pickles as its path, and may be used by several threads
-and after a fork (where torch itself needs ``torch.set_num_threads(1)``, which ``DataLoader`` sets in its workers).
+Opening reads the manifest and maps all files; no row is touched, however many there are. What was opened is read for as
+long as it is used, whether the dataset is replaced, grown or deleted meanwhile. Everything returned is private to the
+caller: writing into it never reaches the files. A dataset pickles as its path and what identifies its content, and may be
+used by several threads and after a fork (where torch itself needs ``torch.set_num_threads(1)``, which ``DataLoader`` sets in
+its workers).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -23,9 +25,9 @@ from ..amounts import size as amount
 from ..errors import RbdataError, UnknownKeyError, UsageError
 from .codecs import codec_of
 from .codecs.codec import Rows
-from .episodes import EpisodeTable, open_episodes
+from .episodes import EpisodeTable, map_episodes
 from .html_table import html_table
-from .manifest import Manifest, read_manifest
+from .manifest import Manifest
 from .memory_map import keep_freed_memory, map_array
 from .nesting import nest
 from .reference_scores import (
@@ -36,6 +38,7 @@ from .reference_scores import (
     require_scores,
 )
 from .schema import LARGE_ROW, Leaf, Schema
+from .snapshot import read_snapshot
 from .specs import gymnasium_space, make_spec
 from .window import Pad, read_window
 
@@ -48,11 +51,19 @@ class Dataset:
 
     ``len(dataset)`` is its number of steps. ``dataset[i]``, ``dataset[a:b]`` and ``dataset[indices]`` give TED TensorDicts
     (batch ``[]``, ``[b - a]``, ``[n]``); ``dataset["next/reward"]`` (or a tuple key) one whole leaf.
+
+    Raises NotADatasetError, FormatVersionError or DamagedDatasetError for a folder that is none or whose files are missing or
+    too short, DatasetBusyError for one that is replaced again and again.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self.manifest: Manifest = read_manifest(self.path)
+        keep_freed_memory()
+        self.manifest, self._table, self._stored = read_snapshot(self.path, self._map)
+
+    def _map(self, manifest: Manifest) -> tuple[Manifest, EpisodeTable, dict[str, Rows]]:
+        table = map_episodes(self.path, manifest.episodes)
+        return manifest, table, {leaf.name: self._open(leaf, manifest.rows(leaf)) for leaf in manifest.schema}
 
     @property
     def id(self) -> str:
@@ -154,23 +165,22 @@ class Dataset:
         return list(self.schema.names)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Dataset, (self.path.absolute(),))
+        return reopen, (Dataset, (self.path.absolute(),), self.manifest.content)
 
     @cached_property
     def episodes(self) -> EpisodeTable:
-        """Where each episode lies, how it ended, what it returned."""
-        return open_episodes(self.path, self.manifest.episodes, len(self))
+        """Where each episode lies, how it ended, what it returned. Raises DamagedDatasetError where that cannot be."""
+        return self._table.checked(self.path, len(self))
 
     @cached_property
     def episode_starts(self) -> torch.Tensor:
         """First step of every episode and, last, the number of steps: int64 ``[episodes + 1]``."""
         return torch.from_numpy(np.append(self.episodes.start, len(self)))
 
-    @cached_property
-    def rows(self) -> dict[str, Rows]:
+    @property
+    def rows(self) -> Mapping[str, Rows]:
         """The leaves by name, mapped."""
-        keep_freed_memory()
-        return {leaf.name: self._open(leaf, self.manifest.rows(leaf)) for leaf in self.schema}
+        return self._stored
 
     def _open(self, leaf: Leaf, count: int) -> Rows:
         if leaf.constant is None:
@@ -318,6 +328,15 @@ class Dataset:
         if len(index) and (int(index.min()) < 0 or int(index.max()) >= len(self)):
             raise UsageError(f"steps {int(index.min())}..{int(index.max())} are not all below {len(self)}")
         return index
+
+
+def reopen(kind: type[Dataset], arguments: tuple[Any, ...], content: str) -> Dataset:
+    """A dataset from its pickle. Raises UsageError where another one lies at its path: the rows would be others."""
+    opened = kind(*arguments)
+    if opened.manifest.content != content:
+        message = f"{opened.path} was replaced by a dataset with other content since this one was opened"
+        raise UsageError(message, hint="open it again, and pickle that")
+    return opened
 
 
 def _whole_numbers(index: torch.Tensor) -> torch.Tensor:

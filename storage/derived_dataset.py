@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from .codecs.codec import Rows
-from .dataset import Dataset
+from .dataset import Dataset, reopen
 from .leaf import Leaf
 from .schema import Schema
 
@@ -30,19 +30,20 @@ class DerivedDataset(Dataset):
     """A dataset whose leaves are what ``derive`` makes of the stored ones; the manifest states the stored ones."""
 
     def __init__(self, path: str | os.PathLike[str], derive: Derivation) -> None:
-        super().__init__(path)
+        self._base = Dataset(path)
+        vars(self).update(vars(self._base))
         self._derive = derive
 
     @cached_property
-    def rows(self) -> dict[str, Rows]:
-        return dict(self._derive(Dataset(self.path)))
+    def rows(self) -> dict[str, Rows]:  # type: ignore[override]
+        return dict(self._derive(self._base))
 
     @cached_property
     def schema(self) -> Schema:
         return Schema(tuple(rows.leaf for rows in self.rows.values()))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (DerivedDataset, (self.path.absolute(), self._derive))
+        return reopen, (DerivedDataset, (self.path.absolute(), self._derive), self.manifest.content)
 
 
 class ComputedRows:

@@ -83,6 +83,17 @@ class EpisodeTable:
                 raise InvariantError("the episode table has an unknown outcome")
             expected = int(start[-1]) + int(length[-1])
 
+    def checked(self, folder: Path, steps: int) -> EpisodeTable:
+        """This table, of a dataset with so many steps. Raises DamagedDatasetError when it cannot be that of one."""
+        try:
+            self.check()
+        except InvariantError as error:
+            raise DamagedDatasetError(f"{folder}: {error.message}", hint=verify_hint(folder)) from error
+        if self.steps != steps:
+            message = f"{folder}: the episode table covers {self.steps} steps, the dataset has {steps}"
+            raise DamagedDatasetError(message, hint=verify_hint(folder))
+        return self
+
     def summary(self) -> tuple[dict[str, float], dict[str, float]]:
         """``(returns, lengths)``: mean, std, min and max over episodes, for the manifest."""
         return _statistics(self.returns), _statistics(self.length)
@@ -103,20 +114,17 @@ class EpisodeTable:
 
 def open_episodes(folder: Path, episodes: int, steps: int) -> EpisodeTable:
     """Map the table of a dataset of so many episodes and steps. Raises DamagedDatasetError when it is not one."""
+    return map_episodes(folder, episodes).checked(folder, steps)
+
+
+def map_episodes(folder: Path, episodes: int) -> EpisodeTable:
+    """Map the table, unread. Raises DamagedDatasetError when a file is missing or too short."""
     arrays = [
         map_array(folder / FOLDER / f"{name}.memmap", np.dtype(dtype), episodes) for name, dtype in _COLUMNS.items()
     ]
     for array in arrays:
         array.flags.writeable = False
-    table = EpisodeTable(*arrays)
-    try:
-        table.check()
-    except InvariantError as error:
-        raise DamagedDatasetError(f"{folder}: {error.message}", hint=verify_hint(folder)) from error
-    if table.steps != steps:
-        message = f"{folder}: the episode table covers {table.steps} steps, the dataset has {steps}"
-        raise DamagedDatasetError(message, hint=verify_hint(folder))
-    return table
+    return EpisodeTable(*arrays)
 
 
 class EpisodeBuilder:

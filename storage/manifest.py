@@ -24,6 +24,7 @@ larger format_version and ignore keys they do not know.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -85,6 +86,13 @@ class Manifest:
     def bytes(self) -> int:
         """Bytes on disk of everything the manifest lists."""
         return sum(length for ranges in self.files.values() for length, _ in ranges)
+
+    @property
+    def content(self) -> str:
+        """sha256 (hex) of the content of the dataset, independent of place and time."""
+        record = self.to_json()
+        held = {name: record[name] for name in ("leaves", "steps", "episodes", "files")}
+        return hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object, checksum included."""

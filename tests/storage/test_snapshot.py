@@ -1,0 +1,121 @@
+"""Datasets that are replaced, grown or deleted while they are opened and read."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from rbdata.errors import DamagedDatasetError, DatasetBusyError, NotADatasetError, UsageError
+from rbdata.storage import snapshot
+from rbdata.storage.dataset import Dataset
+from rbdata.storage.derived_dataset import DerivedDataset, add_episode
+from rbdata.storage.folder import DatasetPlace
+from rbdata.storage.manifest import FILENAME
+from rbdata.storage.snapshot import read_snapshot
+from storage_tools import LAYOUTS, columns, make_episodes, write_dataset
+
+OLD, NEW = make_episodes([3, 5, 1], seed=1), make_episodes([4, 2, 6, 2], seed=2)
+
+
+def replace(root, layout, episodes=NEW):
+    """Put another dataset in the place of the one that is there, as a download with --force does."""
+    other = write_dataset(root / "aside", episodes, layout)
+    place = DatasetPlace(root, "my/test")
+    other.rename(place.working)
+    with place.lock():
+        place.install()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("how", ["replaced", "deleted"])
+def test_what_was_opened_is_read_on(tmp_path, layout, how):
+    folder = write_dataset(tmp_path, OLD, layout, parts=2)
+    opened, derived = Dataset(folder), DerivedDataset(folder, add_episode)
+    if how == "replaced":
+        replace(tmp_path, layout)
+        assert len(Dataset(folder)) == 14
+    else:
+        DatasetPlace(tmp_path, "my/test").remove()
+        assert not folder.exists()
+    for dataset in (opened, derived):
+        for name, rows in columns(OLD).items():
+            np.testing.assert_array_equal(dataset[name].numpy(), rows)
+        assert dataset.episodes.length.tolist() == [3, 5, 1]
+    assert derived[:]["episode"].tolist() == [0] * 3 + [1] * 5 + [2]
+
+
+def test_replaced_while_it_is_opened(tmp_path, monkeypatch):
+    """All files come from one folder, and a sound dataset is not called damaged."""
+    folder = write_dataset(tmp_path, OLD, "zstd")
+    times, map_episodes = [], snapshot_reads(monkeypatch)
+
+    def swap(*arguments):
+        if not times:
+            replace(tmp_path, "flat")  # without the files that the manifest read before lists
+        times.append(1)
+        return map_episodes(*arguments)
+
+    monkeypatch.setattr("rbdata.storage.dataset.map_episodes", swap)
+    np.testing.assert_array_equal(Dataset(folder)["observation"].numpy(), columns(NEW)["observation"])
+    assert len(times) == 2
+
+
+def snapshot_reads(monkeypatch):
+    from rbdata.storage.episodes import map_episodes
+
+    monkeypatch.setattr(snapshot, "_WAITS", (0.0, 0.0, 0.0))
+    return map_episodes
+
+
+def test_replaced_again_and_again(tmp_path, monkeypatch):
+    snapshot_reads(monkeypatch)
+    folder = write_dataset(tmp_path, OLD, "flat")
+    with pytest.raises(DatasetBusyError, match="again and again"):
+        read_snapshot(folder, lambda manifest: replace(tmp_path, "flat"))
+
+
+def test_between_two_renames(tmp_path, monkeypatch):
+    """A replacement that was killed: the dataset is looked for a while, and what is missing is called so."""
+    snapshot_reads(monkeypatch)
+    folder = write_dataset(tmp_path, OLD, "flat")
+    folder.rename(folder.with_name(".test.old"))
+    with pytest.raises(DatasetBusyError):
+        Dataset(folder)
+    back = []
+
+    def wait(seconds):
+        back.append(seconds)
+        if len(back) == 2:
+            folder.with_name(".test.old").rename(folder)
+
+    monkeypatch.setattr(snapshot.time, "sleep", wait)
+    assert len(Dataset(folder)) == 9
+
+
+def test_damage_and_absence_are_told_at_once(tmp_path, monkeypatch):
+    waited = []
+    monkeypatch.setattr(snapshot.time, "sleep", waited.append)
+    folder = write_dataset(tmp_path, OLD, "raw")
+    (folder / "next" / "reward.memmap").unlink()
+    with pytest.raises(DamagedDatasetError, match=r"reward.memmap is missing"):
+        Dataset(folder)
+    (folder / FILENAME).unlink()
+    with pytest.raises(NotADatasetError):
+        Dataset(folder)
+    with pytest.raises(NotADatasetError):
+        Dataset(tmp_path / "nowhere")
+    assert waited == [0.0] * 3
+
+
+def test_a_pickle_is_of_one_dataset(tmp_path):
+    """In a worker that begins later, rows of another dataset must not stand for those that were opened."""
+    folder = write_dataset(tmp_path, OLD, "flat")
+    data = [pickle.dumps(Dataset(folder)), pickle.dumps(DerivedDataset(folder, add_episode))]
+    assert [len(pickle.loads(one)) for one in data] == [9, 9]
+    replace(tmp_path, "flat", OLD)  # the same rows
+    assert [len(pickle.loads(one)) for one in data] == [9, 9]
+    replace(tmp_path, "flat")
+    for one in data:
+        with pytest.raises(UsageError, match="replaced"):
+            pickle.loads(one)
