@@ -236,11 +236,10 @@ def inspect(id_or_path: PathLike, *, root: PathLike | None = None) -> Overview:
     from .cards.overview import overview
     from .datasets.local import find
     from .storage.episodes import open_episodes
-    from .storage.manifest import read_manifest
+    from .storage.snapshot import read_snapshot
 
     path = find(id_or_path, root)
-    manifest = read_manifest(path)
-    return overview(path, manifest, open_episodes(path, manifest.episodes, manifest.steps))
+    return read_snapshot(path, lambda held: overview(path, held, open_episodes(path, held.episodes, held.steps)))
 
 
 @check_keywords

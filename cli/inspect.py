@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -92,22 +91,26 @@ def run(
     from ..cards.overview import overview
     from ..datasets.local import find
     from ..storage.episodes import open_episodes
-    from ..storage.manifest import read_manifest
+    from ..storage.snapshot import read_snapshot
 
     path = find(dataset, root)
-    manifest = read_manifest(path)
-    table = open_episodes(path, manifest.episodes, manifest.steps)
-    examine = cache(lambda: overview(path, manifest, table))
+    looks = bool(plot or html or croissant or card or out.json or not (out.quiet or episodes))
+
+    def read(manifest: Manifest) -> tuple[Manifest, EpisodeTable, Overview | None]:
+        table = open_episodes(path, manifest.episodes, manifest.steps)
+        return manifest, table, overview(path, manifest, table) if looks else None
+
+    manifest, table, found = read_snapshot(path, read)
     notes = []
     if plot or frames or episode or video or html or croissant or card:
         from .pictures import Pictures
 
         pictures = Pictures(plot, frames, episode or [], video, html, croissant, card, force)
         pictures.check(path, manifest)
-        notes = list(pictures.write(path, manifest, table, examine))
+        notes = list(pictures.write(path, manifest, table, found))
 
-    if out.json:
-        record = _record(path, manifest) | examine().to_json()
+    if out.json and found:
+        record = _record(path, manifest) | found.to_json()
         if episodes:
             names = [column.title for column in _EPISODES]
             record["episode_table"] = [dict(zip(names, row)) for row in _episode_rows(table)]
@@ -116,8 +119,7 @@ def run(
         out.line(str(path))
     elif episodes:
         out.table(_EPISODES, _episode_rows(table))
-    else:
-        found = examine()
+    elif found:
         out.facts(_facts(path, manifest, found))
         out.heading("tensors")
         out.table(_LEAVES, _leaf_rows(manifest))

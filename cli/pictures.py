@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,16 +57,14 @@ class Pictures:
                     )
                 seen.add(target.resolve())
 
-    def write(
-        self, folder: Path, manifest: Manifest, table: EpisodeTable, examine: Callable[[], Overview]
-    ) -> Iterator[str]:
-        """Write the files one after the other; yields what to print of each."""
+    def write(self, folder: Path, manifest: Manifest, table: EpisodeTable, found: Overview | None) -> Iterator[str]:
+        """Write the files one after the other; yields what to print of each. Charts and cards need the overview."""
         from ..cards.card_file import write_card
 
-        if self.plot is not None:
+        if self.plot is not None and found:
             from ..cards.figure import draw_figure, render_figure
 
-            write_card(self.plot, render_figure(draw_figure(manifest.id, examine(), table), self.plot.suffix))
+            write_card(self.plot, render_figure(draw_figure(manifest.id, found, table), self.plot.suffix))
             yield f"wrote {self.plot}"
         if self.frames is not None:
             from ..cards.frame_sheet import choose_strips, draw_sheet, encode
@@ -87,22 +85,22 @@ class Pictures:
             write_card(target, made.data)
             every = f", one of {made.stride}" if made.stride > 1 else ""
             yield f"wrote {target}: episode {number}, {made.frames} frames{every}, {RATE} a second"
-        yield from self._write_texts(folder, manifest, table, examine)
+        yield from self._write_texts(folder, manifest, table, found)
 
     def _write_texts(
-        self, folder: Path, manifest: Manifest, table: EpisodeTable, examine: Callable[[], Overview]
+        self, folder: Path, manifest: Manifest, table: EpisodeTable, found: Overview | None
     ) -> Iterator[str]:
         from ..cards.card_file import write_card
         from ..cards.croissant import make_croissant
         from ..cards.html_card import make_html
         from ..cards.hub_card import make_readme
 
-        if self.html is not None:
-            write_card(self.html, make_html(folder, manifest, examine(), table).encode())
+        if self.html is not None and found:
+            write_card(self.html, make_html(folder, manifest, found, table).encode())
             yield f"wrote {self.html}"
-        if self.croissant is not None:
-            write_card(self.croissant, make_croissant(folder, manifest, examine()).encode())
+        if self.croissant is not None and found:
+            write_card(self.croissant, make_croissant(folder, manifest, found).encode())
             yield f"wrote {self.croissant}"
-        if self.card is not None:
-            write_card(self.card, make_readme(manifest, examine()).encode())
+        if self.card is not None and found:
+            write_card(self.card, make_readme(manifest, found).encode())
             yield f"wrote {self.card}"

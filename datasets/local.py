@@ -13,7 +13,8 @@ from ..errors import DatasetNotFoundError, NotADatasetError, RbdataError, Unknow
 from ..storage.file_problems import check_sizes
 from ..storage.folder import JOURNAL, DatasetPlace, disk_use, find_datasets
 from ..storage.journal import Journal
-from ..storage.manifest import FILENAME, read_manifest
+from ..storage.manifest import FILENAME
+from ..storage.snapshot import read_snapshot, wait_while_replaced
 from . import catalogue
 from .leftovers import kept_raw
 
@@ -40,7 +41,8 @@ class LocalDataset:
 def list_local(root: str | os.PathLike[str] | None = None) -> list[LocalDataset]:
     """Everything under the root, sorted by id; an empty list when there is no root yet. Reads manifests only."""
     where = settings.root(root)
-    return [_describe(*entry) for entry in find_datasets(where)] if where.is_dir() else []
+    found = (_describe(*entry) for entry in find_datasets(where)) if where.is_dir() else ()
+    return [entry for entry in found if entry is not None]
 
 
 def local_ids(root: str | os.PathLike[str] | None = None) -> list[str]:
@@ -58,13 +60,17 @@ def find(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None
     """
     text = os.fspath(id_or_path)
     as_path = Path(text).expanduser()
+    wait_while_replaced(as_path)
     if (as_path / FILENAME).is_file():
         return as_path.absolute()
     if as_path.is_absolute() or text.startswith((".", "~")):
         raise _no_dataset(as_path, text, root)
     where = settings.root(root)
+    with contextlib.suppress(UsageError):  # no full id
+        if (direct := DatasetPlace(where, text)).exists():
+            return direct.path
     try:
-        dataset_id, source = catalogue.resolve(text, [entry.id for entry in list_local(where)])
+        dataset_id, source = catalogue.resolve(text, [dataset_id for dataset_id, _, _ in find_datasets(where)])
     except UnknownDatasetError as error:
         if _is_meant_as_folder(text, str(error.hint)):
             raise _no_dataset(as_path, text, root) from error
@@ -142,18 +148,20 @@ def delete(place: DatasetPlace) -> None:
                     (place.root / parent).rmdir()
 
 
-def _describe(dataset_id: str, path: Path, complete: bool) -> LocalDataset:
+def _describe(dataset_id: str, path: Path, complete: bool) -> LocalDataset | None:
+    """What a folder holds; None where it was removed since it was found."""
     try:
         if not complete:
             journal = Journal(path / JOURNAL)
             done = len(journal.find("part"))
             total = journal.find("plan").get(None, {}).get("parts", 0)
             return LocalDataset(dataset_id, path, "partial", None, None, disk_use(path), done / total if total else 0.0)
-        manifest = read_manifest(path)
+        manifest, wrong = read_snapshot(path, lambda manifest: (manifest, check_sizes(path, manifest)))
     except Exception as error:  # whatever one folder holds, the others are listed
+        if not os.path.lexists(path):
+            return None
         problem = error.message if isinstance(error, RbdataError) else f"cannot be read: {error!r}"
         return LocalDataset(dataset_id, path, "damaged", None, None, disk_use(path), 0.0, problem)
-    wrong = check_sizes(path, manifest)
     problem = "; ".join(f"{one.path} {one.what}" for one in wrong[:3]) + f" and {len(wrong) - 3} more" * (
         len(wrong) > 3
     )

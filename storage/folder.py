@@ -19,6 +19,7 @@ from ..errors import DatasetExistsError, DiskSpaceError, RootNotWritableError, U
 from .durable import sync_folder
 from .lock import WriterLock
 from .manifest import FILENAME
+from .snapshot import wait_while_replaced
 
 JOURNAL = "journal.jsonl"
 #: Names of the files of datasets, beside ``*.memmap`` and the manifest.
@@ -57,7 +58,8 @@ class DatasetPlace:
         return WriterLock(self._beside("lock"), self.id)
 
     def exists(self) -> bool:
-        """Whether a dataset is there (its manifest is)."""
+        """Whether a dataset is there (its manifest is); the moment in which a writer replaces it is waited for."""
+        wait_while_replaced(self.path)
         return (self.path / FILENAME).is_file()
 
     def _beside(self, suffix: str) -> Path:

@@ -28,18 +28,18 @@ class Pin:
     """What a path led to when this was made: `is_unchanged` says whether it still does."""
 
     def __init__(self, folder: Path, descriptor: int | None) -> None:
-        self._folder, self._descriptor = folder, descriptor
+        self.folder, self._descriptor = folder, descriptor
         self._before = None if descriptor is None else self._state(os.fstat(descriptor))
 
     def is_unchanged(self) -> bool:
         """Whether the path leads to the same folder with the same manifest, or as before to none."""
         with suppress(OSError, ValueError):
-            return self._before == self._state(self._folder.stat())
+            return self._before == self._state(self.folder.stat())
         return self._before is None
 
     def _state(self, folder: os.stat_result) -> tuple[int, ...] | None:
         with suppress(OSError):
-            manifest = (self._folder / FILENAME).stat()
+            manifest = (self.folder / FILENAME).stat()
             return folder.st_dev, folder.st_ino, manifest.st_ino, manifest.st_size, manifest.st_mtime_ns
         return None
 
@@ -77,6 +77,17 @@ def read_snapshot(folder: Path, read: Callable[[Manifest], T]) -> T:
     raise DatasetBusyError(message, hint="try again when the process that writes it has finished")
 
 
+def wait_while_replaced(folder: Path) -> None:
+    """Return when a dataset that a writer is about to replace is there again, or after about a second."""
+    for wait in _WAITS:
+        if not _is_being_replaced(folder):
+            return
+        time.sleep(wait)
+
+
 def _is_being_replaced(folder: Path) -> bool:
     """Whether the dataset stands aside, for the moment between two renames, as `folder.DatasetPlace.install` does it."""
-    return not folder.exists() and (folder.with_name(f".{folder.name}.old") / FILENAME).exists()
+    try:
+        return not folder.exists() and (folder.with_name(f".{folder.name}.old") / FILENAME).exists()
+    except (OSError, ValueError):  # no name that a folder could have
+        return False

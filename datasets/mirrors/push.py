@@ -22,6 +22,7 @@ from typing import Any, Literal
 from ... import settings
 from ...errors import (
     DamagedDatasetError,
+    DatasetBusyError,
     DatasetExistsError,
     DatasetNotFoundError,
     NotADatasetError,
@@ -29,6 +30,7 @@ from ...errors import (
     UsageError,
 )
 from ...storage.manifest import FILENAME, Manifest, read_manifest
+from ...storage.snapshot import Pin, pinned
 from .. import catalogue, local
 from ..fetch import FetchOptions, Location, open_location
 from ..fetch.location import join_path
@@ -79,13 +81,18 @@ def push(
 
     Raises DatasetNotFoundError if there is nothing to push, DamagedDatasetError if the dataset's files do not match its
     manifest, DatasetExistsError if the mirror holds a different dataset of this id, UsageError for a read-only location,
-    and the fetch errors.
+    DatasetBusyError if it is replaced meanwhile, and the fetch errors.
     """
     root = settings.root(root)
     uploader = open_uploader(destination, fetch)
     if raw:
         return _push_raw(dataset_id, uploader, root, on_progress)
-    folder = local.find(dataset_id, root)
+    with pinned(local.find(dataset_id, root)) as pin:
+        return _push_dataset(pin, uploader, force, on_progress)
+
+
+def _push_dataset(pin: Pin, uploader: Uploader, force: bool, on_progress: OnProgress | None) -> Pushed:
+    folder = pin.folder
     manifest = read_manifest(folder)
     base = uploader.location.url
     if base.startswith("/") and Path(base, manifest.id).resolve() == folder.resolve():
@@ -107,6 +114,9 @@ def push(
     ) as pool:  # before anything is sent: a refusal leaves nothing there
         list(pool.map(lambda entry: check(entry[0]), files))
     sent, sent_bytes = _send(uploader, files, on_progress)
+    if not pin.is_unchanged():
+        message = f"{folder} was replaced while it was pushed: the mirror got no manifest"
+        raise DatasetBusyError(message, hint="push it again: files that are there already are not sent again")
     last = LocalFile(folder / FILENAME)
     sent_manifest = upload(uploader, last, f"{manifest.id}/{FILENAME}")
     return Pushed(
