@@ -35,7 +35,7 @@ class DerivedDataset(Dataset):
         self._derive = derive
 
     @cached_property
-    def rows(self) -> dict[str, Rows]:  # type: ignore[override]
+    def rows(self) -> dict[str, Rows]:
         return dict(self._derive(self._base))
 
     @cached_property
