@@ -103,7 +103,7 @@ def _find_copy(url: str, manifest: Manifest, fetch: FetchOptions, *, needed: boo
         if needed:
             raise
         return None
-    return found[0] if found is not None and found[1].files == manifest.files else None
+    return found[0] if found is not None and found[1].content == manifest.content else None
 
 
 def _mend(folder: Path, manifest: Manifest, problem: Problem, location: Location) -> int:

@@ -4,75 +4,154 @@ A file of a dataset is covered by consecutive ranges, each with its own crc32c: 
 manifest, in order from offset 0. Ranges are the pieces in which the file was written (decided by the plan, not by the
 number of processes), so that every byte is summed while it passes by, and ``verify`` can say which part is damaged.
 
+Files are also cut into blocks of one size. While they are written, a range that goes over the end of a block is recorded
+with a third item: the checksums of its pieces between the ends of blocks, 8 hex digits each. `block_checksums` makes the
+table of the blocks' checksums of them.
+
 crc32c is the checksum Google Cloud Storage states for every object: https://cloud.google.com/storage/docs/data-validation
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
 import google_crc32c
 
-#: Bytes read at a time when a file is summed again.
+#: Bytes of a block, and bytes read at a time when a file is summed again.
 BLOCK = 1 << 22
 _COPY = 1 << 18
-_ZEROS = bytes(1 << 20)
+_DIGITS = 8
 
 
 class Crc32c:
-    """A running crc32c that also counts bytes."""
+    """A running crc32c that also counts bytes; with ``begin``, of bytes of a file from there on, cut at the ends of blocks."""
 
-    def __init__(self) -> None:
-        self._value = 0
-        self.length = 0
+    def __init__(self, begin: int | None = None) -> None:
+        self._begin = begin
+        self._value = self._from = self.length = 0
+        self._before: list[list[Any]] = []
 
     def update(self, data: Any) -> None:
         """Add bytes (anything with the buffer protocol)."""
-        if isinstance(data, bytes):
-            self._value = google_crc32c.extend(self._value, data)
-            self.length += len(data)
-            return
-        view = memoryview(data).cast("B")
-        for at in range(0, len(view), _COPY):  # the library takes bytes only: copies that fit the cache cost little
-            self._value = google_crc32c.extend(self._value, bytes(view[at : at + _COPY]))
-        self.length += len(view)
+        view = data if isinstance(data, bytes) else memoryview(data).cast("B")
+        at, most = (
+            0,
+            len(view) if isinstance(data, bytes) else _COPY,
+        )  # the library takes bytes only: small copies are cheap
+        while at < len(view):
+            if self._begin is not None and self.length > self._from and (self._begin + self.length) % BLOCK == 0:
+                self._before.append([self.length - self._from, f"{self._value:08x}"])
+                self._value, self._from = 0, self.length
+            room = most if self._begin is None else min(most, BLOCK - (self._begin + self.length) % BLOCK)
+            piece = bytes(view[at : at + room])
+            self._value = google_crc32c.extend(self._value, piece)
+            self.length += len(piece)
+            at += len(piece)
 
     @property
     def hex(self) -> str:
         """Eight lowercase hex digits."""
-        return f"{self._value:08x}"
+        return self.range[1]
 
     @property
     def range(self) -> tuple[int, str]:
         """What the manifest records."""
-        return (self.length, self.hex)
+        length, checksum = join_ranges(self._pieces())
+        return length, checksum
+
+    @property
+    def record(self) -> list[Any]:
+        """The range as it is recorded while a dataset is written: with the checksums of its pieces, if there are several."""
+        pieces = self._pieces()
+        return [*self.range, *["".join(checksum for _, checksum in pieces)][: len(pieces) > 1]]
+
+    def _pieces(self) -> list[list[Any]]:
+        return [*self._before, [self.length - self._from, f"{self._value:08x}"]]
 
 
 def join_ranges(ranges: Sequence[Sequence[Any]]) -> list[Any]:
     """Consecutive ranges as one: ``[length, crc32c]`` of all their bytes, which are not read."""
-    if len(ranges) == 1:
-        return list(ranges[0])
     value = length = 0
-    for count, checksum in ranges:
-        # crc(a + b) = crc(a + zeros) ^ crc(zeros) ^ crc(b), with as many zeros as b has bytes.
-        value = _extend_by_zeros(value, count) ^ _extend_by_zeros(0, count) ^ int(checksum, 16)
+    for count, checksum, *_ in ranges:
+        value = _multiply(_power(count), value) ^ int(checksum, 16) if length else int(checksum, 16)
         length += count
     return [length, f"{value:08x}"]
 
 
-def _extend_by_zeros(value: int, count: int) -> int:
-    for low in range(0, count, len(_ZEROS)):
-        value = google_crc32c.extend(value, _ZEROS[: count - low])
-    return value
+def cut_ranges(ranges: Iterable[Sequence[Any]]) -> list[list[Any]] | None:
+    """The blocks of a file, ``[length, crc32c]`` in order, from the recorded ranges of all its bytes.
+
+    None where a range goes over the end of a block and the checksums of its pieces were not recorded.
+    """
+    blocks: list[list[Any]] = []
+    at = 0
+    for length, checksum, *more in ranges:
+        end, left = at + length, more[0] if more else checksum
+        while at < end:
+            count = min(end, (at // BLOCK + 1) * BLOCK) - at
+            piece, left = [count, left[:_DIGITS]], left[_DIGITS:]
+            if not piece[1]:
+                return None
+            if at % BLOCK:
+                blocks[-1] = join_ranges([blocks[-1], piece])
+            else:
+                blocks.append(piece)
+            at += count
+    return blocks
+
+
+def sum_blocks(path: Path) -> list[list[Any]]:
+    """The blocks of a file, ``[length, crc32c]`` in order; reads all of it."""
+    with path.open("rb") as file:
+        return [list(checksum.range) for checksum in map(_summed, iter(lambda: file.read(BLOCK), b""))]
+
+
+def _summed(data: bytes) -> Crc32c:
+    checksum = Crc32c()
+    checksum.update(data)
+    return checksum
+
+
+# crc(a + b) = crc(a) * x ** (8 * len(b)) + crc(b), where a checksum is a polynomial over the field of two elements modulo the
+# Castagnoli polynomial, its bits reflected: the highest bit is the coefficient of 1 (zlib's crc32_combine does the same).
+_POLYNOMIAL = 0x82F63B78
+
+
+def _multiply(a: int, b: int) -> int:
+    product = 0
+    while a:
+        if a & 0x80000000:
+            product ^= b
+        a = a << 1 & 0xFFFFFFFF
+        b = b >> 1 ^ (_POLYNOMIAL if b & 1 else 0)
+    return product
+
+
+@lru_cache(1024)
+def _power(count: int) -> int:
+    """``x ** (8 * count)``."""
+    result, square = 0x80000000, 0x00800000  # 1, x ** 8
+    while count:
+        if count & 1:
+            result = _multiply(result, square)
+        square = _multiply(square, square)
+        count >>= 1
+    return result
+
+
+def record_of(data: Any) -> list[Any]:
+    """What is recorded of a file that holds these bytes."""
+    checksum = Crc32c(0)
+    checksum.update(data)
+    return checksum.record
 
 
 def crc32c(data: Any) -> str:
     """crc32c of a buffer, as eight hex digits."""
-    checksum = Crc32c()
-    checksum.update(data)
-    return checksum.hex
+    return _summed(data).hex
 
 
 def check_ranges(path: Path, ranges: Sequence[Sequence[Any]]) -> Iterator[tuple[int, bool]]:

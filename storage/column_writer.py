@@ -32,7 +32,7 @@ class ColumnWriter:
         self._folder = folder
         self._leaves = [leaf for leaf in schema.steps if leaf.constant is None]
         self._constants = [leaf for leaf in schema.steps if leaf.constant is not None]
-        self._checksums = {leaf.name: Crc32c() for leaf in self._leaves}
+        self._checksums = {leaf.name: Crc32c(0) for leaf in self._leaves}
         self._files: dict[str, BinaryIO] = {}
         if folder is not None:
             for leaf in self._leaves:
@@ -69,16 +69,16 @@ class ColumnWriter:
         self.rows += counts.pop()
 
     def close(self) -> dict[str, list[list[object]]]:
-        """Finish all files; returns their checksum ranges, by path relative to the folder."""
+        """Finish all files; returns their ranges as they are recorded, by path relative to the folder."""
         if self._folder is None:
             return {}
         ranges: dict[str, list[list[object]]] = {}
         for leaf in self._leaves:
             file = self._files.pop(leaf.name)
             file.close()
-            ranges[leaf.memmap] = [list(self._checksums[leaf.name].range)]
+            ranges[leaf.memmap] = [self._checksums[leaf.name].record]
         for leaf in self._constants:
-            ranges[leaf.memmap] = [list(_write_constant(self._folder / leaf.memmap, leaf, self.rows))]
+            ranges[leaf.memmap] = [_write_constant(self._folder / leaf.memmap, leaf, self.rows)]
         return ranges
 
     def abandon(self) -> None:
@@ -88,12 +88,12 @@ class ColumnWriter:
         self._files.clear()
 
 
-def _write_constant(path: Path, leaf: Leaf, rows: int) -> tuple[int, str]:
+def _write_constant(path: Path, leaf: Leaf, rows: int) -> list[object]:
     path.parent.mkdir(parents=True, exist_ok=True)
     total = rows * leaf.row_bytes
     value = np.full((), leaf.constant, leaf.np_dtype)
     block = np.full(min(total, _BLOCK) // leaf.np_dtype.itemsize, value).tobytes()
-    checksum = Crc32c()
+    checksum = Crc32c(0)
     with path.open("wb") as file:
         if not any(value.tobytes()):
             file.truncate(total)
@@ -102,4 +102,4 @@ def _write_constant(path: Path, leaf: Leaf, rows: int) -> tuple[int, str]:
             checksum.update(piece)
             if any(value.tobytes()):
                 file.write(piece)
-    return checksum.range
+    return checksum.record

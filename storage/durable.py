@@ -72,7 +72,7 @@ def append_blocks(path: Path, at: int, parts: Iterable[Iterable[bytes]]) -> list
     with path.open("r+b" if path.exists() else "w+b") as file:
         file.seek(at)
         for blocks in parts:
-            checksum = Crc32c()
+            checksum = Crc32c(file.tell())
             for block in blocks:
                 file.write(block)
                 checksum.update(block)

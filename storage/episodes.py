@@ -21,7 +21,7 @@ import numpy as np
 
 from ..amounts import count, real
 from ..errors import DamagedDatasetError, InvariantError
-from .checksums import crc32c
+from .checksums import record_of
 from .html_table import html_table
 from .memory_map import map_array, verify_hint
 from .tensordict_folder import write_meta
@@ -99,7 +99,7 @@ class EpisodeTable:
         return _statistics(self.returns), _statistics(self.length)
 
     def write(self, folder: Path) -> dict[str, list[list[object]]]:
-        """Write the table into a dataset folder; returns the checksum ranges of its files."""
+        """Write the table into a dataset folder; returns the ranges of its files as they are recorded."""
         self.check()
         target = folder / FOLDER
         target.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ class EpisodeTable:
         for name, array in zip(_COLUMNS, (self.start, self.length, self.returns, self.outcome, self.midway)):
             data = np.ascontiguousarray(array, np.dtype(_COLUMNS[name]).newbyteorder("<")).tobytes()
             (target / f"{name}.memmap").write_bytes(data)
-            ranges[f"{FOLDER}/{name}.memmap"] = [[len(data), crc32c(data)]]
+            ranges[f"{FOLDER}/{name}.memmap"] = [record_of(data)]
         leaves: dict[str, tuple[str, tuple[int, ...]]] = {name: (dtype, ()) for name, dtype in _COLUMNS.items()}
         return {**ranges, **write_meta(folder, FOLDER, leaves, len(self))}
 

@@ -19,11 +19,12 @@ from ..errors import DatasetExistsError, DiskSpaceError, RootNotWritableError, U
 from .durable import sync_folder
 from .lock import WriterLock
 from .manifest import FILENAME
+from .manifest_types import BLOCK_TABLE
 from .snapshot import wait_while_replaced
 
 JOURNAL = "journal.jsonl"
 #: Names of the files of datasets, beside ``*.memmap`` and the manifest.
-_FILES = {"meta.json", "blob", "offsets", "dictionary"}
+_FILES = {"meta.json", "blob", "offsets", "dictionary", BLOCK_TABLE}
 #: Raw objects that are only needed while the dataset is written.
 RAW = ".raw"
 

@@ -13,6 +13,8 @@ Format version 1. One JSON object:
     returns, lengths         {mean, std, min, max} over episodes
     parts                    [{name, states, rows}]: which state rows came from which source object
     files                    {path: [[length, crc32c], ...]}: every file but this one, in ranges
+    blocks                   {size, files: [path, ...]}: the files that `block_checksums` has a table of; left out where
+                             there is none
     licence, citation, lineage
     provenance               when, by which version, from where: the only part that differs between two
                              conversions of the same data
@@ -34,7 +36,7 @@ from ..errors import DamagedDatasetError, FormatVersionError, NotADatasetError, 
 from .checksums import crc32c
 from .durable import write_atomically
 from .leaf import Leaf
-from .manifest_types import check_types
+from .manifest_types import BLOCK_TABLE, check_types
 from .schema import Schema, check_ted
 
 FILENAME = "rbdata.json"
@@ -62,6 +64,7 @@ class Manifest:
     citation: str | None = None
     lineage: dict[str, Any] | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
+    blocks: dict[str, Any] | None = None
 
     @property
     def statistics(self) -> dict[str, Any]:
@@ -89,9 +92,10 @@ class Manifest:
 
     @property
     def content(self) -> str:
-        """sha256 (hex) of the content of the dataset, independent of place and time."""
+        """sha256 (hex) of the content of the dataset, independent of place and time, and of whether it has a table of blocks."""
         record = self.to_json()
         held = {name: record[name] for name in ("leaves", "steps", "episodes", "files")}
+        held["files"].pop(BLOCK_TABLE, None)
         return hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
@@ -100,7 +104,7 @@ class Manifest:
         for entry in fields(self):
             if entry.name == "schema":
                 record["leaves"] = [leaf.to_json() for leaf in self.schema]
-            else:
+            elif entry.name != "blocks" or self.blocks:
                 record[entry.name] = getattr(self, entry.name)
         # The checksum is that of the object as it will be read: keys that are numbers become strings, for example.
         record = json.loads(json.dumps(record))
@@ -137,7 +141,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise DamagedDatasetError(f"{path} does not match its own checksum: it was edited or damaged", hint=_REDO)
     try:
         check_types(record)
-        values = {entry.name: record[entry.name] for entry in fields(Manifest) if entry.name != "schema"}
+        values = {entry.name: record[entry.name] for entry in fields(Manifest) if entry.name in record}
         manifest = Manifest(schema=Schema(tuple(Leaf.from_json(leaf) for leaf in record["leaves"])), **values)
         check_ted(manifest.schema)
     except (ValueError, KeyError, RecursionError) as error:

@@ -12,6 +12,8 @@ from typing import Annotated, Any, TypedDict
 import msgspec
 from msgspec import Meta
 
+#: The file of the checksums of blocks; no leaf has this name.
+BLOCK_TABLE = "blocks.crc32c"
 #: What is stated of the episodes' returns and lengths, where there are episodes.
 STATISTICS = {"mean", "std", "min", "max"}
 
@@ -82,7 +84,20 @@ class LineageRecord(TypedDict, total=False):
     fingerprint: Text
 
 
-class ManifestRecord(TypedDict):
+class BlocksRecord(TypedDict):
+    """The files that the table of checksums of blocks covers, in its order, and the size of a block in bytes."""
+
+    size: Annotated[int, Meta(ge=1 << 12, le=1 << 30)]
+    files: Annotated[list[Text], Meta(min_length=1)]
+
+
+class LaterFields(TypedDict, total=False):
+    """What manifests of earlier versions lack."""
+
+    blocks: BlocksRecord | None
+
+
+class ManifestRecord(LaterFields):
     """The fields that readers rely on; see `manifest` for what they mean."""
 
     id: Annotated[str, Meta(min_length=1, max_length=1024, pattern=r"^[^\x00-\x20\x7f]+$")]
@@ -109,6 +124,16 @@ def check_types(record: Mapping[str, Any]) -> None:
     for path in record["files"]:
         if not path or path.startswith("/") or not {"", ".", ".."}.isdisjoint(path.split("/")):
             raise ValueError(f"files: {path!r} lies outside its dataset")
+    if record.get("blocks"):
+        _check_blocks(record["blocks"]["size"], record["blocks"]["files"], record["files"])
     for name in ("returns", "lengths"):
         if record[name] and not set(record[name]) >= STATISTICS:
             raise ValueError(f"{name} lacks some of {', '.join(sorted(STATISTICS))}")
+
+
+def _check_blocks(size: int, covered: list[str], files: Mapping[str, list[tuple[int, str]]]) -> None:
+    if len(set(covered)) < len(covered) or BLOCK_TABLE in covered or not files.keys() >= {BLOCK_TABLE, *covered}:
+        raise ValueError("blocks: names files twice, or such as are not in files")
+    lengths = {path: sum(length for length, _ in files[path]) for path in (BLOCK_TABLE, *covered)}
+    if lengths[BLOCK_TABLE] != 4 * sum(-(-lengths[path] // size) for path in covered):
+        raise ValueError(f"blocks: {BLOCK_TABLE} does not have 4 bytes for every block")

@@ -34,18 +34,24 @@ class _Pieces:
         self._pieces: list[dict[str, Any]] = []
         self._checksum = Crc32c()
 
-    def add(self, position: int, rows: int, offset: int, data: Any) -> None:
+    def add(self, position: int, rows: int, offset: int, data: Any, *, in_place: bool = False) -> None:
+        """``offset`` is where a run begins in the part's file or, ``in_place``, in that of the leaf."""
         last = self._pieces[-1] if self._pieces else None
         if last is None or last["position"] + last["rows"] != position:
-            self._checksum = Crc32c()
+            self._finish_run()
+            self._checksum = Crc32c(offset if in_place else None)
             last = {"position": position, "rows": 0, "offset": offset}
             self._pieces.append(last)
         self._checksum.update(data)
         last["rows"] += rows
-        last["length"], last["crc32c"] = self._checksum.range
+
+    def _finish_run(self) -> None:
+        if self._pieces:
+            self._pieces[-1].update(zip(("length", "crc32c", "blocks"), self._checksum.record))
 
     def in_order(self, rows: int) -> list[dict[str, Any]]:
         """The runs by position. Raises RbdataError unless each of the part's ``rows`` was written once."""
+        self._finish_run()
         ordered = sorted(self._pieces, key=lambda piece: piece["position"])
         expected = 0
         for piece in ordered:
@@ -75,7 +81,7 @@ class RowsInPlace:
             begin = int(starts[low])
             data = view[begin : begin + (high - low) * size]
             at = (self._first + position + low) * size
-            self._pieces.add(position + low, high - low, 0, data)
+            self._pieces.add(position + low, high - low, at, data, in_place=True)
             while data:
                 written = os.pwrite(self._descriptor, data, at)
                 data, at = data[written:], at + written
@@ -83,7 +89,8 @@ class RowsInPlace:
     def finish(self) -> dict[str, Any]:
         os.fsync(self._descriptor)
         os.close(self._descriptor)
-        ranges = [[piece["length"], piece["crc32c"]] for piece in self._pieces.in_order(self._rows)]
+        names = ("length", "crc32c", "blocks")
+        ranges = [[piece[name] for name in names if name in piece] for piece in self._pieces.in_order(self._rows)]
         return {"ranges": {self._leaf.memmap: ranges}}
 
 

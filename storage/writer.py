@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DamagedDatasetError, RbdataError, UnfinishedDatasetError
+from .block_checksums import write_table
 from .checksums import crc32c, join_ranges
 from .codecs import PLAIN, codec_of
 from .codecs.codec import Codec, Sink
@@ -35,6 +36,7 @@ from .folder import JOURNAL, RAW, DatasetPlace, remove_tree
 from .journal import Journal
 from .leaf import Leaf
 from .manifest import Manifest, write_manifest
+from .manifest_types import BLOCK_TABLE
 from .parts import PARTS, TedSink, remove_unfinished
 from .schema import Schema
 from .tensordict_folder import write_meta
@@ -254,15 +256,22 @@ class DatasetWriter:
             for record in finished[number]["leaves"].values():
                 for path, written in record.get("ranges", {}).items():
                     self.files.setdefault(path, []).extend(written)
+        joined: Files = {}
         for codec in self._in_parts():
             entries = [merged[number]["leaves"][codec.leaf.name]["ranges"] for number in range(self.parts)]
+            for name in entries[0] if entries else ():
+                self.files[codec.path(name)] = [entry[name] for entry in entries]
             for first, last in ranges or [(number, number + 1) for number in range(self.parts)]:
                 for name in entries[first]:
                     piece = join_ranges([entry[name] for entry in entries[first:last]])
-                    self.files.setdefault(codec.path(name), []).append(piece)
+                    joined.setdefault(codec.path(name), []).append(piece)
         shown = {leaf.name: (leaf.dtype, leaf.shape) for leaf in self.schema.steps if leaf.codec == PLAIN}
         self.files.update(write_meta(self.folder, "", shown, self.steps))
-        manifest.files = dict(sorted(self.files.items()))
+        files = {path: joined.get(path) or [record[:2] for record in records] for path, records in self.files.items()}
+        if original is None or original.blocks:
+            manifest.blocks, table = write_table(self.folder, self.files)
+            files.update({BLOCK_TABLE: table} if table else {})
+        manifest.files = dict(sorted(files.items()))
         if original is not None:
             other = [name for name in original.files if manifest.files.get(name) != original.files[name]]
             if other or len(manifest.files) != len(original.files):

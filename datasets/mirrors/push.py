@@ -187,7 +187,9 @@ def _check_replaceable(uploader: Uploader, manifest: Manifest, force: bool) -> N
 
     def content(manifest: Manifest) -> dict[str, Any]:
         """Without the fields that differ between two conversions of the same data."""
-        return {key: value for key, value in manifest.to_json().items() if key not in ("provenance", "checksum")}
+        record = {**manifest.to_json(), "content": manifest.content}
+        others = ("provenance", "checksum", "files", "blocks")
+        return {key: value for key, value in record.items() if key not in others}
 
     existing = fetch_manifest(uploader.location, manifest.id)
     if existing is None or force or content(existing) == content(manifest):

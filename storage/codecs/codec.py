@@ -147,7 +147,7 @@ class Codec(ABC):
     ) -> list[dict[str, Any]]:
         """Append finished parts (records by number, in order) behind the ``last`` entry.
 
-        Returns an entry for each: ``rows`` and bytes of the ``blob`` up to its end, and the checksum ``ranges``.
+        Returns an entry for each: ``rows`` and bytes of the ``blob`` up to its end, and the ``ranges`` as they are recorded.
         """
         pieces = [
             read_pieces(part_path(folder, self.leaf, number), record["pieces"]) for number, record in parts.items()
@@ -158,7 +158,7 @@ class Codec(ABC):
         for record, checksum in zip(parts.values(), written):
             blob += checksum.length
             rows += sum(piece["rows"] for piece in record["pieces"])
-            entries.append({"blob": blob, "rows": rows, "ranges": {"blob": list(checksum.range)}})
+            entries.append({"blob": blob, "rows": rows, "ranges": {"blob": checksum.record}})
         return entries
 
     def remove_part(self, folder: Path, number: int) -> None:

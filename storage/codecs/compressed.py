@@ -127,7 +127,7 @@ class CompressedCodec(Codec):
         at = 0 if 0 in parts else 8 * (last["rows"] + 1)
         blocks = [[table.astype("<i8").tobytes()] for table in tables]
         for entry, checksum in zip(entries, append_blocks(folder / self.path("offsets"), at, blocks)):
-            entry["ranges"]["offsets"] = list(checksum.range)
+            entry["ranges"]["offsets"] = checksum.record
         return entries
 
     @classmethod

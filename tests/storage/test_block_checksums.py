@@ -1,0 +1,143 @@
+"""The table of checksums by block: written on the way, by every way of writing, and what it says of which bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rbdata.errors import DamagedDatasetError
+from rbdata.storage import block_checksums, checksums
+from rbdata.storage.block_checksums import BlockChecksums, read_block_checksums
+from rbdata.storage.checksums import crc32c, cut_ranges
+from rbdata.storage.folder import JOURNAL
+from rbdata.storage.integrity import verify
+from rbdata.storage.manifest import FILENAME, read_manifest, write_manifest
+from rbdata.storage.manifest_types import BLOCK_TABLE
+from storage_tools import LAYOUTS, Recipe, Stopped, contents, make_episodes, write_dataset
+
+SIZE = 4096
+EPISODES = make_episodes([50, 1, 90, 20, 620, 1], shape=(61,), dtype="uint8")
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    for module in (checksums, block_checksums):
+        monkeypatch.setattr(module, "BLOCK", SIZE)
+
+
+def check_table(folder: Path) -> BlockChecksums:
+    """The table covers every file larger than a block, with the checksums of its bytes."""
+    manifest = read_manifest(folder)
+    files = {path: data for path, data in contents(folder).items() if path != FILENAME}
+    assert manifest.blocks == {"size": SIZE, "files": sorted(path for path, data in files.items() if len(data) > SIZE)}
+    table = read_block_checksums(folder, manifest)
+    for path, data in files.items():
+        blocks = list(table.all(path))
+        assert len(blocks) == table.count(path)
+        assert b"".join(data[block.begin : block.end] for block in blocks) == data
+        assert [crc32c(data[block.begin : block.end]) for block in blocks] == [block.crc32c for block in blocks]
+        if path in manifest.blocks["files"]:
+            assert all(block.length == SIZE for block in blocks[:-1])
+    return table
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_written_by_every_layout(layout, tmp_path):
+    one = Recipe(EPISODES, layout, parts=4, order=[2, 0, 3, 1], scrambled=True, block=13)
+    folder = one.write(tmp_path / "one")
+    check_table(folder)
+    assert verify(folder).problems == []
+    if layout != "flat":
+        with pytest.raises(Stopped):
+            Recipe(EPISODES, layout, parts=4, order=[1, 3, 0, 2], scrambled=True, stop_after=2).write(tmp_path / "two")
+    again = Recipe(EPISODES, layout, parts=4, scrambled=True, column_block=77)
+    assert contents(again.write(tmp_path / "two"))[BLOCK_TABLE] == contents(folder)[BLOCK_TABLE]
+
+
+def test_small_datasets_have_none(tmp_path):
+    folder = write_dataset(tmp_path, make_episodes([3, 4]), "raw")
+    manifest = read_manifest(folder)
+    assert manifest.blocks is None and BLOCK_TABLE not in contents(folder)
+    assert "blocks" not in json.loads((folder / FILENAME).read_text())
+    assert [block.length for block in read_block_checksums(folder, manifest).all("action.memmap")] == [7 * 8]
+
+
+def test_of_work_begun_without_one(tmp_path):
+    """The journal of an earlier version has no checksums of pieces: those files are read."""
+    with pytest.raises(Stopped):
+        Recipe(EPISODES, "raw", parts=3, stop_after=2).write(tmp_path)
+    journal = tmp_path / "my" / ".test.writing" / JOURNAL
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    for line in lines:
+        for leaf in line.get("leaves", {}).values():
+            assert any(len(record) == 3 for record in leaf["ranges"]["observation.memmap"])
+            leaf["ranges"] = {path: [one[:2] for one in ranges] for path, ranges in leaf["ranges"].items()}
+    journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    check_table(Recipe(EPISODES, "raw", parts=3).write(tmp_path))
+
+
+def test_blocks_that_hold_some_bytes(tmp_path):
+    table = check_table(write_dataset(tmp_path, EPISODES, "raw", parts=3))
+    for path in ("observation.memmap", "meta.json", "episodes/start.memmap"):
+        blocks, size = list(table.all(path)), list(table.all(path))[-1].end
+        for begin, end in np.random.default_rng(0).integers(0, size + 100, (50, 2)).tolist():
+            inside = [block for block in blocks if block.begin < min(end, size) and begin < block.end and begin < end]
+            assert list(table.covering(path, begin, end)) == inside
+
+
+def test_cut_ranges_across_blocks():
+    data = np.random.default_rng(1).integers(0, 256, 5 * SIZE + 17, np.uint8).tobytes()
+    cuts = [0, 0, 5, SIZE, SIZE, 3 * SIZE + 1, 3 * SIZE + 2, 5 * SIZE + 1, len(data)]
+    records = []
+    for low, high in pairwise(cuts):
+        checksum = checksums.Crc32c(low)
+        checksum.update(memoryview(data)[low : (low + high) // 2])
+        checksum.update(data[(low + high) // 2 : high])
+        records.append(checksum.record)
+    expected = [[len(data[at : at + SIZE]), crc32c(data[at : at + SIZE])] for at in range(0, len(data), SIZE)]
+    assert [len(record) for record in records] == [2, 2, 2, 2, 3, 2, 3, 2]
+    assert cut_ranges(records) == expected
+    assert cut_ranges([record[:2] for record in records]) is None
+
+
+def test_damaged_tables(tmp_path):
+    folder = write_dataset(tmp_path, EPISODES, "raw")
+    path, manifest = folder / BLOCK_TABLE, read_manifest(folder)
+    good = path.read_bytes()
+    path.write_bytes(bytes([good[0] ^ 1]) + good[1:])
+    with pytest.raises(DamagedDatasetError, match=r"blocks\.crc32c of my/test has a checksum mismatch"):
+        read_block_checksums(folder, manifest)
+    path.unlink()
+    with pytest.raises(DamagedDatasetError, match="No such file"):
+        read_block_checksums(folder, manifest)
+    swapped = good[4:8] + good[:4] + good[8:]
+    manifest.files[BLOCK_TABLE] = [[len(swapped), crc32c(swapped)]]
+    with pytest.raises(DamagedDatasetError, match=r"contradicts its manifest about"):
+        BlockChecksums(manifest, swapped)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"size": 0}, "size"),
+        ({"size": "4096"}, "size"),
+        ({"size": SIZE * 2}, "4 bytes for every block"),
+        ({"files": []}, "files"),
+        ({"files": ["observation.memmap"] * 2}, "twice"),
+        ({"files": [BLOCK_TABLE]}, "not in files"),
+        ({"files": ["../x"]}, "not in files"),
+    ],
+)
+def test_malformed_manifests(change, message, tmp_path):
+    folder = write_dataset(tmp_path, EPISODES, "raw")
+    manifest = read_manifest(folder)
+    assert manifest.blocks is not None
+    manifest.blocks |= change
+    write_manifest(folder, manifest)
+    with pytest.raises(DamagedDatasetError, match=message):
+        read_manifest(folder)
