@@ -92,7 +92,7 @@ class Manifest:
 
     @property
     def content(self) -> str:
-        """sha256 (hex) of the content of the dataset, independent of place and time, and of whether it has a table of blocks."""
+        """sha256 (hex) of the content of the dataset, independent of place and time; a table of blocks is left out of it."""
         record = self.to_json()
         held = {name: record[name] for name in ("leaves", "steps", "episodes", "files")}
         held["files"].pop(BLOCK_TABLE, None)
