@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,13 +18,25 @@ def state_facts(manifest: Manifest, found: Overview) -> Facts:
     ends = ", ".join(f"{amounts.exact_percent(number / found.episodes)} {name}" for name, number in ended)
     facts = [("environment", found.environment)] if found.environment else []
     facts += [("steps", f"{manifest.steps:,}"), ("episodes", f"{manifest.episodes:,}"), ("ended", ends)]
-    for name, numbers in (("length", manifest.lengths), ("return", manifest.returns)):
-        facts += [(name, _span(numbers))] if numbers and math.isfinite(sum(numbers.values())) else []
-    if found.returns.not_finite:
-        facts.append(("return", f"{found.returns.not_finite:,} of {found.returns.number:,} episodes not finite"))
-    elif found.reference and manifest.returns:
-        facts.append(("score", _span({name: found.score(manifest.returns[name]) for name in ("mean", "min", "max")})))
-    return [(name, text) for name, text in [*facts, ("size", amounts.size(manifest.bytes))] if text]
+    facts += [*describe_episodes(manifest, found), ("size", amounts.size(manifest.bytes))]
+    return [(name, text) for name, text in facts if text]
+
+
+def describe_episodes(manifest: Manifest, found: Overview) -> Facts:
+    """Mean and range of lengths, returns and, where references are known, scores."""
+    facts = [("length", _span(manifest.lengths))] if manifest.lengths else []
+    finite = found.returns
+    if finite.not_finite:
+        of = f"{finite.not_finite:,} of {amounts.plural(finite.number, 'episode')} not finite"
+        held = {"mean": finite.mean, "min": finite.low, "max": finite.high}
+        return [*facts, ("return", f"{_span(held)}; {of}" if finite.counts else of)]
+    if manifest.returns:
+        facts.append(("return", _span(manifest.returns)))
+        if found.reference:
+            scores = {name: found.score(manifest.returns[name]) for name in ("mean", "min", "max")}
+            between = f"{amounts.real(found.reference.low)} to {amounts.real(found.reference.high)}"
+            facts.append(("score", f"{_span(scores)} (a return of {between} is 0 to 100)"))
+    return facts
 
 
 def state_origin(manifest: Manifest) -> Facts:
@@ -39,13 +50,16 @@ def state_origin(manifest: Manifest) -> Facts:
         ("dataset", source.get("dataset")),
         ("options", listed),
         ("location", location if "://" in location and "@" not in location else None),
-        (
-            "converted",
-            provenance.get("created") and f"{provenance['created']} by rbdata {provenance.get('rbdata_version')}",
-        ),
+        ("created", describe_creation(provenance)),
         ("licence", manifest.licence or "not stated"),
     ]
     return [(name, str(value)) for name, value in facts if value]
+
+
+def describe_creation(provenance: Mapping[str, Any]) -> str | None:
+    """When, and by which version; None where it is not stated."""
+    created, version = provenance.get("created"), provenance.get("rbdata_version")
+    return f"{created} by rbdata {version}" if created and version else created
 
 
 def state_tensors(manifest: Manifest) -> list[tuple[str, str, str]]:
@@ -68,4 +82,4 @@ def how_to_load(manifest: Manifest) -> tuple[str, str]:
 
 def _span(numbers: Mapping[str, Any]) -> str:
     mean, low, high = (amounts.real(numbers[name]) for name in ("mean", "min", "max"))
-    return f"mean {mean}, from {low} to {high}"
+    return f"always {mean}" if low == high else f"mean {mean}, from {low} to {high}"

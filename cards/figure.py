@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..amounts import count, plural
+from ..amounts import count, exact_percent, plural
 from ..errors import MissingExtraError
 from ..storage.episodes import EpisodeTable
 from .card_file import MARK
@@ -98,6 +98,9 @@ def _subtitle(found: Overview) -> str:
 def _draw_returns(axes: Axes, series: ReturnSeries, steps_in_all: int, cuts: int) -> None:
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
+    if not np.isfinite(series.mean).any():
+        _leave_empty(axes, "no finite return")
+        return
     if series.single:
         size = 22 if len(series.steps) < 300 else 7
         axes.scatter(series.steps, series.mean, s=size, color=_BLUE, alpha=0.65, linewidths=0, label="episode")
@@ -128,8 +131,7 @@ def _draw_counts(axes: Axes, histogram: Histogram, *, sideways: bool = False) ->
 
     shares = histogram.shares
     if not shares:
-        axes.text(0.5, 0.5, "no finite value", ha="center", va="center", color=_GREY, transform=axes.transAxes)
-        axes.set_axis_off()
+        _leave_empty(axes, "no finite value")
         return
     if histogram.values:
         gaps = np.diff(histogram.values)
@@ -146,7 +148,7 @@ def _draw_counts(axes: Axes, histogram: Histogram, *, sideways: bool = False) ->
         if not sideways and len(shares) <= 7:
             for value, share in zip(histogram.values, shares):
                 axes.annotate(
-                    f"{share:.1%}", (value, share), (0, 2), textcoords="offset points", ha="center", fontsize=8
+                    exact_percent(share), (value, share), (0, 2), textcoords="offset points", ha="center", fontsize=8
                 )
             axes.margins(y=0.12)
         if not sideways and whole:
@@ -168,8 +170,7 @@ def _draw_actions(axes: Axes, found: Overview, sample: str) -> None:
     axes.set_title(f"action of a step{sample}")
     rows = [row for action in found.actions for row in zip(action.names, action.elements)]
     if not rows:
-        axes.text(0.5, 0.5, "no small action tensor", ha="center", va="center", color=_GREY, transform=axes.transAxes)
-        axes.set_axis_off()
+        _leave_empty(axes, "no small action tensor")
     elif len(rows) == 1:
         _draw_counts(axes, rows[0][1])
     else:
@@ -187,7 +188,14 @@ def _draw_actions(axes: Axes, found: Overview, sample: str) -> None:
         )
         axes.tick_params(axis="y", length=0)
         left_out = sum(action.size - len(action.elements) for action in found.actions)
-        axes.set_xlabel("value" + (f"; {plural(left_out, 'more element')} not shown" if left_out else ""))
+        axes.set_xlabel(
+            "value (darker: more often)" + (f"; {plural(left_out, 'more element')} not shown" if left_out else "")
+        )
+
+
+def _leave_empty(axes: Axes, why: str) -> None:
+    axes.text(0.5, 0.5, why, ha="center", va="center", color=_GREY, transform=axes.transAxes)
+    axes.set_axis_off()
 
 
 def _edges(histogram: Histogram) -> np.ndarray:

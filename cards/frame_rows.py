@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 BLOCK = 64
 #: The least height and width of frames that are not bytes; smaller matrices are no pictures.
 _LEAST_SIDE = 16
+#: Tiny frames with no larger byte are grids of codes (MiniGrid: 0 to 10); unscaled they would be black.
+_MOST_CODE = 15
 #: Most frames that are stacked in one row.
 _MOST_STACKED = 8
 
@@ -63,7 +65,10 @@ def picture(row: np.ndarray) -> Image:
     elif kind == "stack":
         row = row[-1] if row.shape[0] <= _MOST_STACKED else row[..., -1]
     row = row.reshape(*row.shape[:2], -1)
-    if row.dtype != np.uint8:
+    if row.dtype == np.uint8:
+        if max(row.shape[:2]) < _LEAST_SIDE and row.max() <= _MOST_CODE:
+            row = row * np.uint8(255 // _MOST_CODE)
+    else:
         row = np.nan_to_num(row.astype(np.float64), nan=0, posinf=0, neginf=0)
         low, high = (0.0, 1.0) if row.min() >= 0 and row.max() <= 1 else (float(row.min()), float(row.max()))
         row = ((row / 2 - low / 2) * (255 / (high / 2 - low / 2 or 1))).round().astype(np.uint8)

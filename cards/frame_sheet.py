@@ -87,7 +87,8 @@ def draw_sheet(dataset: Dataset, strips: Sequence[Strip]) -> Image:
     pen = ImageDraw.Draw(sheet)
     large, small, tiny = (ImageFont.load_default(points) for points in (17, 13, 11))
     pen.text((_MARGIN, _MARGIN - 4), dataset.id, _INK, large)
-    about = f"{_about(leaf)}; {amounts.plural(len(dataset.episodes), 'episode')}; a: action, r: reward"
+    captions = "a: action, r: reward" if _action(dataset, 0) else "r: reward"
+    about = f"{_about(leaf)}; {amounts.plural(len(dataset.episodes), 'episode')}; {captions}"
     pen.text((_MARGIN, _MARGIN + 18), about, _FAINT, small)
     y = _MARGIN + 2 * _TITLE
     for strip, images in zip(strips, pictures):

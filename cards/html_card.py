@@ -51,7 +51,7 @@ pre { background: var(--code); border: 1px solid var(--line); border-radius: 6px
 table { border-collapse: collapse; width: 100%; font-size: .9rem; }
 th, td { text-align: left; padding: 4px 14px 4px 0; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th { color: var(--soft); font-weight: 500; } tr:last-child td { border-bottom: 0; }
-code { font: .92em ui-monospace, monospace; }
+code { font: .92em ui-monospace, monospace; } .grid + .scroll { margin-top: 18px; } footer { margin-top: 14px; }
 svg { display: block; width: 100%; height: auto; font: 11px system-ui, sans-serif; } svg text { fill: var(--soft); }
 svg.spark { width: 140px; height: 22px; } svg .warn, svg .cut { fill: var(--cut); } svg .score { fill: var(--bar); }
 .bar { fill: var(--bar); } .band { fill: var(--band); } .axis { stroke: var(--soft); fill: none; }
@@ -64,6 +64,7 @@ svg path.grid { stroke: var(--line); } svg path.cut { stroke: var(--cut); stroke
 svg.narrow { display: none; }
 @media (max-width: 640px) { svg.wide { display: none; } svg.narrow { display: block; }
   .strip img { width: calc((100% - 18px) / 4); }
+  pre { white-space: pre-wrap; overflow-wrap: anywhere; } th, td { padding-right: 8px; }
   .list { grid-template-columns: 1fr; gap: 0; } .list dd { margin-bottom: 6px; } }
 """
 
@@ -74,14 +75,10 @@ def make_html(folder: Path, manifest: Manifest, found: Overview, table: EpisodeT
 
     command, python = how_to_load(manifest)
     shell = f"<pre>{escape(command)}</pre>" if command else ""
-    sampled = found.sampled_steps < found.steps
-    sample = f" (of a sample of {found.sampled_steps:,} steps)" if sampled else ""
     parts = [
         _section("At a glance", _definitions(state_facts(manifest, found), "facts")),
         _section("Load it", f"{shell}<pre>{escape(python)}</pre>"),
-        _section("Returns over time", _returns(found, table)),
-        _section(f"Distributions{sample}", _distributions(found)),
-        _frames(folder),
+        *_charts(folder, found, table),
         _section("Tensors", _tensors(manifest)),
         _section("Origin", _definitions(state_origin(manifest), "list")),
     ]
@@ -110,6 +107,18 @@ def make_html(folder: Path, manifest: Manifest, found: Overview, table: EpisodeT
 </main></body>
 </html>
 """
+
+
+def _charts(folder: Path, found: Overview, table: EpisodeTable) -> list[str]:
+    if not found.steps:
+        return []
+    sampled = found.sampled_steps < found.steps
+    sample = f" (of a sample of {found.sampled_steps:,} steps)" if sampled else ""
+    return [
+        _section("Returns over time", _returns(found, table)),
+        _section(f"Distributions{sample}", _distributions(found)),
+        _frames(folder),
+    ]
 
 
 def _section(title: str, content: str) -> str:

@@ -91,9 +91,9 @@ def draw_series(series: ReturnSeries, found: Overview, width: int, kind: str) ->
             f'<path class="grid" d="M{left} {y}H{width - right}"/>' + _text(left - 8, float(y) + 4, _brief(tick), "end")
         )
         if found.reference:
-            parts.append(_text(width - right + 8, float(y) + 4, f"{found.score(tick):.4g}", "start", "score"))
+            parts.append(_text(width - right + 8, float(y) + 4, f"{found.score(tick):.3g}", "start", "score"))
     for tick in _ticks(0, steps):
-        if tick <= steps:
+        if tick <= steps and tick == int(tick):
             parts.append(_text(float(at(tick, low).split()[0]), base + 18, _metric(tick), "middle"))
     parts.append(f'<path class="axis" d="M{left} {base}H{width - right}"/>')
     known = np.isfinite(series.mean)

@@ -14,8 +14,8 @@ from . import text
 if TYPE_CHECKING:
     from ..cards.histogram import Histogram
 
-#: Columns of a chart, its axis included; two stand side by side on wider terminals.
-WIDTH, GAP = 38, 4
+#: Columns of a chart, its axis included, and between two: two stand side by side on 80 columns, three on 120.
+WIDTH, GAP = 38, 3
 #: Rows of a chart with bins.
 HEIGHT = 4
 

@@ -155,7 +155,7 @@ class Console:
     def heading(self, title: str) -> None:
         """Start a section of a long result; on terminals only."""
         if self.on_terminal:
-            self._print("\n" + self._painted(title, "strong"))
+            self._print("\n" + self._painted(text.wrapped(title, self.width), "strong"))
 
     # -- everything else: stderr -------------------------------------------------------------------------------------
 

@@ -123,7 +123,7 @@ def run(
         out.facts(_facts(path, manifest, found))
         out.heading("tensors")
         out.table(_LEAVES, _leaf_rows(manifest))
-        if out.on_terminal:
+        if out.on_terminal and manifest.steps:
             _show_distributions(found)
         out.heading("origin")
         out.facts(_origin(manifest))
@@ -137,6 +137,8 @@ def run(
 
 
 def _facts(path: Path, manifest: Manifest, found: Overview) -> list[Fact]:
+    from ..cards.facts import describe_episodes
+
     ends = [(f"{text.count(number)} {name}", number) for name, number in found.outcomes.items() if number]
     several = len(ends) > 1
     ended = ", ".join(
@@ -153,24 +155,8 @@ def _facts(path: Path, manifest: Manifest, found: Overview) -> list[Fact]:
         Fact("steps", text.count(manifest.steps), manifest.steps),
         Fact("episodes", text.count(manifest.episodes) + (f": {ended}" if ends else ""), manifest.episodes),
     ]
-    for name, numbers in (("length", manifest.lengths), ("return", manifest.returns)):
-        if numbers:
-            facts.append(Fact(name, f"mean {_span(numbers)}"))
-    finite = found.returns
-    if finite.not_finite:
-        held = {"mean": finite.mean, "min": finite.low, "max": finite.high}
-        of = f"{text.count(finite.not_finite)} of {text.plural(finite.number, 'episode')} not finite"
-        facts[-1] = Fact("return", (f"mean {_span(held)}; " if finite.counts else "") + of)
-    elif manifest.returns and found.reference:
-        scores = {name: found.score(manifest.returns[name]) for name in ("mean", "min", "max")}
-        between = f"{text.real(found.reference.low)} to {text.real(found.reference.high)}"
-        facts.append(Fact("score", f"mean {_span(scores)} (a return of {between} is 0 to 100)"))
+    facts += [Fact(name, what) for name, what in describe_episodes(manifest, found)]
     return [*facts, Fact("size", size, manifest.bytes), *(Fact("note", note) for note in manifest.notes)]
-
-
-def _span(numbers: dict[str, Any]) -> str:
-    """``-18.2, from -21 to -3``"""
-    return f"{text.real(numbers['mean'])}, from {text.real(numbers['min'])} to {text.real(numbers['max'])}"
 
 
 def _show_distributions(found: Overview) -> None:
@@ -228,6 +214,8 @@ def _bytes_of(manifest: Manifest, leaf: Leaf) -> int:
 
 
 def _origin(manifest: Manifest) -> list[Fact]:
+    from ..cards.facts import describe_creation
+
     provenance, objects = manifest.provenance, manifest.source.get("objects", [])
     raw = sum(entry.get("size") or 0 for entry in objects)
     stated = ", checksums stated" if all(entry.get("checksums") for entry in objects) else ""
@@ -236,7 +224,7 @@ def _origin(manifest: Manifest) -> list[Fact]:
         ("options", ", ".join(f"{key} {value}" for key, value in manifest.source.get("options", {}).items())),
         ("location", provenance.get("location")),
         ("reason", provenance.get("why")),
-        ("created", f"{provenance.get('created')} by rbdata {provenance.get('rbdata_version')}"),
+        ("created", describe_creation(provenance)),
         ("raw files", objects and f"{text.count(len(objects))}, {text.size(raw)}{stated}"),
         ("licence", manifest.licence),
         ("citation", manifest.citation),

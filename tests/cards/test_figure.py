@@ -42,3 +42,15 @@ def test_one_figure_shows_everything(tmp_path):
     data = render_figure(figure, ".PNG")
     assert MARK.encode() in data
     assert Image.open(BytesIO(data)).size == (1430, 910)
+
+
+def test_nothing_to_draw_is_said(tmp_path):
+    episodes = make_episodes([2, 2])
+    for one in episodes:
+        one.steps["next/reward"][:] = np.nan
+    folder = Recipe(episodes).write(tmp_path)
+    manifest = read_manifest(folder)
+    table = open_episodes(folder, manifest.episodes, manifest.steps)
+    over_time, beside, *_ = draw_figure("my/test", overview(folder, manifest, table), table).axes
+    assert (over_time.texts[0].get_text(), beside.texts[0].get_text()) == ("no finite return", "no finite value")
+    assert not over_time.axison

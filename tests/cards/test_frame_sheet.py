@@ -42,6 +42,11 @@ def test_rows_are_pictures(shape, dtype, mode):
         assert np.ptp(np.asarray(made)) == 255
 
 
+def test_grids_of_codes_are_not_black():
+    assert np.asarray(picture(np.full((7, 7, 3), 10, "uint8"))).max() == 170
+    assert np.asarray(picture(np.full((84, 84), 10, "uint8"))).max() == 10
+
+
 def test_what_is_no_picture_is_named(tmp_path):
     vectors = Dataset(Recipe(make_episodes([3], shape=(4,))).write(tmp_path))
     with pytest.raises(UsageError, match="no frames") as error:

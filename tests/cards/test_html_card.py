@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 from rbdata.cards.card_file import MARK
 from rbdata.cards.croissant import make_croissant
+from rbdata.cards.facts import describe_episodes
 from rbdata.cards.html_card import make_html
 from rbdata.cards.hub_card import hub_licence, make_readme
 from rbdata.cards.overview import overview
-from rbdata.storage.episodes import open_episodes
-from rbdata.storage.manifest import read_manifest, write_manifest
+from rbdata.storage.episodes import EpisodeTable, open_episodes
+from rbdata.storage.leaf import Leaf
+from rbdata.storage.manifest import Manifest, read_manifest, write_manifest
+from rbdata.storage.schema import Schema, ted_flags
 from storage_tools import Recipe, make_episodes
 
 EVIL = "<script>alert(1)</script> & \"x\" 'y' ]]> --> </style></svg> {{x}}\x1b[31m | `z`\n---\nlicense: evil"
@@ -119,3 +122,25 @@ def test_the_smallest_dataset_has_cards_too(tmp_path: Path):
     assert not Page(make_html(folder, manifest, found, table)).open
     assert json.loads(make_croissant(folder, manifest, found))["name"] == "my/test"
     assert make_readme(manifest, found).startswith("---\n")
+
+
+def test_dataset_without_steps(tmp_path):
+    schema = Schema((Leaf("observation", "step", "float32", (4,)), Leaf("action", "step", "int64", ()), *ted_flags()))
+    for leaf in schema:
+        (tmp_path / leaf.memmap).parent.mkdir(exist_ok=True)
+        (tmp_path / leaf.memmap).touch()
+    none = np.zeros(0, np.int64)
+    table = EpisodeTable(none, none, none.astype(float), none.astype(np.uint8), none.astype(bool))
+    manifest = Manifest("my/empty", schema, 0, 0, {"name": "my"}, table.write(tmp_path))
+    page = make_html(tmp_path, manifest, overview(tmp_path, manifest, table), table)
+    assert "Tensors" in page and "Distributions" not in page and "Returns" not in page
+
+
+def test_what_never_varies_is_stated_once(tmp_path):
+    episodes = make_episodes([5, 5])
+    for one in episodes:
+        one.steps["next/reward"][:] = 1
+    folder = Recipe(episodes).write(tmp_path)
+    manifest = read_manifest(folder)
+    found = overview(folder, manifest, open_episodes(folder, 2, 10))
+    assert describe_episodes(manifest, found) == [("length", "always 5"), ("return", "always 5")]

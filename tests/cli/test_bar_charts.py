@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from rbdata.amounts import exact_percent
 from rbdata.cards.histogram import count_values
-from rbdata.cli.bar_charts import WIDTH, chart, shows_blocks, side_by_side, sparkline
+from rbdata.cli.bar_charts import GAP, WIDTH, chart, shows_blocks, side_by_side, sparkline
 
 RNG = np.random.default_rng(0)
 SHAPES = {
@@ -38,7 +38,7 @@ def test_what_a_chart_shows():
 def test_charts_stand_side_by_side_where_there_is_room():
     charts = [["a", "1"], ["b"], ["c"]]
     assert side_by_side(charts, 40) == ["a", "1", "", "b", "", "c"]
-    assert side_by_side(charts, 80) == ["a" + " " * (WIDTH + 3) + "b", "1", "", "c"]
+    assert side_by_side(charts, 80) == ["a" + " " * (WIDTH + GAP - 1) + "b", "1", "", "c"]
 
 
 def test_in_one_line():
