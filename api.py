@@ -35,6 +35,8 @@ def download(
     keep_raw: bool = False,
     force: bool = False,
     user_project: str | None = None,
+    engine: Literal["local", "ray"] = "local",
+    address: str | None = None,
     progress: bool = False,
     listener: Listener | None = None,
     upstream: Literal["auto", "dqn-replay", "rl-unplugged"] | None = None,
@@ -61,8 +63,9 @@ def download(
     """Download a dataset from its source (or a ``mirror``); returns its folder, for `load` and `open_dataset`.
 
     A complete dataset is not downloaded again; an interrupted download continues. ``shards`` is a selection such as
-    ``"0-4,7"``. ``progress=True`` shows a bar on a terminal (stderr) or in a notebook; without it nothing is ever printed.
-    ``listener`` has callbacks. For the rest see `datasets.ingest.request.Request` and
+    ``"0-4,7"``. ``engine="ray"`` converts on a Ray cluster whose nodes see the folder under the same path; its ``address``
+    may be ``"auto"``. ``progress=True`` shows a bar on a terminal (stderr) or in a notebook; without it nothing is ever
+    printed. ``listener`` has callbacks. For the rest see `datasets.ingest.request.Request` and
     `datasets.ingest.protocol.ConvertOptions`.
 
     Options of one source (None: its default; ``rbdata download --help`` describes them):
@@ -77,11 +80,13 @@ def download(
     """
     extra = source_options(locals())
     from .datasets.acquire import download as run
+    from .datasets.workers.engines import open_cluster
 
-    more = {"mirror": mirror, "procs": procs, "keep_raw": keep_raw, "force": force}
-    request = make_request(dataset_id, root, codec, layout, unknown_next, shards, extra, user_project, **more)
-    with progress_listener(dataset_id, listener, progress) as events:
-        return run(request, events).path
+    with open_cluster(engine, procs=procs, address=address) as cluster:
+        more = {"mirror": mirror, "procs": procs, "keep_raw": keep_raw, "force": force, "engine": cluster}
+        request = make_request(dataset_id, root, codec, layout, unknown_next, shards, extra, user_project, **more)
+        with progress_listener(dataset_id, listener, progress) as events:
+            return run(request, events).path
 
 
 @check_keywords
@@ -97,6 +102,8 @@ def convert(
     layout: Literal["auto", "ted"] = "auto",
     unknown_next: Literal["truncate", "zero"] = "truncate",
     force: bool = False,
+    engine: Literal["local", "ray"] = "local",
+    address: str | None = None,
     progress: bool = False,
     listener: Listener | None = None,
     upstream: Literal["auto", "dqn-replay", "rl-unplugged"] | None = None,
@@ -121,10 +128,13 @@ def convert(
     """
     extra = source_options(locals())
     from .datasets.acquire import convert as run
+    from .datasets.workers.engines import open_cluster
 
-    request = make_request(dataset_id, root, codec, layout, unknown_next, shards, extra, procs=procs, force=force)
-    with progress_listener(dataset_id, listener, progress) as events:
-        return run(Path(path), source, request, events).path
+    with open_cluster(engine, procs=procs, address=address) as cluster:
+        more: dict[str, Any] = {"procs": procs, "force": force, "engine": cluster}
+        request = make_request(dataset_id, root, codec, layout, unknown_next, shards, extra, **more)
+        with progress_listener(dataset_id, listener, progress) as events:
+            return run(Path(path), source, request, events).path
 
 
 def source_options(arguments: Mapping[str, Any]) -> dict[str, Any]:

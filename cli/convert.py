@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Context, Option
 
-from .options import Codec, DryRun, Force, Layout, Procs, Root, Shards, SourceName, UnknownNext
+from .options import Address, Codec, DryRun, Engine, Force, Layout, Procs, Root, Shards, SourceName, UnknownNext
 
 EXAMPLES = """
   rbdata convert ~/raw/Pong/5/replay_logs --source atari --name my/pong
@@ -34,6 +34,8 @@ def run(
     layout: Layout = "auto",
     unknown_next: UnknownNext = "truncate",
     force: Force = False,
+    engine: Engine = "local",
+    address: Address = None,
     dry_run: DryRun = False,
     root: Root = None,
 ) -> int:
@@ -45,24 +47,15 @@ def run(
     """
     from ..api import make_request
     from ..datasets.acquire import convert
+    from ..datasets.workers.engines import open_cluster
     from .report import Result, finish, this_command, work
     from .source_options import selected_options
 
     extra = selected_options(ctx)
     path = path.expanduser()
     name = name or f"my/{path.resolve().name.removesuffix(path.suffix)}"
-    request = make_request(
-        name,
-        root,
-        codec,
-        layout,
-        unknown_next,
-        shards,
-        extra,
-        procs=procs,
-        force=force,
-        dry_run=dry_run,
-        command=this_command(),
-    )
-    outcome = work(name, lambda listener: convert(path, source, request, listener))
+    more: dict[str, Any] = {"procs": procs, "force": force, "dry_run": dry_run, "command": this_command()}
+    with open_cluster(engine, procs=procs, address=address) as cluster:
+        request = make_request(name, root, codec, layout, unknown_next, shards, extra, engine=cluster, **more)
+        outcome = work(name, lambda listener: convert(path, source, request, listener))
     return finish([Result(outcome.id, outcome)], root, "Converted")

@@ -6,7 +6,20 @@ from typing import Annotated
 
 from typer import Context, Option
 
-from .options import AnyIds, Codec, DryRun, Force, Layout, Procs, Root, Shards, UnknownNext, UserProject
+from .options import (
+    Address,
+    AnyIds,
+    Codec,
+    DryRun,
+    Engine,
+    Force,
+    Layout,
+    Procs,
+    Root,
+    Shards,
+    UnknownNext,
+    UserProject,
+)
 
 EXAMPLES = """
   rbdata download Pong/5 --procs 8
@@ -34,6 +47,8 @@ def run(
     unknown_next: UnknownNext = "truncate",
     keep_raw: Annotated[bool, Option("--keep-raw", help="Keep the raw files as well, under ROOT/.raw.")] = False,
     force: Force = False,
+    engine: Engine = "local",
+    address: Address = None,
     dry_run: DryRun = False,
     root: Root = None,
     user_project: UserProject = None,
@@ -46,6 +61,7 @@ def run(
     from ..api import make_request
     from ..datasets.acquire import download
     from ..datasets.catalogue import is_made
+    from ..datasets.workers.engines import open_cluster
     from .report import Result, attempt, finish, this_command, work
     from .source_options import selected_options
 
@@ -58,15 +74,16 @@ def run(
         "command": this_command(),
     }
     extra = selected_options(ctx)
-    requests = [
-        make_request(one, root, codec, layout, unknown_next, shards, extra, user_project, **more)
-        for one in dict.fromkeys(ids)
-    ]
-    if len(requests) == 1:
-        outcome = work(ids[0], lambda listener: download(requests[0], listener))
-        return finish([Result(outcome.id, outcome)], root, "Recorded" if is_made(outcome.id) else "Downloaded")
-    results = [
-        attempt(request.id, lambda listener, request=request: download(request, listener))  # type: ignore[misc]
-        for request in requests
-    ]
+    with open_cluster(engine, procs=procs, address=address) as cluster:
+        requests = [
+            make_request(one, root, codec, layout, unknown_next, shards, extra, user_project, engine=cluster, **more)
+            for one in dict.fromkeys(ids)
+        ]
+        if len(requests) == 1:
+            outcome = work(ids[0], lambda listener: download(requests[0], listener))
+            return finish([Result(outcome.id, outcome)], root, "Recorded" if is_made(outcome.id) else "Downloaded")
+        results = [
+            attempt(request.id, lambda listener, request=request: download(request, listener))  # type: ignore[misc]
+            for request in requests
+        ]
     return finish(results, root, "Downloaded")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Context, Option
 
+from ..datasets.workers.engines import NAMES
 from ..storage.codecs import choices
 
 _ROOT = "rbdata.root"
@@ -83,10 +84,13 @@ SourceName = Annotated[
 Procs = Annotated[
     int | None, Option(min=1, metavar="N", help="Worker processes (default: one per CPU core, at most 8).")
 ]
+Address = Annotated[str | None, Option(metavar="A", help="Address of the Ray cluster, such as auto.")]
 Shards = Annotated[str | None, Option(metavar="LIST", help="Only these shards of the run, such as 0-4,7.")]
 if TYPE_CHECKING:
     Codec = str
+    Engine = str
 else:
+    Engine = Annotated[Literal[NAMES], Option(help="Processes on this machine, or a Ray cluster.")]
     Codec = Annotated[Literal[choices()], Option(help="How frames are stored. auto: zstd (Atari: 1/27 of raw).")]
 Layout = Annotated[
     Literal["auto", "ted"],

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
-from ..datasets.workers.engines import NAMES
 from ..storage.codecs import choices
 from . import text
 from .console import Column, Fact, out
-from .options import Force, LocalId, Procs, Root
+from .options import Address, Engine, Force, LocalId, Procs, Root
 
 if TYPE_CHECKING:
     from ..datasets.acquire import Estimate
@@ -73,11 +72,8 @@ def run(
         Literal["auto", "ted"], Option(help="ted: plain TED; stores observations and next observations, raw.")
     ] = "auto",
     seed: Annotated[int, Option(help="Seed of the function's random numbers; the same for any --procs.")] = 0,
-    engine: Annotated[
-        Literal[NAMES],  # type: ignore[valid-type]
-        Option(help="Processes on this machine, or a Ray cluster."),
-    ] = "local",
-    address: Annotated[str | None, Option(metavar="A", help="Address of the Ray cluster, such as auto.")] = None,
+    engine: Engine = "local",
+    address: Address = None,
     force: Force = False,
     dry_run: Annotated[
         bool, Option("--dry-run", help="Run the function on a few chunks and show the result; write nothing.")

@@ -9,6 +9,7 @@ from typing import Literal
 
 from ...storage.manifest import Manifest
 from ..fetch import FetchOptions
+from ..workers.engines.engine import Engine
 from ..workers.task import TaskProgress
 from ..workers.worker_output import OnOutput, write_to_stderr
 from .protocol import ConvertOptions
@@ -19,9 +20,10 @@ class Request:
     """Which dataset to get, from where, and how.
 
     ``mirror`` replaces the provider's own place. ``procs`` worker processes fill parts (None: one for each processor, up
-    to 8). ``keep_raw`` also stores the raw objects, below ``<root>/.raw/``, laid out as a mirror. ``force`` starts over
-    and replaces the dataset that exists (an interrupted run with ``force`` is continued by the next one). ``dry_run``
-    plans and stops. ``command`` is the command line, if there is one, for hints about an unfinished dataset.
+    to 8); an open ``engine`` does so instead, each part on one of its processors. ``keep_raw`` also stores the raw objects,
+    below ``<root>/.raw/``, laid out as a mirror. ``force`` starts over and replaces the dataset that exists (an interrupted
+    run with ``force`` is continued by the next one). ``dry_run`` plans and stops. ``command`` is the command line, if there
+    is one, for hints about an unfinished dataset.
     """
 
     id: str
@@ -34,6 +36,7 @@ class Request:
     force: bool = False
     dry_run: bool = False
     command: str = ""
+    engine: Engine | None = None
 
 
 @dataclass(frozen=True)

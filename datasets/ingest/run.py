@@ -34,7 +34,7 @@ from ...storage.schema import Schema
 from ...storage.writer import DatasetWriter, fingerprint, finished_parts
 from ..fetch import RemoteObject
 from ..fetch.to_file import bytes_there
-from ..workers.pool import run_tasks, usable_cpus
+from ..workers.pool import run_tasks, threads_of_task, usable_cpus
 from .estimate import (
     Samples,
     bytes_of_columns,
@@ -195,7 +195,7 @@ class _Run:
         paths = self._fetch(remote)
         expected = None
         if job.staging:
-            expected = stage_all(job, writer.folder / RAW, self.place, self._procs, usable_cpus(), self.listener)
+            expected = stage_all(job, writer.folder / RAW, self.place, self._procs, self.request.engine, self.listener)
         job.inspect_files(paths)
         writer.lay_out(job.schema, job.bulk, job.parts())
         plan = self._plan(paths)
@@ -281,9 +281,10 @@ class _Run:
         listener = Listener() if job.staging else self.listener
         left = [index for index in range(job.parts()) if index not in writer.parts_done()]
         # Staged rows that are compressed are only renamed: not worth starting processes for.
-        count = 1 if job.staging and compressed_leaves(job) else self._procs(len(left))
-        tasks = fill_tasks(job, plan, writer.folder, max(1, usable_cpus() // count))
-        for index, record in run_tasks([tasks[index] for index in left], count, listener.on_progress):
+        renamed = bool(job.staging and compressed_leaves(job))
+        count, engine = (1, None) if renamed else (self._procs(len(left)), self.request.engine)
+        tasks = fill_tasks(job, plan, writer.folder, threads_of_task(count, engine))
+        for index, record in run_tasks([tasks[index] for index in left], count, listener.on_progress, engine):
             writer.part_done(index, record)
             writer.merge()
             listener.on_part_done(index)

@@ -24,7 +24,8 @@ from ...storage.codecs.compressed import compressed_codec
 from ...storage.folder import DatasetPlace, check_space, remove_tree
 from ...storage.memory_map import map_array
 from ...storage.schema import Leaf
-from ..workers.pool import run_tasks
+from ..workers.engines.engine import Engine
+from ..workers.pool import run_tasks, threads_of_task
 from .estimate import expect
 from .protocol import Job
 from .request import Estimate, Listener
@@ -32,9 +33,15 @@ from .row_source import BLOCK_BYTES, Block, RowSource
 
 
 def stage_all(
-    job: Job, folder: Path, place: DatasetPlace, procs: Callable[[int], int], cpus: int, listener: Listener
+    job: Job,
+    folder: Path,
+    place: DatasetPlace,
+    procs: Callable[[int], int],
+    engine: Engine | None,
+    listener: Listener,
 ) -> Estimate:
-    """Stage everything below ``folder``. ``procs`` gives the number of processes for so many tasks."""
+    """Stage everything below ``folder``: in processes, of which ``procs`` gives the number for so many tasks, or by an
+    ``engine``."""
     finished = 0
     try:
         listener.on_stage(job.staging)
@@ -44,8 +51,8 @@ def stage_all(
         listener.on_estimate(estimate)
         check_space(place.path, estimate.disk_bytes, place.id)
         count = procs(left)
-        tasks = job.staging_tasks(folder, max(1, cpus // count))
-        for index, _ in run_tasks(tasks, count, listener.on_progress):
+        tasks = job.staging_tasks(folder, threads_of_task(count, engine))
+        for index, _ in run_tasks(tasks, count, listener.on_progress, engine):
             finished += 1
             listener.on_part_done(index)
     except BaseException:

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from ....errors import UsageError
 from .engine import Engine as Engine
 
 NAMES = ("local", "ray")
+
+
+@contextmanager
+def open_cluster(name: str, *, procs: int | None, address: str | None) -> Iterator[Engine | None]:
+    """The engine ``ray``, closed at the end; None for ``local``: downloads use processes of their own then.
+
+    Raises as `open_engine`.
+    """
+    engine = open_engine(name, procs=procs, address=address)
+    try:
+        yield None if name == "local" else engine
+    finally:
+        engine.close()
 
 
 def open_engine(name: str, *, procs: int | None, address: str | None = None, preload: Sequence[str] = ()) -> Engine:

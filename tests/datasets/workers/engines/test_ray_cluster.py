@@ -13,10 +13,11 @@ from typing import Any
 
 import psutil
 import pytest
-from paths import SUPPORT
+from paths import DATA, SUPPORT
 from preprocess_tools import check_files, every_other, lasting, make_input, noisy, plain, run, smaller
 from processes import RBDATA
 from ray_work import Slow, Task, Tasks, Ticking, always_dies, breaks, dies_once, doubled, fails, raises, square
+from rbdata.datasets.acquire import Listener, Request, download
 from rbdata.datasets.workers.engines import open_engine
 from rbdata.datasets.workers.engines.ray_cluster import AHEAD, RETRIES, RayEngine
 from rbdata.errors import FunctionError, MissingExtraError, RbdataError, UsageError, WorkerLostError
@@ -207,6 +208,24 @@ def test_bytes_of_a_plain_loop(engine, tmp_path, fn, per, layout):
         record["rbdata.json"]["lineage"].pop("fingerprint", None)
     assert files == same
     check_files(far.path, *plain(Dataset(tmp_path / "my/input"), fn, per, 7))
+
+
+def get(root, mirror, engine=None, **callbacks):
+    """Breakout, run 1, from a folder of raw files: shards of a replay buffer, or episodes that are staged."""
+    request = Request("atari/Breakout/1", root=root, mirror=str(DATA / mirror), procs=1, engine=engine)
+    return download(request, Listener(**callbacks)).path
+
+
+@pytest.mark.parametrize("mirror", ["atari", "rl_unplugged"])
+def test_downloads_are_the_same_bytes_also_when_interrupted(engine, tmp_path, mirror):
+    near = lasting(get(tmp_path / "near", mirror))
+
+    def interrupt(index):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        get(tmp_path / "far", mirror, engine, on_part_done=interrupt)
+    assert lasting(get(tmp_path / "far", mirror, engine)) == near
 
 
 def test_random_numbers_and_first_passes(engine, tmp_path):
