@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+import rbdata
 from paths import DATA, SUPPORT
 from preprocess_tools import check_files, every_other, lasting, make_input, noisy, plain, run, smaller
 from processes import RBDATA
@@ -163,6 +164,8 @@ def test_no_ray_no_engine(monkeypatch):
         open_engine("spark", procs=1)
     with pytest.raises(UsageError, match="an address goes with the engine ray"):
         open_engine("local", procs=1, address="auto")
+    with pytest.raises(UsageError, match="an address goes with the engine ray"):
+        rbdata.download("Pong/1", address="auto")
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtraError) as caught:
         RayEngine()
