@@ -34,7 +34,8 @@ from ...storage.schema import Schema
 from ...storage.writer import DatasetWriter, fingerprint, finished_parts
 from ..fetch import RemoteObject
 from ..fetch.to_file import bytes_there
-from ..workers.pool import run_tasks, threads_of_task, usable_cpus
+from ..workers.engines.run_tasks import run_tasks, threads_of_task
+from ..workers.pool import usable_cpus
 from .estimate import (
     Samples,
     bytes_of_columns,

@@ -25,7 +25,7 @@ from ...storage.folder import DatasetPlace, check_space, remove_tree
 from ...storage.memory_map import map_array
 from ...storage.schema import Leaf
 from ..workers.engines.engine import Engine
-from ..workers.pool import run_tasks, threads_of_task
+from ..workers.engines.run_tasks import run_tasks, threads_of_task
 from .estimate import expect
 from .protocol import Job
 from .request import Estimate, Listener

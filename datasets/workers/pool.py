@@ -26,8 +26,7 @@ import numpy as np
 from ...errors import WorkerLostError
 from .. import waits
 from .end_with_parent import end_with_parent
-from .engines.engine import Engine
-from .task import Report, T, Task, TaskProgress, Unit, Work, do_task, modules_of
+from .task import Report, T, TaskProgress, Unit, Work
 from .worker_output import OnOutput, OutputPipe, flush_output, print_to, write_to_stderr
 
 
@@ -41,34 +40,12 @@ def fork_server_is_available() -> bool:
 POLL = 0.2
 
 
-def run_tasks(
-    tasks: Sequence[Task], procs: int, report: Report, engine: Engine | None = None
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield ``(task index, record)`` as tasks finish, in any order: in ``procs`` processes, or by an ``engine``.
-
-    The first failure stops the rest and is raised, and so is KeyboardInterrupt. What was yielded before stays done.
-    """
-    if engine is not None:
-        yield from engine.run(do_task, tasks, report)
-        return
-    if procs <= 1 or len(tasks) <= 1:
-        yield from run_here(do_task, tasks, report)
-        return
-    with Workers(min(procs, len(tasks)), modules=modules_of(tasks[0])) as workers:
-        yield from workers.run(do_task, tasks, report)
-
-
 def usable_cpus() -> int:
     """Number of processors this process may run on."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on this system
         return os.cpu_count() or 1
-
-
-def threads_of_task(procs: int, engine: Engine | None) -> int:
-    """How many threads each of ``procs`` tasks may use side by side; on a cluster a task has one processor."""
-    return 1 if engine is not None else max(1, usable_cpus() // procs)
 
 
 def run_here(work: Work[T], tasks: Sequence[T], report: Report) -> Iterator[tuple[int, dict[str, Any]]]:
