@@ -30,7 +30,7 @@ MODULES = sorted(
 LINES = {path: len((HOUSE / path).read_text().splitlines()) for path in MODULES}
 
 MOST_LINES_OF_A_MODULE = 400
-MOST_LINES = 46_000
+MOST_LINES = 46_070
 
 #: A folder may have one of each; all other base names are unique, so that a name alone finds the file.
 NAMES_OF_MANY = {"__init__.py", "__main__.py", "source.py", "job.py"}
@@ -54,6 +54,7 @@ TESTED_TOGETHER = {
 #: Modules without a test module of their name: the one that tests them. All others: tests/FOLDER/test_NAME.py.
 TESTED_BY = {
     "datasets/workers/end_with_parent": "datasets/workers/test_pool",
+    "datasets/workers/task": "datasets/workers/engines/test_run_tasks",
     "datasets/workers/worker_output": "preprocess/test_worker",
     "cards/animation": "cards/test_frame_sheet",
     "cards/croissant": "cards/test_html_card",
