@@ -51,9 +51,9 @@ def find_leftovers(root: str | os.PathLike[str] | None = None, *, raw: bool = Fa
         parts = [path for path in kept.rglob("*") if path.is_file() and _INSIDE.fullmatch(path.name)]
         busy = [path for path in parts if is_being_fetched(path)]
         if raw and not busy:
-            found.append(Leftover("", "raw", kept, _bytes(kept)))
+            found.append(Leftover("", "raw", kept, disk_use(kept)))
         else:
-            found += [Leftover("", "part", path, _bytes(path)) for path in parts if path not in busy]
+            found += [Leftover("", "part", path, disk_use(path)) for path in parts if path not in busy]
     return sorted(found, key=lambda one: one.path)
 
 
@@ -139,21 +139,17 @@ def _beside(top: Path, here: Path, names: Iterable[str]) -> Iterator[Leftover]:
         path = here / name
         kind: Kind = {"writing": "unfinished", "old": "replaced"}.get(match["kind"], "lock")  # type: ignore[assignment]
         finished = kind == "unfinished" and (path / FILENAME).is_file() and not (path / JOURNAL).exists()
-        only_copy = kind == "replaced" and not os.path.lexists(place.path)
+        only_copy = kind == "replaced" and not os.path.lexists(place.path) and (path / FILENAME).is_file()
         if not (
             finished or only_copy or place.lock().is_held() or (kind == "lock" and not place.lock().is_stale(path))
         ):
-            yield Leftover(dataset_id, kind, path, _bytes(path))
+            yield Leftover(dataset_id, kind, path, disk_use(path))
 
 
 def _inside(dataset_id: str, folder: Path) -> Iterator[Leftover]:
     for path in sorted(folder.rglob("*")):
         if _INSIDE.fullmatch(path.name) and path.is_file():
-            yield Leftover(dataset_id, "part", path, _bytes(path))
-
-
-def _bytes(path: Path) -> int:
-    return disk_use(path) if path.is_dir() and not path.is_symlink() else path.lstat().st_blocks * 512
+            yield Leftover(dataset_id, "part", path, disk_use(path))
 
 
 def _remove(path: Path) -> None:

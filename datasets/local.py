@@ -117,7 +117,9 @@ def open_dataset(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str
 def deletable(text: str, root: str | os.PathLike[str] | None = None) -> DatasetPlace:
     """The place of a dataset, complete or not, that can be deleted; raises DatasetNotFoundError when nothing is there."""
     where = settings.root(root)
-    there = {entry.id for entry in list_local(where)}
+    there = {dataset_id for dataset_id, _, _ in find_datasets(where)}
+    with contextlib.suppress(UsageError):  # what is left of one whose deletion was killed
+        there |= {text} if os.path.lexists(DatasetPlace(where, text).old) else set()
     try:
         dataset_id, _ = catalogue.resolve(text, there)
     except UnknownDatasetError:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,11 +106,15 @@ class DatasetPlace:
         remove_tree(self.old)
 
     def remove(self) -> None:
-        """Delete the dataset and all its remains, and folders above it that become empty. Call with the lock held."""
+        """Delete the dataset and all its remains. Call with the lock held."""
         self.discard_working()
-        # The manifest goes first: what is half deleted is no dataset.
-        if not self.path.is_symlink():
-            (self.path / FILENAME).unlink(missing_ok=True)
+        if self.path.is_dir() and not self.path.is_symlink():
+            # By a rename, so that readers see all of it or nothing. Its manifest then goes first: the rest is no dataset
+            # that was about to be replaced, and would come back.
+            remove_tree(self.old)
+            self.path.rename(self.old)
+        if not self.old.is_symlink():
+            (self.old / FILENAME).unlink(missing_ok=True)
         for path in (self.path, self.old):
             remove_tree(path)
 
@@ -184,8 +190,13 @@ def holds_only_leaves(path: Path) -> bool:
 
 
 def disk_use(path: Path) -> int:
-    """Bytes that a folder takes on disk (holes in files do not count), links not followed."""
-    return sum((Path(folder) / name).lstat().st_blocks * 512 for folder, _, files in os.walk(path) for name in files)
+    """Bytes that a folder or file takes on disk (holes in files do not count), links not followed, 0 if it is gone."""
+    total = 0
+    for one in (path, *(Path(folder) / name for folder, _, files in os.walk(path) for name in files)):
+        with suppress(FileNotFoundError, NotADirectoryError):  # another process may be removing it
+            status = one.lstat()
+            total += 0 if stat.S_ISDIR(status.st_mode) else status.st_blocks * 512
+    return total
 
 
 def check_space(path: Path, needed: int, what: str) -> None:

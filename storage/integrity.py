@@ -10,13 +10,14 @@ from pathlib import Path
 
 from ..amounts import plural
 from ..amounts import size as amount
-from ..errors import DamagedDatasetError, RbdataError
+from ..errors import DamagedDatasetError, DatasetBusyError, RbdataError
 from .checksums import check_range
 from .codecs import codec_of
 from .file_problems import Problem, check_sizes
 from .html_table import html_table
-from .manifest import Manifest, read_manifest
+from .manifest import Manifest
 from .memory_map import verify_hint
+from .snapshot import pinned, read_snapshot
 
 
 @dataclass
@@ -64,10 +65,19 @@ def verify(
     """Check a dataset folder; ``quick`` looks at sizes only. Does without torch, and reads with several threads.
 
     ``on_progress(bytes checked, bytes in all)`` is called after every range. Raises NotADatasetError, FormatVersionError and
-    DamagedDatasetError for a folder whose manifest cannot be used; all else is in the report.
+    DamagedDatasetError for a folder whose manifest cannot be used, DatasetBusyError for one that is replaced or deleted
+    meanwhile; all else is in the report.
     """
-    manifest = read_manifest(folder)
-    report = Report(files=len(manifest.files), problems=check_sizes(folder, manifest))
+    with pinned(folder) as pin:
+        report = _verify(folder, quick, invariants, on_progress)
+        if report.ok or pin.is_unchanged():
+            return report
+    raise DatasetBusyError(f"{folder} was replaced or deleted while it was verified", hint="verify it again")
+
+
+def _verify(folder: Path, quick: bool, invariants: bool, on_progress: Callable[[int, int], None] | None) -> Report:
+    manifest, problems = read_snapshot(folder, lambda manifest: (manifest, check_sizes(folder, manifest)))
+    report = Report(files=len(manifest.files), problems=problems)
     if not quick:
         wrong = {problem.path for problem in report.problems}
         _check_contents(

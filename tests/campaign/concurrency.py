@@ -46,8 +46,9 @@ ABSENT = (DatasetNotFoundError, NotADatasetError, UnknownDatasetError)
 def run(rounds: int, seed: int) -> Report:
     """So many rounds of each kind."""
     report = Report("concurrency", seed)
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGALRM, _too_long)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # torch's own do not survive a fork
+    before = signal.signal(signal.SIGALRM, _too_long)
     with report.measured(), tempfile.TemporaryDirectory(prefix="concurrency-") as folder:
         references = _references(Path(folder))
         for number in range(rounds):
@@ -65,6 +66,8 @@ def run(rounds: int, seed: int) -> Report:
                     signal.alarm(0)
                 report.faults += [f"{kind.__name__}, seed {seed + number}: {one}" for one in found + round_.faults]
                 shutil.rmtree(root, ignore_errors=True)
+    signal.signal(signal.SIGALRM, before)
+    torch.set_num_threads(threads)
     return report
 
 
@@ -326,7 +329,7 @@ def rows_of(dataset: Dataset) -> str:
     """A checksum of all rows."""
     total = hashlib.sha256()
     for name in sorted(dataset.schema.names):
-        total.update(np.ascontiguousarray(dataset[name].numpy()).tobytes())
+        total.update(np.ascontiguousarray(dataset[name].numpy()).view(np.uint8).data)
     return total.hexdigest()
 
 

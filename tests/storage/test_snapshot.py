@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import pickle
+import threading
 
 import numpy as np
 import pytest
+from rbdata.datasets import local
+from rbdata.datasets.local import list_local
 from rbdata.errors import DamagedDatasetError, DatasetBusyError, NotADatasetError, UsageError
-from rbdata.storage import snapshot
+from rbdata.storage import folder as folders
+from rbdata.storage import integrity, snapshot
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.derived_dataset import DerivedDataset, add_episode
 from rbdata.storage.folder import DatasetPlace
+from rbdata.storage.integrity import verify
 from rbdata.storage.manifest import FILENAME
 from rbdata.storage.snapshot import read_snapshot
 from storage_tools import LAYOUTS, columns, make_episodes, write_dataset
@@ -119,3 +124,42 @@ def test_a_pickle_is_of_one_dataset(tmp_path):
     for one in data:
         with pytest.raises(UsageError, match="replaced"):
             pickle.loads(one)
+
+
+def test_deleted_as_a_whole(tmp_path, monkeypatch):
+    """Nobody sees a dataset without its manifest, and a deletion that was killed does not come back."""
+    from rbdata.datasets.leftovers import find_leftovers
+
+    folder = write_dataset(tmp_path, OLD, "flat")
+    seen, remove_tree = [], folders.remove_tree
+
+    def killed(path):
+        seen.append((folder.exists(), list_local(tmp_path)))
+        if path.name == ".test.old" and path.exists():
+            raise KeyboardInterrupt
+        remove_tree(path)
+
+    monkeypatch.setattr(folders, "remove_tree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        local.delete(local.deletable("my/test", tmp_path))
+    assert seen[-1] == (False, [])
+    assert [one.kind for one in find_leftovers(tmp_path)] == ["replaced"]
+    monkeypatch.undo()
+    local.delete(local.deletable("my/test", tmp_path))
+    assert not (tmp_path / "my").exists()
+
+
+def test_replaced_while_it_is_verified(tmp_path, monkeypatch):
+    folder = write_dataset(tmp_path, OLD, "raw")
+    check_range, first, lock = integrity.check_range, [1], threading.Lock()
+
+    def swap(*arguments):
+        with lock:
+            if first and first.pop():
+                replace(tmp_path, "raw")
+        return check_range(*arguments)
+
+    monkeypatch.setattr(integrity, "check_range", swap)
+    with pytest.raises(DatasetBusyError, match="while it was verified"):
+        verify(folder)
+    assert verify(folder).ok
