@@ -56,6 +56,13 @@ def state_origin(manifest: Manifest) -> Facts:
     return [(name, str(value)) for name, value in facts if value]
 
 
+def describe_unverified(provenance: Mapping[str, Any]) -> str | None:
+    """How many raw files came without anything to compare their bytes with; None where all could be compared."""
+    found = provenance.get("unverified")
+    files, first = (found.get("files"), found.get("first")) if isinstance(found, Mapping) else (None, None)
+    return f"{files:,} of the raw files came without checksums ({first})" if isinstance(files, int) and files else None
+
+
 def describe_creation(provenance: Mapping[str, Any]) -> str | None:
     """When, and by which version; None where it is not stated."""
     created, version = provenance.get("created"), provenance.get("rbdata_version")

@@ -214,18 +214,18 @@ def _bytes_of(manifest: Manifest, leaf: Leaf) -> int:
 
 
 def _origin(manifest: Manifest) -> list[Fact]:
-    from ..cards.facts import describe_creation
+    from ..cards.facts import describe_creation, describe_unverified
 
     provenance, objects = manifest.provenance, manifest.source.get("objects", [])
     raw = sum(entry.get("size") or 0 for entry in objects)
-    stated = ", checksums stated" if all(entry.get("checksums") for entry in objects) else ""
     facts = [
         ("source", manifest.source.get("name")),
         ("options", ", ".join(f"{key} {value}" for key, value in manifest.source.get("options", {}).items())),
         ("location", provenance.get("location")),
         ("reason", provenance.get("why")),
         ("created", describe_creation(provenance)),
-        ("raw files", objects and f"{text.count(len(objects))}, {text.size(raw)}{stated}"),
+        ("raw files", objects and f"{text.count(len(objects))}, {text.size(raw)}"),
+        ("unverified transfer", describe_unverified(provenance)),
         ("licence", manifest.licence),
         ("citation", manifest.citation),
     ]

@@ -90,9 +90,10 @@ def download(request: Request, listener: Listener | None = None) -> Outcome:
         home, why = job.location.url, job.why
         kept = root / RAW_FOLDER / source.name
         fetch_all(kept, job.raw_objects(), listener.on_fetched)
+        unverified = job.unverified()
         options = replace(request.options, extra={**request.options.extra, **job.decided})
         job = source.open(name, open_location(kept, options=request.fetch), options)
-        job.why = why
+        job.why, job.unverified_before = why, unverified
         return run(job, place, request, listener, home)
     return run(job, place, request, listener, job.location.url)
 

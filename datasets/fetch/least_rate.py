@@ -1,12 +1,15 @@
-"""Connections that time out when a server sends too slowly.
+"""Connections that time out when a server sends too slowly, and fail when it closes them inside the headers of an answer.
 
 The time-out of a socket begins anew with every byte, so that a server that sends one now and then would never time out. Here
 an answer, its headers included, must also arrive at `LEAST_RATE` on average, once as long as that time-out was spent on
 waiting for it. Time in which nobody reads does not count, nor does the wait for the first byte.
+
+http.client takes headers that end with the connection for whole ones, so that an answer cut there would be an empty object.
 """
 
 from __future__ import annotations
 
+import http.client
 import io
 import time
 from typing import Any
@@ -32,13 +35,25 @@ class PacedAdapter(HTTPAdapter):
         return manager
 
 
+class _Response(http.client.HTTPResponse):
+    def begin(self) -> None:
+        answer: Any = self.fp.raw  # type: ignore[attr-defined]
+        super().begin()
+        if answer.ended:
+            raise http.client.RemoteDisconnected("the server closed the connection inside the headers")
+
+
 class _PacedHttp(HTTPConnection):
+    response_class = _Response
+
     def connect(self) -> None:
         super().connect()
         self.sock: Any = _Socket(self.sock)
 
 
 class _PacedHttps(HTTPSConnection):
+    response_class = _Response
+
     def connect(self) -> None:
         super().connect()
         self.sock: Any = _Socket(self.sock)
@@ -73,7 +88,7 @@ class _Answer(io.RawIOBase):
 
     def __init__(self, connection: Any, file: Any) -> None:
         self._connection, self._file = connection, file
-        self._begun = False
+        self._begun = self.ended = False
         self._waited, self._received = 0.0, 0
 
     def readable(self) -> bool:
@@ -84,7 +99,7 @@ class _Answer(io.RawIOBase):
         count: int | None = self._file.readinto(buffer)
         if self._begun:
             self._waited += time.monotonic() - began
-        self._begun = True
+        self._begun, self.ended = True, count == 0
         self._received += count or 0
         window = self._connection.gettimeout()
         if window is not None and self._waited >= window:

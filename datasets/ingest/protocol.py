@@ -129,6 +129,8 @@ class Job:
     location: Location
     #: Why the data come from this location, where that is not obvious.
     why: str = ""
+    #: What was `unverified` of raw objects that were fetched before the job was opened at the folder that they are in now.
+    unverified_before: Sequence[str] = ()
     #: Options that the job decided by itself, to be given when the same raw objects are opened at another place.
     decided: Mapping[str, Any] = {}
     #: For a job whose counts are known only when all bytes have been read: a phrase for what happens before anything can
@@ -209,6 +211,12 @@ class Job:
     def raw_objects(self) -> list[RawObject]:
         """All raw objects, for a mirror to be complete."""
         return []
+
+    def unverified(self) -> list[str]:
+        """Paths of the raw objects that came without anything to compare their bytes with: bytes that changed on the way went
+        unnoticed. Jobs whose formats have checksums, or that know the file, override this. Called after ``plan``."""
+        remote = (raw for raw in self.raw_objects() if "://" in raw.item.url)
+        return [*self.unverified_before, *(raw.path for raw in remote if not raw.item.checksums)]
 
     def about(self) -> dict[str, Any]:
         """``source`` of the manifest, and ``licence``, ``citation``."""

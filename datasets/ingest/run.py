@@ -51,6 +51,7 @@ from .protocol import Job, Plan, RawObject
 from .raw_files import fetch_all
 from .request import Estimate, Listener, Outcome, Request
 from .staging import stage_all
+from .whole_file import discarded_if_useless
 
 MAX_PROCS = 8
 
@@ -197,9 +198,10 @@ class _Run:
         expected = None
         if job.staging:
             expected = stage_all(job, writer.folder / RAW, self.place, self._procs, self.request.engine, self.listener)
-        job.inspect_files(paths)
-        writer.lay_out(job.schema, job.bulk, job.parts())
-        plan = self._plan(paths)
+        with discarded_if_useless(paths[item.url] for item in remote):
+            job.inspect_files(paths)
+            writer.lay_out(job.schema, job.bulk, job.parts())
+            plan = self._plan(paths)
         samples = cache(job.sample_rows)
         dictionary = self._make_dictionary(samples)
         self._check_same_objects(plan)
@@ -313,12 +315,14 @@ def _file_name(item: RemoteObject) -> str:
 
 
 def _manifest(job: Job, plan: Plan, dataset_id: str, url: str) -> Manifest:
-    about = job.about()
+    about, unverified = job.about(), job.unverified()
     returns, lengths = plan.episodes.summary()
     provenance: dict[str, Any] = {
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "rbdata_version": __version__,
         "location": url,
+        **({"why": job.why} if job.why else {}),
+        **({"unverified": {"files": len(unverified), "first": unverified[0]}} if unverified else {}),
     }
     return Manifest(
         id=dataset_id,
@@ -334,5 +338,5 @@ def _manifest(job: Job, plan: Plan, dataset_id: str, url: str) -> Manifest:
         lengths=lengths,
         licence=about.get("licence"),
         citation=about.get("citation"),
-        provenance={**provenance, "why": job.why} if job.why else provenance,
+        provenance=provenance,
     )

@@ -6,7 +6,7 @@ same bytes. A fetched file that turns out to be useless is not kept for the next
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +26,20 @@ def hash_file(path: Path, digest: Digest) -> Digest:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest
+
+
+@contextmanager
+def discarded_if_useless(paths: Iterable[Path]) -> Iterator[None]:
+    """Removes fetched files, and their folder when it is empty then, when CorruptSourceError or ChecksumError is raised inside
+    the block: the next run is to fetch them again."""
+    try:
+        yield
+    except (CorruptSourceError, ChecksumError):
+        for path in paths:
+            path.unlink(missing_ok=True)
+            if path.parent.is_dir() and not any(path.parent.iterdir()):
+                path.parent.rmdir()
+        raise
 
 
 class WholeFileJob(Job):
@@ -57,15 +71,3 @@ class WholeFileJob(Job):
             f"not {self._recorded}"
         )
         raise ChecksumError(message, hint=ACCEPT)
-
-    @contextmanager
-    def discard_if_useless(self) -> Iterator[None]:
-        """Removes the fetched file when CorruptSourceError or ChecksumError is raised inside the block."""
-        try:
-            yield
-        except (CorruptSourceError, ChecksumError):
-            if not self.item.url.startswith("/") and self.path.is_file():
-                self.path.unlink()
-                if not any(self.path.parent.iterdir()):
-                    self.path.parent.rmdir()
-            raise

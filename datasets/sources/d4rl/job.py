@@ -73,8 +73,7 @@ class D4rlJob(WholeFileJob):
     def inspect_files(self, files: Mapping[str, Path]) -> None:
         """Look into the file: what it holds decides the leaves. Raises CorruptSourceError, UsageError."""
         self.path = files[self.item.url]
-        with self.discard_if_useless():
-            self._look(self.item.url)
+        self._look(self.item.url)
 
     def _look(self, name: str) -> None:
         with hdf5.opened(self.path, name) as file:
@@ -98,17 +97,16 @@ class D4rlJob(WholeFileJob):
         columns.reserve(layout.steps)
         name = self.item.url
         pool = ThreadPoolExecutor(min(_THREADS, usable_cpus()) + 1, "rbdata-d4rl")
-        with self.discard_if_useless():
-            try:
-                digest = pool.submit(hash_file, self.path, hashlib.sha256(usedforsecurity=False))
-                with hdf5.opened(self.path, name) as file:
-                    writer = RowWriter(file, name, contents, layout, self._keys, self.family.jump, pool)
-                    inner = INNER if INNER in self.schema else None
-                    rewards = writer.write(columns, observations=not self.bulk, inner_key=inner)
-                self._sha256 = digest.result().hexdigest()
-            finally:
-                pool.shutdown(cancel_futures=True)
-            self._check_bytes()
+        try:
+            digest = pool.submit(hash_file, self.path, hashlib.sha256(usedforsecurity=False))
+            with hdf5.opened(self.path, name) as file:
+                writer = RowWriter(file, name, contents, layout, self._keys, self.family.jump, pool)
+                inner = INNER if INNER in self.schema else None
+                rewards = writer.write(columns, observations=not self.bulk, inner_key=inner)
+            self._sha256 = digest.result().hexdigest()
+        finally:
+            pool.shutdown(cancel_futures=True)
+        self._check_bytes()
         on_progress(1, 1)
         episodes = layout.episodes(rewards)
         counts = {
@@ -151,6 +149,9 @@ class D4rlJob(WholeFileJob):
         path = self.entry.path if self.entry else self.item.name
         size = self.path.stat().st_size
         return {"name": self.item.name, "path": path, "size": size, "sha256": self._sha256, "crc32c": None}
+
+    def unverified(self) -> list[str]:
+        return [] if self.entry and self.entry.sha256 == getattr(self, "_sha256", "") else super().unverified()
 
     def raw_objects(self) -> list[RawObject]:
         return [RawObject(self.entry.path if self.entry else self.item.name, self.item, self.location)]

@@ -90,10 +90,25 @@ class MinariJob(Job):
             else:
                 self.metadata = self._stated
             self._found = survey(reader, self.metadata, self._title, self.text)
+        self._check_counts()
         self._data = replace(self._data, checked=True)
         self.schema, self.bulk = lay_out(self._found.columns, self.options)
         row_bytes = sum(source.column.row_bytes for source in self._large)
         self._bounds = part_bounds(self._found.states, row_bytes) if row_bytes else []
+
+    def _check_counts(self) -> None:
+        """Raise CorruptSourceError where a transfer brought less or more than the metadata state. A folder of this machine is
+        taken as it is, with a note."""
+        found, metadata = self._found, self.metadata
+        counted = (
+            ("episodes", metadata.episodes, len(found.episodes)),
+            ("steps", metadata.steps, int(found.steps.sum())),
+        )
+        for what, stated, held in counted:
+            if stated not in (None, held) and "://" in self.location.url:
+                message = f"{self._title}: the metadata state {stated} {what}, the files that came hold {held}"
+                hint = "fetch it again, or use another mirror; if it was published so, convert a copy on this machine"
+                raise CorruptSourceError(message, hint=hint)
 
     def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
         from concurrent.futures import ThreadPoolExecutor

@@ -78,10 +78,9 @@ class OpenmlJob(WholeFileJob):
     def inspect_files(self, files: Mapping[str, Path]) -> None:
         """Read the header and decide what every column is. Raises CorruptSourceError, ChecksumError, UsageError."""
         self.path = files[self.item.url]
-        with self.discard_if_useless():
-            self._rows_at_most = self._look_through()
-            with self._reader() as reader:
-                self._attributes = reader.attributes
+        self._rows_at_most = self._look_through()
+        with self._reader() as reader:
+            self._attributes = reader.attributes
         self._roles = roles(self._attributes, self.about_table, self.table, self._title())
         self._encoder = Encoder([(at, self._attributes[at]) for at in self._roles.features], self.table)
         self.schema = schema(self._encoder.width, self._label_dtype(), len(self._roles.targets))
@@ -198,6 +197,10 @@ class OpenmlJob(WholeFileJob):
 
     def raw_objects(self) -> list[RawObject]:
         return self._mirrored
+
+    def unverified(self) -> list[str]:
+        """The answers of the API are read, not stored; OpenML states the MD5 of its ARFF files."""
+        return [*self.unverified_before, *[self.item.name] * ("://" in self.item.url and not self.item.checksums)]
 
     def about(self) -> dict[str, Any]:
         about = self.about_table

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .....amounts import plural
+from .....errors import CorruptSourceError
 from .....storage.checksums import crc32c
 from .....storage.codecs import codec_of
 from .....storage.codecs.compressed import CompressedCodec, compressed_codec
@@ -42,9 +43,25 @@ class RluJob(RunJob[EpisodeFile]):
     def __init__(self, name: str | None, location: Location, files: list[EpisodeFile], options: ConvertOptions) -> None:
         super().__init__(name, location, files, options)
         chosen = self.select()
+        self._check_complete()
         objects = resolve(location, [file.obj for file in chosen])
         self.chosen = [EpisodeFile(file.number, file.total, obj) for file, obj in zip(chosen, objects)]
         self._folder: Path | None = None
+
+    def _check_complete(self) -> None:
+        """Raise CorruptSourceError where all files are wanted and a server lists fewer than their names state: a listing that
+        was cut short looks like that. A folder of this machine is taken as it is, with a note."""
+        absent = self._absent()
+        if absent and self.options.parts is None and "://" in self.location.url:
+            message = f"{self.title} has {self.available[0].total} files, and {absent} are not at {self.location.url}"
+            there = format_numbers([file.number for file in self.available]).replace(" ", "")
+            raise CorruptSourceError(
+                message, hint=f"use another mirror, or take those that are there: --shards {there}"
+            )
+
+    def _absent(self) -> str:
+        """The numbers of the run's files that are not at the source."""
+        return format_numbers(sorted(set(range(self.available[0].total)) - {file.number for file in self.available}))
 
     def identity(self) -> dict[str, Any]:
         # Decoded files are compared with their objects, and the plan's digest is of the contents: an interrupted run may be
@@ -182,6 +199,6 @@ class RluJob(RunJob[EpisodeFile]):
             is_missing = "checkpoint is" if lost == 1 else "checkpoints are"
             gaps.append(f"Before checkpoint {gap['before_checkpoint']} {lost} {is_missing} missing.")
         total = self.available[0].total
-        absent = format_numbers(sorted(set(range(total)) - {file.number for file in self.available}))
+        absent = self._absent()
         not_there = [f"Of the run's {total} files these are not at the source: {absent}."] if absent else []
         return list(self.sentences(counts, first, dropped, gaps, not_there))
