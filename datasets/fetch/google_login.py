@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .location import FetchOptions
+from .location import FetchOptions, check_endpoint
 
 if TYPE_CHECKING:
     from google.cloud.storage import Client
@@ -63,6 +63,9 @@ def make_client(login: bool, access: str = "read_only") -> Client:
     """A client: anonymous, or logged in with read or write ``access`` (``read_only``, ``read_write``)."""
     from google.cloud import storage
 
+    emulator = os.environ.get("STORAGE_EMULATOR_HOST")
+    if emulator:
+        check_endpoint(emulator, "STORAGE_EMULATOR_HOST")
     if login:
         import google.auth
 

@@ -104,13 +104,10 @@ def network_error(error: BaseException, url: str) -> FetchError | UsageError | N
     if isinstance(error, (of_requests.SSLError, of_urllib3.SSLError)):
         message = f"{url}: TLS connection failed ({reason(error)})"
         return FetchError(message, hint="check the clock and the certificates of this machine (REQUESTS_CA_BUNDLE)")
-    if isinstance(error, (of_requests.InvalidSchema, of_requests.InvalidURL)) and url.startswith("http"):
-        # The address given is one, so this is where a redirect leads to; its query may hold a signature.
+    if isinstance(error, (of_requests.MissingSchema, of_requests.InvalidSchema, of_requests.InvalidURL)):
+        # The address given was checked, so this is one that the server sent; its query may hold a signature.
         message = f"{url}: redirected to where nothing can be read ({str(error).partition('?')[0]})"
         return FetchError(message, hint="use another mirror (--mirror), and check the proxy settings of this machine")
-    if isinstance(error, (of_requests.MissingSchema, of_requests.InvalidSchema, of_requests.InvalidURL)):
-        hint = "check the URL, the proxy settings and STORAGE_EMULATOR_HOST (http://host:port)"
-        return UsageError(f"{url}: invalid URL ({error})", hint=hint)
     if isinstance(error, of_requests.TooManyRedirects):
         return FetchError(f"{url}: too many redirects", hint="use another mirror (--mirror)")
     timeouts = (of_requests.Timeout, of_urllib3.TimeoutError, TimeoutError)

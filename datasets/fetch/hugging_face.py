@@ -30,6 +30,7 @@ from .location import (
     Names,
     Objects,
     RemoteObject,
+    check_endpoint,
     check_offset,
     check_path,
     is_plain_name,
@@ -169,7 +170,8 @@ class _Session:
 
     def __init__(self, options: FetchOptions) -> None:
         self.options = options
-        self.http = _Http((os.environ.get("HF_ENDPOINT") or HOST).rstrip("/"), options)
+        endpoint = check_endpoint(os.environ.get("HF_ENDPOINT") or HOST, "HF_ENDPOINT")
+        self.http = _Http(endpoint.rstrip("/"), options)
         self._commits: dict[str, str] = {}
 
     def commit(self, repository: str) -> str:

@@ -143,6 +143,14 @@ def without_login(url: str) -> str:
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 
 
+def check_endpoint(url: str, variable: str) -> str:
+    """The address of a server in an environment variable. Raises UsageError for what is none."""
+    if not url.lower().startswith(("http://", "https://")):
+        message = f"{variable} is not the address of a server: {without_login(url)}"
+        raise UsageError(message, hint=f"set {variable} to http://host:port or https://host")
+    return url
+
+
 def check_offset(obj: RemoteObject, offset: int) -> None:
     """Raises UsageError for an offset outside the object."""
     if offset < 0 or (obj.size is not None and offset > obj.size):

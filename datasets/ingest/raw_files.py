@@ -6,9 +6,9 @@ What is stored this way is a mirror: ``--mirror <root>/.raw/<source>`` reads it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 
 from ...errors import ChecksumError
 from ...storage.folder import check_space
@@ -19,6 +19,8 @@ from .whole_file import hash_file
 
 FOLDER = ".raw"
 CONNECTIONS = 4
+#: How long a failure waits for the other connections to end; one that is silent has its own time-out.
+ENDING_SECONDS = 5.0
 
 
 def fetch_all(folder: Path, objects: Sequence[RawObject], on_bytes: Callable[[str, int, int], None]) -> None:
@@ -33,14 +35,18 @@ def fetch_all(folder: Path, objects: Sequence[RawObject], on_bytes: Callable[[st
             discard_part(folder / raw.path)
     total = sum(raw.item.size or 0 for raw in missing)
     check_space(folder, total, "the raw data")
-    stored, lock = 0, Lock()
+    stored, lock, stop = 0, Lock(), Event()
 
     def fetch(raw: RawObject) -> None:
+        if stop.is_set():
+            return
         target = folder / raw.path
         target.parent.mkdir(parents=True, exist_ok=True)
 
         def count(length: int) -> None:
             nonlocal stored
+            if stop.is_set():
+                raise InterruptedError  # another object has failed
             with lock:
                 stored += length
             on_bytes(raw.item.name, stored, total)
@@ -48,8 +54,16 @@ def fetch_all(folder: Path, objects: Sequence[RawObject], on_bytes: Callable[[st
         fetch_to_file(raw.location, raw.item, target, on_bytes=count, on_resume=count)
 
     pool = ThreadPoolExecutor(CONNECTIONS, "rbdata-raw")
+    fetches = [pool.submit(fetch, raw) for raw in missing]
     try:
-        list(pool.map(fetch, missing))
+        for one in wait(fetches, return_when=FIRST_EXCEPTION).done:
+            one.result()
+    except BaseException as error:
+        # The others end with their next bytes; what they hold is free for the next try of this process.
+        stop.set()
+        if isinstance(error, Exception):
+            wait(fetches, ENDING_SECONDS)
+        raise
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 

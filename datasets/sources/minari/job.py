@@ -104,6 +104,9 @@ class MinariJob(Job):
             ("episodes", metadata.episodes, len(found.episodes)),
             ("steps", metadata.steps, int(found.steps.sum())),
         )
+        if self._stated is None and metadata.steps is None and "://" in self.location.url:
+            message = f"{self._title} has no metadata.json, and its HDF5 file does not state what it holds either"
+            raise CorruptSourceError(message, hint="fetch it again, or use another mirror (--mirror)")
         for what, stated, held in counted:
             if stated not in (None, held) and "://" in self.location.url:
                 message = f"{self._title}: the metadata state {stated} {what}, the files that came hold {held}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from rbdata.datasets.acquire import download
 from rbdata.datasets.fetch import FetchOptions
 from rbdata.datasets.ingest.protocol import ConvertOptions
 from rbdata.datasets.ingest.request import Estimate, Listener, Outcome, Request
-from rbdata.errors import DatasetExistsError, ForbiddenError, ObjectNotFoundError, UsageError
+from rbdata.errors import CorruptSourceError, DatasetExistsError, ForbiddenError, ObjectNotFoundError, UsageError
 from rbdata.storage.integrity import verify
 
 HERE = DATA
@@ -22,9 +23,13 @@ IMPATIENT = FetchOptions(attempts=1, backoff=0.0, connect_timeout=2.0)
 
 
 @pytest.fixture(scope="module")
-def public() -> Iterator[Doors]:
-    """Both public buckets, with Breakout/1; the second also with a run that only it has."""
-    with gcs_behind_doors({BUCKET: HERE / "atari", "rl_unplugged": HERE / "rl_unplugged"}) as doors:
+def public(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
+    """Both public buckets, with Breakout/1; the second has all of its files, by their names."""
+    whole = tmp_path_factory.mktemp("rlu")
+    shutil.copytree(HERE / "rl_unplugged" / "atari_episodes_ordered", whole / "atari_episodes_ordered")
+    for file in [*whole.rglob("run_*-of-00050")]:
+        file.rename(file.with_name(file.name.replace("00050", "00002")))
+    with gcs_behind_doors({BUCKET: HERE / "atari", "rl_unplugged": whole}) as doors:
         yield doors
 
 
@@ -105,7 +110,7 @@ def test_keeping_the_raw_files(doors: Doors, tmp_path: Path) -> None:
     doors.closed[BUCKET] = 403
     outcome = get(tmp_path, keep_raw=True)
     kept = tmp_path / ".raw" / "atari" / "atari_episodes_ordered" / "Breakout"
-    assert sorted(path.name for path in kept.iterdir()) == ["run_1-00000-of-00050", "run_1-00001-of-00050"]
+    assert sorted(path.name for path in kept.iterdir()) == ["run_1-00000-of-00002", "run_1-00001-of-00002"]
     assert outcome.manifest is not None and outcome.manifest.provenance["location"] == "gs://rl_unplugged"
     again = get(tmp_path / "2", mirror=str(tmp_path / ".raw" / "atari"))
     assert again.manifest is not None and again.manifest.files == outcome.manifest.files
@@ -150,3 +155,12 @@ def test_no_second_choice_where_none_is_wanted(doors: Doors, tmp_path: Path) -> 
         get(tmp_path, upstream="bucket")
     with pytest.raises(UsageError, match="no option upsteam"):
         download(Request("atari/Breakout/1", root=tmp_path, options=ConvertOptions(extra={"upsteam": "auto"})))
+
+
+def test_a_listing_that_lacks_files_is_not_taken_for_all(doors: Doors, tmp_path: Path) -> None:
+    """Of a server's answer it cannot be known whether it was cut short; the files' names state how many there are."""
+    doors.closed[BUCKET] = 403
+    doors.emulator.upload("rl_unplugged", "atari_episodes_ordered/Qbert/run_1-00001-of-00003", b"x")
+    with pytest.raises(CorruptSourceError, match="has 3 files, and 0, 2 are not at") as caught:
+        get(tmp_path, "atari/Qbert/1")
+    assert "--shards 1" in (caught.value.hint or "")

@@ -1,0 +1,243 @@
+"""Transfers from every source and mirror, spoiled: what comes out has the bytes of an undisturbed transfer, or is an error.
+
+A round chooses a dataset at a place, and faults (`faulty_proxy.KINDS`) for some requests or for all requests of one file.
+Whatever the first run ends with, the run after it, undisturbed, must give the same bytes and leave nothing else behind.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from contents import content
+from d4rl_truth import make
+from d4rl_truth import write as write_d4rl
+from faulty_proxy import KINDS, Asked, Fault, Proxy, faulty_proxy
+from minari_hub import hub
+from openml_server import openml_server
+from paths import DATA
+from rbdata.datasets.acquire import download
+from rbdata.datasets.fetch import FetchOptions
+from rbdata.datasets.ingest.protocol import ConvertOptions
+from rbdata.datasets.ingest.request import Request
+from rbdata.datasets.mirrors.push import push
+from rbdata.errors import RbdataError
+from rbdata.storage.manifest import read_manifest
+from report import Report
+from rlu_writer import make_episodes, write_run
+from s3_server import s3_server
+from servers import gcs_server, http_server
+
+FETCH = FetchOptions(attempts=3, backoff=0.01, backoff_cap=0.05, connect_timeout=2.0, silence_timeout=0.4)
+PATIENT = FetchOptions(attempts=6, backoff=0.05, silence_timeout=30.0)
+#: Seconds that a run with such options may take on a busy machine.
+LIMIT = 60.0
+SECRETS = ("hf_0123456789secret", "swordfish", "aws-secret-key")
+#: Faults that change bytes without a trace where nothing states a checksum.
+UNSEEN = {"flip", "long", "changed"}
+
+
+@dataclass
+class Case:
+    """A dataset at a place; the rest is what an undisturbed transfer makes of it."""
+
+    name: str
+    id: str
+    mirror: Callable[[], str] | None
+    proxy: Proxy
+    options: ConvertOptions = field(default_factory=ConvertOptions)
+    expected: dict[str, str] = field(default_factory=dict)
+    tree: list[str] = field(default_factory=list)
+    asked: list[Asked] = field(default_factory=list)
+
+    def get(self, root: Path, fetch: FetchOptions) -> Path:
+        mirror = self.mirror() if self.mirror else None
+        return download(Request(self.id, root, mirror, procs=1, options=self.options, fetch=fetch)).path
+
+
+def run(rounds: int, seed: int) -> Report:
+    report = Report("transfers", seed)
+    with (
+        tempfile.TemporaryDirectory(prefix="rbdata-transfers-") as top,
+        every_case(Path(top)) as cases,
+        report.measured(),
+    ):
+        for number in range(rounds):
+            one_round(cases, seed * 1_000_000 + number, Path(top), report)
+            report.rounds += 1
+    return report
+
+
+def one_round(cases: list[Case], seed: int, top: Path, report: Report) -> None:
+    """One dataset, transferred with faults and then without."""
+    chance = random.Random(seed)
+    case = chance.choice(cases)
+    case.proxy.asked.clear()
+    case.proxy.done.clear()
+    case.proxy.spoil = plan(case, chance)
+    root = top / "root"
+    shutil.rmtree(root, ignore_errors=True)
+
+    def blame(what: str) -> None:
+        done = "; ".join(
+            f"{fault} of {asked.method} {asked.path} {asked.span or ''}" for asked, fault in case.proxy.done[:4]
+        )
+        report.faults.append(f"seed {seed}, {case.name}: {what} ({done})")
+
+    began = time.monotonic()
+    outcome = attempt(case, root, FETCH, blame)
+    if time.monotonic() - began > LIMIT:
+        blame(f"took {time.monotonic() - began:.0f} s")
+    for headers in case.proxy.strangers:
+        if any(secret in value for value in headers.values() for secret in SECRETS) or "authorization" in headers:
+            blame("a credential went to another host")
+    case.proxy.strangers.clear()
+    report.outcomes[outcome if case.proxy.done or outcome != "same bytes" else "no fault applied"] += 1
+    case.proxy.spoil = lambda asked: None
+    if outcome == "unseen":
+        return
+    again = attempt(case, root, PATIENT, blame)
+    if again not in ("same bytes", "unseen"):
+        blame(f"{outcome}; the run without faults: {again}")
+    elif again == "unseen":
+        report.outcomes["unseen in what was kept"] += 1
+    left = sorted(set(tree(root)) ^ set(case.tree))
+    if left and not again.endswith("Error"):
+        blame(f"{outcome}; left over or missing: {', '.join(left[:4])}")
+
+
+def attempt(case: Case, root: Path, fetch: FetchOptions, blame: Callable[[str], None]) -> str:
+    """Transfer, and name what came of it; everything but the same bytes and typed errors is blamed."""
+    try:
+        path = case.get(root, fetch)
+    except RbdataError as error:
+        if error.exit_code != 1:
+            blame(f"exit code {error.exit_code} for {error!r}")
+        if any(secret in str(error) for secret in SECRETS):
+            blame(f"a secret in {error!r}")
+        return type(error).__name__
+    except Exception as error:
+        blame(f"untyped {error!r}")
+        return "untyped error"
+    if content(path) == case.expected:
+        return "same bytes"
+    kinds = {fault.kind for _, fault in case.proxy.done}
+    if kinds & UNSEEN and read_manifest(path).provenance.get("unverified"):
+        return "unseen"
+    blame("other bytes than ever, and no error")
+    return "other bytes"
+
+
+def plan(case: Case, chance: random.Random) -> Callable[[Asked], Fault | None]:
+    """Which requests go wrong, and how: some by number, each in its way; all of one path in one way; or each with a chance."""
+
+    def fault() -> Fault:
+        at = chance.choice((0.0, chance.random(), chance.random(), 0.999, 1.0))
+        return Fault(chance.choice(KINDS), at, chance.randrange(1000))
+
+    how = chance.random()
+    if how < 0.5:
+        chosen = {chance.randrange(len(case.asked)): fault() for _ in range(chance.choice((1, 1, 2, 4)))}
+        return lambda asked: chosen.get(asked.number)
+    if how < 0.8:
+        path, always = chance.choice(case.asked).path, fault()
+        return lambda asked: always if asked.path == path else None
+    share = chance.choice((0.05, 0.2))
+    some, seed = [fault() for _ in range(3)], chance.random()
+    return lambda asked: _by_chance(random.Random(f"{seed} {asked.number}"), share, some)
+
+
+def _by_chance(chance: random.Random, share: float, some: list[Fault]) -> Fault | None:
+    return chance.choice(some) if chance.random() < share else None
+
+
+def tree(root: Path) -> list[str]:
+    return [path.relative_to(root).as_posix() for path in root.rglob("*")]
+
+
+@contextmanager
+def every_case(top: Path) -> Iterator[list[Case]]:
+    """Servers with every source and mirror, and the undisturbed transfer of each."""
+    files = top / "files"
+    shutil.copytree(DATA / "atari" / "dqn" / "Pong", files / "dqn" / "Pong")
+    shutil.copytree(DATA / "minari" / "cartpole", files / "minari" / "cartpole")
+    episodes = make_episodes([[4, 3], [5], [2, 6]])
+    write_run(files / "rlu", [[one for one in episodes if one.checkpoint == number] for number in range(3)])
+    write_d4rl(files / "d4rl" / "gym_mujoco_v2" / "hopper_medium-v2.hdf5", make([30, 20], ["terminal", "timeout"]))
+    for name, mirror in (("atari/Pong/5", "dqn"), ("d4rl/hopper-medium-v2", "d4rl")):
+        parts = (0,) if mirror == "dqn" else None
+        download(Request(name, top / "made", str(files / mirror), procs=1, options=ConvertOptions(parts=parts)))
+        push(name, str(files / "converted"), root=top / "made")
+    with ExitStack() as stack:
+        open_ = stack.enter_context
+        web = open_(faulty_proxy(open_(http_server(files)).url))
+        google = open_(faulty_proxy(open_(gcs_server({"lab": files})).host))
+        store = open_(s3_server("lab"))
+        for file in sorted(files.rglob("*")):
+            if file.is_file():
+                store.client.put_object(Bucket="lab", Key=file.relative_to(files).as_posix(), Body=file.read_bytes())
+        amazon = open_(faulty_proxy(store.url))
+        faces = open_(hub({"lab": files / "minari"}))
+        face = open_(faulty_proxy(faces.url))
+        faces.url = face.url  # its pages and redirects lead through the proxy
+        table = open_(faulty_proxy(open_(openml_server()).url))
+        environment = {
+            "STORAGE_EMULATOR_HOST": google.url,
+            **store.environment,
+            "AWS_ENDPOINT_URL": amazon.url,
+            "AWS_SECRET_ACCESS_KEY": SECRETS[2],
+            "AWS_SHARED_CREDENTIALS_FILE": str(top / "none"),
+            "AWS_CONFIG_FILE": str(top / "none"),
+            "HF_ENDPOINT": face.url,
+            "HF_TOKEN": SECRETS[0],
+            "MINARI_REMOTE": "hf://lab",
+            "MINARI_DATASETS_PATH": str(top / "no-minari"),
+            "RBDATA_CONFIG": "",
+        }
+        before = {name: os.environ.get(name) for name in environment}
+        os.environ.update(environment)
+        stack.callback(_restore, before)
+        places = {
+            "http": (lambda: web.url.replace("://", f"://me:{SECRETS[1]}@"), web),
+            "gs": (lambda: "gs://lab", google),
+            "s3": (lambda: "s3://lab", amazon),
+        }
+        cases = []
+        for place, (base, proxy) in places.items():
+            for name, below, options in (
+                ("atari/Pong/5", "dqn", ConvertOptions(parts=(0, 1))),
+                ("atari/Qbert/1", "rlu", ConvertOptions()),
+                ("d4rl/hopper-medium-v2", "d4rl", ConvertOptions()),
+                ("minari/cartpole/random-v0", "minari", ConvertOptions()),
+                ("minari/cartpole/arrow-v0", "minari", ConvertOptions()),
+                ("atari/Pong/5", "converted", ConvertOptions(parts=(0,))),
+                ("d4rl/hopper-medium-v2", "converted", ConvertOptions()),
+            ):
+                mirror = lambda base=base, below=below: f"{base()}/{below}"  # noqa: E731
+                cases.append(Case(f"{name} from {place} {below}", name, mirror, proxy, options))
+        for name in ("minari/cartpole/random-v0", "minari/cartpole/arrow-v0"):
+            cases.append(Case(f"{name} from hf", name, None, face))
+        for name in ("openml/61", "openml/iris"):
+            cases.append(Case(f"{name} from http", name, lambda: table.url, table))
+        for case in cases:
+            root = top / "sound"
+            case.expected = content(case.get(root, PATIENT))
+            case.tree, case.asked = tree(root), list(case.proxy.asked)
+            case.proxy.asked.clear()
+            shutil.rmtree(root)
+        yield cases
+
+
+def _restore(before: dict[str, str | None]) -> None:
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

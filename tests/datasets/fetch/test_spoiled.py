@@ -1,0 +1,178 @@
+"""Every kind of fault before a web server and the emulator of Google Cloud Storage: the right bytes, or a typed error."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from faulty_proxy import KINDS, NONSENSE, Fault, Proxy, faulty_proxy
+from rbdata.datasets.fetch import FetchOptions, Verifier, open_location, stream
+from rbdata.datasets.fetch.headers import content_range, length
+from rbdata.datasets.fetch.html_index import parse_index
+from rbdata.datasets.fetch.http_errors import retry_after_seconds
+from rbdata.datasets.fetch.location import RemoteObject
+from rbdata.errors import ChecksumError, FetchError, TransientFetchError
+from servers import gcs_server, http_server
+
+DATA = random.Random(4).randbytes(150_000)
+QUICK = FetchOptions(attempts=2, backoff=0.0, connect_timeout=2.0, silence_timeout=0.3)
+#: Other bytes than those stored, which only a checksum shows.
+UNSEEN = {"flip"}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    top = tmp_path_factory.mktemp("files")
+    (top / "run").mkdir()
+    (top / "run" / "x.gz").write_bytes(DATA)
+    return top
+
+
+@pytest.fixture(scope="module")
+def web(files: Path) -> Iterator[Proxy]:
+    with http_server(files) as server, faulty_proxy(server.url) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def google(files: Path) -> Iterator[Proxy]:
+    with gcs_server({"lab": files}) as server, faulty_proxy(server.host) as proxy:
+        yield proxy
+
+
+@pytest.fixture(params=["web", "google"])
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Proxy, str]:
+    proxy: Proxy = request.getfixturevalue(request.param)
+    proxy.spoil = lambda asked: None
+    proxy.strangers.clear()
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
+    return proxy, f"{proxy.url.replace('://', '://me:swordfish@')}/run" if request.param == "web" else "gs://lab/run"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("stall", "drip", "away")])
+@pytest.mark.parametrize("always", [False, True])
+def test_the_same_bytes_or_an_error(place: tuple[Proxy, str], kind: str, always: bool) -> None:
+    proxy, url = place
+    location = open_location(url, options=QUICK)
+    obj = location.stat("x.gz")
+    for fault in (Fault(kind, 0.4, 3), Fault(kind, 1.0, 4)):
+        begun = len(proxy.asked)
+        proxy.spoil = lambda asked, fault=fault, begun=begun: fault if always or asked.number == begun else None
+        try:
+            same = b"".join(stream(location, obj)) == DATA
+        except FetchError as error:
+            assert "swordfish" not in str(error)
+            continue
+        assert same or (kind in UNSEEN and not obj.checksums)
+        assert [item.name for item in location.list()] == ["x.gz"] or always
+    assert all("authorization" not in headers for headers in proxy.strangers)
+
+
+@pytest.mark.parametrize("nonsense", range(len(NONSENSE)))
+def test_listings_that_are_none(place: tuple[Proxy, str], nonsense: int) -> None:
+    proxy, url = place
+    location = open_location(url, options=QUICK)
+    proxy.spoil = lambda asked: Fault("json", choice=nonsense)
+    with pytest.raises(FetchError) as caught:
+        location.list()
+    assert url.rpartition("@")[2] in caught.value.message
+    begun = len(proxy.asked)
+    proxy.spoil = lambda asked: Fault("json", choice=0) if asked.number == begun else None
+    assert [item.name for item in location.list()] == ["x.gz"]  # an empty body is asked for again
+
+
+def test_where_redirects_lead(place: tuple[Proxy, str]) -> None:
+    proxy, url = place
+    location = open_location(url, options=QUICK)
+    for choice in range(4):
+        proxy.spoil = lambda asked, choice=choice: Fault("away", choice=choice)
+        with pytest.raises(FetchError) as caught:
+            location.stat("x.gz")
+        assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize("kind", ["drip", "drip-headers"])
+def test_a_byte_now_and_then_times_out(place: tuple[Proxy, str], kind: str) -> None:
+    proxy, url = place
+    location = open_location(url, options=QUICK)
+    obj = location.stat("x.gz")
+    proxy.spoil = lambda asked: Fault(kind, 0.0)
+    with pytest.raises(TransientFetchError, match=r"less than 1024 bytes per second.*gave up after 2 attempts"):
+        b"".join(stream(location, obj))
+    with pytest.raises(TransientFetchError, match="timed out"):
+        location.list()
+
+
+def test_an_index_that_ends_early_is_not_taken(web: Proxy) -> None:
+    """Its own end tag is all that a page without a length states about itself."""
+    location = open_location(f"{web.url}/run", options=QUICK)
+    for kind in ("short", "short-without-length"):
+        web.spoil = lambda asked, kind=kind: Fault(kind, 0.9)
+        with pytest.raises(TransientFetchError, match="ends early"):
+            location.list()
+
+
+def test_headers_that_end_with_the_connection_are_no_answer(web: Proxy) -> None:
+    web.spoil = lambda asked: Fault("drip-headers") if asked.method == "HEAD" else None
+    with pytest.raises(TransientFetchError, match="inside the headers"):
+        open_location(f"{web.url}/run", options=QUICK).stat("x.gz")
+
+
+def test_through_a_proxy_of_the_environment(web: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    web.spoil = lambda asked: None
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, web.url)
+    location = open_location("http://somewhere.invalid/run", options=QUICK)
+    assert b"".join(stream(location, location.stat("x.gz"))) == DATA
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "<" * 1_000_000,
+        "<a " * 400_000,
+        '<a href="' * 120_000,
+        "<!--" * 250_000,
+        "<a href=''" + " " * 1_000_000,
+        "".join(f"<a href=f{number}>" for number in range(20_000)),
+    ],
+)
+def test_indexes_take_time_in_proportion(page: str) -> None:
+    began = time.process_time()
+    parse_index(page, "http://host/")
+    assert time.process_time() - began < 20
+
+
+def test_comments_and_attributes_of_links() -> None:
+    page = """<html><title>Index of /x</title><!-- <a href="no"> --><A class=y HREF = 'a&amp;b'><a data-href="no"><a href=c/>
+        <a href="?C=N"><a href="/other/d"></html>"""
+    index = parse_index(page, "http://host/x/")
+    assert (index.files, index.folders, index.is_index, index.is_whole) == (("a&b",), ("c",), True, True)
+    assert not parse_index("<html><a href=x>", "http://host/").is_whole
+
+
+@pytest.mark.parametrize("text", ["²", "-1", "1e9", "5, 5", "9" * 5000, ""])
+def test_numbers_in_headers_that_are_none(text: str) -> None:
+    assert length({"Content-Length": text}) is None
+    assert content_range({"Content-Range": f"bytes {text}-/{text}"}) == (None, None)
+
+
+@pytest.mark.parametrize("text", ["soon", "nan", "-5", "Mon, 01 Jan 0001 00:00:00 -0000", "Mon, 99 Jan 99999 00:00:00"])
+def test_waits_that_make_no_sense(text: str) -> None:
+    assert retry_after_seconds({"Retry-After": text}) in (None, 0.0)
+
+
+def test_git_blobs_are_verified() -> None:
+    """The id that git gives to the file "hello" and a newline: `echo hello | git hash-object --stdin`."""
+    stated = {"git": "ce013625030ba8dba906f756967f9e9ca394464a"}
+    for content, sound in ((b"hello\n", True), (b"hellp\n", False)):
+        verifier = Verifier(RemoteObject("hf://lab/x", "x", 6, stated))
+        verifier.update(content)
+        if sound:
+            verifier.finish()
+        else:
+            with pytest.raises(ChecksumError, match="git"):
+                verifier.finish()
