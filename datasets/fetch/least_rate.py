@@ -37,7 +37,7 @@ class PacedAdapter(HTTPAdapter):
 
 class _Response(http.client.HTTPResponse):
     def begin(self) -> None:
-        answer: Any = self.fp.raw  # type: ignore[attr-defined]
+        answer: Any = self.fp.raw
         super().begin()
         if answer.ended:
             raise http.client.RemoteDisconnected("the server closed the connection inside the headers")

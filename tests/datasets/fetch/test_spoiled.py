@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from faulty_proxy import KINDS, NONSENSE, Fault, Proxy, faulty_proxy
+from faulty_proxy import KINDS, NONSENSE, Asked, Fault, Proxy, faulty_proxy
 from rbdata.datasets.fetch import FetchOptions, Verifier, open_location, stream
 from rbdata.datasets.fetch.headers import content_range, length
 from rbdata.datasets.fetch.html_index import parse_index
@@ -21,6 +21,11 @@ DATA = random.Random(4).randbytes(150_000)
 QUICK = FetchOptions(attempts=2, backoff=0.0, connect_timeout=2.0, silence_timeout=0.3)
 #: Other bytes than those stored, which only a checksum shows.
 UNSEEN = {"flip"}
+
+
+def spoil(fault: Fault, number: int | None = None) -> Callable[[Asked], Fault | None]:
+    """This fault for every request, or for one."""
+    return lambda asked: fault if number in (None, asked.number) else None
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +64,7 @@ def test_the_same_bytes_or_an_error(place: tuple[Proxy, str], kind: str, always:
     location = open_location(url, options=QUICK)
     obj = location.stat("x.gz")
     for fault in (Fault(kind, 0.4, 3), Fault(kind, 1.0, 4)):
-        begun = len(proxy.asked)
-        proxy.spoil = lambda asked, fault=fault, begun=begun: fault if always or asked.number == begun else None
+        proxy.spoil = spoil(fault, None if always else len(proxy.asked))
         try:
             same = b"".join(stream(location, obj)) == DATA
         except FetchError as error:
@@ -79,8 +83,7 @@ def test_listings_that_are_none(place: tuple[Proxy, str], nonsense: int) -> None
     with pytest.raises(FetchError) as caught:
         location.list()
     assert url.rpartition("@")[2] in caught.value.message
-    begun = len(proxy.asked)
-    proxy.spoil = lambda asked: Fault("json", choice=0) if asked.number == begun else None
+    proxy.spoil = spoil(Fault("json", choice=0), len(proxy.asked))
     assert [item.name for item in location.list()] == ["x.gz"]  # an empty body is asked for again
 
 
@@ -88,7 +91,7 @@ def test_where_redirects_lead(place: tuple[Proxy, str]) -> None:
     proxy, url = place
     location = open_location(url, options=QUICK)
     for choice in range(4):
-        proxy.spoil = lambda asked, choice=choice: Fault("away", choice=choice)
+        proxy.spoil = spoil(Fault("away", choice=choice))
         with pytest.raises(FetchError) as caught:
             location.stat("x.gz")
         assert caught.value.exit_code == 1
@@ -110,7 +113,7 @@ def test_an_index_that_ends_early_is_not_taken(web: Proxy) -> None:
     """Its own end tag is all that a page without a length states about itself."""
     location = open_location(f"{web.url}/run", options=QUICK)
     for kind in ("short", "short-without-length"):
-        web.spoil = lambda asked, kind=kind: Fault(kind, 0.9)
+        web.spoil = spoil(Fault(kind, 0.9))
         with pytest.raises(TransientFetchError, match="ends early"):
             location.list()
 
