@@ -227,27 +227,41 @@ def info(dataset_id: str, *, root: PathLike | None = None) -> CatalogueEntry:
 def verify(id_or_path: PathLike, *, root: PathLike | None = None, quick: bool = False) -> Report:
     """Check a dataset against its checksums and the rules of TED: ``report.ok``, ``report.problems``.
 
-    ``quick`` compares the sizes of files only. Raises as `storage.integrity.verify` for a folder that cannot be checked, and
+    ``quick`` compares the sizes of files only. Of a dataset at a URL all files are read there and compared with its manifest;
+    nothing is kept. Raises as `storage.integrity.verify` for a folder that cannot be checked, and
     as `open_dataset` does.
     """
     from .datasets.local import find
+    from .datasets.remote import is_remote, verify_remote
     from .storage.integrity import verify as run
 
+    if is_remote(id_or_path):
+        return verify_remote(id_or_path, quick=quick)
     return run(find(id_or_path, root), quick=quick)
 
 
 @check_keywords
-def inspect(id_or_path: PathLike, *, root: PathLike | None = None) -> Overview:
+def inspect(
+    id_or_path: PathLike,
+    *,
+    root: PathLike | None = None,
+    cache_dir: PathLike | None = None,
+    cache_limit: int | str | None = None,
+) -> Overview:
     """How the episodes of a dataset ended, and its returns, lengths, rewards and actions, as `rbdata inspect` shows them.
 
-    Above 65,536 steps the distributions are those of a sample, so that it is quick for a dataset of any size. Raises as
-    `open_dataset` does.
+    Above 65,536 steps the distributions are those of a sample, so that it is quick for a dataset of any size. Datasets at a
+    URL, ``cache_dir`` and ``cache_limit`` as in `open_dataset`; raises as it does.
     """
     from .cards.overview import overview
     from .datasets.local import find
+    from .datasets.remote import is_remote, open_remote
     from .storage.episodes import open_episodes
     from .storage.snapshot import read_snapshot
 
+    if is_remote(id_or_path):
+        remote = open_remote(id_or_path, cache_dir=cache_dir, cache_limit=cache_limit, root=root)
+        return overview(remote.path, remote.manifest, remote.episodes, remote.rows)
     path = find(id_or_path, root)
     return read_snapshot(path, lambda held: overview(path, held, open_episodes(path, held.episodes, held.steps)))
 

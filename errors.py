@@ -182,6 +182,12 @@ class DiskSpaceError(RbdataError, OSError):
     code = "disk_space"
 
 
+class CacheError(RbdataError, OSError):
+    """The cache of a remote dataset cannot be used: its folder, or a limit that is too small."""
+
+    code = "cache"
+
+
 class RootNotWritableError(RbdataError, PermissionError):
     """The root folder cannot be written to."""
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from .datasets import local
+from .datasets.remote import is_remote, open_remote
+from .errors import UsageError
 from .keywords import check_keywords
 from .storage.dataset import Dataset
 from .storage.replay.loading import load_buffer
@@ -19,8 +21,22 @@ from .storage.replay.tensordict_buffer import TensorDictReplayBuffer
 
 
 @check_keywords
-def open_dataset(id_or_path: str | os.PathLike[str], *, root: str | os.PathLike[str] | None = None) -> Dataset:
-    """Open a dataset read-only, by id (full or bare) or by path. Raises as `datasets.local.find` does."""
+def open_dataset(
+    id_or_path: str | os.PathLike[str],
+    *,
+    root: str | os.PathLike[str] | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_limit: int | str | None = None,
+) -> Dataset:
+    """Open a dataset read-only, by id (full or bare), by path, or by the URL of a converted dataset (``s3://...``).
+
+    One at a URL is read where it lies: what is read is kept in ``cache_dir`` (default: ``.remote`` under the root), at most
+    ``cache_limit`` bytes of it, such as ``"20GB"``. Raises as `datasets.local.find` and `datasets.remote.open_remote` do.
+    """
+    if is_remote(id_or_path):
+        return open_remote(id_or_path, cache_dir=cache_dir, cache_limit=cache_limit, root=root)
+    if cache_dir is not None or cache_limit is not None:
+        raise UsageError(f"cache_dir and cache_limit are for URLs, not for {os.fspath(id_or_path)}")
     return local.open_dataset(id_or_path, root)
 
 
@@ -29,6 +45,8 @@ def load(
     id_or_path: str | os.PathLike[str] | Dataset,
     *,
     root: str | os.PathLike[str] | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_limit: int | str | None = None,
     batch_size: int | None = None,
     frame_stack: int | None = None,
     stack_keys: Sequence[str] | None = None,
@@ -42,7 +60,7 @@ def load(
     uniform_over: UniformOver = "trajectories",
     replacement: bool = True,
     drop_last: bool = False,
-    shuffle: bool = True,
+    shuffle: bool | Literal["global", "blocks"] = True,
     alpha: float | None = None,
     beta: float | None = None,
     priority_key: str | tuple[str, ...] = "td_error",
@@ -64,7 +82,7 @@ def load(
     end_key: str | tuple[str, ...] | None = None,
     traj_key: str | tuple[str, ...] | None = None,
 ) -> TensorDictReplayBuffer:
-    """A replay buffer over a dataset, given by id, by path, or already open: ``buffer.sample()`` is a TED TensorDict.
+    """A replay buffer over a dataset, given by id, path or URL, or already open: ``buffer.sample()`` is a TED TensorDict.
 
     - ``batch_size``: steps in a batch; may be given to ``sample`` instead, but iteration and prefetching need it here.
     - ``frame_stack``: the last k states, stacked in a new dimension behind the batch; ``stack_keys`` limits it to some leaves.
@@ -74,6 +92,9 @@ def load(
       ends of episodes; ``uniform_over`` "trajectories" or "transitions" says what is drawn uniformly.
     - ``replacement=False``: every step (or one slice of every episode) once per pass: ``for batch in buffer``. ``drop_last``
       leaves out a short last batch, ``shuffle=False`` keeps the order of the data.
+    - ``shuffle="blocks"``: every step once a pass, from a few stretches of the data at a time, in an order by the seed: for
+      datasets at a URL, of which the stretches are fetched ahead. ``"global"`` is the same as True.
+    - ``cache_dir``, ``cache_limit``: of a dataset at a URL, see `open_dataset`.
     - ``alpha``, ``beta``: sampling by priority; ``buffer.update_tensordict_priority(batch)`` sets priorities from
       ``priority_key``.
     - ``sampler``: one of your own instead of all these. ``sample_unit``: what is read for each step drawn
@@ -85,6 +106,9 @@ def load(
 
     Raises UsageError for options that make no sense together, and as `open_dataset` does.
     """
-    options = {name: value for name, value in locals().items() if name not in ("id_or_path", "root")}
-    dataset = id_or_path if isinstance(id_or_path, Dataset) else open_dataset(id_or_path, root=root)
+    elsewhere = ("id_or_path", "root", "cache_dir", "cache_limit")
+    options = {name: value for name, value in locals().items() if name not in (*elsewhere, "elsewhere")}
+    if isinstance(id_or_path, Dataset):
+        return load_buffer(id_or_path, **options)
+    dataset = open_dataset(id_or_path, root=root, cache_dir=cache_dir, cache_limit=cache_limit)
     return load_buffer(dataset, **options)

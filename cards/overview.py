@@ -18,6 +18,7 @@ import numpy as np
 from ..errors import SchemaError
 from ..storage.bounds import LeafBounds, leaf_bounds
 from ..storage.codecs import codec_of
+from ..storage.codecs.codec import Rows
 from ..storage.episodes import OUTCOMES, EpisodeTable
 from ..storage.leaf import Leaf
 from ..storage.manifest import Manifest
@@ -90,8 +91,11 @@ class Overview:
         }
 
 
-def overview(folder: Path, manifest: Manifest, table: EpisodeTable) -> Overview:
-    """Look through a dataset. Raises DamagedDatasetError when a leaf that is read is missing or too short."""
+def overview(folder: Path, manifest: Manifest, table: EpisodeTable, rows: Mapping[str, Rows] | None = None) -> Overview:
+    """Look through a dataset, by its opened ``rows`` if they are given.
+
+    Raises DamagedDatasetError when a leaf that is read is missing or too short.
+    """
     bounds: Mapping[str, LeafBounds] = {}
     with suppress(SchemaError):  # spaces only tell which choices do not occur
         bounds = leaf_bounds(manifest.schema, manifest.spaces)
@@ -100,12 +104,12 @@ def overview(folder: Path, manifest: Manifest, table: EpisodeTable) -> Overview:
 
     def distribution(leaf: Leaf) -> Distribution:
         size = math.prod(leaf.shape)
-        rows = _read(folder, manifest, leaf, ranges)
+        read = _read(folder, manifest, leaf, ranges, rows)
         counts = bounds[leaf.name].counts if leaf.name in bounds else None
         elements = []
         for number in range(min(size, MOST_ELEMENTS)):
             known = counts[number if len(counts) > 1 else 0] if counts else 0
-            elements.append(count_values(rows[:, number], range(known) if known <= MOST_CHOICES else ()))
+            elements.append(count_values(read[:, number], range(known) if known <= MOST_CHOICES else ()))
         return Distribution(leaf.name, size, tuple(elements))
 
     return Overview(
@@ -149,14 +153,18 @@ def reference_of(manifest: Manifest) -> ReferenceScores | None:
     return None if scores is None or scores.caveat else scores
 
 
-def _read(folder: Path, manifest: Manifest, leaf: Leaf, ranges: list[tuple[int, int]]) -> np.ndarray:
+def _read(
+    folder: Path, manifest: Manifest, leaf: Leaf, ranges: list[tuple[int, int]], opened: Mapping[str, Rows] | None
+) -> np.ndarray:
     """Rows of a step leaf, flattened: ``[n, elements]``. Rows that can be mapped are read without torch."""
     size = math.prod(leaf.shape)
+    if opened is not None:
+        return _joined([opened[leaf.name].block(start, stop).numpy() for start, stop in ranges]).reshape(-1, size)
     if leaf.constant is not None or codec_of(leaf).fixed_rows:
         rows = open_array(folder, leaf, manifest.steps)
         return _joined([rows[start:stop] for start, stop in ranges]).reshape(-1, size)
-    opened = codec_of(leaf).open_rows(folder, manifest.steps)
-    return _joined([opened.block(start, stop).numpy() for start, stop in ranges]).reshape(-1, size)
+    stored = codec_of(leaf).open_rows(folder, manifest.steps)
+    return _joined([stored.block(start, stop).numpy() for start, stop in ranges]).reshape(-1, size)
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:

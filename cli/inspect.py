@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from ..amounts import exact_percent
+from ..datasets.fetch.location import without_login
+from ..errors import UsageError
 from . import text
 from .console import Column, Fact, out
-from .options import LocalId, Root
+from .options import CacheDir, CacheLimit, LocalId, Root
 
 if TYPE_CHECKING:
     from ..cards.overview import Overview
+    from ..storage.dataset import Dataset
     from ..storage.episodes import EpisodeTable
     from ..storage.manifest import Manifest
     from ..storage.schema import Leaf
@@ -81,6 +84,8 @@ def run(
     force: Annotated[
         bool, Option("--force", help="Replace files that are there; pictures of rbdata are replaced without it.")
     ] = False,
+    cache_dir: CacheDir = None,
+    cache_limit: CacheLimit = None,
     root: Root = None,
 ) -> None:
     """Show what a dataset holds: tensors, episodes, returns, origin.
@@ -90,19 +95,30 @@ def run(
     """
     from ..cards.overview import overview
     from ..datasets.local import find
+    from ..datasets.remote import is_remote
     from ..storage.episodes import open_episodes
     from ..storage.snapshot import read_snapshot
 
-    path = find(dataset, root)
+    drawn = bool(plot or frames or episode or video or html or croissant or card)
     looks = bool(plot or html or croissant or card or out.json or not (out.quiet or episodes))
+    remote = None
+    if is_remote(dataset):
+        if drawn:
+            hint = "`rbdata download --mirror` fetches it first"
+            raise UsageError("pictures and cards are made of datasets on this machine", hint=hint)
+        remote = _open_remote(dataset, cache_dir, cache_limit, root)
+        path, manifest, table = remote.path, remote.manifest, remote.episodes
+        found = overview(path, manifest, table, remote.rows) if looks else None
+    else:
+        path = find(dataset, root)
 
-    def read(manifest: Manifest) -> tuple[Manifest, EpisodeTable, Overview | None]:
-        table = open_episodes(path, manifest.episodes, manifest.steps)
-        return manifest, table, overview(path, manifest, table) if looks else None
+        def read(manifest: Manifest) -> tuple[Manifest, EpisodeTable, Overview | None]:
+            table = open_episodes(path, manifest.episodes, manifest.steps)
+            return manifest, table, overview(path, manifest, table) if looks else None
 
-    manifest, table, found = read_snapshot(path, read)
+        manifest, table, found = read_snapshot(path, read)
     notes = []
-    if plot or frames or episode or video or html or croissant or card:
+    if drawn:
         from .pictures import Pictures
 
         pictures = Pictures(plot, frames, episode or [], video, html, croissant, card, force)
@@ -110,17 +126,17 @@ def run(
         notes = list(pictures.write(path, manifest, table, found))
 
     if out.json and found:
-        record = _record(path, manifest) | found.to_json()
+        record = _record(path, manifest) | found.to_json() | _cache_record(dataset, remote)
         if episodes:
             names = [column.title for column in _EPISODES]
             record["episode_table"] = [dict(zip(names, row)) for row in _episode_rows(table)]
         out.document(record)
     elif out.quiet:
-        out.line(str(path))
+        out.line(str(path) if remote is None else dataset)
     elif episodes:
         out.table(_EPISODES, _episode_rows(table))
     elif found:
-        out.facts(_facts(path, manifest, found))
+        out.facts([*_facts(path, manifest, found), *_cache_facts(dataset, remote)])
         out.heading("tensors")
         out.table(_LEAVES, _leaf_rows(manifest))
         if out.on_terminal and manifest.steps:
@@ -134,6 +150,36 @@ def run(
             out.facts([Fact(name, value) for name, value in describe_lineage(manifest.lineage)])
     for note in notes:
         out.note(note)
+
+
+def _open_remote(url: str, cache_dir: Path | None, cache_limit: str | None, root: Path | None) -> Dataset:
+    from ..datasets.remote import open_remote
+    from .progress import phase
+
+    with phase("reading"):
+        return open_remote(url, cache_dir=cache_dir, cache_limit=cache_limit, root=root)
+
+
+def _cache_record(url: str, dataset: Dataset | None) -> dict[str, Any]:
+    """What is said of a dataset that lies elsewhere: its URL, what is here of it, and what cannot be checked block by block."""
+    from ..storage.remote.remote_dataset import RemoteDataset
+
+    if dataset is None:
+        return {}
+    there = dataset.cache.resident_bytes if isinstance(dataset, RemoteDataset) else dataset.manifest.bytes
+    unverified = dataset.unverified if isinstance(dataset, RemoteDataset) else []
+    return {"url": without_login(url), "cached_bytes": there, "unverified": unverified}
+
+
+def _cache_facts(url: str, dataset: Dataset | None) -> list[Fact]:
+    record = _cache_record(url, dataset)
+    if not record:
+        return []
+    facts = [Fact("url", record["url"]), Fact("cached", text.size(record["cached_bytes"]), record["cached_bytes"])]
+    if record["unverified"]:
+        what = f"{', '.join(record['unverified'])}: no checksums of blocks, checked when all of it is here"
+        facts.append(Fact("unverified", what))
+    return facts
 
 
 def _facts(path: Path, manifest: Manifest, found: Overview) -> list[Fact]:

@@ -65,9 +65,20 @@ AnyIds = Annotated[
     list[str],
     _argument("Dataset ids: source/name, or the name alone where only one source has it.", complete_any, "ID"),
 ]
-LocalIds = Annotated[list[str], _argument("Datasets on this machine: ids or folders.", _complete_local, "ID")]
+LocalIds = Annotated[
+    list[str], _argument("Datasets: ids or folders on this machine, or URLs of converted ones.", _complete_local, "ID")
+]
 AnyLocalIds = Annotated[list[str], _argument("Datasets on this machine, complete or not.", _complete_any_local, "ID")]
-LocalId = Annotated[str, _argument("A dataset on this machine: its id or its folder.", _complete_local, "ID")]
+LocalId = Annotated[
+    str,
+    _argument("A dataset: its id or folder on this machine, or the URL of a converted one.", _complete_local, "ID"),
+]
+CacheDir = Annotated[
+    Path | None, Option(metavar="DIR", help="With a URL: keep what is read here (default: .remote under the root).")
+]
+CacheLimit = Annotated[
+    str | None, Option(metavar="SIZE", help="With a URL: keep at most so much of the dataset, such as 20GB.")
+]
 
 Root = Annotated[
     Path | None,

@@ -14,7 +14,7 @@ from typer import Option
 from ..errors import DatasetExistsError, UsageError
 from . import text
 from .console import Column, Fact, out
-from .options import LocalId, Root
+from .options import CacheDir, CacheLimit, LocalId, Root
 from .progress import phase
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 EXAMPLES = """
   rbdata sample Pong/5
   rbdata sample Pong/5 -n 256 --frame-stack 4 --bench
+  rbdata sample s3://lab/rbdata/atari/Pong/5 --cache-dir /fast/cache --cache-limit 20GB
   rbdata sample Pong/5 -n 64 --slice-len 16 --seed 1 --out batch.npz
 """
 
@@ -52,6 +53,8 @@ def run(
         Option("--out", metavar="PATH", help="Write the batch: NAME.npz, or a folder for TensorDict.load_memmap."),
     ] = None,
     bench: Annotated[bool, Option("--bench", help="Measure the batches per second.")] = False,
+    cache_dir: CacheDir = None,
+    cache_limit: CacheLimit = None,
     root: Root = None,
 ) -> None:
     """Draw a batch and show it.
@@ -61,10 +64,11 @@ def run(
     """
     if save is not None:
         _check_target(save)
-    from ..reading import load
+    from ..reading import load, open_dataset
 
     with phase("loading"):
-        buffer = load(dataset, root=root, batch_size=n, slice_len=slice_len, frame_stack=frame_stack, seed=seed)
+        opened = open_dataset(dataset, root=root, cache_dir=cache_dir, cache_limit=cache_limit)
+        buffer = load(opened, batch_size=n, slice_len=slice_len, frame_stack=frame_stack, seed=seed)
         batch = buffer.sample()
     if save is not None:
         _write(batch, save)

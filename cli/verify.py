@@ -124,17 +124,23 @@ def _repair(record: dict[str, Any], mirror: str | None, procs: int | None) -> No
 
 
 def _check(dataset: str, root: Path | None, quick: bool) -> dict[str, Any]:
+    from ..datasets.fetch.location import without_login
     from ..datasets.local import find
+    from ..datasets.remote import is_remote, verify_remote
     from ..storage.integrity import verify
 
     began = time.monotonic()
-    path = find(dataset, root)
+    remote = is_remote(dataset)
+    path = Path(without_login(dataset)) if remote else find(dataset, root)
     with byte_progress(f"verifying {dataset}", then="checking the episodes") as on_progress:
-        report = verify(path, quick=quick, on_progress=on_progress)
+        if remote:
+            report = verify_remote(dataset, quick=quick, on_progress=on_progress)
+        else:
+            report = verify(path, quick=quick, on_progress=on_progress)
     return {
         "id": dataset,
         "result": "good" if report.ok else "damaged",
-        "path": str(path),
+        "path": without_login(dataset) if remote else str(path),
         "files": report.files,
         "bytes": report.bytes,
         "seconds": round(time.monotonic() - began, 3),

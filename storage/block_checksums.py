@@ -70,6 +70,11 @@ class BlockChecksums:
             ):
                 raise DamagedDatasetError(f"{BLOCK_TABLE} of {manifest.id} contradicts its manifest about {path}")
 
+    @property
+    def tabled(self) -> Mapping[str, Sequence[int]]:
+        """The values of the table: the crc32c of each block, in order, of each of its files."""
+        return self._tabled
+
     def count(self, path: str) -> int:
         """How many blocks a file has."""
         return len(self._tabled.get(path, self._files[path]))

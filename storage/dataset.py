@@ -45,6 +45,9 @@ from .window import Pad, read_window
 if TYPE_CHECKING:
     import gymnasium
 
+#: Bytes of consecutive rows that shuffling in blocks keeps together: a few blocks, so that those at the edges cost little.
+GROUP_BYTES = 16 << 20
+
 
 class Dataset:
     """Read-only view of a dataset folder.
@@ -188,6 +191,14 @@ class Dataset:
         if leaf.row_bytes > LARGE_ROW:  # not read, but made in memory: what is claimed of it must be there
             map_array(self.path / leaf.memmap, np.dtype(np.uint8), count * leaf.row_bytes)
         return ConstantRows(leaf, count)
+
+    @property
+    def group_steps(self) -> int:
+        """How many consecutive steps take about GROUP_BYTES of the largest leaf: what is fetched together in blocks."""
+        stored = {codec_of(leaf).path("blob") for leaf in self.manifest.schema if leaf.constant is None}
+        files = self.manifest.files
+        largest = max((sum(int(length) for length, _ in files.get(path, ())) for path in stored), default=0)
+        return max(1, len(self) * GROUP_BYTES // max(1, largest))
 
     def episode_of(self, steps: torch.Tensor) -> torch.Tensor:
         """The episode each step belongs to, int64, same shape."""

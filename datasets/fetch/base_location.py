@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ...errors import UsageError
+from .http_errors import transient
 from .location import FetchOptions, Names, Objects, RemoteObject, check_offset, check_path, require_inside
 from .retry import call_with_retries
 
@@ -40,6 +42,24 @@ class BaseLocation:
     def refresh(self, obj: RemoteObject) -> RemoteObject:
         check_path(require_inside(obj, self.url))
         return self._with_retries(lambda: self._describe(obj), obj.url)
+
+    def read_range(self, obj: RemoteObject, start: int, length: int) -> bytes:
+        check_path(require_inside(obj, self.url))
+        check_offset(obj, start + length)
+        return self._with_retries(lambda: self._read_once(obj, start, length), obj.url) if length else b""
+
+    def open(self, obj: RemoteObject, offset: int = 0) -> Generator[bytes, None, None]:
+        raise NotImplementedError
+
+    def _read_once(self, obj: RemoteObject, start: int, length: int) -> bytes:
+        """One attempt at `read_range`."""
+        data = bytearray()
+        with closing(self.open(obj, start)) as pieces:
+            for piece in pieces:
+                data += piece[: length - len(data)]
+                if len(data) == length:
+                    return bytes(data)
+        raise transient(f"{obj.url}: connection lost after {len(data)} of {length} bytes")
 
     def _list_with_retries(self, folder: str) -> tuple[Objects, Names]:
         url = self._url_of(check_path(folder))

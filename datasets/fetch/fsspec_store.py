@@ -86,6 +86,17 @@ class FsspecLocation(BaseLocation):
         limit = self.options.silence_timeout + (end - start) / LEAST_RANGE_RATE
         return files.call(url, lambda fs, path: bytes(fs.cat_file(path, start=start, end=end, **files.within(limit))))
 
+    def _read_once(self, obj: RemoteObject, start: int, length: int) -> bytes:
+        files = self.file_system()
+        if files.protocol in _S3 and obj.version is not None:
+            data = files.call(obj.url, lambda fs, path: _read_pinned(fs, path, obj, start, length))
+        else:
+            data = self._read_range(obj.url, start, start + length)
+            self._check_unchanged(obj)
+        if len(data) != length:
+            raise transient(f"{obj.url}: requested {length} bytes, received {len(data)}")
+        return data
+
     def _describe(self, obj: RemoteObject) -> RemoteObject:
         def describe(fs: Any, path: str) -> RemoteObject:
             entry = fs.info(path, **files.within(LISTING_TIMEOUTS * self.options.silence_timeout))
@@ -167,6 +178,29 @@ class _Files:
     def _may_retry_anonymously(self, error: Exception) -> bool:
         no_login = type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError")
         return no_login and self.protocol in _S3 and not self._anonymous and self._options.anonymous == "auto"
+
+
+def _read_pinned(fs: Any, path: str, obj: RemoteObject, start: int, length: int) -> bytes:
+    """A range of this version of an S3 object."""
+    from fsspec.asyn import sync
+
+    bucket, key, _ = fs.split_path(path)
+
+    async def read() -> bytes:
+        span = f"bytes={start}-{start + length - 1}"
+        answer = await fs._call_s3("get_object", Bucket=bucket, Key=key, Range=span, IfMatch=f'"{obj.version}"')
+        try:
+            return bytes(await answer["Body"].read())
+        finally:
+            answer["Body"].close()
+
+    try:
+        return bytes(sync(fs.loop, read))
+    except OSError as error:
+        answer = getattr(error.__cause__, "response", None) or {}
+        if answer.get("ResponseMetadata", {}).get("HTTPStatusCode") in (412, 416):
+            raise replaced(obj.url) from error
+        raise
 
 
 def check_installed(scheme: str, url: str) -> None:

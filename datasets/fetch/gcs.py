@@ -64,6 +64,9 @@ class GcsLocation(BaseLocation):
         for start, length in split_ranges(obj, offset):
             yield from self._range(obj, start, length)
 
+    def _read_once(self, obj: RemoteObject, start: int, length: int) -> bytes:
+        return b"".join(self._range(obj, start, length))
+
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def _describe(self, obj: RemoteObject) -> RemoteObject:

@@ -11,7 +11,7 @@ from ...errors import FetchError, ObjectNotFoundError, UsageError
 from .base_location import BaseLocation
 from .headers import accepted_encoding, check_same_object, is_web_page, length, stated_checksums, stated_version
 from .html_index import parse_index
-from .http_errors import MISSING, raise_network_error, status_error, status_of, transient
+from .http_errors import MISSING, NO_RANGES, raise_network_error, status_error, status_of, transient
 from .location import FetchOptions, Names, Objects, RemoteObject, check_offset, require_inside
 from .per_process import PerProcess
 
@@ -67,6 +67,20 @@ class HttpLocation(BaseLocation):
             yield from _body(response, obj, skip)
         finally:
             response.close()
+
+    def _read_once(self, obj: RemoteObject, start: int, length: int) -> bytes:
+        headers = {"Range": f"bytes={start}-{start + length - 1}"}
+        if obj.version is not None:
+            headers["If-Range"] = obj.version
+        with self.request("GET", obj.url, headers) as response:
+            _reject_web_page(response, obj)
+            skip = check_same_object(obj, start, response.status_code, response.headers)
+            if skip or (response.status_code == 200 and length != obj.size):
+                raise FetchError(f"{obj.url}: the server sends whole files only", hint=NO_RANGES)
+            data = b"".join(_body(response, obj, 0))
+        if len(data) != length:
+            raise transient(f"{obj.url}: requested {length} bytes, received {len(data)}")
+        return data
 
     # -- requests ----------------------------------------------------------------------------------------------------
 

@@ -105,6 +105,9 @@ class Location(Protocol):
     def refresh(self, obj: RemoteObject) -> RemoteObject:
         """The same object, with all that the location states about it now."""
 
+    def read_range(self, obj: RemoteObject, start: int, length: int) -> bytes:
+        """Bytes ``start..start+length-1`` of this version of an object, all of them; with retries, by one request each."""
+
     def open(self, obj: RemoteObject, offset: int = 0) -> Generator[bytes, None, None]:
         """A generator of the object's stored bytes from `offset`, in pieces of 64 KiB to 1 MiB; one attempt.
 

@@ -117,7 +117,7 @@ def fetch_converted(
 
     Continues an interrupted copy. Raises ChecksumError if a file does not match the manifest, and as `DatasetWriter` does.
     """
-    names = [_check_name(name, location) for name in sorted(manifest.files)]
+    names = [check_name(name, location) for name in sorted(manifest.files)]
     mark = fingerprint({"copy": manifest.to_json()["checksum"], "id": manifest.id})
     begun = finished_parts(place.working, mark, restart=force) is not None
     left = manifest.bytes - (sum(bytes_there(place.working / name) for name in names) if begun else 0)
@@ -144,7 +144,7 @@ def fetch_converted(
     base = f"{location.url}/{manifest.id}/"
     with ThreadPoolExecutor(8, "rbdata-stat") as pool:
         stated = list(pool.map(lambda name: location.stat(f"{manifest.id}/{name}"), names))
-    objects = [RawObject(name, _check_size(item, manifest, name), location) for name, item in zip(names, stated)]
+    objects = [RawObject(name, check_size(item, manifest, name), location) for name, item in zip(names, stated)]
 
     def on_progress(name: str, done: int, total: int) -> None:
         listener.on_progress([TaskProgress(0, manifest.bytes - total + done, manifest.bytes, done, 0)])
@@ -181,9 +181,13 @@ def fetch_manifest(location: Location, dataset_id: str) -> Manifest | None:
 
 def read_remote_manifest(location: Location, item: RemoteObject) -> Manifest:
     """Fetch and parse a manifest. Raises as `read_manifest` does."""
+    return parse_manifest(read_all(location, item, limit_bytes=LARGEST_MANIFEST), item)
+
+
+def parse_manifest(data: bytes, item: RemoteObject) -> Manifest:
+    """The manifest in the bytes of a remote object. Raises as `read_manifest` does."""
     import tempfile
 
-    data = read_all(location, item, limit_bytes=LARGEST_MANIFEST)
     with tempfile.TemporaryDirectory(prefix="rbdata-manifest-") as folder:
         Path(folder, FILENAME).write_bytes(data)
         try:
@@ -194,7 +198,7 @@ def read_remote_manifest(location: Location, item: RemoteObject) -> Manifest:
     return manifest
 
 
-def _check_name(name: str, location: Location) -> str:
+def check_name(name: str, location: Location) -> str:
     """A file name of an untrusted manifest. Raises DamagedDatasetError if it is outside the dataset's folder."""
     parts = name.split("/")
     plain = all(is_plain_name(part) and not part.startswith(".") and "\\" not in part for part in parts)
@@ -204,7 +208,7 @@ def _check_name(name: str, location: Location) -> str:
     return name
 
 
-def _check_size(item: RemoteObject, manifest: Manifest, name: str) -> RemoteObject:
+def check_size(item: RemoteObject, manifest: Manifest, name: str) -> RemoteObject:
     size = sum(length for length, _ in manifest.files[name])
     if item.size is not None and item.size != size:
         raise ChecksumError(f"{item.url}: {item.size} bytes, expected {size}", hint=_DAMAGED_MIRROR)

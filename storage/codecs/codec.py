@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -42,6 +42,17 @@ class Rows(Protocol):
 
     def block(self, start: int, stop: int) -> torch.Tensor:
         """Rows ``start..stop-1``, ``[stop - start, *shape]``; fixed rows give a private view, others fresh memory."""
+
+
+class StoredRows(Rows, Protocol):
+    """Rows in files, whose bytes may have to be fetched first."""
+
+    def extents(self, first: np.ndarray, length: int) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+        """The bytes that ``length`` rows from each of ``first`` (int64 ``[n]``) lie in: ``(path, starts, stops)`` a file.
+
+        Each file's bytes are read before the next file's are asked for, so they must be there by then; the rows' own file
+        (``Codec.path("blob")``) comes last. Raises DamagedDatasetError.
+        """
 
 
 class Sink(Protocol):
@@ -94,7 +105,7 @@ class Codec(ABC):
     # -- reading ---------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def open_rows(self, folder: Path, count: int) -> Rows:
+    def open_rows(self, folder: Path, count: int) -> StoredRows:
         """Map the leaf; reads no rows. Raises DamagedDatasetError when a file is missing or too short."""
 
     def is_like(self, folder: Path, other: Leaf, other_folder: Path) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -166,6 +166,15 @@ class CompressedRows:
 
     def block(self, start: int, stop: int) -> torch.Tensor:
         return self._decode(np.arange(start, stop)).view(stop - start, *self.leaf.shape)
+
+    def extents(self, first: np.ndarray, length: int) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+        yield self._codec.path("offsets"), 8 * first, 8 * (first + length + 1)
+        starts, stops = self._offsets[first], self._offsets[first + length]
+        if len(first) and not 0 <= int(starts.min()) <= int((stops - 1).min()) < int(stops.max()) <= len(self._blob):
+            raise _damaged()
+        if (stops <= starts).any():
+            raise _damaged()
+        yield self._codec.path("blob"), starts, stops
 
     def stored(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows ``start..stop-1`` as they are stored: their bytes one after the other, and their lengths (int64)."""

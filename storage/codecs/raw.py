@@ -7,6 +7,7 @@ one long row, copied at memory speed (element-wise indexing, ``tensor[index]``, 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,3 +89,7 @@ class RawRows:
     def block(self, start: int, stop: int) -> torch.Tensor:
         will_read(self._mapped, start * self.leaf.row_bytes, stop * self.leaf.row_bytes)
         return self.tensor[start:stop]
+
+    def extents(self, first: np.ndarray, length: int) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+        size = self.leaf.row_bytes
+        yield self.leaf.memmap, first * size, (first + length) * size

@@ -7,6 +7,8 @@ from typing import Any
 
 from ...errors import UsageError
 from ..dataset import Dataset
+from ..remote.remote_dataset import RemoteDataset
+from .samplers.blocks import BlockSampler
 from .samplers.prioritized import PrioritizedSampler
 from .samplers.prioritized_slices import PrioritizedSliceSampler
 from .samplers.slices import SliceSampler, SliceSamplerWithoutReplacement, UniformOver
@@ -26,10 +28,21 @@ def load_buffer(dataset: Dataset, *, sampler: Sampler | None = None, **options: 
     Raises UsageError for options that make no sense together.
     """
     chosen = {name: options.pop(name) for name in SAMPLING if name in options}
-    made = make_sampler(len(dataset), **chosen)
+    shuffle = chosen.get("shuffle", True)
+    if shuffle not in (True, False, "global", "blocks"):
+        raise UsageError(f"shuffle is {shuffle!r}, not True, False, 'global' or 'blocks'")
+    if shuffle != "blocks" and isinstance(dataset, RemoteDataset):
+        dataset.plan_steps()
+    made = _block_sampler(dataset, chosen) if shuffle == "blocks" else make_sampler(len(dataset), **chosen)
     if sampler is not None and (type(made) is not RandomSampler):
         raise UsageError("a sampler of your own leaves no room for slices, replacement and priorities")
     return TensorDictReplayBuffer(storage=DatasetStorage(dataset), sampler=sampler or made, **options)
+
+
+def _block_sampler(dataset: Dataset, options: dict[str, Any]) -> Sampler:
+    if any(options.get(name) is not None for name in ("slice_len", "num_slices", "alpha", "beta")):
+        raise UsageError("shuffle='blocks' draws steps, every one once a pass: no slices, no priorities")
+    return BlockSampler(dataset.group_steps, drop_last=bool(options.get("drop_last")))
 
 
 def make_sampler(
@@ -43,7 +56,7 @@ def make_sampler(
     uniform_over: UniformOver = "trajectories",
     replacement: bool = True,
     drop_last: bool = False,
-    shuffle: bool = True,
+    shuffle: bool | str = True,
     alpha: float | None = None,
     beta: float | None = None,
 ) -> Sampler:
@@ -83,8 +96,8 @@ def make_sampler(
     if sliced:
         if replacement:
             return SliceSampler(**slices)
-        return SliceSamplerWithoutReplacement(drop_last=drop_last, shuffle=shuffle, **slices)
-    return RandomSampler() if replacement else SamplerWithoutReplacement(drop_last, shuffle)
+        return SliceSamplerWithoutReplacement(drop_last=drop_last, shuffle=bool(shuffle), **slices)
+    return RandomSampler() if replacement else SamplerWithoutReplacement(drop_last, bool(shuffle))
 
 
 #: The options that choose a sampler.

@@ -164,8 +164,8 @@ class Passes:
         share 1 of 2   1   0   2   3
     """
 
-    def __init__(self, *, shuffle: bool, drop_last: bool) -> None:
-        self.shuffle, self.drop_last = shuffle, drop_last
+    def __init__(self, *, shuffle: bool, drop_last: bool, order: Callable[[int, int], Any] = Permutation) -> None:
+        self.shuffle, self.drop_last, self._make_order = shuffle, drop_last, order
         self.ran_out = False
         self._seed: int | None = None
         self._pass = self._next = self._size = 0
@@ -203,8 +203,12 @@ class Passes:
         elif self._order is None and self.shuffle:
             assert self._seed is not None
             number = int(np.random.SeedSequence((self._seed, self._pass)).generate_state(1)[0])
-            self._order = Permutation(self._size, number)
+            self._order = self._make_order(self._size, number)
         return self._order
+
+    def ahead(self) -> tuple[Callable[[np.ndarray], np.ndarray] | None, int]:
+        """The order of the pass under way (or next), and how many of this process's places are behind."""
+        return self._current_order() if self._size else None, self._next
 
     def rest(self) -> torch.Tensor | None:
         """What is left of the pass under way, in order, int64 ``[n]``; None before the first draw."""

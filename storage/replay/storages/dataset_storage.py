@@ -7,12 +7,14 @@ the dataset is.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ....errors import ReadOnlyError, UsageError
 from ...dataset import Dataset
+from ...remote.remote_dataset import RemoteDataset
 from ..windows.draw import Key
 from ..windows.edges import Edges
 from ..windows.timeline import Timeline
@@ -58,6 +60,10 @@ class DatasetStorage(Storage):
         raise read_only(self.dataset)
 
     _empty = empty
+
+    def will_read(self, ranges: Sequence[tuple[int, int]]) -> None:
+        if isinstance(self.dataset, RemoteDataset):
+            self.dataset.plan_steps(ranges)
 
     def column(self, key: Key) -> torch.Tensor | None:
         name = "/".join(key)

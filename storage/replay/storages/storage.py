@@ -11,7 +11,7 @@ known by its flat number ``t * environments + b``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
@@ -106,6 +106,9 @@ class Storage:
     def is_shared(self) -> bool:
         """Whether other processes may see the same rows, and write them."""
         return False
+
+    def will_read(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Rows ``start..stop-1`` of these ranges are drawn next: what lies elsewhere may be fetched ahead of time."""
 
     # -- derived -----------------------------------------------------------------------------------------------------
 

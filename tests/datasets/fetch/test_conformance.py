@@ -71,6 +71,13 @@ def location(request: pytest.FixtureRequest, tree: Path) -> Iterator[Location]:
 
 
 class TestEveryTransport:
+    def test_reads_ranges(self, location: Location) -> None:
+        large = pin(location, location.stat("large/large.bin"))
+        for start, length in ((0, 10), (5, 2_000_000), (len(LARGE) - 7, 7), (9, 0)):
+            assert location.read_range(large, start, length) == LARGE[start : start + length]
+        with pytest.raises(UsageError, match="outside"):
+            location.read_range(large, len(LARGE) - 7, 8)
+
     def test_lists_the_objects_of_a_folder_sorted(self, location: Location) -> None:
         names = [obj.name for obj in location.list("Pong/1/replay_logs")]
         assert names == [

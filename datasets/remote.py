@@ -1,0 +1,178 @@
+"""Opens converted datasets where they lie: in a mirror, over any scheme that can be read from.
+
+    open_remote("s3://lab/rbdata/atari/Pong/5", cache_dir="/fast/cache", cache_limit="20GB")
+
+The manifest is read, the version of every file is noted (so that nothing of another version is read later), and the cache of
+the dataset, in ``cache_dir/<id>``, is opened. `storage.remote` does the rest.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .. import settings
+from ..amounts import plural
+from ..errors import DatasetNotFoundError, FetchError, NotADatasetError, ObjectNotFoundError
+from ..storage.manifest import FILENAME, Manifest
+from ..storage.manifest_types import BLOCK_TABLE
+from .fetch import FetchOptions, Location, RemoteObject, open_location, read_all
+from .fetch.http_errors import replaced
+from .matching import parse_size
+from .mirrors import pull
+
+if TYPE_CHECKING:
+    from ..storage.dataset import Dataset
+    from ..storage.integrity import Report
+
+#: Where caches are, under the root: a name that lists of datasets leave out.
+CACHE = ".remote"
+CONNECTIONS = 16
+
+
+def is_remote(text: str | os.PathLike[str]) -> bool:
+    """Whether this is a URL, not an id or a path."""
+    return "://" in os.fspath(text)
+
+
+@dataclass(frozen=True)
+class LocatedFiles:
+    """The files of one version of a dataset at a location; see `storage.remote.remote_files`."""
+
+    location: Location
+    manifest: RemoteObject
+    objects: Mapping[str, RemoteObject]
+
+    @property
+    def url(self) -> str:
+        return self.location.url
+
+    def read(self, path: str, start: int, stop: int) -> bytes:
+        return self.location.read_range(self.objects[path], start, stop - start)
+
+    def check(self) -> None:
+        now = self.location.refresh(self.manifest)
+        if now.version != self.manifest.version or now.size != self.manifest.size:
+            raise replaced(self.manifest.url)
+
+
+def open_remote(
+    url: str | os.PathLike[str],
+    *,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_limit: int | str | None = None,
+    root: str | os.PathLike[str] | None = None,
+    fetch: FetchOptions | None = None,
+) -> Dataset:
+    """Open the converted dataset at a URL; no rows are read.
+
+    ``cache_dir`` is the folder of caches (default: ``.remote`` under the root), ``cache_limit`` the bytes that the one of this
+    dataset may take, such as ``"20GB"``. Of a dataset whose cache is complete the local files are opened.
+
+    Raises NotADatasetError where there is none, saying what there is instead; the fetch errors; and as `RemoteDataset`.
+    """
+    from ..storage.dataset import Dataset
+    from ..storage.remote.remote_dataset import RemoteDataset
+
+    limit = None if cache_limit is None else parse_size(cache_limit)
+    location, item, text, manifest = _find(url, fetch)
+    where = settings.root(root) / CACHE if cache_dir is None else Path(cache_dir).expanduser().absolute()
+    folder = where / manifest.id
+    if (folder / FILENAME).is_file() and (folder / FILENAME).read_bytes() == text:
+        return Dataset(folder)
+    objects = {
+        name: pull.check_size(stated, manifest, name) for name, stated in _stat_files(location, manifest).items()
+    }
+    table = None
+    if manifest.blocks:
+        table = read_all(location, objects[BLOCK_TABLE], limit_bytes=pull.LARGEST_MANIFEST)
+    return RemoteDataset(folder, manifest, text, LocatedFiles(location, item, objects), table=table, limit=limit)
+
+
+def verify_remote(
+    url: str | os.PathLike[str],
+    *,
+    quick: bool = False,
+    fetch: FetchOptions | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Compare the files of the dataset at a URL with its manifest, there: sizes, and unless ``quick`` checksums.
+
+    Nothing is kept on disk. Raises as `open_remote` does for what cannot be read.
+    """
+    from ..storage.checksums import BLOCK, Crc32c
+    from ..storage.file_problems import Problem
+    from ..storage.integrity import Report
+
+    location, item, _, manifest = _find(url, fetch)
+    objects = _stat_files(location, manifest)
+    files, report = LocatedFiles(location, item, objects), Report(files=len(objects))
+    ranges: list[tuple[str, int, int, str]] = []
+    for name, stated in objects.items():
+        at, size = 0, sum(int(length) for length, _ in manifest.files[name])
+        if stated.size is not None and stated.size != size:
+            report.problems.append(Problem(name, f"has {stated.size} bytes instead of {size}"))
+            continue
+        for length, wanted in () if quick else manifest.files[name]:
+            ranges.append((name, at, int(length), wanted))
+            at += int(length)
+
+    def check(one: tuple[str, int, int, str]) -> bool:
+        name, begin, length, wanted = one
+        checksum = Crc32c()
+        for low in range(begin, begin + length, BLOCK):
+            checksum.update(files.read(name, low, min(low + BLOCK, begin + length)))
+        return checksum.hex == wanted
+
+    pool = ThreadPoolExecutor(CONNECTIONS, "rbdata-verify")
+    try:
+        for (name, begin, length, _), sound in zip(ranges, pool.map(check, ranges)):
+            report.bytes += length
+            if not sound:
+                files.check()
+                what = f"checksum mismatch, bytes {begin}-{begin + length}"
+                report.problems.append(Problem(name, what, begin, length))
+            if on_progress is not None:
+                on_progress(report.bytes, manifest.bytes)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+    return report
+
+
+def _find(url: str | os.PathLike[str], fetch: FetchOptions | None) -> tuple[Location, RemoteObject, bytes, Manifest]:
+    """The location of a dataset, and its manifest: the object, its bytes, and what they say."""
+    location = open_location(url, options=fetch)
+    try:
+        item = location.stat(FILENAME)
+        text = read_all(location, item, limit_bytes=pull.LARGEST_MANIFEST)
+    except ObjectNotFoundError as error:
+        raise _explain(location, error) from error
+    return location, item, text, pull.parse_manifest(text, item)
+
+
+def _stat_files(location: Location, manifest: Manifest) -> dict[str, RemoteObject]:
+    names = [pull.check_name(name, location) for name in sorted(manifest.files)]
+    with ThreadPoolExecutor(CONNECTIONS, "rbdata-stat") as pool:
+        return dict(zip(names, pool.map(location.stat, names)))
+
+
+def _explain(location: Location, error: ObjectNotFoundError) -> Exception:
+    """What is at a URL that holds no dataset."""
+    message = f"{location.url} holds no converted dataset: there is no {FILENAME} in it"
+    try:
+        objects, folders = location.list(), location.folders()
+    except ObjectNotFoundError:
+        return DatasetNotFoundError(f"{location.url}: no such folder or bucket ({error.message})", hint="check the URL")
+    except FetchError:
+        return NotADatasetError(message, hint="give the folder of a dataset that `rbdata mirror push` wrote")
+    inside = [*folders, *(item.name for item in objects)]
+    there = f"{plural(len(objects), 'file')} and {plural(len(folders), 'folder')}" if inside else "nothing"
+    names = f": {', '.join(inside[:4])}{', ...' if len(inside) > 4 else ''}" if inside else ""
+    hint = "give the folder of one dataset"
+    if folders:
+        hint += f"; `{settings.command('mirror', 'ls', location.url)}` lists those below it"
+    return NotADatasetError(f"{message}, but {there}{names}", hint=hint)

@@ -1,0 +1,329 @@
+"""The cache of one dataset: a folder that becomes the dataset, block by block.
+
+Its files have their full length from the beginning and holes where nothing is yet, so that the readers of datasets map them
+as they are. Without ``rbdata.json`` the folder is no dataset; it gets one when every block is there and checked.
+
+    hold(blocks)   fetches what is missing, checks it, keeps it from being evicted while rows are copied
+    evict          a random block that is not wanted goes: passes touch every block once, and then the one used longest ago is
+                   the very one that is wanted next (LRU never hits), while a random choice keeps its share of hits
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+
+from ...amounts import size as amount
+from ...errors import CacheError, ChecksumError, DamagedDatasetError, DiskSpaceError
+from ..checksums import check_ranges
+from ..durable import sync_folder, write_atomically
+from ..manifest import FILENAME, Manifest
+from . import block_states
+from .block_fetcher import BlockFetcher
+from .block_layout import BlockLayout
+from .block_states import ABSENT, RESIDENT, UNPROVEN, BlockStates
+from .cache_lock import CacheLock, Claims
+from .remote_files import RemoteFiles
+
+#: Requests under way at once.
+CONNECTIONS = 16
+#: Part of the limit that is evicted at once.
+EVICTED_SHARE = 64
+#: A batch whose blocks were evicted by others so many times gives up.
+ATTEMPTS = 100
+_PUNCH_HOLE = 0x03  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
+_TOO_SMALL = "give a larger cache_limit, smaller batches, or shuffle='blocks'"
+
+
+class BlockCache:
+    """The blocks of a dataset in ``folder``, fetched from ``files``; ``sums`` are the checksums of blocks, by path."""
+
+    def __init__(
+        self,
+        folder: Path,
+        text: bytes,
+        manifest: Manifest,
+        layout: BlockLayout,
+        files: RemoteFiles,
+        sums: Mapping[str, np.ndarray],
+        limit: int | None,
+    ) -> None:
+        self.folder, self.manifest, self.layout, self.files = folder, manifest, layout, files
+        self._text, self._expected = text, sums
+        self._known = BlockStates(folder / block_states.FILENAME, layout.count)
+        self.states, self._sums = self._known.states, self._known.sums
+        self._lock, self._claims = CacheLock(folder), Claims(folder)
+        self._fetcher = BlockFetcher(self._load, CONNECTIONS)
+        self._most = None if limit is None else (limit - layout.whole_bytes) // layout.block_bytes
+        self._planned = np.empty(0, np.int64)
+        self._process, self._wanted_lock = os.getpid(), threading.Lock()
+        self._wanted: Counter[int] = Counter()
+        self._failure: Exception | None = None
+
+    # -- what there is -------------------------------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        """Whether all of it is there, checked, and never evicted."""
+        return self._known.finished
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of the blocks that are there."""
+        return int(self.layout.lengths[self.states != ABSENT].sum())
+
+    def are_resident(self, blocks: np.ndarray) -> bool:
+        return bool((self.states[blocks] == RESIDENT).all())
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def hold(self, blocks: np.ndarray) -> Iterator[None]:
+        """Have blocks (int64, each once) there while the body runs.
+
+        Raises CacheError where there is no room for them, DamagedDatasetError for a block that arrives damaged twice, and the
+        fetch errors.
+        """
+        if not len(blocks) or self.finished:
+            yield
+            return
+        for _ in range(ATTEMPTS):
+            self.ensure(blocks)
+            with self._lock.shared():
+                if self.are_resident(blocks):
+                    yield
+                    return
+        message = f"{self.folder}: blocks of a batch are evicted before they are all there"
+        raise CacheError(message, hint=_TOO_SMALL)
+
+    def ensure(self, blocks: np.ndarray) -> None:
+        """Fetch those of the blocks that are missing; they may be evicted at any time. Raises as `hold`."""
+        if self._failure is not None:
+            raise self._failure
+        missing = blocks[self.states[blocks] != RESIDENT]
+        if not len(missing):
+            return
+        if self._most is not None and int(self.layout.evictable[blocks].sum()) > self._most:
+            needed = self.layout.whole_bytes + len(blocks) * self.layout.block_bytes
+            limit = self.layout.whole_bytes + self._most * self.layout.block_bytes
+            message = f"{self.files.url}: a read needs {amount(needed)} at once, cache_limit is {amount(limit)}"
+            raise CacheError(message, hint=_TOO_SMALL)
+        with self._keep(blocks.tolist()):
+            self._fetcher.fetch(missing.tolist())
+
+    def fetch_files(self, paths: Iterable[str]) -> None:
+        """Have files that are not in blocks there, whole and checked. Raises as `hold`."""
+        blocks = (self.layout.of_file(path) for path in paths if path not in self.layout.in_blocks)
+        # The first block stands for the file, which is fetched in one piece.
+        self._fetcher.fetch([int(group[0]) for group in blocks if len(group) and not self.are_resident(group)])
+
+    def fetch_all(self) -> None:
+        """Have everything there, and make the folder the dataset. Raises as `hold`, and CacheError for want of room."""
+        if self.finished:
+            return
+        self.fetch_files(self.layout.paths)
+        self.ensure(np.flatnonzero(self.layout.evictable))
+        self._fetcher.fetch([self.layout.count])
+        if self._failure is not None:
+            raise self._failure
+
+    def plan(self, blocks: Iterable[int]) -> None:
+        """Fetch these when nothing else is wanted, in this order; of a limit they may take three quarters."""
+        first = list(dict.fromkeys(blocks))
+        if self._most is not None:
+            first = first[: self._most * 3 // 4]
+        self._planned = np.array(first, np.int64)
+        self._fetcher.plan(block for block in first if self.states[block] != RESIDENT)
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether the limit leaves room for everything."""
+        return self._most is None or self._most >= int(self.layout.evictable.sum())
+
+    def close(self) -> None:
+        """Stop fetching what is planned."""
+        self._fetcher.close()
+
+    @contextmanager
+    def _keep(self, blocks: list[int]) -> Iterator[None]:
+        """Keep blocks from being evicted by this process."""
+        if self._process != os.getpid():  # forked: what the parent's threads want or have locked means nothing here
+            self._process, self._wanted_lock, self._wanted = os.getpid(), threading.Lock(), Counter()
+        with self._wanted_lock:
+            self._wanted.update(blocks)
+        try:
+            yield
+        finally:
+            with self._wanted_lock:
+                self._wanted -= Counter(blocks)
+
+    # -- one block -----------------------------------------------------------------------------------------------------
+
+    def _load(self, block: int) -> None:
+        """Fetch a block, or the whole file of a block that begins one; in one of the fetcher's threads."""
+        if block == self.layout.count:
+            self._finish()
+            return
+        path, start, stop = self.layout.place(block)
+        whole = path not in self.layout.in_blocks
+        if whole:
+            start, stop = 0, self.layout.sizes[path]
+        blocks = self.layout.of_file(path) if whole else np.array([block])
+        claim = int(blocks[0])
+        while not self.are_resident(blocks):
+            if not self._claims.take(claim):
+                time.sleep(0.002)  # another process fetches it, or was killed over it and the claim is free again
+                continue
+            try:
+                if not self.are_resident(blocks) and not self._prove(blocks, path):
+                    self._store(path, blocks, start, self._receive(path, start, stop))
+            finally:
+                self._claims.release(claim)
+        if not self.finished and bool((self.states == RESIDENT).all()):
+            self._fetcher.plan([self.layout.count])
+
+    def _prove(self, blocks: np.ndarray, path: str) -> bool:
+        """Whether blocks from before a start of the machine are what was stored; RESIDENT then, otherwise ABSENT."""
+        if not (self.states[blocks] != ABSENT).all():
+            return False
+        with self._lock.shared(), (self.folder / path).open("rb") as file:
+            for block in blocks[self.states[blocks] == UNPROVEN].tolist():
+                _, start, stop = self.layout.place(block)
+                file.seek(start)
+                sound = google_crc32c.value(file.read(stop - start)) == int(self._sums[block])
+                self.states[block] = RESIDENT if sound else ABSENT
+        return self.are_resident(blocks)
+
+    def _receive(self, path: str, start: int, stop: int) -> bytes:
+        """Bytes of a file, checked as far as there are checksums; asked for a second time where they are wrong."""
+        problem = ""
+        for _ in range(2):
+            data = self.files.read(path, start, stop)
+            problem = self._damage(path, start, data)
+            if not problem:
+                return data
+            self.files.check()  # of a dataset that was replaced, nothing fits
+        message = f"{self.files.url}/{path}: {problem}, twice"
+        raise DamagedDatasetError(
+            message, hint="the copy in the store is damaged: push it again, or use another mirror"
+        )
+
+    def _damage(self, path: str, start: int, data: bytes) -> str:
+        """How bytes from ``start`` on differ from their checksums, "" where they do not or none covers them."""
+        sums, size = self._expected.get(path), self.layout.block_bytes
+        if sums is not None:
+            for low in range(0, len(data), size):
+                begin, end = start + low, start + min(low + size, len(data))
+                if google_crc32c.value(data[low : low + size]) != int(sums[begin // size]):
+                    return f"block {begin // size} (bytes {begin}-{end}) is damaged"
+        elif start == 0 and len(data) == self.layout.sizes[path]:
+            at = 0
+            for length, wanted in self.manifest.files[path]:
+                if f"{google_crc32c.value(data[at : at + length]):08x}" != wanted:
+                    return f"bytes {at}-{at + length} are damaged"
+                at += length
+        return ""
+
+    def _store(self, path: str, blocks: np.ndarray, start: int, data: bytes) -> None:
+        size = self.layout.block_bytes
+        sums = [google_crc32c.value(data[low : low + size]) for low in range(0, len(data), size)]
+        # Under a limit blocks are stored one after the other, so that it is kept.
+        with self._lock.shared() if self._most is None else self._lock.exclusive():
+            if self._most is not None and path in self.layout.in_blocks:
+                self._make_room()
+            try:
+                _write_at(self.folder / path, start, data)
+            except OSError as error:
+                message = f"the cache {self.folder} cannot be written: {error.strerror}"
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    hint = "make room, give a cache_limit, or choose another cache_dir"
+                    raise DiskSpaceError(message, hint=hint) from error
+                raise CacheError(message, hint="choose another cache_dir") from error
+            self._sums[blocks] = sums
+            self.states[blocks] = RESIDENT
+
+    # -- eviction --------------------------------------------------------------------------------------------------------
+
+    def _make_room(self) -> None:
+        """Evict until another block fits; with the exclusive lock held."""
+        assert self._most is not None
+        there = np.flatnonzero((self.states != ABSENT) & self.layout.evictable)
+        surplus = len(there) + 1 - self._most
+        if surplus <= 0 or self.finished:
+            return
+        with self._wanted_lock:
+            wanted = np.concatenate([np.fromiter(self._wanted, np.int64), self._planned])
+        free = np.setdiff1d(there, wanted)
+        if len(free) < surplus:  # other processes hold the rest of the limit
+            free = there
+        surplus = min(len(free), max(surplus, self._most // EVICTED_SHARE))
+        for block in np.random.default_rng().choice(free, surplus, replace=False).tolist():
+            self.states[block] = ABSENT
+            path, start, stop = self.layout.place(block)
+            _punch(self.folder / path, start, stop - start)
+
+    # -- the end ---------------------------------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        """Make the folder the dataset, once every block is there: what no block checksum covers is checked now."""
+        if not self._claims.take(self.layout.count):
+            return
+        try:
+            with self._lock.shared():  # no block goes meanwhile
+                if not self.finished and bool((self.states == RESIDENT).all()):
+                    self._check_unproven()
+                    for path in self.layout.paths:
+                        with (self.folder / path).open("rb+") as file:
+                            os.fsync(file.fileno())
+                    write_atomically(self.folder / FILENAME, self._text)
+                    sync_folder(self.folder)
+                    self._known.finished = True
+        finally:
+            self._claims.release(self.layout.count)
+
+    def _check_unproven(self) -> None:
+        for path in sorted(self.layout.in_blocks - set(self._expected)):
+            at = 0
+            for length, sound in check_ranges(self.folder / path, self.manifest.files[path]):
+                if not sound:
+                    self.states[self.layout.of_bytes(path, np.array([at]), np.array([at + length]))] = ABSENT
+                    message = f"{self.files.url}/{path}: bytes {at}-{at + length} arrived damaged"
+                    self._failure = ChecksumError(message, hint="open the dataset again: they are fetched again")
+                    raise self._failure
+                at += length
+
+
+def _write_at(path: Path, start: int, data: bytes) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        left = memoryview(data)
+        while left:
+            count = os.pwrite(file, left, start)
+            start, left = start + count, left[count:]
+    finally:
+        os.close(file)
+
+
+def _punch(path: Path, start: int, length: int) -> None:
+    """Give the disk of some bytes of a file back. Raises CacheError where the file system cannot."""
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        with contextlib.suppress(AttributeError):
+            libc = ctypes.CDLL(None, use_errno=True)
+            if libc.fallocate(file, _PUNCH_HOLE, ctypes.c_int64(start), ctypes.c_int64(length)) == 0:
+                return
+    finally:
+        os.close(file)
+    message = f"the file system of {path} cannot give back parts of files, which a cache_limit needs"
+    raise CacheError(message, hint="choose a cache_dir on another disk (ext4, xfs, btrfs, tmpfs), or no cache_limit")

@@ -1,0 +1,129 @@
+"""The folder of a cache: made, recognised, and used by one machine at a time.
+
+rbdata.json         only when the dataset is complete: until then the folder is none
+.rbdata-manifest    the manifest, as it was received
+.rbdata-blocks      see `block_states`
+.rbdata-*           locks; they hold nothing
+all other files     those of the dataset, with holes
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from typing import Any
+
+from ...amounts import size as amount
+from ...errors import CacheError, DiskSpaceError
+from ..checksums import crc32c
+from ..durable import write_atomically
+from ..folder import free_bytes
+from . import block_states
+from .block_layout import BlockLayout
+from .block_states import ABSENT, UNPROVEN, BlockStates
+from .cache_lock import open_lock
+
+MANIFEST = ".rbdata-manifest"
+_ANOTHER = "choose another cache_dir, or delete the folder"
+
+
+def open_session(folder: Path, text: bytes, layout: BlockLayout, url: str) -> int:
+    """Make the folder the cache of the dataset whose manifest is ``text``, or go on with it; returns a file to close.
+
+    Raises CacheError where it cannot be written, holds something else, or is used by another machine.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        setup = open_lock(folder / ".rbdata-setup")
+    except OSError as error:
+        message = f"the cache folder {folder} cannot be written: {error.strerror}"
+        raise CacheError(message, hint="choose another one with cache_dir") from error
+    session = -1
+    try:
+        fcntl.flock(setup, fcntl.LOCK_EX)
+        session = open_lock(folder / ".rbdata-session")
+        _enter(folder, session, text, layout, url)
+        return session
+    except BaseException as error:
+        if session >= 0:
+            os.close(session)
+        if isinstance(error, OSError) and not isinstance(error, CacheError):
+            raise CacheError(f"the cache folder {folder} cannot be used: {error.strerror}", hint=_ANOTHER) from error
+        raise
+    finally:
+        os.close(setup)
+
+
+def _enter(folder: Path, session: int, text: bytes, layout: BlockLayout, url: str) -> None:
+    path, boot = folder / block_states.FILENAME, _boot()
+    facts = block_states.read_facts(path)
+    wanted = {"manifest": crc32c(text), "bytes": len(text), "block_bytes": layout.block_bytes}
+    if facts is not None and any(facts.get(name) != value for name, value in wanted.items()):
+        raise _another(folder, facts, url)
+    alone = _is_alone(session)
+    if facts is None or facts["boot"] != boot:
+        if not alone:
+            raise CacheError(
+                f"{folder} is used by another machine", hint="choose a cache_dir on a disk of this machine"
+            )
+        if facts is None:
+            _create(folder, text, layout)
+        _begin(path, layout, {**wanted, "url": url, "boot": boot}, new=facts is None)
+    fcntl.flock(session, fcntl.LOCK_SH)
+
+
+def _is_alone(session: int) -> bool:
+    try:
+        fcntl.flock(session, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _another(folder: Path, facts: dict[str, Any], url: str) -> CacheError:
+    if facts.get("url") == url:
+        return CacheError(f"{folder} is the cache of an earlier version of {url}", hint=_ANOTHER)
+    return CacheError(f"{folder} is the cache of another dataset, {facts.get('url')}", hint=_ANOTHER)
+
+
+def _create(folder: Path, text: bytes, layout: BlockLayout) -> None:
+    """The files of the dataset, all holes. What a cache left without its states held is not used."""
+    ours = {folder / path for path in layout.paths}
+    foreign = [path for path in folder.rglob("*") if not path.is_dir() and not path.name.startswith(".rbdata-")]
+    if foreign and not ours.issuperset(foreign):
+        message = f"{folder} holds other files, such as {min(foreign).relative_to(folder)}"
+        raise CacheError(message, hint="choose another cache_dir")
+    for path in layout.paths:
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.unlink(missing_ok=True)
+        with target.open("xb") as file:
+            file.truncate(layout.sizes[path])
+    write_atomically(folder / MANIFEST, text)
+
+
+def _begin(path: Path, layout: BlockLayout, facts: dict[str, Any], *, new: bool) -> None:
+    """States in which nothing is there, or nothing that was stored before the machine was started is proven."""
+    before = None if new else BlockStates(path, layout.count)
+    block_states.create(path, layout.count, facts)
+    if before is not None:
+        now = BlockStates(path, layout.count)
+        now.sums[:] = before.sums
+        now.states[:] = [UNPROVEN if state != ABSENT else ABSENT for state in before.states.tolist()]
+
+
+def check_room(folder: Path, missing: int) -> None:
+    """Raise DiskSpaceError unless the disk has room for so many bytes more."""
+    free = free_bytes(folder)
+    if missing > free:
+        message = f"the cache needs {amount(missing)} more on {folder}, where {amount(free)} are free"
+        raise DiskSpaceError(message, hint="give a cache_limit, or a cache_dir on another disk")
+
+
+def _boot() -> str:
+    """What names this start of this machine."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return os.uname().nodename

@@ -1,0 +1,148 @@
+"""A dataset that lies elsewhere, opened for reading: a `Dataset` whose files arrive as they are wanted."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...amounts import plural
+from ...amounts import size as amount
+from ...errors import CacheError
+from ..block_checksums import BlockChecksums
+from ..codecs import codec_of
+from ..codecs.codec import Rows
+from ..dataset import Dataset
+from ..episodes import FOLDER as EPISODES
+from ..episodes import EpisodeTable, open_episodes
+from ..leaf import Leaf
+from ..manifest import Manifest
+from ..memory_map import keep_freed_memory
+from .block_cache import BlockCache
+from .block_layout import layout_of
+from .cache_folder import check_room, open_session
+from .remote_files import RemoteFiles
+from .remote_rows import RemoteRows
+
+#: Bytes of a block where the dataset states no checksums of blocks. A random read waits for the latency of a request and for
+#: the bytes of a block, so a block should not take longer than the latency: 20 ms at 50 MB/s.
+BLOCK_BYTES = 1 << 20
+
+
+class RemoteDataset(Dataset):
+    """A dataset read where it lies, through the cache in ``path``. For the rest see `Dataset`.
+
+    ``files`` are those of the version that ``manifest`` describes (``text``: its bytes), ``table`` the bytes of its table of
+    blocks, where it has one. ``limit`` bounds the bytes that the cache takes. Raises DamagedDatasetError for a damaged table,
+    CacheError for a folder that cannot be the cache and for a limit below what every read needs, DiskSpaceError where the disk
+    has no room.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        manifest: Manifest,
+        text: bytes,
+        files: RemoteFiles,
+        *,
+        table: bytes | None = None,
+        limit: int | None = None,
+    ) -> None:
+        self.path, self.manifest, self.files = Path(path), manifest, files
+        self._text, self._block_table, self._limit = text, table, limit
+        checksums = BlockChecksums(manifest, table)
+        self._sums = {path: np.array(values, np.uint32) for path, values in checksums.tabled.items()}
+        block_bytes = checksums.size if self._sums else BLOCK_BYTES
+        layout = layout_of(manifest, block_bytes)
+        least = layout.whole_bytes + block_bytes * bool(layout.in_blocks)
+        if limit is not None and limit < least:
+            message = f"{files.url}: a cache_limit of {amount(limit)} is too small, reads need at least {amount(least)}"
+            raise CacheError(message, hint="give a larger cache_limit")
+        session = open_session(self.path, text, layout, files.url)
+        self.cache = BlockCache(self.path, text, manifest, layout, files, self._sums, limit)
+        weakref.finalize(self, _close, self.cache, session)
+        if not self.cache.finished:
+            most = manifest.bytes if limit is None else min(limit, manifest.bytes)
+            check_room(self.path, most - self.cache.resident_bytes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        options = {"table": self._block_table, "limit": self._limit}
+        return (_reopen, (self.path.absolute(), self.manifest, self._text, self.files, options))
+
+    def __repr__(self) -> str:
+        there = f"{amount(self.cache.resident_bytes)} of {amount(self.manifest.bytes)} in {str(self.path)!r}"
+        return f"RemoteDataset({self.files.url!r}, {plural(len(self), 'step')}, {there})"
+
+    @property
+    def unverified(self) -> list[str]:
+        """The files without checksums of blocks: what is read of them is checked when all of it is there."""
+        return sorted(self.cache.layout.in_blocks - set(self._sums))
+
+    @cached_property
+    def episodes(self) -> EpisodeTable:
+        self.cache.fetch_files(path for path in self.cache.layout.paths if path.startswith(EPISODES + "/"))
+        return open_episodes(self.path, self.manifest.episodes, len(self))
+
+    @cached_property
+    def rows(self) -> dict[str, Rows]:
+        keep_freed_memory()
+        stored = [leaf for leaf in self.manifest.schema if leaf.constant is None]
+        self.cache.fetch_files(path for leaf in stored for path in codec_of(leaf).files)
+        return {leaf.name: self._open(leaf, self.manifest.rows(leaf)) for leaf in self.manifest.schema}
+
+    def _open(self, leaf: Leaf, count: int) -> Rows:
+        if leaf.constant is not None:
+            return super()._open(leaf, count)
+        codec, layout = codec_of(leaf), self.cache.layout
+        split = [path for path in codec.files if path in layout.in_blocks]
+        # The last entry of an index says how long the file is that it belongs to.
+        ends = [layout.of_file(path)[-1:] for path in split if path != codec.path("blob")]
+        with self.cache.hold(np.concatenate(ends) if ends else np.empty(0, np.int64)):
+            rows = codec.open_rows(self.path, count)
+        return RemoteRows(rows, self.cache) if split else rows
+
+    def fetch(self) -> Path:
+        """Fetch all that is missing, and check it; returns the folder, which is a dataset of its own then.
+
+        Raises CacheError where the limit leaves no room for it, DamagedDatasetError, and the fetch errors.
+        """
+        self.cache.fetch_all()
+        return self.path
+
+    def plan_steps(self, ranges: Sequence[tuple[int, int]] = ()) -> None:
+        """Fetch steps ``start..stop-1`` of these ranges, in this order, while nothing else is wanted.
+
+        Where the limit leaves room for everything, all the rest comes after them, and the cache becomes the dataset.
+        """
+        if self.cache.finished:
+            return
+        first = [block for start, stop in ranges for block in self.blocks_of(start, stop).tolist()]
+        self.cache.plan(chain(first, range(self.cache.layout.count)) if self.cache.holds_all else first)
+
+    def blocks_of(self, start: int, stop: int) -> np.ndarray:
+        """The blocks that the rows of steps ``start..stop-1`` lie in, with their successors, int64."""
+        found = [np.empty(0, np.int64)]
+        before, last = self.episode_of(torch.tensor([start, stop - 1])).tolist()
+        for rows in self.rows.values():
+            if isinstance(rows, RemoteRows):
+                state = rows.leaf.kind == "state"
+                found.append(rows.blocks(start + before * state, stop + (last + 1) * state))
+        return np.concatenate(found)
+
+
+def _reopen(
+    path: Path, manifest: Manifest, text: bytes, files: RemoteFiles, options: Mapping[str, Any]
+) -> RemoteDataset:
+    return RemoteDataset(path, manifest, text, files, **options)
+
+
+def _close(cache: BlockCache, session: int) -> None:
+    cache.close()
+    os.close(session)

@@ -1,0 +1,259 @@
+"""Datasets read where they lie: against the same dataset on this disk, over every kind of store."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import rbdata
+import torch
+from rbdata.cli import run
+from rbdata.datasets.fetch import FetchOptions
+from rbdata.datasets.remote import open_remote
+from rbdata.errors import CacheError, DamagedDatasetError, NotADatasetError, ObjectChangedError
+from rbdata.storage.dataset import Dataset
+from rbdata.storage.remote import remote_dataset
+from rbdata.storage.remote.remote_dataset import RemoteDataset
+from s3_server import s3_server
+from servers import gcs_server, http_server
+from storage_tools import contents, make_episodes, write_dataset
+
+BLOCK = 4096
+QUICK = FetchOptions(attempts=2, backoff=0.0, anonymous="auto")
+
+
+@pytest.fixture(scope="module")
+def mirror(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A mirror with two datasets, whose rows of 2 kB are in blocks: one plain, one compressed."""
+    root = tmp_path_factory.mktemp("mirror")
+    for layout in ("raw", "zstd"):
+        episodes = make_episodes([7, 30, 1, 22, 40], shape=(2048,), dtype="uint8", seed=3)
+        write_dataset(root, episodes, layout, id=f"my/{layout}", parts=3, dictionary=False)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_dataset, "BLOCK_BYTES", BLOCK)
+
+
+@pytest.fixture(scope="module", params=["file", "http", "s3", "gcs"])
+def store(request: pytest.FixtureRequest, mirror: Path) -> Iterator[str]:
+    """The URL of the mirror in a store."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "file":
+            yield mirror.as_uri()
+        elif request.param == "http":
+            with http_server(mirror) as server:
+                yield server.url
+        elif request.param == "s3":
+            with s3_server("lab") as server:
+                for name, value in server.environment.items():
+                    patch.setenv(name, value)
+                for path, data in contents(mirror).items():
+                    server.client.put_object(Bucket="lab", Key=f"deep/{path}", Body=data)
+                yield "s3://lab/deep"
+        else:
+            with gcs_server({"bucket": mirror}) as server:
+                patch.setenv("STORAGE_EMULATOR_HOST", server.host)
+                yield "gs://bucket"
+
+
+def opened(url: str, **options: Any) -> RemoteDataset:
+    dataset = rbdata.open_dataset(url, **options)
+    assert isinstance(dataset, RemoteDataset)
+    return dataset
+
+
+def same(one: Dataset, other: Dataset) -> bool:
+    steps = torch.randint(len(one), (40,), generator=torch.Generator().manual_seed(1))
+    return bool((one.read(steps, before=3) == other.read(steps, before=3)).all())
+
+
+@pytest.mark.parametrize("layout", ["zstd"])
+def test_every_store_gives_the_batches_of_the_disk(store, mirror, tmp_path, layout):
+    remote = opened(f"{store}/my/{layout}", cache_dir=tmp_path)
+    here = Dataset(mirror / "my" / layout)
+    assert remote.id == f"my/{layout}"
+    assert remote.cache.resident_bytes == 0
+    assert same(remote, here)
+    options = {"batch_size": 16, "frame_stack": 3, "seed": 5}
+    batches = zip(rbdata.load(remote, **options, replacement=False), rbdata.load(here, **options, replacement=False))
+    assert all((one == other).all() for one, other in batches)
+
+
+def test_what_is_not_read_is_not_fetched(mirror, tmp_path):
+    remote = opened((mirror / "my/zstd").as_uri(), cache_dir=tmp_path)
+    remote.read(torch.tensor([3]), keys=["observation"])
+    blocks = remote.cache.states[remote.cache.layout.of_file("observation/blob")]
+    assert 0 < np.count_nonzero(blocks) < len(blocks) / 4
+    assert not (tmp_path / "my/zstd/rbdata.json").exists()
+
+
+def test_a_complete_cache_is_the_dataset(mirror, tmp_path):
+    url = (mirror / "my/zstd").as_uri()
+    remote = opened(url, cache_dir=tmp_path)
+    folder = remote.fetch()
+    assert rbdata.verify(folder).ok
+    assert {name: data for name, data in contents(folder).items() if not name.startswith(".")} == contents(
+        mirror / "my/zstd"
+    )
+    assert remote.cache.finished and same(remote, Dataset(mirror / "my/zstd"))
+    assert type(rbdata.open_dataset(url, cache_dir=tmp_path)) is Dataset
+
+
+def test_a_cache_is_continued(mirror, tmp_path):
+    url = (mirror / "my/raw").as_uri()
+    first = opened(url, cache_dir=tmp_path)
+    first.read(torch.tensor([3, 50]))
+    there = first.cache.resident_bytes
+    again = opened(url, cache_dir=tmp_path)
+    assert again.cache.resident_bytes == there > 0
+    assert same(pickle.loads(pickle.dumps(again)), Dataset(mirror / "my/raw"))
+
+
+@pytest.mark.parametrize("layout", ["raw", "zstd"])
+def test_a_limit_is_kept(mirror, tmp_path, layout):
+    here = Dataset(mirror / "my" / layout)
+    limit = here.manifest.bytes // 2
+    remote = opened((mirror / "my" / layout).as_uri(), cache_dir=tmp_path, cache_limit=limit)
+    for seed in range(12):
+        steps = torch.randint(len(here), (4,), generator=torch.Generator().manual_seed(seed))
+        assert (remote.read(steps) == here.read(steps)).all()
+        assert remote.cache.resident_bytes <= limit
+        assert sum((remote.path / path).stat().st_blocks * 512 for path in remote.cache.layout.in_blocks) <= limit
+    with pytest.raises(CacheError, match="at once"):
+        remote.to_tensordict()
+
+
+class TestBadInput:
+    def test_a_limit_below_what_every_read_needs(self, mirror, tmp_path):
+        with pytest.raises(CacheError, match="too small"):
+            rbdata.open_dataset((mirror / "my/raw").as_uri(), cache_dir=tmp_path, cache_limit="5kB")
+
+    def test_a_url_that_holds_something_else(self, mirror, tmp_path):
+        with pytest.raises(NotADatasetError, match="1 folder: my") as failure:
+            rbdata.open_dataset(mirror.as_uri(), cache_dir=tmp_path)
+        assert "mirror ls" in str(failure.value.hint)
+
+    def test_one_cache_for_two_datasets(self, mirror, tmp_path):
+        other = tmp_path / "other"
+        write_dataset(other, make_episodes([3], shape=(2048,), dtype="uint8"), "raw", id="my/raw")
+        rbdata.open_dataset((mirror / "my/raw").as_uri(), cache_dir=tmp_path)
+        with pytest.raises(CacheError, match="another dataset"):
+            rbdata.open_dataset((other / "my/raw").as_uri(), cache_dir=tmp_path)
+
+    def test_a_folder_with_other_files(self, mirror, tmp_path):
+        (tmp_path / "my/raw").mkdir(parents=True)
+        (tmp_path / "my/raw/thesis.tex").write_text("years of work")
+        with pytest.raises(CacheError, match=r"other files, such as thesis\.tex"):
+            rbdata.open_dataset((mirror / "my/raw").as_uri(), cache_dir=tmp_path)
+
+    def test_a_folder_that_cannot_be_written(self, mirror, tmp_path):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(CacheError, match="cannot be written"):
+            rbdata.open_dataset((mirror / "my/raw").as_uri(), cache_dir=tmp_path / "file")
+
+    def test_a_cache_of_another_version(self, mirror, tmp_path):
+        rbdata.open_dataset((mirror / "my/raw").as_uri(), cache_dir=tmp_path)
+        states = tmp_path / "my/raw/.rbdata-blocks"
+        states.write_bytes(states.read_bytes().replace(b'"version": 1', b'"version": 9'))
+        with pytest.raises(CacheError, match="version 9"):
+            rbdata.open_dataset((mirror / "my/raw").as_uri(), cache_dir=tmp_path)
+
+    def test_a_replaced_dataset_is_never_mixed(self, store_copy, tmp_path):
+        remote = opened(store_copy.as_uri(), cache_dir=tmp_path)
+        remote.read(torch.tensor([0]))
+        file = store_copy / "observation.memmap"
+        data = file.read_bytes()
+        file.write_bytes(data[::-1])
+        with pytest.raises(ObjectChangedError):
+            remote.read(torch.arange(100))
+
+    def test_damage_in_the_store(self, store_copy, tmp_path):
+        file = store_copy / "next/reward.memmap"
+        file.write_bytes(b"\x01" + file.read_bytes()[1:])
+        remote = opened(store_copy.as_uri(), cache_dir=tmp_path)
+        with pytest.raises(DamagedDatasetError, match="next/reward"):
+            remote.read(torch.tensor([0]))
+
+
+@pytest.fixture
+def store_copy(mirror, tmp_path) -> Path:
+    return Path(shutil.copytree(mirror / "my/raw", tmp_path / "store"))
+
+
+def test_a_url_without_access_is_a_fetch_error(tmp_path):
+    with http_server(tmp_path) as server:
+        server.faults.login = ("user", "secret")
+        with pytest.raises(rbdata.errors.ForbiddenError):
+            open_remote(f"{server.url}/my/raw", cache_dir=tmp_path / "cache", fetch=QUICK)
+
+
+def test_blocks_of_before_a_start_of_the_machine_are_proved(mirror, tmp_path):
+    url = (mirror / "my/raw").as_uri()
+    first = opened(url, cache_dir=tmp_path)
+    first.read(torch.arange(100))
+    del first
+    states, file = tmp_path / "my/raw/.rbdata-blocks", tmp_path / "my/raw/observation.memmap"
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip().encode()
+    states.write_bytes(states.read_bytes().replace(boot, b"0" * len(boot)))
+    with file.open("r+b") as damaged:  # lost by the crash
+        damaged.write(bytes(BLOCK))
+    assert same(rbdata.open_dataset(url, cache_dir=tmp_path), Dataset(mirror / "my/raw"))
+
+
+def test_a_forked_process_shares_the_cache(mirror, tmp_path):
+    remote = opened((mirror / "my/zstd").as_uri(), cache_dir=tmp_path)
+    remote.read(torch.tensor([3]))
+    child = os.fork()
+    if not child:
+        torch.set_num_threads(1)
+        os._exit(0 if same(remote, Dataset(mirror / "my/zstd")) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert remote.cache.are_resident(remote.blocks_of(3, 4))
+
+
+class TestCommands:
+    @pytest.fixture(autouse=True)
+    def root(self, monkeypatch, tmp_path):
+        monkeypatch.setenv("RBDATA_ROOT", str(tmp_path / "root"))
+
+    def test_inspect(self, mirror, capsys):
+        url = (mirror / "my/raw").as_uri()
+        assert run(["inspect", url, "--json"]) == 0
+        record = json.loads(capsys.readouterr().out)
+        assert (record["url"], record["steps"], record["unverified"]) == (url, 100, ["observation.memmap"])
+        assert 0 < record["cached_bytes"] < record["bytes"] / 4
+        assert run(["inspect", url]) == 0
+        assert "no checksums of blocks" in capsys.readouterr().out
+        assert run(["inspect", url, "--plot", "out.png"]) == 2
+        assert rbdata.inspect(url) == rbdata.inspect(mirror / "my/raw")
+
+    def test_verify(self, store_copy, capsys):
+        url = store_copy.as_uri()
+        assert run(["verify", url]) == 0 and rbdata.verify(url).ok
+        file = store_copy / "next/reward.memmap"
+        file.write_bytes(b"\x01" + file.read_bytes()[1:])
+        capsys.readouterr()
+        assert run(["verify", url]) == 1
+        assert "next/reward.memmap" in capsys.readouterr().out
+        assert rbdata.verify(url, quick=True).ok
+        assert run(["verify", f"{url}/nothing"]) == 2
+
+    def test_sample(self, mirror, capsys, tmp_path):
+        url = (mirror / "my/zstd").as_uri()
+        assert run(["sample", url, "--seed", "1", "--json", "--cache-dir", str(tmp_path / "cache")]) == 0
+        there = json.loads(capsys.readouterr().out)
+        assert run(["sample", str(mirror / "my/zstd"), "--seed", "1", "--json"]) == 0
+        assert there == json.loads(capsys.readouterr().out)
+        assert run(["sample", url, "--cache-limit", "1kB"]) == 1
+        assert "too small" in capsys.readouterr().err
+        assert run(["sample", str(mirror / "my/zstd"), "--cache-limit", "1kB"]) == 2

@@ -1,0 +1,201 @@
+"""The cache of blocks: shared by threads and processes, killed, damaged, full."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rbdata.errors import CacheError, ChecksumError, DamagedDatasetError, DiskSpaceError, ObjectChangedError
+from rbdata.storage.checksums import crc32c
+from rbdata.storage.dataset import Dataset
+from rbdata.storage.manifest import read_manifest, write_manifest
+from rbdata.storage.remote import block_cache, cache_folder, remote_dataset
+from rbdata.storage.remote.remote_dataset import RemoteDataset
+from storage_tools import make_episodes, write_dataset
+
+BLOCK = 4096
+
+
+@dataclass
+class Folder:
+    """Remote files that are a folder here. ``log``: a file with a line for every read; ``flip``: bytes that arrive wrong."""
+
+    path: Path
+    log: Path
+    flip: str = ""
+    times: int = 0
+    seconds: float = 0.0
+    replaced: bool = False
+    url = "store://lab/set"
+
+    def read(self, path: str, start: int, stop: int) -> bytes:
+        with self.log.open("a") as file:
+            file.write(f"{path} {start}\n")
+        time.sleep(self.seconds)
+        data = (self.path / path).read_bytes()[start:stop]
+        if path == self.flip and self.times:
+            self.times -= 1
+            data = bytes([data[0] ^ 1]) + data[1:]
+        return data
+
+    def check(self) -> None:
+        if self.replaced:
+            raise ObjectChangedError("replaced")
+
+    @property
+    def reads(self) -> list[str]:
+        return self.log.read_text().splitlines()
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory) -> Path:
+    episodes = make_episodes([60, 3, 80], shape=(2048,), dtype="uint8")
+    return write_dataset(tmp_path_factory.mktemp("store"), episodes, "zstd", dictionary=False)
+
+
+@pytest.fixture
+def files(stored, tmp_path) -> Folder:
+    return Folder(stored, tmp_path / "log")
+
+
+@pytest.fixture
+def tabled(stored, tmp_path) -> Folder:
+    """The same with a table of checksums by block."""
+    folder = Path(shutil.copytree(stored, tmp_path / "store"))
+    data = (folder / "observation/blob").read_bytes()
+    values = [int(crc32c(data[low : low + BLOCK]), 16) for low in range(0, len(data), BLOCK)]
+    table = np.array(values, "<u4").tobytes()
+    (folder / "blocks.crc32c").write_bytes(table)
+    before = read_manifest(folder)
+    listed = {**before.files, "blocks.crc32c": [[len(table), crc32c(table)]]}
+    write_manifest(folder, replace(before, files=listed, blocks={"size": BLOCK, "files": ["observation/blob"]}))
+    return Folder(folder, tmp_path / "log")
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(remote_dataset, "BLOCK_BYTES", BLOCK)
+
+
+def opened(files: Folder, cache: Path, *, limit: int | None = None) -> RemoteDataset:
+    text, table = (files.path / "rbdata.json").read_bytes(), files.path / "blocks.crc32c"
+    blocks = table.read_bytes() if table.exists() else None
+    return RemoteDataset(cache, read_manifest(files.path), text, files, table=blocks, limit=limit)
+
+
+def test_each_block_is_fetched_once_by_several_processes(files, tmp_path):
+    files.seconds = 0.01
+    children = []
+    for _ in range(3):
+        child = os.fork()
+        if not child:
+            torch.set_num_threads(1)
+            whole = opened(files, tmp_path / "cache").read(torch.arange(143))
+            same = (whole == Dataset(files.path).read(torch.arange(143))).all()
+            os._exit(0 if same else 1)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
+    assert len(files.reads) == len(set(files.reads)) > 20
+
+
+def test_a_killed_process_leaves_a_sound_cache(files, tmp_path):
+    files.seconds = 0.02
+    child = os.fork()
+    if not child:
+        torch.set_num_threads(1)
+        opened(files, tmp_path / "cache").read(torch.arange(143))
+        os._exit(0)
+    while not files.log.exists() or len(files.reads) < 30:
+        time.sleep(0.005)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    files.seconds = 0.0
+    dataset = opened(files, tmp_path / "cache")
+    assert (dataset.read(torch.arange(143)) == Dataset(files.path).read(torch.arange(143))).all()
+    dataset.fetch()
+    assert Dataset(tmp_path / "cache").id == "my/test"
+
+
+def test_processes_with_a_limit_read_what_is_right(files, tmp_path):
+    """Each evicts what the others fetched; no read may see the hole."""
+    limit = Dataset(files.path).manifest.bytes // 2
+    children = []
+    for number in range(2):
+        child = os.fork()
+        if not child:
+            torch.set_num_threads(1)
+            dataset, truth = opened(files, tmp_path / "cache", limit=limit), Dataset(files.path)
+            generator = torch.Generator().manual_seed(number)
+            draws = [torch.randint(143, (6,), generator=generator) for _ in range(60)]
+            os._exit(0 if all((dataset.read(one) == truth.read(one)).all() for one in draws) else 1)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+
+
+def test_a_damaged_block_is_fetched_again_and_then_named(tabled, tmp_path):
+    files = tabled
+    files.flip, files.times = "observation/blob", 1
+    dataset = opened(files, tmp_path / "cache")
+    steps = torch.tensor([5, 6])
+    assert dataset.unverified == [] and (dataset.read(steps) == Dataset(files.path).read(steps)).all()
+    files.times = 99
+    with pytest.raises(DamagedDatasetError, match=r"observation/blob: block \d+ \(bytes \d+-\d+\) is damaged, twice"):
+        dataset.read(torch.tensor([100]))
+    files.replaced = True
+    with pytest.raises(ObjectChangedError):
+        dataset.read(torch.tensor([100]))
+
+
+def test_damage_without_checksums_of_blocks_is_found_at_the_end(files, tmp_path):
+    files.flip, files.times = "observation/blob", 1
+    dataset = opened(files, tmp_path / "cache")
+    assert dataset.unverified == ["observation/blob"]
+    with pytest.raises(ChecksumError, match="arrived damaged"):
+        dataset.fetch()
+    assert not (tmp_path / "cache/rbdata.json").exists()
+    assert opened(files, tmp_path / "cache").fetch() == tmp_path / "cache"
+
+
+def test_what_is_planned_arrives_and_completes_the_dataset(tabled, tmp_path):
+    files = tabled
+    dataset = opened(files, tmp_path / "cache")
+    dataset.plan_steps([(100, 120)])
+    deadline = time.monotonic() + 60
+    while not dataset.cache.finished and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert (
+        dataset.cache.finished
+        and (dataset.read(torch.arange(143)) == Dataset(files.path).read(torch.arange(143))).all()
+    )
+
+
+def test_a_full_disk(files, tmp_path, monkeypatch):
+    monkeypatch.setattr(cache_folder, "free_bytes", lambda path: 1000)
+    with pytest.raises(DiskSpaceError, match="more on") as failure:
+        opened(files, tmp_path / "cache")
+    assert "cache_limit" in str(failure.value.hint)
+
+
+def test_a_disk_that_is_full_meanwhile(files, tmp_path, monkeypatch):
+    def write(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    dataset = opened(files, tmp_path / "cache")
+    monkeypatch.setattr(block_cache, "_write_at", write)
+    with pytest.raises(DiskSpaceError, match="No space left"):
+        dataset.read(torch.tensor([0]))
+
+
+def test_a_cache_that_another_machine_uses(files, tmp_path, monkeypatch):
+    dataset = opened(files, tmp_path / "cache")
+    monkeypatch.setattr(cache_folder, "_boot", lambda: "another start of another machine")
+    with pytest.raises(CacheError, match="another machine"):
+        opened(files, tmp_path / "cache")
+    assert len(dataset) == 143
