@@ -1,6 +1,6 @@
 """Makes a damaged dataset whole again: the same bytes as before, and nothing fetched that is sound.
 
-From a converted copy on a mirror only the damaged ranges of files are fetched, and written in their places. From raw data the
+From a converted copy on a mirror only the damaged blocks of files are fetched, and written in their places. From raw data the
 dataset is made again beside the damaged one: sound parts are copied, the others fetched, and the result takes its place if
 its files are those that the manifest lists. A recording and a preprocessed dataset were made on this machine: there is
 nothing to fetch them from but a mirror they were pushed to.
@@ -17,15 +17,18 @@ from typing import Any
 
 from .. import settings
 from ..errors import ChecksumError, DamagedDatasetError, FetchError, ObjectNotFoundError, RbdataError
-from ..storage.checksums import check_range
+from ..storage.block_checksums import BlockChecksums, read_block_checksums, write_table
+from ..storage.checksums import sum_range
 from ..storage.file_problems import Problem
 from ..storage.folder import DatasetPlace
 from ..storage.integrity import verify
 from ..storage.manifest import Manifest, read_manifest
+from ..storage.manifest_types import BLOCK_TABLE
 from . import catalogue
 from .fetch import FetchOptions, Location, open_location
 from .fetch.stream import stream
 from .fetch.transports import open_raw
+from .fetch.upload import find_object
 from .ingest.protocol import ConvertOptions, Job
 from .ingest.request import Listener, Request
 from .ingest.run import restore
@@ -64,13 +67,18 @@ def repair(
         what = "; ".join(problem.what for problem in problems)
         raise DamagedDatasetError(f"{manifest.id} is what its manifest lists, but breaks the rules of TED: {what}")
     place = _place(folder, manifest)
+    if manifest.blocks and all(problem.path == BLOCK_TABLE for problem in problems):
+        listener.on_stage("summing the blocks of files")
+        with place.lock():
+            write_table(folder, {path: manifest.files[path] for path in manifest.blocks["files"]})
+        return Repaired(folder, (BLOCK_TABLE,), str(folder), 0)
     files = tuple(dict.fromkeys(problem.path for problem in problems))
     for url in dict.fromkeys(filter(None, (mirror, manifest.provenance.get("mirror"), _mirror_of(manifest)))):
         copy = _find_copy(url, manifest, fetch, needed=url == mirror)
         if copy is not None:
             listener.on_stage(f"copying from {copy.url}")
             with place.lock():
-                fetched = sum(_mend(folder, manifest, problem, copy) for problem in problems)
+                fetched = _mend_all(folder, manifest, problems, copy)
             return Repaired(folder, files, copy.url, fetched)
     job, url = _open_job(manifest, mirror, fetch)
     fetched = restore(job, place, Request(manifest.id, root=place.root, procs=procs), listener, url).fetch_bytes
@@ -106,31 +114,47 @@ def _find_copy(url: str, manifest: Manifest, fetch: FetchOptions, *, needed: boo
     return found[0] if found is not None and found[1].content == manifest.content else None
 
 
-def _mend(folder: Path, manifest: Manifest, problem: Problem, location: Location) -> int:
-    """Fetch what is damaged of a file, and write it in its place; returns its bytes. Raises ChecksumError."""
-    path, begin, fetched = folder / problem.path, 0, 0
+def _mend_all(folder: Path, manifest: Manifest, problems: Sequence[Problem], copy: Location) -> int:
+    """Fetch what is damaged, the table first: without it, blocks are whole ranges. Returns the bytes fetched."""
+    blocks = manifest.blocks or {"files": ()}
+    table = [problem for problem in problems if problem.path == BLOCK_TABLE]
+    fetched = 0
+    if table and find_object(copy, f"{manifest.id}/{BLOCK_TABLE}") is not None:
+        fetched += _mend(folder, manifest, BlockChecksums(manifest, None), table[0], copy)
+        table = []
+    checksums = BlockChecksums(manifest, None) if table else read_block_checksums(folder, manifest)
+    others = [problem for problem in problems if problem.path != BLOCK_TABLE]
+    fetched += sum(_mend(folder, manifest, checksums, problem, copy) for problem in others)
+    if table:
+        write_table(folder, {path: manifest.files[path] for path in blocks["files"]})
+    return fetched
+
+
+def _mend(folder: Path, manifest: Manifest, checksums: BlockChecksums, problem: Problem, location: Location) -> int:
+    """Fetch the damaged blocks of a file, and write them in their places; returns their bytes. Raises ChecksumError."""
+    path, fetched = folder / problem.path, 0
     item = location.stat(f"{manifest.id}/{problem.path}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    ranges = manifest.files[problem.path]
+    size = sum(length for length, _ in manifest.files[problem.path])
+    end = size if problem.length is None else problem.begin + problem.length
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b") as file:
-        file.truncate(sum(length for length, _ in ranges))
-        for length, crc32c in ranges:
-            inside = problem.length is None or problem.begin <= begin < problem.begin + problem.length
-            if length and inside and not check_range(path, begin, length, crc32c)[1]:
-                file.seek(begin)
-                left = length
-                with closing(stream(location, item, start=begin)) as pieces:
-                    while left:
-                        piece = next(pieces, b"")[:left]
-                        if not piece:
-                            break
-                        file.write(piece)
-                        left -= len(piece)
-                file.flush()
-                fetched += length
-                if not check_range(path, begin, length, crc32c)[1]:
-                    raise ChecksumError(f"{item.url} is damaged as well", hint="use another mirror, with --mirror")
-            begin += length
+        file.truncate(size)
+        for block in checksums.covering(problem.path, problem.begin, end):
+            if sum_range(path, block.begin, block.length)[1] == block.crc32c:
+                continue
+            file.seek(block.begin)
+            left = block.length
+            with closing(stream(location, item, start=block.begin)) as pieces:
+                while left:
+                    piece = next(pieces, b"")[:left]
+                    if not piece:
+                        break
+                    file.write(piece)
+                    left -= len(piece)
+            file.flush()
+            fetched += block.length
+            if sum_range(path, block.begin, block.length)[1] != block.crc32c:
+                raise ChecksumError(f"{item.url} is damaged as well", hint="use another mirror, with --mirror")
         os.fsync(file.fileno())
     return fetched
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..errors import DamagedDatasetError
 from .checksums import BLOCK, crc32c, cut_ranges, join_ranges, sum_blocks
-from .durable import write_durably
+from .durable import write_atomically
 from .manifest import Manifest
 from .manifest_types import BLOCK_TABLE
 
@@ -142,5 +142,5 @@ def write_table(
     if sys.byteorder == "big":
         values.byteswap()
     data = values.tobytes()
-    write_durably(folder / BLOCK_TABLE, data)
+    write_atomically(folder / BLOCK_TABLE, data)
     return {"size": BLOCK, "files": large}, [[len(data), crc32c(data)]]

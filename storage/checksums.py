@@ -161,21 +161,22 @@ def check_ranges(path: Path, ranges: Sequence[Sequence[Any]]) -> Iterator[tuple[
     """
     with path.open("rb") as file:
         for length, wanted in ranges:
-            yield _check(file, length, wanted)
+            found, checksum = _sum(file, length)
+            yield found, checksum == wanted
 
 
-def check_range(path: Path, offset: int, length: int, wanted: str) -> tuple[int, bool]:
-    """As `check_ranges`, for the one range that begins at a byte."""
+def sum_range(path: Path, offset: int, length: int) -> list[Any]:
+    """``[length, crc32c]`` of the bytes of a file from one on; fewer than ``length`` where the file ends early."""
     with path.open("rb", buffering=0) as file:
         file.seek(offset)
-        return _check(file, length, wanted)
+        return _sum(file, length)
 
 
-def _check(file: IO[bytes], length: int, wanted: str) -> tuple[int, bool]:
+def _sum(file: IO[bytes], length: int) -> list[Any]:
     checksum = Crc32c()
     while checksum.length < length:
         block = file.read(min(BLOCK, length - checksum.length))
         if not block:
             break
         checksum.update(block)
-    return checksum.length, checksum.hex == wanted
+    return list(checksum.range)

@@ -1,21 +1,25 @@
-"""Compare a dataset's files with its manifest: sizes, checksums of every range, and the invariants of TED."""
+"""Compare a dataset's files with its manifest: sizes, checksums of every block, and the invariants of TED."""
 
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ..amounts import plural
 from ..amounts import size as amount
 from ..errors import DamagedDatasetError, DatasetBusyError, RbdataError
-from .checksums import check_range
+from .block_checksums import Block, BlockChecksums, read_block_checksums
+from .checksums import BLOCK, join_ranges, sum_range
 from .codecs import codec_of
 from .file_problems import Problem, check_sizes
 from .html_table import html_table
 from .manifest import Manifest
+from .manifest_types import BLOCK_TABLE
 from .memory_map import verify_hint
 from .snapshot import pinned, read_snapshot
 
@@ -45,14 +49,12 @@ class _Folder:
 
 
 @dataclass(frozen=True)
-class _Range:
-    """One range of a file: its number, where it begins, its length and checksum."""
+class _Piece:
+    """What one thread sums at a time: a block, or some MiB of a long range."""
 
-    path: str
-    number: int
+    block: Block
     begin: int
     length: int
-    crc32c: str
 
 
 def verify(
@@ -62,9 +64,9 @@ def verify(
     invariants: bool = True,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """Check a dataset folder; ``quick`` looks at sizes only. Does without torch, and reads with several threads.
+    """Check a dataset folder; ``quick`` looks at sizes only. Does without torch, and uses all processors.
 
-    ``on_progress(bytes checked, bytes in all)`` is called after every range. Raises NotADatasetError, FormatVersionError and
+    ``on_progress(bytes checked, bytes in all)`` is called after every block. Raises NotADatasetError, FormatVersionError and
     DamagedDatasetError for a folder whose manifest cannot be used, DatasetBusyError for one that is replaced or deleted
     meanwhile; all else is in the report.
     """
@@ -101,34 +103,58 @@ def _check_contents(
     report: Report,
     on_progress: Callable[[int, int], None] | None,
 ) -> None:
-    """Sum every range of files of the right size."""
-
-    def check(one: _Range) -> tuple[_Range, int, bool, str | None]:
-        try:
-            return one, *check_range(folder / one.path, one.begin, one.length, one.crc32c), None
-        except OSError as error:  # a failing disk
-            return one, 0, False, f"cannot be read after byte {one.begin}: {error.strerror}"
-
-    pool = ThreadPoolExecutor(min(8, os.cpu_count() or 1), "rbdata-verify")
+    """Sum every block of files of the right size, and name the blocks that are not what was written."""
+    contradiction = None
     try:
-        for one, found, sound, problem in pool.map(check, _ranges(manifest, paths)):
-            if not sound:
-                end = one.begin + one.length
-                what = f"checksum mismatch, bytes {one.begin}-{end}{_where(manifest, one.path, one.number)}"
-                report.problems.append(Problem(one.path, problem or what, one.begin, one.length))
-            report.bytes += found
-            if on_progress is not None:
-                on_progress(report.bytes, manifest.bytes)
+        checksums = read_block_checksums(folder, manifest)
+    except DamagedDatasetError as error:
+        checksums, contradiction = BlockChecksums(manifest, None), error.message
+
+    def read(piece: _Piece) -> list[Any]:
+        try:
+            return sum_range(folder / piece.block.path, piece.begin, piece.length)
+        except OSError as error:  # a failing disk
+            return [0, "00000000", f"cannot be read after byte {piece.begin}: {error.strerror}"]
+
+    found: list[list[Any]] = []
+    for piece, summed in _map_in_order(read, _pieces(checksums, paths)):
+        found.append(summed)
+        block = piece.block
+        report.bytes += summed[0]
+        if on_progress is not None:
+            on_progress(report.bytes, manifest.bytes)
+        if piece.begin + piece.length < block.end:
+            continue
+        failure = next((more[0] for _, _, *more in found if more), None)
+        if failure or join_ranges(found) != [block.length, block.crc32c]:
+            what = failure or f"checksum mismatch{_where(manifest, checksums, block)}"
+            report.problems.append(Problem(block.path, what, block.begin, block.length))
+        found = []
+    if contradiction and not any(problem.path == BLOCK_TABLE for problem in report.problems):
+        report.problems.append(Problem(BLOCK_TABLE, contradiction))
+
+
+def _pieces(checksums: BlockChecksums, paths: Iterable[str]) -> Iterator[_Piece]:
+    for path in paths:
+        for block in checksums.all(path):
+            for begin in range(block.begin, max(block.end, block.begin + 1), BLOCK):
+                yield _Piece(block, begin, min(BLOCK, block.end - begin))
+
+
+def _map_in_order(read: Callable[[_Piece], list[Any]], pieces: Iterable[_Piece]) -> Iterator[tuple[_Piece, list[Any]]]:
+    """What ``read`` makes of each piece, by one thread for each processor, a few pieces ahead: there may be 100,000."""
+    threads = min(16, (os.cpu_count() or 1) + 1)
+    pool = ThreadPoolExecutor(threads, "rbdata-verify")
+    waiting: deque[tuple[_Piece, Future[list[Any]]]] = deque()
+    try:
+        for piece in pieces:
+            waiting.append((piece, pool.submit(read, piece)))
+            if len(waiting) > 4 * threads:
+                piece, future = waiting.popleft()
+                yield piece, future.result()
+        yield from ((piece, future.result()) for piece, future in waiting)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _ranges(manifest: Manifest, paths: Iterable[str]) -> Iterator[_Range]:
-    for path in paths:
-        begin = 0
-        for number, (length, crc32c) in enumerate(manifest.files[path]):
-            yield _Range(path, number, begin, int(length), crc32c)
-            begin += int(length)
 
 
 def check_leaves(folder: Path, manifest: Manifest, names: Collection[str]) -> None:
@@ -139,8 +165,16 @@ def check_leaves(folder: Path, manifest: Manifest, names: Collection[str]) -> No
             raise DamagedDatasetError(f"{folder / path} has a checksum mismatch", hint=verify_hint(folder))
 
 
-def _where(manifest: Manifest, path: str, number: int) -> str:
-    """The ranges of what parts are appended to are those parts: name the source object."""
-    codecs = [codec for codec in map(codec_of, manifest.schema.states) if not codec.fixed_rows]
-    appended = {codec.path(name) for codec in codecs for name in codec.appended}
-    return f" ({manifest.parts[number].get('name')})" if path in appended and number < len(manifest.parts) else ""
+def _where(manifest: Manifest, checksums: BlockChecksums, block: Block) -> str:
+    """Which bytes a block is and, where the ranges of a file are parts, the source objects that they were made from."""
+    number = f" in block {block.number}" if block.path in checksums.tabled else ""
+    codecs = [codec_of(leaf) for leaf in manifest.schema.states]
+    appended = {codec.path(name) for codec in codecs if not codec.fixed_rows for name in codec.appended}
+    names: list[str] = []
+    end = 0
+    if block.path in appended and len(manifest.files[block.path]) == len(manifest.parts):
+        for (length, _), part in zip(manifest.files[block.path], manifest.parts):
+            begin, end = end, end + length
+            if begin < block.end and block.begin < end:
+                names.append(str(part.get("name")))
+    return f"{number}, bytes {block.begin}-{block.end}" + (f" ({', '.join(names)})" if names else "")

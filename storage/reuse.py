@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RbdataError
-from .checksums import check_ranges
+from .block_checksums import BlockChecksums
+from .checksums import check_ranges, sum_range
 from .codecs import codec_of
 from .codecs.codec import OldPart
 from .leaf import Leaf
@@ -26,7 +27,7 @@ class OldDataset:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
         self._parts = {part.get("layout"): (number, part) for number, part in enumerate(manifest.parts)}
-        self._sound: set[str] = set()
+        self._ranges = BlockChecksums(manifest, None)
 
     @classmethod
     def open(cls, folder: Path, schema: Schema) -> OldDataset | None:
@@ -82,11 +83,12 @@ class OldDataset:
 
     def _copy(self, leaf: Leaf, writer: DatasetWriter, index: int, first: int, here: OldPart) -> dict[str, Any]:
         codec, files = codec_of(leaf), self.manifest.files
-        if codec.fixed_rows and leaf.name not in self._sound:
-            # Their ranges follow the pieces in which they were written, so the whole file is summed, once.
-            if codec.damaged_file(self.folder, files):
-                raise RbdataError("the old leaf is damaged")
-            self._sound.add(leaf.name)
+        if codec.fixed_rows:
+            # The ranges of a part are the pieces in which it was written: none is shared with another part.
+            begin, end = (row * leaf.row_bytes for row in (here[1], here[1] + here[2]))
+            for piece in self._ranges.covering(leaf.memmap, begin, end):
+                if sum_range(self.folder / leaf.memmap, piece.begin, piece.length)[1] != piece.crc32c:
+                    raise RbdataError("the old part is damaged")
         return codec.copy_part(self.folder, files, here, writer.folder, index, first)
 
 

@@ -273,7 +273,9 @@ class DatasetWriter:
             files.update({BLOCK_TABLE: table} if table else {})
         manifest.files = dict(sorted(files.items()))
         if original is not None:
-            other = [name for name in original.files if manifest.files.get(name) != original.files[name]]
+            # A part that was copied was written in one piece, whatever its pieces were.
+            found = {name: join_ranges(ranges) for name, ranges in manifest.files.items()}
+            other = [name for name, ranges in original.files.items() if found.get(name) != join_ranges(ranges)]
             if other or len(manifest.files) != len(original.files):
                 message = f"the data that {self.place.id} was made from now give other bytes: {', '.join(other)}"
                 raise DamagedDatasetError(message, hint="start over with --force")

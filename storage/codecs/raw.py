@@ -42,7 +42,7 @@ class RawCodec(Codec):
     def copy_part(
         self, source: Path, files: Files, old: OldPart, folder: Path, number: int, first: int
     ) -> dict[str, Any]:
-        """The checksums are those of pieces of the whole file: the caller checks it once (`damaged_file`)."""
+        """The checksums are those of pieces of the whole file: the caller checks those of the part."""
         (_, old_first, rows), size = old, self.leaf.row_bytes
         sink = self.open_sink(folder, number, first, rows)
         data = map_array(source / self.leaf.memmap, np.dtype(np.uint8), (old_first + rows) * size)

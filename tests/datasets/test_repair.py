@@ -10,14 +10,19 @@ import pytest
 from atari_truth import write_run
 from paths import DATA
 from rbdata.datasets.acquire import download
+from rbdata.datasets.ingest import run
+from rbdata.datasets.ingest.fill import fill_tasks
 from rbdata.datasets.ingest.protocol import ConvertOptions
 from rbdata.datasets.ingest.request import Request
 from rbdata.datasets.local import list_local
 from rbdata.datasets.mirrors.push import push
 from rbdata.datasets.repair import repair
+from rbdata.datasets.workers.engines.run_tasks import run_tasks
 from rbdata.errors import DamagedDatasetError
+from rbdata.storage import block_checksums, checksums, integrity
 from rbdata.storage.integrity import verify
 from rbdata.storage.manifest import read_manifest, write_manifest
+from rbdata.storage.manifest_types import BLOCK_TABLE
 from servers import HttpServer, http_server
 from storage_tools import contents
 
@@ -144,3 +149,62 @@ def test_what_cannot_be_fetched_again_is_left_as_it_is(site, dataset, tmp_path):
         repair(dataset, verify(dataset).problems, mirror=str(tmp_path / "changed"), procs=1)
     assert contents(dataset) == damaged
     assert [path.name for path in dataset.parent.iterdir()] == ["2"]
+
+
+# -- by block ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def large(tmp_path, monkeypatch) -> tuple[Path, str]:
+    """A dataset of three shards with a table of blocks, and the mirror that it was pushed to."""
+    for module in (checksums, block_checksums, integrity):
+        monkeypatch.setattr(module, "BLOCK", 4096)
+    write_run(tmp_path / "site" / RUN, 30, [20, 40, 9])
+    options = ConvertOptions(codec="raw")
+    made = download(Request("Qbert/2", root=tmp_path / "root", mirror=str(tmp_path / "site"), procs=1, options=options))
+    push("Qbert/2", str(tmp_path / "copy"), root=tmp_path / "root")
+    return made.path, str(tmp_path / "copy")
+
+
+def test_one_flipped_bit_fetches_one_block(large):
+    path, copy = large
+    before = contents(path)
+    flip(path / "observation.memmap", 9 * 4096 + 5)
+    problems = verify(path).problems
+    what = "checksum mismatch in block 9, bytes 36864-40960"
+    assert [(one.path, one.what, one.begin, one.length) for one in problems] == [
+        ("observation.memmap", what, 9 * 4096, 4096)
+    ]
+    assert repair(path, problems, mirror=copy).fetched_bytes == 4096
+    assert contents(path) == before
+
+
+def test_one_flipped_bit_of_raw_rows_fetches_one_shard(large, monkeypatch):
+    """Sound parts of a leaf are taken over, although another part of the same file is damaged."""
+    path, _ = large
+    before = contents(path)
+    flip(path / "observation.memmap", 0)
+    made = []
+    monkeypatch.setattr(run, "fill_tasks", lambda job, *more: made.append(tasks := fill_tasks(job, *more)) or tasks)
+    monkeypatch.setattr(run, "run_tasks", lambda tasks, *more: made.append(len(tasks)) or run_tasks(tasks, *more))
+    assert repair(path, verify(path).problems, procs=1).files == ("observation.memmap",)
+    assert made[1:] == [1]
+    assert contents(path) == before
+
+
+@pytest.mark.parametrize("mirrored", ["with a table", "without one", "no copy"])
+def test_a_damaged_table(large, mirrored):
+    path, copy = large
+    before = contents(path)
+    flip(path / BLOCK_TABLE, 3)
+    if mirrored != "no copy":
+        flip(path / "observation.memmap", 0)
+    if mirrored == "without one":
+        (Path(copy) / "atari" / "Qbert" / "2" / BLOCK_TABLE).unlink()
+    problems = verify(path).problems
+    assert problems[0].path == BLOCK_TABLE
+    repaired = repair(path, problems, mirror=copy)
+    first = {"with a table": 4096 + len(before[BLOCK_TABLE]), "no copy": 0}
+    wanted = first.get(mirrored, read_manifest(path).files["observation.memmap"][0][0])
+    assert repaired.fetched_bytes == wanted
+    assert contents(path) == before

@@ -122,13 +122,13 @@ def test_what_a_place_does_not_state_is_not_compared(codec, old, tmp_path):
 
 @each_codec
 def test_a_damaged_part_is_not_copied(codec, old, tmp_path):
-    """Raw rows lie in pieces that are no parts: nothing of a damaged raw leaf is copied."""
+    """And those beside it in the same file are."""
     if codec == "raw":
         flip(old / "observation.memmap", 3)
     else:
         flip(old / "observation" / "blob", int(np.fromfile(old / "observation" / "offsets", "<i8")[CUTS[0] + 1]))
     recipe = grow(tmp_path / "root", codec)
-    assert recipe.taken == ([] if codec == "raw" else [0, 2])
+    assert recipe.taken == ([1, 2] if codec == "raw" else [0, 2])
     assert holds_all(old)
 
 
