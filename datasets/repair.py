@@ -9,7 +9,7 @@ nothing to fetch them from but a mirror they were pushed to.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 
 from .. import settings
 from ..errors import ChecksumError, DamagedDatasetError, FetchError, ObjectNotFoundError, RbdataError
-from ..storage.block_checksums import BlockChecksums, read_block_checksums, write_table
+from ..storage.block_checksums import Block, BlockChecksums, read_block_checksums, write_table
 from ..storage.checksums import sum_range
 from ..storage.file_problems import Problem
 from ..storage.folder import DatasetPlace
@@ -25,7 +25,7 @@ from ..storage.integrity import verify
 from ..storage.manifest import Manifest, read_manifest
 from ..storage.manifest_types import BLOCK_TABLE
 from . import catalogue
-from .fetch import FetchOptions, Location, open_location
+from .fetch import FetchOptions, Location, RemoteObject, open_location
 from .fetch.stream import stream
 from .fetch.transports import open_raw
 from .fetch.upload import find_object
@@ -34,6 +34,9 @@ from .ingest.request import Listener, Request
 from .ingest.run import restore
 from .mirrors import pull as converted
 from .sources.source import Source
+
+#: Bytes of a block that are held in memory.
+_MOST_AT_ONCE = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -143,20 +146,29 @@ def _mend(folder: Path, manifest: Manifest, checksums: BlockChecksums, problem: 
             if sum_range(path, block.begin, block.length)[1] == block.crc32c:
                 continue
             file.seek(block.begin)
-            left = block.length
-            with closing(stream(location, item, start=block.begin)) as pieces:
-                while left:
-                    piece = next(pieces, b"")[:left]
-                    if not piece:
-                        break
-                    file.write(piece)
-                    left -= len(piece)
+            for piece in _fetch(location, item, block):
+                file.write(piece)
             file.flush()
             fetched += block.length
             if sum_range(path, block.begin, block.length)[1] != block.crc32c:
                 raise ChecksumError(f"{item.url} is damaged as well", hint="use another mirror, with --mirror")
         os.fsync(file.fileno())
     return fetched
+
+
+def _fetch(location: Location, item: RemoteObject, block: Block) -> Iterator[bytes]:
+    """The bytes of a block; without a table it may be a range of gigabytes."""
+    if block.length <= _MOST_AT_ONCE:
+        try:
+            yield location.read_range(item, block.begin, block.length)
+            return
+        except FetchError:
+            pass  # a server that sends whole files only
+    left = block.length
+    with closing(stream(location, item, start=block.begin)) as pieces:
+        while left and (piece := next(pieces, b"")[:left]):
+            yield piece
+            left -= len(piece)
 
 
 # -- from raw data -------------------------------------------------------------------------------------------------------
