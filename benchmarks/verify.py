@@ -16,13 +16,14 @@ import shutil
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
 import google_crc32c
 import numpy as np
-from harness import interleave, machine, measure, table
+from harness import Cost, interleave, machine, measure, table
 
 BLOCK = 4 << 20
 EPISODE = 2000
@@ -32,6 +33,7 @@ SHAPE = (84, 84)
 def make(root: Path, frames: int, parts: int, codec: str) -> Path:
     """A dataset of so many frames, of an Atari run's size when compressed."""
     from rbdata.storage.codecs import codec_of
+    from rbdata.storage.codecs.compressed import compressed_codec
     from rbdata.storage.episodes import TRUNCATED, EpisodeBuilder
     from rbdata.storage.folder import DatasetPlace
     from rbdata.storage.manifest import Manifest
@@ -59,22 +61,26 @@ def make(root: Path, frames: int, parts: int, codec: str) -> Path:
         columns = writer.columns()
         done = np.zeros((made.steps, 1), bool)
         done[EPISODE - 1 :: EPISODE] = True
-        rows = {"action": rng.integers(0, 6, made.steps), "next/reward": np.zeros((made.steps, 1), np.float32)}
+        rows: dict[str, np.ndarray] = {
+            "action": rng.integers(0, 6, made.steps),
+            "next/reward": np.zeros((made.steps, 1), np.float32),
+        }
         columns.append({**rows, "next/done": done, "next/truncated": done, "next/terminated": np.zeros_like(done)})
         writer.planned(columns.close(), made)
         if codec_of(frame).uses_dictionary:
-            writer.dictionary(frame, codec_of(frame).train(iter(some)))
+            dictionary = codec_of(frame).train(iter(some))
+            writer.dictionary(frame, dictionary)
+            starts = np.arange(len(some)) * some[0].nbytes
+            encoded, lengths = compressed_codec(codec).encoder(dictionary)(
+                some.reshape(-1).data, starts, some[0].nbytes
+            )
         bounds = np.linspace(0, writer.states, parts + 1).astype(int).tolist()
-        encoded = None
         for number, (low, high) in enumerate(pairwise(bounds)):
             sink = open_sink(writer.folder, frame, number, low, high - low, writer.states)
             for at in range(0, high - low, len(some)):
                 count = min(len(some), high - low - at)
-                if isinstance(sink, PartFile) and codec != "raw":
-                    if encoded is None:
-                        starts = np.arange(len(some)) * some[0].nbytes
-                        encoded = sink._encode(some.reshape(-1).data, starts, some[0].nbytes)
-                    sink.append_encoded(encoded[0][: int(encoded[1][:count].sum())], encoded[1][:count])
+                if isinstance(sink, PartFile):
+                    sink.append_encoded(encoded[: int(lengths[:count].sum())], lengths[:count])
                 else:
                     sink.write(at, some.reshape(-1).data, np.arange(count) * some[0].nbytes)
             writer.part_done(number, {"leaves": {"observation": sink.finish()}})
@@ -143,8 +149,8 @@ def main() -> None:
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     cores = os.cpu_count() or 1
 
-    def run(function, *arguments):
-        def once():
+    def run(function: Callable[..., float], *arguments: int) -> Callable[[], Cost]:
+        def once() -> Cost:
             if args.cold:
                 drop(folder)
             return measure(function, folder, *arguments)
