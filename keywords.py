@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import wraps
 from inspect import Parameter, signature
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from .errors import ArgumentTypeError
 
@@ -31,6 +31,26 @@ def check_keywords(function: Function) -> Function:
         return function(*args, **options)
 
     return checked  # type: ignore[return-value]
+
+
+def with_options(options: type, *origins: Callable[..., Any]) -> Callable[[Function], Function]:
+    """`check_keywords` for a function that ends in ``**options: Unpack[...]``: signatures show the keys of that TypedDict.
+
+    Their defaults are those of the arguments of ``origins``, the functions that get them; None where none has one.
+    """
+    defaults = {name: one.default for origin in origins for name, one in signature(origin).parameters.items()}
+
+    def decorate(function: Function) -> Function:
+        shown = signature(function)
+        own = [one for one in shown.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
+        more = [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=hint)
+            for name, hint in get_type_hints(options).items()
+        ]
+        function.__signature__ = shown.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+        return check_keywords(function)
+
+    return decorate
 
 
 def nearest(word: str, names: Iterable[str]) -> str:

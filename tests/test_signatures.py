@@ -111,6 +111,56 @@ def test_functions_have_explicit_arguments():
         if "." not in name and inspect.isfunction(value) and name != "load_dataset":  # whose class decides
             assert not named(value, "VAR_KEYWORD VAR_POSITIONAL"), name
     assert inspect.signature(rbdata.preprocess) == inspect.signature(rbdata.api.preprocess)
+    for name in rbdata.__all__:
+        value = getattr(rbdata, name)
+        if inspect.isclass(value) and name != "OfflineToOnlineReplayBuffer":  # options of whatever dataset is named
+            assert not named(value, "VAR_KEYWORD"), name
+
+
+BUFFERS = ["TensorDict", "Prioritized", "TensorDictPrioritized", "HER"]
+DATASETS = {"AtariDQN": "atari", "D4RL": "d4rl", "Minari": "minari", "OpenML": "openml"}
+
+
+@pytest.mark.parametrize(
+    "name", [f"{one}ReplayBuffer" for one in BUFFERS] + [f"{one}ExperienceReplay" for one in DATASETS]
+)
+def test_options_that_classes_pass_on(name):
+    """All arguments of the buffer, of the same types and with the same defaults, but for those that the class changes."""
+    value, of_buffer = getattr(rbdata, name), named(ReplayBuffer.__init__)
+    arguments, hints = named(value, "POSITIONAL_OR_KEYWORD KEYWORD_ONLY"), typing.get_type_hints(ReplayBuffer.__init__)
+    source = DATASETS.get(name.removesuffix("ExperienceReplay"))
+    if source:
+        of_buffer.pop("storage")
+        wanted = {one.name for one in catalogue.load_source(source).options_of("download")}
+        wanted |= {
+            *named(make_sampler),
+            "mirror",
+            "shards",
+            "codec",
+            "layout",
+            "unknown_next",
+            "priority_key",
+            "download",
+        }
+        assert wanted <= set(arguments)
+        assert {"procs", "num_procs"} & set(arguments)
+    assert set(of_buffer) <= set(arguments)
+    for one in set(of_buffer) - {"end_key"}:
+        assert arguments[one].default == of_buffer[one].default, one
+        if not isinstance(arguments[one].annotation, str):  # of the TypedDict, not of the class itself
+            assert arguments[one].annotation == hints[one], one
+
+
+def test_samplers_show_their_arguments():
+    """Not those of the metaclass, which takes anything."""
+    slices = named(rbdata.SliceSampler)
+    assert set(named(rbdata.SliceSamplerWithoutReplacement)) == {*slices, "drop_last", "shuffle"} - {"replacement"}
+    assert {*slices} - {"replacement"} < set(named(rbdata.PrioritizedSliceSampler))
+    assert named(rbdata.PrioritizedSliceSampler)["truncated_key"].default == ("next", "truncated")
+    assert list(inspect.signature(rbdata.RandomSampler).parameters) == ["replacement"]
+    assert list(inspect.signature(rbdata.LazyTensorStorage).parameters)[:2] == ["max_size", "device"]
+    assert list(inspect.signature(rbdata.Recorder).parameters)[:2] == ["env", "name"]
+    assert type(rbdata.SliceSampler(slice_len=2, replacement=False)) is rbdata.SliceSamplerWithoutReplacement
 
 
 @pytest.mark.parametrize(
@@ -125,6 +175,13 @@ def test_functions_have_explicit_arguments():
         ("normalized_score", ["Pong/5", 1], {"Root": 5}, "score.* 'Root'", "did you mean root?"),
         ("list_datasets", [], {"quick": True}, "list_datasets.* 'quick'", "it takes root"),
         ("TensorDictReplayBuffer", [], {"batchsize": 8}, "Buffer.* 'batchsize'", "did you mean batch_size?"),
+        ("HERReplayBuffer", [abs], {"her_ration": 1}, "HER.* 'her_ration'", "did you mean her_ratio?"),
+        ("TensorDictPrioritizedReplayBuffer", [], {"priority": 8}, "Prioritized.* 'priority'", "priority_key"),
+        ("ReplayBufferEnsemble", [], {"batchsize": 8}, "Ensemble.* 'batchsize'", "did you mean batch_size?"),
+        ("SliceSamplerWithoutReplacement", [], {"slicelen": 8}, "Slice.* 'slicelen'", "did you mean slice_len"),
+        ("AtariDQNExperienceReplay", ["Pong/5"], {"shard": [0]}, "Atari.* 'shard'", "or shards?"),
+        ("OpenMLExperienceReplay", ["iris"], {"targets": "x"}, "OpenML.* 'targets'", "did you mean target?"),
+        ("OpenMLExperienceReplay", ["iris"], {"split_trajs": True}, "nothing to split", ""),
         ("download", ["gymnasium/A-v1"], {"options": {"step": 5}}, "no option step", "did you mean steps?"),
         ("download", ["Pong/5"], {"upstream": "auto", "options": {"upstream": "auto"}}, "upstream: given", "once"),
         ("download", ["Pong/5"], {"steps": 5}, "atari has no option steps", "options of atari: upstream"),
@@ -134,7 +191,7 @@ def test_misspelt_arguments(name, args, options, words, hint, tmp_path, monkeypa
     monkeypatch.setenv("RBDATA_ROOT", str(tmp_path))
     with pytest.raises(UsageError, match=words) as refused:
         getattr(rbdata, name)(*args, **options)
-    assert hint in refused.value.hint
+    assert hint in (refused.value.hint or "")
     assert isinstance(refused.value, TypeError) == ("unexpected" in str(refused.value))
 
 

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
+from typing_extensions import Unpack
 
 from ... import settings
 from ...errors import UsageError
+from ...keywords import with_options
 from ...storage.dataset import Dataset
 from ...storage.derived_dataset import Derivation, DerivedDataset
 from ...storage.folder import DatasetPlace, remove_tree
@@ -25,6 +27,7 @@ from ..fetch import FetchOptions
 from ..ingest.number_ranges import parse_numbers
 from ..ingest.protocol import ConvertOptions
 from .record_map import map_records
+from .replay_options import MapOptions
 
 #: Options of a class that `rbdata.download` has, beside those that the source declares.
 DOWNLOAD = frozenset({"mirror", "procs", "shards", "codec", "layout", "unknown_next"})
@@ -69,6 +72,7 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         """The folder of the dataset as well: variants of it (split trajectories) are not stored."""
         return self.data_path
 
+    @with_options(MapOptions, map_records)
     def preprocess(
         self,
         fn: Callable[[Any], Any],
@@ -76,7 +80,7 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         num_workers: int | None = None,
         *,
         dest: str | os.PathLike[str],
-        **options: Any,
+        **options: Unpack[MapOptions],
     ) -> TensorStorage:
         """All records (or the first ``num_frames``) passed through ``fn``: a storage of files under ``dest``.
 

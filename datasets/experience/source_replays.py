@@ -9,16 +9,32 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import Unpack
+
 from ...errors import MissingExtraError, UsageError
+from ...keywords import with_options
 from ...storage.codecs.codec import Rows
 from ...storage.dataset import Dataset
 from ...storage.derived_dataset import ShiftedRows, add_episode, rename
 from ...storage.manifest import read_manifest
+from ...storage.replay.buffer import ReplayBuffer
+from ...storage.replay.loading import make_sampler
 from ...storage.replay.samplers.uniform import SamplerWithoutReplacement
+from ...storage.replay.tensordict_buffer import TensorDictReplayBuffer
+from ..ingest.protocol import ConvertOptions
 from ..sources.minari.names import local_root
 from .dataset_replay import SourceExperienceReplay
+from .replay_options import AtariOptions, D4RLOptions, MinariOptions, OpenMLOptions
 
 PathLike = str | os.PathLike[str]
+#: Where the options of the classes go, which has their defaults.
+_ORIGINS = (
+    ReplayBuffer.__init__,
+    TensorDictReplayBuffer.__init__,
+    make_sampler,
+    ConvertOptions,
+    SourceExperienceReplay.__init__,
+)
 
 
 class AtariDQNExperienceReplay(SourceExperienceReplay):
@@ -40,6 +56,7 @@ class AtariDQNExperienceReplay(SourceExperienceReplay):
     #: For a first try: only the shards (checkpoints) below this number are downloaded.
     _max_runs: int | None = None
 
+    @with_options(AtariOptions, *_ORIGINS)
     def __init__(
         self,
         dataset_id: str,
@@ -57,7 +74,7 @@ class AtariDQNExperienceReplay(SourceExperienceReplay):
         strict_length: bool = True,
         replacement: bool = True,
         mp_start_method: str = "fork",
-        **options: Any,
+        **options: Unpack[AtariOptions],
     ) -> None:
         if self._max_runs is not None:
             options.setdefault("shards", range(self._max_runs))
@@ -113,6 +130,7 @@ class D4RLExperienceReplay(SourceExperienceReplay):
 
     source = "d4rl"
 
+    @with_options(D4RLOptions, *_ORIGINS)
     def __init__(
         self,
         dataset_id: str,
@@ -130,7 +148,7 @@ class D4RLExperienceReplay(SourceExperienceReplay):
         terminate_on_end: bool | None = None,
         download: bool | str = True,
         root: PathLike | None = None,
-        **options: Any,
+        **options: Unpack[D4RLOptions],
     ) -> None:
         self.use_truncated_as_done, self.from_env = use_truncated_as_done, from_env
         self._unknown_next = None if terminate_on_end is None else "zero" if terminate_on_end else "truncate"
@@ -199,6 +217,7 @@ class MinariExperienceReplay(SourceExperienceReplay):
 
     source = "minari"
 
+    @with_options(MinariOptions, *_ORIGINS)
     def __init__(
         self,
         dataset_id: str,
@@ -214,7 +233,7 @@ class MinariExperienceReplay(SourceExperienceReplay):
         transform: Any = None,
         split_trajs: bool = False,
         load_from_local_minari: bool = False,
-        **options: Any,
+        **options: Unpack[MinariOptions],
     ) -> None:
         self.download, self.load_from_local_minari = download, load_from_local_minari
         if load_from_local_minari:
@@ -274,6 +293,7 @@ class OpenMLExperienceReplay(SourceExperienceReplay):
 
     source = "openml"
 
+    @with_options(OpenMLOptions, *_ORIGINS)
     def __init__(
         self,
         name: str,
@@ -285,7 +305,7 @@ class OpenMLExperienceReplay(SourceExperienceReplay):
         pin_memory: bool = False,
         prefetch: int | None = None,
         transform: Any = None,
-        **options: Any,
+        **options: Unpack[OpenMLOptions],
     ) -> None:
         if "split_trajs" in options:
             raise UsageError("every row of a table is an episode of its own: there is nothing to split")

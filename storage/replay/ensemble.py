@@ -11,11 +11,14 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
+from typing_extensions import Unpack
 
 from ...errors import ReadOnlyError, SamplingError, UsageError
+from ...keywords import with_options
 from .argument_checks import check_batch_size, check_prefetch, check_seed, make_generator
 from .batch_order import OrderState
 from .buffer import ReplayBuffer
+from .buffer_options import EnsembleOptions
 from .checkpoints.checkpoint import CheckpointWriter
 from .devices import to_device
 from .ensemble_parts import SamplerEnsemble, StorageEnsemble, WriterEnsemble, pick_members
@@ -23,10 +26,6 @@ from .member_parts import draw_part, index_of, info_of, stack_parts, with_info
 from .member_routing import Router
 from .transforms.chain import Transforms, as_transforms
 from .windows.slice_flags import expand_to_records
-
-#: Arguments of TorchRL's that have no effect here: nothing is compiled, made late or served, and members save themselves.
-_SERVICE = {"service_backend", "service_backend_options", "transport", "transport_options"}
-_WITHOUT_EFFECT = {"checkpointer", "compilable", "delayed_init", "dim_extend", *_SERVICE}
 
 
 class ReplayBufferEnsemble:
@@ -51,6 +50,7 @@ class ReplayBufferEnsemble:
     batches of TensorDicts and in the info. Where a member's pass ends within a part, the next one fills it up.
     """
 
+    @with_options(EnsembleOptions, ReplayBuffer.__init__)
     def __init__(
         self,
         *buffers: ReplayBuffer,
@@ -73,10 +73,8 @@ class ReplayBufferEnsemble:
         pin_memory: bool = False,
         device: Any = None,
         prefetch: int | None = None,
-        **without_effect: Any,
+        **without_effect: Unpack[EnsembleOptions],
     ) -> None:
-        if not _WITHOUT_EFFECT.issuperset(without_effect):
-            raise TypeError(f"unexpected arguments: {', '.join(sorted(without_effect.keys() - _WITHOUT_EFFECT))}")
         if generator is not None and seed is not None:
             raise UsageError("give generator or seed, not both")
         if transform is not None and transform_factory is not None:

@@ -7,8 +7,12 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
+from typing_extensions import Unpack
 
 from ...errors import UsageError
+from ...keywords import with_options
+from .buffer import ReplayBuffer
+from .buffer_options import HindsightOptions
 from .hindsight import HindsightStrategy, Relabeling
 from .tensordict_buffer import TensorDictReplayBuffer
 from .windows.edges import DONE, Edges, as_key
@@ -30,6 +34,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
     Goals are replaced before the buffer's transforms are applied, which therefore see the new ones.
     """
 
+    @with_options(HindsightOptions, ReplayBuffer.__init__, TensorDictReplayBuffer.__init__)
     def __init__(
         self,
         reward_fn: Callable[[TensorDictBase], torch.Tensor],
@@ -40,7 +45,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         achieved_goal_key: Any = "achieved_goal",
         reward_key: Any = ("next", "reward"),
         end_key: Any = DONE,
-        **options: Any,
+        **options: Unpack[HindsightOptions],
     ) -> None:
         if options.get("n_step") is not None:
             raise UsageError("reward_fn computes the rewards of single steps: leave out n_step")

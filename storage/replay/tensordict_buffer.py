@@ -7,10 +7,13 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
+from typing_extensions import Unpack
 
 from ...errors import SamplingError, SchemaError, UsageError
+from ...keywords import with_options
 from .argument_checks import resolve_storage
 from .buffer import ReplayBuffer
+from .buffer_options import BufferOptions, PrioritizedOptions, ReadOptions
 from .reductions import reduce
 from .sample_units import Sequence
 from .samplers.prioritized import PrioritizedSampler
@@ -29,7 +32,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
     _info_in_batch = True
 
-    def __init__(self, *, priority_key: Any = "td_error", **options: Any) -> None:
+    @with_options(BufferOptions, ReplayBuffer.__init__)
+    def __init__(self, *, priority_key: Any = "td_error", **options: Unpack[BufferOptions]) -> None:
         super().__init__(**options)
         self.priority_key = priority_key
 
@@ -158,6 +162,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     on the CPU.
     """
 
+    @with_options(ReadOptions, ReplayBuffer.__init__)
     def __init__(
         self,
         *,
@@ -170,7 +175,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         sampler: Any = None,
         sampler_device: Any = None,
         sync: bool = True,
-        **options: Any,
+        **options: Unpack[ReadOptions],
     ) -> None:
         made = resolve_storage(storage)
         if sampler is None:
@@ -182,3 +187,10 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
 class TensorDictPrioritizedReplayBuffer(PrioritizedReplayBuffer, TensorDictReplayBuffer):
     """A `TensorDictReplayBuffer` that samples by priority."""
+
+    @with_options(PrioritizedOptions, ReplayBuffer.__init__, PrioritizedReplayBuffer.__init__)
+    def __init__(
+        self, *, alpha: float, beta: float, priority_key: Any = "td_error", **options: Unpack[PrioritizedOptions]
+    ) -> None:
+        super().__init__(alpha=alpha, beta=beta, **options)
+        self.priority_key = priority_key

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gymnasium_envs
-import minari
 import numpy as np
 import pytest
 import rbdata
 import torch
 from gymnasium import spaces
-from minari_tools import with_root, write
+from minari_tools import minari, with_root, write
 from paths import DATA
 from rbdata.datasets.scores import normalized_score, reference_scores
 from rbdata.datasets.sources.atari.games import GAMES
@@ -93,7 +92,7 @@ def test_minari_states_its_own(tmp_path, monkeypatch):
     rbdata.download("minari/toy/box-v0", mirror=str(folder), procs=1)
     mine = normalized_score("minari/toy/box-v0", np.array([1.5, 20.0, 7.0]))
     assert np.allclose(
-        mine, 100 * minari.get_normalized_score(minari.load_dataset("toy/box-v0"), np.array([1.5, 20.0, 7.0]))
+        mine, 100 * minari().get_normalized_score(minari().load_dataset("toy/box-v0"), np.array([1.5, 20.0, 7.0]))
     )
     rbdata.download("minari/toy/plain-v0", mirror=str(folder), procs=1)
     with pytest.raises(UsageError, match="no reference scores are known for minari/toy/plain-v0"):

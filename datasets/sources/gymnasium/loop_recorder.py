@@ -13,16 +13,19 @@ Every episode that ends is in a log at once (`episode_log`); closing makes the d
 from __future__ import annotations
 
 import os
+from inspect import signature
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
+from typing_extensions import TypedDict, Unpack
 
 from .... import settings
 from ....errors import DatasetExistsError, UsageError, reason
+from ....keywords import with_options
 from ....storage.folder import DatasetPlace, make_writable
 from ....storage.writer import DatasetWriter, fingerprint
 from ...ingest.protocol import ConvertOptions
@@ -37,6 +40,18 @@ from .recording import BOTH, CUT, TERMINATED, TRUNCATED
 
 #: Bytes of rows of an episode that are kept in memory.
 _PIECE_BYTES = 16 << 20
+
+
+class RecorderOptions(TypedDict, total=False):
+    """The keyword arguments of `Recorder`, of one environment and of several."""
+
+    name: str | None
+    root: str | os.PathLike[str] | None
+    text: str
+    codec: str
+    layout: str
+    force: bool
+    listener: Listener | None
 
 
 class _Lane:
@@ -113,14 +128,15 @@ class Tape:
     def __init__(
         self,
         env: Any,
-        name: str | None,
-        root: str | os.PathLike[str] | None,
         count: int,
-        text: str,
-        codec: str,
-        layout: Any,
-        force: bool,
-        listener: Listener | None,
+        *,
+        name: str | None = None,
+        root: str | os.PathLike[str] | None = None,
+        text: str = "bytes",
+        codec: str = "auto",
+        layout: Any = "auto",
+        force: bool = False,
+        listener: Listener | None = None,
     ) -> None:
         spec = env.spec
         if spec is None and name is None:
@@ -190,23 +206,19 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
     under the same name, UsageError for spaces that cannot be stored.
     """
 
+    @overload
+    def __new__(cls, env: gymnasium.Env[Any, Any], **options: Unpack[RecorderOptions]) -> Recorder: ...
+    @overload
+    def __new__(  # type: ignore[misc]  # not a Recorder
+        cls, env: gymnasium.vector.VectorEnv, **options: Unpack[RecorderOptions]
+    ) -> VectorRecorder: ...
     def __new__(cls, env: Any, **options: Any) -> Any:
         return VectorRecorder(env, **options) if hasattr(env, "single_action_space") else super().__new__(cls)
 
-    def __init__(
-        self,
-        env: gymnasium.Env[Any, Any],
-        *,
-        name: str | None = None,
-        root: str | os.PathLike[str] | None = None,
-        text: str = "bytes",
-        codec: str = "auto",
-        layout: str = "auto",
-        force: bool = False,
-        listener: Listener | None = None,
-    ) -> None:
+    @with_options(RecorderOptions, Tape.__init__)
+    def __init__(self, env: gymnasium.Env[Any, Any], **options: Unpack[RecorderOptions]) -> None:
         super().__init__(env)
-        self._tape: Tape | None = Tape(env, name, root, 1, text, codec, layout, force, listener)
+        self._tape: Tape | None = Tape(env, 1, **options)
         self.dataset_id = self._tape.place.id
         self.path: Path | None = None
 
@@ -251,6 +263,9 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
         return False
 
 
+Recorder.__new__.__signature__ = signature(Recorder.__init__)  # type: ignore[attr-defined]
+
+
 class VectorRecorder(gymnasium.vector.VectorWrapper):
     """`Recorder` of a vector environment."""
 
@@ -260,20 +275,10 @@ class VectorRecorder(gymnasium.vector.VectorWrapper):
     def __enter__(self) -> VectorRecorder:
         return self
 
-    def __init__(
-        self,
-        env: gymnasium.vector.VectorEnv,
-        *,
-        name: str | None = None,
-        root: str | os.PathLike[str] | None = None,
-        text: str = "bytes",
-        codec: str = "auto",
-        layout: str = "auto",
-        force: bool = False,
-        listener: Listener | None = None,
-    ) -> None:
+    @with_options(RecorderOptions, Tape.__init__)
+    def __init__(self, env: gymnasium.vector.VectorEnv, **options: Unpack[RecorderOptions]) -> None:
         super().__init__(env)
-        self._tape: Tape | None = Tape(env, name, root, env.num_envs, text, codec, layout, force, listener)
+        self._tape: Tape | None = Tape(env, env.num_envs, **options)
         self.dataset_id = self._tape.place.id
         self.path: Path | None = None
         self._mode = env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)

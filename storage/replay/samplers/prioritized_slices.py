@@ -15,13 +15,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from typing_extensions import Unpack
 
 from ....errors import SamplingError
+from ....keywords import with_options
 from ..storages.storage import Storage
 from ..windows.draw import Draw
 from ..windows.timeline import Timeline
 from .prioritized import PrioritizedSampler
-from .slices import EpisodePool, SliceSampler
+from .slices import EpisodePool, SliceOptions, SliceSampler
 from .sum_tree import SumTree
 
 
@@ -37,6 +39,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
     ahead = False
     _cut_short = True
 
+    @with_options(SliceOptions, SliceSampler.__init__)
     def __init__(
         self,
         max_capacity: int,
@@ -48,10 +51,11 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         *,
         max_priority_within_buffer: bool = False,
         device: Any = None,
-        **slices: Any,
+        **slices: Unpack[SliceOptions],
     ) -> None:
-        if isinstance(slices.get("span"), (bool, int)):
-            slices["span"] = (False, slices["span"])
+        span = slices.get("span")
+        if isinstance(span, (bool, int)):
+            slices["span"] = (False, span)
         SliceSampler.__init__(self, **slices)
         self._starts: SumTree | None = None
         PrioritizedSampler.__init__(

@@ -14,8 +14,10 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
+from typing_extensions import TypedDict, Unpack
 
 from ....errors import SamplingError, UsageError
+from ....keywords import with_options
 from ..storages.storage import Storage
 from ..windows.draw import Draw, SliceMarks
 from ..windows.edges import Edges, as_key
@@ -25,6 +27,32 @@ from .uniform import Sampler, SamplerWithoutReplacement, require_records
 UniformOver = Literal["trajectories", "transitions"]
 Span = bool | int | Sequence[bool | int]
 KeyLike = str | tuple[str, ...]
+
+
+class SliceOptions(TypedDict, total=False):
+    """The arguments of `SliceSampler`, for the samplers that pass them on; see `..buffer_options`."""
+
+    num_slices: int | None
+    slice_len: int | None
+    end_key: KeyLike | None
+    end_keys: Sequence[KeyLike] | None
+    traj_key: KeyLike | None
+    ends: torch.Tensor | None
+    trajectories: torch.Tensor | None
+    cache_values: bool
+    truncated_key: KeyLike | None
+    init_key: KeyLike | None
+    strict_length: bool
+    pad_output: bool
+    compile: bool | dict[str, Any]
+    span: Span
+    use_gpu: Any
+    uniform_over: UniformOver
+    stride: int
+    burn_in: int
+    fragmented: bool
+    step_key: KeyLike
+    trajectory_key: KeyLike | None
 
 
 class SliceSampler(Sampler):
@@ -44,6 +72,7 @@ class SliceSampler(Sampler):
     - ``burn_in``: the first ``burn_in`` steps of a slice only bring a recurrent state up to date. ``"learning_mask"`` (bool
       ``[steps]``) is False there, and True in a slice that begins with its episode, where the initial state is known.
     - ``fragmented``: pieces of trajectories are interleaved, and ordered by ``traj_key`` and ``step_key``.
+    - ``replacement=False``: a `SliceSamplerWithoutReplacement` is made.
 
     ``cache_values``, ``compile`` and ``use_gpu`` are taken for compatibility, without effect: edges are always kept until the
     storage is written, and a draw takes microseconds on the CPU.
@@ -76,6 +105,7 @@ class SliceSampler(Sampler):
         fragmented: bool = False,
         step_key: KeyLike = "step_count",
         trajectory_key: KeyLike | None = None,
+        replacement: bool = True,
     ) -> None:
         if (slice_len is None) == (num_slices is None):
             raise UsageError("give either slice_len or num_slices")
@@ -193,8 +223,10 @@ class SliceSampler(Sampler):
 class SliceSamplerWithoutReplacement(SamplerWithoutReplacement, SliceSampler):
     """One slice of every episode a pass; the last batch is short, or with ``drop_last`` left out."""
 
-    def __init__(self, *, drop_last: bool = False, shuffle: bool = True, **slices: Any) -> None:
-        super().__init__(drop_last, shuffle, **slices)
+    @with_options(SliceOptions, SliceSampler.__init__)
+    def __init__(self, *, drop_last: bool = False, shuffle: bool = True, **slices: Unpack[SliceOptions]) -> None:
+        SliceSampler.__init__(self, **slices)
+        SamplerWithoutReplacement.__init__(self, drop_last, shuffle)
         if self.uniform_over == "transitions":
             raise UsageError("without replacement every episode gives one slice: uniform_over must be 'trajectories'")
 

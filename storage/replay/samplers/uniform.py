@@ -10,8 +10,9 @@ from __future__ import annotations
 from abc import ABCMeta
 from collections.abc import Callable
 from functools import partial
+from inspect import Signature, signature
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -26,13 +27,24 @@ from .permutation import Permutation
 class _Replacement(ABCMeta):
     """``replacement=False`` gives the variant of a sampler that draws without replacement."""
 
-    def __call__(cls, *args: Any, replacement: bool = True, **options: Any) -> Any:
-        variant = cls if replacement else vars(cls).get("without_replacement")
-        if variant is None:
-            if not issubclass(cls, SamplerWithoutReplacement):
-                raise UsageError(f"{cls.__name__} has no without-replacement variant")
-            variant = cls
-        return type.__call__(variant, *args, **options)
+    if (
+        not TYPE_CHECKING
+    ):  # which would take every sampler for an Any, with any arguments, instead of reading ``__init__``
+
+        def __call__(cls, *args: Any, replacement: bool = True, **options: Any) -> Any:
+            variant = cls if replacement else vars(cls).get("without_replacement")
+            if variant is None:
+                if not issubclass(cls, SamplerWithoutReplacement):
+                    raise UsageError(f"{cls.__name__} has no without-replacement variant")
+                variant = cls
+            return type.__call__(variant, *args, **options)
+
+    @property
+    def __signature__(cls) -> Signature:
+        """That of ``__init__``, where `inspect.signature` would find the above."""
+        own = cls.__init__  # type: ignore[misc]
+        parameters = () if own is object.__init__ else tuple(signature(own).parameters.values())[1:]
+        return Signature(parameters)
 
 
 class Sampler(metaclass=_Replacement):
@@ -147,7 +159,9 @@ def require_records(storage: Storage) -> int:
 
 
 class RandomSampler(Sampler):
-    """Uniform over all rows, with replacement."""
+    """Uniform over all rows, with replacement; with ``replacement=False`` a `SamplerWithoutReplacement` is made."""
+
+    def __init__(self, *, replacement: bool = True) -> None: ...
 
     def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
         return Draw(torch.randint(require_records(storage), (batch_size,), generator=generator))
@@ -266,8 +280,7 @@ class SamplerWithoutReplacement(Sampler):
 
     endless = False
 
-    def __init__(self, drop_last: bool = False, shuffle: bool = True, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, drop_last: bool = False, shuffle: bool = True) -> None:
         self.drop_last, self.shuffle = drop_last, shuffle
         self.passes = Passes(shuffle=shuffle, drop_last=drop_last)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 import torch
@@ -40,6 +41,8 @@ class LazyTensorStorage(TensorStorage):
     ) -> None:
         self._auto = device == "auto"
         super().__init__(None, max_size, device=device, ndim=ndim, compilable=compilable)
+
+    __new__.__signature__ = signature(__init__)  # type: ignore[attr-defined]
 
     def _allocate(self, example: Any) -> None:
         if self._auto:

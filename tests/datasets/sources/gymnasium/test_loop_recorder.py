@@ -9,13 +9,12 @@ import sys
 
 import gymnasium
 import gymnasium_envs
-import minari
 import numpy as np
 import pytest
 import rbdata
 from gymnasium.vector import AutoresetMode
+from minari_tools import minari, with_root
 from minari_tools import play as play_for_minari
-from minari_tools import with_root
 from paths import SUPPORT
 from rbdata.datasets.sources.gymnasium import loop_recorder
 from rbdata.errors import DatasetExistsError, UnfinishedDatasetError, UsageError
@@ -76,8 +75,10 @@ def test_equals_what_minari_stores(tmp_path, monkeypatch):
     env.close()
     about = {"author": "x", "author_email": "x@example.org", "algorithm_name": "x", "code_permalink": "https://x.org"}
     spaces = {"observation_space": env.observation_space, "action_space": env.action_space}
-    minari.create_dataset_from_buffers("toy/both-v0", buffers, description="x", jpeg_encoding=False, **spaces, **about)
-    theirs = minari.load_dataset("toy/both-v0")
+    minari().create_dataset_from_buffers(
+        "toy/both-v0", buffers, description="x", jpeg_encoding=False, **spaces, **about
+    )
+    theirs = minari().load_dataset("toy/both-v0")
     dataset = rbdata.open_dataset("gymnasium/tests/Everything-v0@both")
     assert len(dataset.episodes) == theirs.total_episodes == 6
     for number, episode in enumerate(theirs.iterate_episodes()):

@@ -8,11 +8,11 @@ import shutil
 from pathlib import Path
 
 import h5py
-import minari
 import numpy as np
 import pytest
 from gymnasium import spaces
 from minari_tools import FIXTURES, compare, convert, truth, with_root, write
+from minari_tools import minari as require_minari
 from rbdata.datasets import catalogue
 from rbdata.datasets.acquire import convert as convert_folder
 from rbdata.datasets.ingest.protocol import ConvertOptions
@@ -28,6 +28,8 @@ from rbdata.errors import (
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.episodes import CUT
 from rbdata.storage.integrity import verify
+
+minari = require_minari()
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 BOX = spaces.Box(-1, 1, (3,), np.float32)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gymnasium
 import gymnasium_envs
-import minari
 import numpy as np
 import pytest
 from minari_tools import compare, convert, play, save, truth, with_root
+from minari_tools import minari as require_minari
+
+minari = require_minari()
 
 gymnasium_envs.register()
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -7,13 +7,13 @@ import json
 import shutil
 
 import h5py
-import minari
 import numpy as np
 import pytest
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from minari_tools import FIXTURES, compare, convert, truth, with_root, write
+from minari_tools import minari as require_minari
 from rbdata.datasets.acquire import download
 from rbdata.datasets.ingest.protocol import ConvertOptions
 from rbdata.datasets.ingest.request import Listener, Request
@@ -23,6 +23,8 @@ from rbdata.storage.dataset import Dataset
 from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED
 from rbdata.storage.integrity import verify
 from tensordict import TensorDict
+
+minari = require_minari()
 
 FORMATS = ["hdf5", "arrow", "parquet"]
 each_format = pytest.mark.parametrize("data_format", FORMATS)
