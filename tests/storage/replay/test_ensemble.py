@@ -93,7 +93,7 @@ def test_ensemble_errors():
         ReplayBufferEnsemble(ensemble, pair[0])
     assert "ensemble.buffers" in str(caught.value.hint)
     with pytest.raises(TypeError, match="colour"):
-        ReplayBufferEnsemble(*pair, colour="red")
+        ReplayBufferEnsemble(*pair, colour="red")  # type: ignore[call-arg]
 
 
 def test_members_of_unlike_keys_give_a_lazy_stack():

@@ -155,7 +155,7 @@ def test_without_replacement_by_argument():
     kind = SliceSampler
     sliced = kind(slice_len=2, replacement=False, shuffle=False)
     assert type(sliced) is SliceSamplerWithoutReplacement and isinstance(sliced, SamplerWithoutReplacement)
-    assert type(SamplerWithoutReplacement(replacement=False)) is SamplerWithoutReplacement
+    assert type(SamplerWithoutReplacement(replacement=False)) is SamplerWithoutReplacement  # type: ignore[call-arg]
     kind = RandomSampler
     assert type(kind(replacement=True)) is RandomSampler
     options: dict[str, Any] = {"replacement": False}
