@@ -58,10 +58,6 @@ class WholeFileJob(Job):
         same = [entry.get("sha256") for entry in objects if entry.get("name") == self.item.name]
         self._recorded = next((str(sha256) for sha256 in same if sha256), None)
 
-    def bytes_identity(self) -> list[Any]:
-        """Identifies the file's bytes before they are read."""
-        return [self.item.name, self.item.size, dict(self.item.checksums) or self.item.version]
-
     def check_recorded(self, sha256: str) -> None:
         """Raise ChecksumError for a file that is not the one that the dataset to be replaced was made from."""
         if self._recorded in (None, sha256) or self.accept_changed:

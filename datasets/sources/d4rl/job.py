@@ -63,12 +63,9 @@ class D4rlJob(WholeFileJob):
         self.accept_changed = options.extra["accept_changed"]
 
     def identity(self) -> dict[str, Any]:
-        return {
-            "converter": "d4rl 1",
-            "dataset": self.entry.name if self.entry else None,
-            "object": self.bytes_identity(),
-            # Options are in the plan's digest: with others, what was fetched is still good.
-        }
+        # Not what the place states of the file: what was fetched of another one is fetched anew. Its checksum and the options
+        # are in the plan's digest.
+        return {"converter": "d4rl 2", "dataset": self.entry.name if self.entry else None, "file": self.item.name}
 
     def inspect_files(self, files: Mapping[str, Path]) -> None:
         """Look into the file: what it holds decides the leaves. Raises CorruptSourceError, UsageError."""

@@ -60,11 +60,11 @@ class MinariJob(Job):
         self._bounds: list[tuple[int, int]] = []
 
     def identity(self) -> dict[str, Any]:
+        # Not what the place states of the files: what was fetched of others is fetched anew. Their checksums are in the plan's
+        # digest.
         return {
-            "converter": "minari 1",
+            "converter": "minari 2",
             "dataset": self.name,
-            "objects": [[path, item.size, dict(item.checksums) or item.version] for path, item in self._objects],
-            "metadata": crc32c(self._described[1]) if self._described else None,
             "unknown_next": self.options.unknown_next,
             "codec": self.options.codec,
             "layout": self.options.layout,
@@ -129,7 +129,8 @@ class MinariJob(Job):
         on_progress(len(found.episodes), len(found.episodes))
         self._runs = planner.runs
         notes = [*found.notes, *_notes(planner.counts, self.options.unknown_next)]
-        digest = crc32c(repr(sorted(self._checksums.items())).encode())
+        about = crc32c(self._described[1]) if self._described else None
+        digest = crc32c(repr([about, sorted(self._checksums.items())]).encode())
         parts = [self._describe_part(number) for number in range(len(self._bounds))]
         return Plan(episodes, planner.counts, notes, parts, dict(found.spaces), digest)
 

@@ -66,12 +66,10 @@ class OpenmlJob(WholeFileJob):
         self.counts = {"rows": 0, "dropped_rows": 0, "missing_values": 0, "rounded_integers": 0, "not_finite": 0}
 
     def identity(self) -> dict[str, Any]:
-        return {
-            "converter": "openml 1",
-            "dataset": [self.about_table.id, self.about_table.version],
-            "object": self.bytes_identity(),
-            # Options are in the plan's digest: with others, what was fetched is still good.
-        }
+        # Not what the place states of the file: what was fetched of another one is fetched anew. Its checksum and the options
+        # are in the plan's digest.
+        about = self.about_table
+        return {"converter": "openml 2", "dataset": [about.id, about.version], "file": self.item.name}
 
     # -- plan ------------------------------------------------------------------------------------------------------
 
