@@ -9,7 +9,18 @@ The message says what failed and for which id, file or URL; the hint says what t
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+
+#: The login in a URL: user name and password, or of a web server a token alone.
+_LOGIN = re.compile(
+    r"""(?<=://)[^/\s"'<>]{1,300}:[^/\s"'<>]{0,300}@|(?:(?<=http://)|(?<=https://))[^/\s"'<>]{1,300}@"""
+)
+
+
+def without_logins(text: str) -> str:
+    """A text with ``***`` in place of the logins in its URLs: messages end up in logs and bug reports."""
+    return _LOGIN.sub("***@", text) if "@" in text else text
 
 
 class RbdataError(Exception):
@@ -19,8 +30,8 @@ class RbdataError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.hint = hint
+        super().__init__(without_logins(message))
+        self.hint = None if hint is None else without_logins(hint)
 
     @property
     def message(self) -> str:
@@ -30,7 +41,7 @@ class RbdataError(Exception):
 
     def __str__(self) -> str:
         """Message and hint, on a line each, as a traceback shows them."""
-        return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
+        return f"{self.message}\nhint: {without_logins(self.hint)}" if self.hint else self.message
 
 
 def page(name: str) -> str:

@@ -133,7 +133,7 @@ def _copy(url: str, place: DatasetPlace, request: Request, listener: Listener) -
     location, manifest = found
 
     def make(lock: WriterLock | None) -> tuple[Estimate, Manifest]:
-        announce_replacement(place, request, manifest.source.get("shards", ()), url, listener)
+        announce_replacement(place, request, manifest.source.get("shards", ()), location.url, listener)
         return converted.fetch_converted(
             location, manifest, place, listener, force=request.force, dry_run=lock is None, command=request.command
         )

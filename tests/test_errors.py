@@ -7,7 +7,7 @@ import pickle
 import pytest
 from rbdata import errors
 from rbdata.cli.failures import explain
-from rbdata.errors import DamagedDatasetError, FetchError, RbdataError, SpecError, UsageError, reason
+from rbdata.errors import DamagedDatasetError, FetchError, RbdataError, SpecError, UsageError, reason, without_logins
 
 CLASSES = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, RbdataError)]
 
@@ -34,3 +34,25 @@ def test_an_error_within_another_has_no_second_hint():
 def test_text_survives_a_process():
     error = FetchError("gone", hint="later")
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://me:swordfish@host/x is gone", "https://***@host/x is gone"),
+        ("use 'http://me:sword@fish@host:80'", "use 'http://***@host:80'"),
+        ("http://token-alone@host/data", "http://***@host/data"),
+        ("s3://key:swordfish@bucket, ftp://a:b@c", "s3://***@bucket, ftp://***@c"),
+        ("sftp://me@host/x", "sftp://me@host/x"),
+        ("http://host:80/adult@2 and me@host", "http://host:80/adult@2 and me@host"),
+    ],
+)
+def test_no_error_holds_a_login(text, shown):
+    error = FetchError(text, hint=text)
+    assert (error.message, error.hint, str(error)) == (shown, shown, f"{shown}\nhint: {shown}")
+    assert "swordfish" not in repr(error)
+
+
+def test_logins_are_found_quickly():
+    for text in ("://" + "a:" * 100_000, "://" + ":" * 200_000 + "@", "http://" * 50_000 + "@"):
+        without_logins(text)

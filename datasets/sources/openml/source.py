@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from .... import settings
 from ....errors import ObjectNotFoundError, UsageError
 from ...fetch import FetchOptions, Location, RemoteObject, open_location
+from ...fetch.location import without_login
 from ...ingest.listing import RemoteDataset, RemoteListing, keep, kept
 from ...ingest.protocol import ConvertOptions, RawObject
 from ..source import Source, only_file
@@ -62,12 +63,12 @@ class OpenmlSource(Source):
         )
 
     def listing(self, root: Path | None = None) -> RemoteListing | None:
-        return kept(self.name, settings.mirror(self.name) or self.home, root)
+        return kept(self.name, without_login(settings.mirror(self.name) or self.home), root)
 
     def refresh(self, root: Path | None, fetch: FetchOptions, on_progress: Callable[[int, int], None]) -> RemoteListing:
         url = settings.mirror(self.name) or self.home
         found = Api(open_location(url, options=fetch)).listing(on_progress)
-        return keep(self.name, url, _named(found), root)
+        return keep(self.name, without_login(url), _named(found), root)
 
     def knows(self, name: str) -> bool:
         return _NAME.fullmatch(name) is not None

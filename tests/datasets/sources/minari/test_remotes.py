@@ -17,6 +17,7 @@ from rbdata.datasets.sources.minari.names import HOME, local_names, remote_url, 
 from rbdata.datasets.sources.minari.remote_counts import remote_list
 from rbdata.errors import (
     ChecksumError,
+    CorruptSourceError,
     FetchError,
     ObjectNotFoundError,
     TransientFetchError,
@@ -306,3 +307,27 @@ def test_conversion_is_the_same_wherever_it_comes_from(tmp_path, server, minari_
     one = get(tmp_path / "one", f"minari/{name}")
     two = convert(tmp_path / "two", name, mirror=str(FIXTURES))
     assert one.manifest.files == two.manifest.files
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_counts_of_the_metadata_must_agree_with_what_came(tmp_path, name):
+    """A listing or a file that ends early but cleanly; a folder of this machine is taken as it is, with a note."""
+    shutil.copytree(FIXTURES / name, tmp_path / "files" / name)
+    about = tmp_path / "files" / name / "data" / "metadata.json"
+    record = json.loads(about.read_text())
+    for key in ("total_episodes", "total_steps"):
+        about.write_text(json.dumps({**record, key: record[key] + 1}))
+        wrong = f"state {record[key] + 1} {key[6:]}, .* hold {record[key]}"
+        with http_server(tmp_path / "files") as server, pytest.raises(CorruptSourceError, match=wrong):
+            convert(tmp_path / key, name, mirror=server.url)
+        dataset = convert(tmp_path / f"local {key}", name, mirror=str(tmp_path / "files"))
+        assert any(f"state {record[key] + 1}" in note for note in dataset.manifest.notes)
+
+
+def test_a_file_without_its_metadata_is_not_an_old_dataset(tmp_path):
+    """Without metadata.json its spaces would be guessed, where an answer of 404 is all that is wrong."""
+    name = "cartpole/random-v0"
+    shutil.copytree(FIXTURES / name, tmp_path / "files" / name)
+    (tmp_path / "files" / name / "data" / "metadata.json").unlink()
+    with http_server(tmp_path / "files") as server, pytest.raises(CorruptSourceError, match=r"no metadata\.json"):
+        convert(tmp_path / "root", name, mirror=server.url)
