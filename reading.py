@@ -27,17 +27,20 @@ def open_dataset(
     root: str | os.PathLike[str] | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     cache_limit: int | str | None = None,
+    check: bool = False,
 ) -> Dataset:
     """Open a dataset read-only, by id (full or bare), by path, or by the URL of a converted dataset (``s3://...``).
 
     One at a URL is read where it lies: what is read is kept in ``cache_dir`` (default: ``.remote`` under the root), at most
-    ``cache_limit`` bytes of it, such as ``"20GB"``. Raises as `datasets.local.find` and `datasets.remote.open_remote` do.
+    ``cache_limit`` bytes of it, such as ``"20GB"``. ``check=True`` compares what is read of a folder with its checksums, every
+    block of 4 MiB once, when it is first read: DamagedDatasetError names the file and the block. (Of a URL, what is fetched is
+    checked at any rate.) Raises as `datasets.local.find` and `datasets.remote.open_remote` do.
     """
     if is_remote(id_or_path):
         return open_remote(id_or_path, cache_dir=cache_dir, cache_limit=cache_limit, root=root)
     if cache_dir is not None or cache_limit is not None:
         raise UsageError(f"cache_dir and cache_limit are for URLs, not for {os.fspath(id_or_path)}")
-    return local.open_dataset(id_or_path, root)
+    return local.open_dataset(id_or_path, root, check=check)
 
 
 @check_keywords
@@ -47,6 +50,7 @@ def load(
     root: str | os.PathLike[str] | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     cache_limit: int | str | None = None,
+    check: bool = False,
     batch_size: int | None = None,
     frame_stack: int | None = None,
     stack_keys: Sequence[str] | None = None,
@@ -95,6 +99,7 @@ def load(
     - ``shuffle="blocks"``: every step once a pass, from a few stretches of the data at a time, in an order by the seed: for
       datasets at a URL, of which the stretches are fetched ahead. ``"global"`` is the same as True.
     - ``cache_dir``, ``cache_limit``: of a dataset at a URL, see `open_dataset`.
+    - ``check=True``: every block of the files is compared with its checksum when it is first read, see `open_dataset`.
     - ``alpha``, ``beta``: sampling by priority; ``buffer.update_tensordict_priority(batch)`` sets priorities from
       ``priority_key``.
     - ``sampler``: one of your own instead of all these. ``sample_unit``: what is read for each step drawn
@@ -106,9 +111,13 @@ def load(
 
     Raises UsageError for options that make no sense together, and as `open_dataset` does.
     """
-    elsewhere = ("id_or_path", "root", "cache_dir", "cache_limit")
+    elsewhere = ("id_or_path", "root", "cache_dir", "cache_limit", "check")
     options = {name: value for name, value in locals().items() if name not in (*elsewhere, "elsewhere")}
     if isinstance(id_or_path, Dataset):
+        if check:
+            raise UsageError(
+                "check=True is for ids and paths", hint="open the dataset with open_dataset(..., check=True)"
+            )
         return load_buffer(id_or_path, **options)
-    dataset = open_dataset(id_or_path, root=root, cache_dir=cache_dir, cache_limit=cache_limit)
+    dataset = open_dataset(id_or_path, root=root, cache_dir=cache_dir, cache_limit=cache_limit, check=check)
     return load_buffer(dataset, **options)

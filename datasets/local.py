@@ -107,11 +107,17 @@ def _see_local(root: str | os.PathLike[str] | None) -> str:
     return f"`{settings.command('list', '--local', root=root)}` shows the datasets that are there"
 
 
-def open_dataset(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> Dataset:
-    """Open a dataset read-only, by id or path; errors as `find`. Reads the manifest and maps the files, no rows."""
+def open_dataset(
+    id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None, *, check: bool = False
+) -> Dataset:
+    """Open a dataset read-only, by id or path; errors as `find`. Reads the manifest and maps the files, no rows.
+
+    With ``check``, what is read later is compared with its checksums.
+    """
+    from ..storage.checked_dataset import CheckedDataset
     from ..storage.dataset import Dataset
 
-    return Dataset(find(id_or_path, root))
+    return (CheckedDataset if check else Dataset)(find(id_or_path, root))
 
 
 def deletable(text: str, root: str | os.PathLike[str] | None = None) -> DatasetPlace:
