@@ -17,6 +17,7 @@ release = version = rbdata.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "plain_markdown"]
 exclude_patterns = ["extensions"]
 default_role = "code"  # docstrings name things in single backticks
+smartquotes = False  # options begin with two hyphens
 
 myst_heading_anchors = 3
 
@@ -29,5 +30,7 @@ toc_object_entries = False
 
 html_theme = "furo"
 html_title = f"rbdata {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False

@@ -36,7 +36,7 @@ def lines() -> Iterator[str]:
     for title, names in members.items():
         if names:
             yield from (f"## {title}", "")
-        for name in names:
+        for name in sorted(names, key=lambda name: inspect.isclass(getattr(rbdata, name))):  # functions first
             yield from ("```{eval-rst}", *directive(name, getattr(rbdata, name)), "```", "")
 
 

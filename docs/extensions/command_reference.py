@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,7 +50,10 @@ def record_of(param: Any, context: click.Context) -> tuple[str, str] | None:
     if getattr(param, "hidden", False):
         return None
     record = param.get_help_record(context)
-    return None if record is None else (record[0].replace("|", "\\|"), " ".join(record[1].split()))
+    if record is None:
+        return None
+    # Click adds the type to an argument's name: WORDS <list[str]>.
+    return re.sub(r" <[\w\[\]]+>$", "", record[0]).replace("|", "\\|"), " ".join(record[1].split())
 
 
 def escaped(text: str) -> str:
