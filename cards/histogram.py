@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,9 +28,9 @@ class Histogram:
 
     number: int
     not_finite: int
-    counts: tuple[int, ...] = ()
-    values: tuple[float, ...] = ()
-    edges: tuple[float, ...] = ()
+    counts: tuple[int, ...] = field(default=(), repr=False)
+    values: tuple[float, ...] = field(default=(), repr=False)
+    edges: tuple[float, ...] = field(default=(), repr=False)
     mean: float | None = None
     std: float | None = None
     low: float | None = None

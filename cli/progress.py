@@ -105,7 +105,9 @@ class Tally:
 
     def describe(self) -> list[str]:
         """Amount, rate, time left, retries: those that are known, the least important first."""
-        words = [f"part {min(self.done_parts + 1, self.parts)} of {self.parts}"] if not self.bytes else []
+        words = []
+        if not self.bytes and self.parts > 1:
+            words.append(f"part {min(self.done_parts + 1, self.parts)} of {self.parts}")
         if self.bytes:
             words.append(f"{text.size(min(self.fetched, self.bytes))} of {text.size(self.bytes)}")
         if self.rate >= 1:
@@ -338,6 +340,9 @@ class _Bars:
         self._tally.update(tasks)
         self._total(self._tally)
         for task in self._tally.running[: self._most_bars] if self._tally.share < 1 else ():
+            if self._tally.parts == 1 and not task.wait:  # the bar of the total shows the same
+                self._drop(task.index)
+                continue
             fetched = text.size(task.fetched) if task.fetched else ""  # a recording fetches nothing
             self._show(task.index, self._tally.names[task.index], task.rows / max(1, task.total), task.wait or fetched)
 

@@ -61,7 +61,7 @@ def _interrupted(dataset_id: str, estimate: Estimate | None, finished: int) -> I
     from ..storage.journal import Journal
     from ..storage.manifest import FILENAME
 
-    words = out.arguments
+    words, go_on = out.arguments, "continue with"
     if estimate is None:
         message = f"interrupted while planning {dataset_id}; parts finished earlier are kept"
     elif estimate.unread:
@@ -75,10 +75,11 @@ def _interrupted(dataset_id: str, estimate: Estimate | None, finished: int) -> I
         message = f"interrupted: {kept} of {estimate.parts} parts of {dataset_id} are kept"
         if not kept and estimate.parts == 1:
             message = f"interrupted before {dataset_id} was complete: nothing is kept"
+            go_on = "begin again with"
         if not (estimate.path / FILENAME).is_file():
             # There is no dataset to replace, so --force would only discard the finished parts.
             words = [word for word in words if word != "--force"]
-    return Interrupted(message, hint=f"continue with: {settings.command(*words)}")
+    return Interrupted(message, hint=f"{go_on}: {settings.command(*words)}")
 
 
 def this_command() -> str:

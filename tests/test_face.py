@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+import types
 
 import gymnasium
 import pytest
@@ -85,3 +86,30 @@ def test_missing_extras_name_what_to_install(root, monkeypatch):
         rbdata.preprocess(ID, "rbdata:to_float", dest="my/x", root=root, engine="ray")
     with pytest.raises(MissingExtraError, match=r"rbdata\[atari\]"):
         rbdata.download("gymnasium/ALE/Pong-v5", root=root, steps=5)
+
+
+class Kernel:
+    """The shell of a notebook: its messages as they would be sent."""
+
+    def __init__(self) -> None:
+        self.kernel, self.sent = self, []
+
+    def display(self, content, raw, display_id):
+        self.sent.append(content["text/html"])
+        return self
+
+    def update(self, content, raw):
+        self.sent.append(content["text/html"])
+
+
+def test_bars_in_a_notebook_are_html(tmp_path, monkeypatch):
+    kernel = Kernel()
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: kernel))
+    monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=kernel.display))
+    rbdata.download(ID, root=tmp_path, steps=40, progress=True)
+    assert kernel.sent[0] == f"<div><progress></progress> {ID}</div>"
+    assert kernel.sent[-1] == f"<div><progress value=1.000></progress> {ID} 100%</div>"
+    assert not any("100%" in one for one in kernel.sent[:-1]), "not before all is done"
+    with pytest.raises(rbdata.errors.UnknownDatasetError):
+        rbdata.download("gymnasium/Nothing-v9", root=tmp_path, progress=True)
+    assert kernel.sent[-1] == "<div>gymnasium/Nothing-v9: stopped</div>"

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import html
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from typing import Any
 
+from ... import amounts
 from ..workers.task import TaskProgress
 from .request import Estimate, Listener
+
+#: Draws what goes on and the share done, 0 to 1; None where it is not known.
+Show = Callable[[str, "float | None"], None]
+
+#: Seconds between two drawings in a notebook.
+_INTERVAL = 0.2
 
 
 @contextmanager
@@ -21,27 +31,25 @@ def progress_listener(title: str, listener: Listener | None, show: bool) -> Iter
 
 @contextmanager
 def _drawn(title: str) -> Iterator[Listener]:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        row = progress.add_task(title, total=None)
+    with (_notebook_bar if _in_notebook() else _terminal_bar)(title) as show:
         left = 1
         finished: set[int] = set()
         running: dict[int, float] = {}
 
-        def stage(what: str) -> None:
-            progress.update(row, description=f"{title}: {what}")
-
         def estimate(plan: Estimate) -> None:
             nonlocal left
             left = max(1, plan.parts - plan.done_parts)
-            progress.update(row, description=title, total=1.0, completed=0.0)
+            show("", 0.0)
+
+        def count(what: str, done: float, total: float, then: str) -> None:
+            if done < total:
+                show(what, done / total)
+            else:
+                show(then, None)
 
         def update() -> None:
             unfinished = sum(share for index, share in running.items() if index not in finished)
-            progress.update(row, completed=min(1.0, (len(finished) + unfinished) / left))
+            count("", len(finished) + unfinished, left, "writing")
 
         def moved(tasks: list[TaskProgress]) -> None:
             running.update((task.index, task.rows / max(1, task.total)) for task in tasks)
@@ -51,15 +59,73 @@ def _drawn(title: str) -> Iterator[Listener]:
             finished.add(index)
             update()
 
-        yield Listener(
-            on_stage=stage,
-            on_planned=lambda done, total: progress.update(row, total=total, completed=done),
-            on_estimate=estimate,
-            on_progress=moved,
-            on_part_done=part_done,
-            on_fetched=lambda name, done, total: progress.update(row, total=total, completed=done),
-        )
-        progress.update(row, description=title, total=1.0, completed=1.0)
+        try:
+            yield Listener(
+                on_stage=lambda what: show(what, None),
+                on_planned=lambda done, total: count("planning", done, total, "planning"),
+                on_estimate=estimate,
+                on_progress=moved,
+                on_part_done=part_done,
+                on_fetched=lambda name, done, total: count("raw files", done, total, "raw files"),
+            )
+        except BaseException:
+            show("stopped", 0.0)
+            raise
+        show("", 1.0)
+
+
+@contextmanager
+def _terminal_bar(title: str) -> Iterator[Show]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        row = progress.add_task(title, total=None)
+
+        def show(what: str, share: float | None) -> None:
+            known = None if share is None else 1.0
+            progress.update(row, description=_titled(title, what), total=known, completed=share or 0.0)
+
+        yield show
+
+
+@contextmanager
+def _notebook_bar(title: str) -> Iterator[Show]:
+    """HTML that is replaced, instead of rich's bars, which need ipywidgets."""
+    from IPython.display import display
+
+    began, drawn = time.monotonic(), -_INTERVAL
+
+    def page(what: str, share: float | None) -> dict[str, str]:
+        passed = time.monotonic() - began
+        words = _titled(title, what)
+        if share is not None and what != "stopped":
+            words += f" {amounts.percent(share)}"
+        if share and share < 1 and passed > 2:
+            words += f", about {amounts.duration(passed / share - passed)} left"
+        bar = "" if what == "stopped" else f"<progress{'' if share is None else f' value={share:.3f}'}></progress> "
+        return {"text/html": f"<div>{bar}{html.escape(words)}</div>", "text/plain": words}
+
+    def show(what: str, share: float | None) -> None:
+        nonlocal drawn
+        now = time.monotonic()
+        if share in (0, 1, None) or now - drawn >= _INTERVAL:
+            drawn = now
+            handle.update(page(what, share), raw=True)
+
+    handle = display(page("", None), raw=True, display_id=True)
+    yield show
+
+
+def _titled(title: str, what: str) -> str:
+    return f"{title}: {what}" if what else title
+
+
+def _in_notebook() -> bool:
+    """Whether this is the kernel of a notebook; a terminal with IPython is none."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell is not None and hasattr(shell, "kernel")
 
 
 def _both(first: Listener, second: Listener) -> Listener:
