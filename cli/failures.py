@@ -83,5 +83,9 @@ def _argument_failure(error: BaseException) -> Failure | None:
     # Typer checks values with pydantic, which says of some messages that they are of a ValueError.
     message = " ".join(complaint.format_message().replace("Value error, ", "").split())
     context = getattr(error, "ctx", None)
-    hint = f"`{context.command_path} --help` shows the usage" if context is not None else None
+    hint = f"`{context.command_path if context else 'rbdata COMMAND'} --help` shows the usage"
+    if message == "Missing argument 'ID'.":
+        hint = f"name a dataset, as `rbdata list` shows them; {hint}"
+    elif message.startswith(("Missing command", "No such command")) and "Did you mean" not in message:
+        hint = f"commands: {', '.join(context.command.commands)}; {hint}" if context else hint
     return Failure("usage", message, hint, 2 if isinstance(error, usage_error) else complaint.exit_code)

@@ -168,6 +168,8 @@ def invoke(arguments: list[str]) -> int:
     group = typer.main.get_command(app)
     group.params.extend(_common_options(group=True))
     spare_conversion(group.params)
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
     result = group.main(arguments or ["--help"], prog_name="rbdata", standalone_mode=False)
     if not arguments:
         return 2

@@ -17,6 +17,10 @@ class Command(QuickHelp, TyperCommand):
     """A command whose help groups the options. A parameter with an attribute ``by_source`` (the help of each source that
     declares it, by the name of the source) is listed with these sources."""
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """ID, not {ID}: braces are not needed around what is required."""
+        return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = defaultdict(list)
         for param in self.get_params(ctx):

@@ -264,13 +264,14 @@ def _origin(manifest: Manifest) -> list[Fact]:
 
     provenance, objects = manifest.provenance, manifest.source.get("objects", [])
     raw = sum(entry.get("size") or 0 for entry in objects)
+    options = manifest.source.get("options", {}).items()
     facts = [
         ("source", manifest.source.get("name")),
-        ("options", ", ".join(f"{key} {value}" for key, value in manifest.source.get("options", {}).items())),
+        ("options", ", ".join(f"{key} {value}" for key, value in options if value not in (None, "", [], {}))),
         ("location", provenance.get("location")),
         ("reason", provenance.get("why")),
         ("created", describe_creation(provenance)),
-        ("raw files", objects and f"{text.count(len(objects))}, {text.size(raw)}"),
+        ("raw files", raw and f"{text.count(len(objects))}, {text.size(raw)}"),
         ("unverified transfer", describe_unverified(provenance)),
         ("licence", manifest.licence),
         ("citation", manifest.citation),

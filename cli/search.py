@@ -71,5 +71,7 @@ def run(
         out.note(f"no dataset matches {' '.join(words or ())}".rstrip())
         if found.nearest:
             out.hint(settings.command("search", *found.nearest, root=root))
+        elif len(words or ()) > 1:
+            out.note("every word must match: try fewer")
     if found.of_unknown_size:
         out.note(f"left out, as their size is not known: {text.plural(found.of_unknown_size, 'dataset')}")

@@ -186,7 +186,9 @@ def suggestion(text: str, local: Iterable[str] = ()) -> str:
     }
     near = difflib.get_close_matches(text.lower(), list(bare), n=6, cutoff=0.6)
     names = list(dict.fromkeys(bare[name] for name in near))[:3]
-    return (f"did you mean {', '.join(names)}? " if names else "") + "`rbdata list` shows all"
+    return (
+        f"did you mean {', '.join(names)}?" if names else "`rbdata search WORDS` finds datasets by parts of their names"
+    )
 
 
 def _of_each(question: Callable[[Source], Answer], only: str | None = None) -> dict[str, Answer]:

@@ -85,7 +85,7 @@ def find(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None
     get_it = f"get it with `{settings.command('download', dataset_id, root=root)}`"
     elsewhere = "choose another folder with --root or RBDATA_ROOT"
     if not where.is_dir():
-        get_it = f"{elsewhere}, or {get_it}"
+        get_it = f"{get_it}, or {elsewhere}"
     missing = "" if where.is_dir() else ", which does not exist"
     raise DatasetNotFoundError(f"{dataset_id} is not under {where}{missing}", hint=get_it if source else elsewhere)
 

@@ -33,7 +33,7 @@ def find_existing(place: DatasetPlace, request: Request) -> Manifest | None:
         raise DatasetExistsError(message, hint="write it as it is there, or choose another --root")
     differs = _differences(manifest, request.options)
     if differs:
-        message = f"{place.id} already exists, converted with different options: {', '.join(differs)}"
+        message = f"{place.id} already exists, made with different options: {', '.join(differs)}"
         raise DatasetExistsError(message, hint="replace it with --force, or delete it first")
     return None if list_missing(manifest, request.options) else manifest
 

@@ -408,7 +408,7 @@ def test_complete_is_complete(small_mirror, tmp_path):
     assert again.action == "complete"
     assert again.manifest == first.manifest
     assert {path: path.stat().st_mtime_ns for path in first.path.rglob("*")} == stamps
-    with pytest.raises(DatasetExistsError, match="converted with different options: codec"):
+    with pytest.raises(DatasetExistsError, match="made with different options: codec"):
         download(request(top, tmp_path, options={"codec": "raw"}))
     replaced = download(request(top, tmp_path, options={"codec": "raw"}, force=True))
     assert replaced.manifest.source["options"]["codec"] == "raw"
