@@ -89,17 +89,17 @@ class TestEveryCommand:
         assert (code, answer) == (2, "")
         assert notes.startswith("error: No such option")
         assert notes.splitlines()[-1] == "hint: `rbdata list --help` shows the usage"
+        code, document = ask("list", "--nonsense")
+        assert code == 2
+        assert document["error"]["code"] == "usage"
 
-    def test_newcomers_are_led_on(self):
+    def test_newcomers_are_led_on(self, call):
         assert call("help", "sample")[1] == call("sample", "--help")[1]
         assert "Usage: rbdata sample [OPTIONS] ID\n" in call("help", "sample")[1]
         assert "name a dataset, as `rbdata list` shows them" in call("inspect")[2]
         assert "commands: push, ls, rm; " in call("mirror")[2]
         assert "commands: list, search, " in call("remove", "x")[2]
         assert "`rbdata search WORDS` finds" in call("info", "hopper")[2]
-        code, document = ask("list", "--nonsense")
-        assert code == 2
-        assert document["error"]["code"] == "usage"
 
     def test_a_mistyped_command(self, call):
         code, _, notes = call("downlaod", "Pong/5")
