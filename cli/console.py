@@ -181,7 +181,8 @@ class Console:
         self.trace(error)
         if failure.detail and not self.debug:
             self._write(failure.detail.rstrip("\n") + "\n")
-        self._write_wrapped(f"{about}: {failure.message}" if about else failure.message, "error: ", "error")
+        named = not about or about in failure.message
+        self._write_wrapped(failure.message if named else f"{about}: {failure.message}", "error: ", "error")
         if failure.hint:
             self._write_wrapped(failure.hint, "hint: ", "next")
 

@@ -102,7 +102,7 @@ def run(
     if (
         not where.is_dir() and root is not None
     ):  # given: perhaps misspelt. The one by default is made by the first download.
-        out.note(f"{where}: no such folder")
+        out.note(f"{where}: no such folder; choose another with --root or RBDATA_ROOT")
     elif not here and not absent:
         out.note(f"no dataset matches {match!r}" if match else f"no datasets under {where}")
     elif not here and out.on_terminal and not (source or match):

@@ -189,7 +189,10 @@ class TestList:
     def test_a_folder_that_is_not_there(self, call, made, monkeypatch):
         for words in (("list",), ("list", "--local"), ("list", "atari")):
             code, _, notes = call(*words, "--root", made / "mispelt")
-            assert (code, notes) == (0, f"{made / 'mispelt'}: no such folder\n")
+            assert (code, notes) == (
+                0,
+                f"{made / 'mispelt'}: no such folder; choose another with --root or RBDATA_ROOT\n",
+            )
         monkeypatch.setenv("RBDATA_ROOT", str(made / "later"))  # the first download makes it
         assert "no such folder" not in call("list", "--local")[2]
 
@@ -332,7 +335,7 @@ class TestDownload:
             ["atari/Pong/5", "complete"],
             ["atari/Breakout/1", "written"],
         ]
-        assert "error: Nope/1: unknown dataset 'Nope/1'" in notes
+        assert "error: unknown dataset 'Nope/1'" in notes
         assert "next: rbdata inspect atari/Pong/5 --root" in notes
         code, document = ask(*words)
         assert code == 1
