@@ -90,3 +90,8 @@ def has_bytes(path: Path, size: int, *, exactly: bool = False) -> bool:
     except FileNotFoundError:
         return False
     return found == size if exactly else found >= size
+
+
+def open_at_once(path: str, flags: int) -> int:
+    """An opener for ``open``: otherwise opening a pipe waits until somebody writes to it."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))

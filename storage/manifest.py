@@ -28,13 +28,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import stat
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from ..errors import DamagedDatasetError, FormatVersionError, NotADatasetError, reason
 from .checksums import crc32c
-from .durable import write_atomically
+from .durable import open_at_once, write_atomically
 from .leaf import Leaf
 from .manifest_types import BLOCK_TABLE, check_types
 from .schema import Schema, check_ted
@@ -42,6 +44,8 @@ from .schema import Schema, check_ted
 FILENAME = "rbdata.json"
 FORMAT = "rbdata"
 FORMAT_VERSION = 1
+#: Bytes; the manifest of a run with thousands of parts has a few MB.
+LARGEST_MANIFEST = 1 << 28
 
 
 @dataclass
@@ -120,7 +124,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / FILENAME
     try:
-        text = path.read_text(encoding="utf-8")
+        text = _read(path).decode()
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         message = f"{folder} holds no dataset: there is no {FILENAME} in it"
         raise NotADatasetError(message, hint="`rbdata list --local` shows the datasets that are there") from error
@@ -147,6 +151,17 @@ def read_manifest(folder: Path) -> Manifest:
     except (ValueError, KeyError, RecursionError) as error:
         raise DamagedDatasetError(f"{path} is malformed: {reason(error)}", hint=_REDO) from error
     return manifest
+
+
+def _read(path: Path) -> bytes:
+    """The bytes of a manifest. A folder may come from anywhere: pipes and devices have no end."""
+    with open(path, "rb", opener=open_at_once) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise NotADatasetError(f"{path} is not a file")
+        if status.st_size > LARGEST_MANIFEST:
+            raise DamagedDatasetError(f"{path} has {status.st_size} bytes: no manifest is that large", hint=_REDO)
+        return file.read(LARGEST_MANIFEST)
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

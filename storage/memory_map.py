@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import DamagedDatasetError
+from .durable import open_at_once
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +46,7 @@ def map_array(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
     """
     size = count * dtype.itemsize
     try:
-        with open(path, "rb", opener=_open_at_once) as file:
+        with open(path, "rb", opener=open_at_once) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise DamagedDatasetError(f"{path} is not a file", hint=verify_hint(path))
@@ -62,11 +63,6 @@ def map_array(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
     except OSError as error:
         raise DamagedDatasetError(f"{path} cannot be read: {error.strerror}", hint=verify_hint(path)) from error
     return np.frombuffer(data, dtype, count)
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    # Otherwise opening a pipe waits until somebody writes to it.
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def will_read(array: np.ndarray, start: int, stop: int) -> None:

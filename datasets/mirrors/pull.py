@@ -25,7 +25,7 @@ from ...errors import (
 )
 from ...storage.checksums import check_ranges
 from ...storage.folder import JOURNAL, RAW, DatasetPlace, check_id, free_bytes, remove_tree
-from ...storage.manifest import FILENAME, Manifest, read_manifest, write_manifest
+from ...storage.manifest import FILENAME, LARGEST_MANIFEST, Manifest, read_manifest, write_manifest
 from ...storage.writer import DatasetWriter, fingerprint, finished_parts
 from .. import catalogue
 from ..fetch import FetchOptions, Location, RemoteObject, open_location, read_all
@@ -39,8 +39,6 @@ from ..ingest.request import Estimate, Listener
 from ..sources.source import Source
 from ..workers.task import TaskProgress
 
-#: Bytes; the manifest of a run with thousands of parts has a few MB.
-LARGEST_MANIFEST = 1 << 28
 _DAMAGED_MIRROR = "the mirror's copy is damaged: push it again, or use another mirror"
 
 
