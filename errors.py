@@ -16,11 +16,19 @@ from pathlib import Path
 _LOGIN = re.compile(
     r"""(?<=://)[^/\s"'<>]{1,300}:[^/\s"'<>]{0,300}@|(?:(?<=http://)|(?<=https://))[^/\s"'<>]{1,300}@"""
 )
+#: What a terminal acts upon, or shows in another order than it is stored: control characters, direction marks, lone surrogates.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def without_logins(text: str) -> str:
     """A text with ``***`` in place of the logins in its URLs: messages end up in logs and bug reports."""
     return _LOGIN.sub("***@", text) if "@" in text else text
+
+
+def printable(text: str) -> str:
+    """Text from elsewhere (names, notes, messages of servers) with control characters as escapes (``\\x1b``); tabs and ends
+    of lines stay."""
+    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 class RbdataError(Exception):
@@ -30,8 +38,9 @@ class RbdataError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(without_logins(message))
-        self.hint = None if hint is None else without_logins(hint)
+        # Messages name what files and servers state; they end up on terminals and in logs.
+        super().__init__(printable(without_logins(message)))
+        self.hint = None if hint is None else printable(without_logins(hint))
 
     @property
     def message(self) -> str:

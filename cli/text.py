@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Sequence
 
@@ -12,10 +11,8 @@ from ..amounts import percent as percent
 from ..amounts import plural as plural
 from ..amounts import real as real
 from ..amounts import size as size
+from ..errors import printable as escaped
 from ..errors import without_logins
-
-#: What a terminal acts upon, or shows in another order than it is stored: control characters, direction marks, lone surrogates.
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(content: str, *, one_line: bool = False) -> str:
@@ -26,7 +23,7 @@ def printable(content: str, *, one_line: bool = False) -> str:
     """
     if one_line:
         content = content.replace("\n", "\\n").replace("\t", "\\t")
-    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), without_logins(content))
+    return escaped(without_logins(content))
 
 
 def wrapped(text: str, width: int | None, prefix: str = "", rest: str | None = None) -> str:

@@ -56,3 +56,9 @@ def test_no_error_holds_a_login(text, shown):
 def test_logins_are_found_quickly():
     for text in ("://" + "a:" * 100_000, "://" + ":" * 200_000 + "@", "http://" * 50_000 + "@"):
         without_logins(text)
+
+
+def test_messages_do_not_speak_to_terminals():
+    """Tracebacks print them as they are; ends of lines stay."""
+    error = errors.DamagedDatasetError("\x1b]0;x\x07 is\ndamaged \u202e", hint="\x9b2J")
+    assert str(error) == "\\x1b]0;x\\x07 is\ndamaged \\u202e\nhint: \\x9b2J"

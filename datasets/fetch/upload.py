@@ -161,8 +161,10 @@ class DirectoryUploader:
         fetch_to_file(source, source.stat(file.path.name), target, on_bytes=on_bytes, on_resume=on_bytes)
 
     def remove(self, path: str) -> None:
-        """Folders that become empty go as well."""
+        """Folders that become empty go as well. What lies behind a link is not of the mirror: the link goes."""
         top, target = Path(self.location.url), Path(self.location.url, check_path(path))
+        above = (top / parent for parent in reversed(target.relative_to(top).parents) if parent.parts)
+        target = next((link for link in above if link.is_symlink()), target)
         try:
             target.unlink(missing_ok=True)
         except OSError as error:

@@ -61,7 +61,8 @@ class RawRows:
 
         self.leaf, self.count = leaf, count
         self._mapped = map_array(folder / leaf.memmap, np.dtype(np.uint8), count * leaf.row_bytes)
-        bytes_ = torch.from_numpy(self._mapped)
+        # Torch gives an empty array a stride that cannot be viewed as another dtype.
+        bytes_ = torch.from_numpy(self._mapped) if len(self._mapped) else torch.empty(0, dtype=torch.uint8)
         self.tensor = bytes_.view(getattr(torch, leaf.dtype)).view(count, *leaf.shape)
         width, word = widest_word(leaf.row_bytes)
         self._words = bytes_.view(word)

@@ -11,7 +11,7 @@ import pytest
 from folder_faults import change_manifest, damage
 from rbdata.cli.inspect import run as inspect
 from rbdata.datasets.local import list_local
-from rbdata.errors import DamagedDatasetError, RbdataError
+from rbdata.errors import DamagedDatasetError, NotADatasetError, RbdataError
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import verify
 from rbdata.storage.manifest import FILENAME, read_manifest
@@ -131,3 +131,26 @@ def test_notes_cannot_speak_to_the_terminal(folder, capsys):
     printed = capsys.readouterr().out
     assert not {"\x1b", "\x07", "\x9b"} & set(printed)
     assert "\\x1b]0;title" in printed and "two\\nlines" in printed
+
+
+@pytest.mark.parametrize("kind", ["pipe", "endless", "folder", "large"])
+def test_a_manifest_that_is_no_file_to_read(folder, kind):
+    path = folder / FILENAME
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "endless":
+        path.symlink_to("/dev/zero")
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.touch()
+        os.truncate(path, 1 << 40)
+    with pytest.raises((DamagedDatasetError, NotADatasetError)):
+        Dataset(folder)
+
+
+def test_no_rows(folder):
+    change_manifest(folder, lambda record: record.update(steps=0, episodes=0))
+    dataset = Dataset(folder)
+    assert len(dataset) == len(dataset.episodes) == len(dataset[:]) == 0

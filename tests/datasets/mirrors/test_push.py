@@ -375,3 +375,16 @@ def test_gcs_files_larger_than_a_piece(tmp_path: Path, monkeypatch: pytest.Monke
     assert upload(uploader, LocalFile(path), "large", told.append)
     assert sum(told) == path.stat().st_size
     assert not upload(uploader, LocalFile(path), "large")
+
+
+def test_removal_stays_inside_the_mirror(tmp_path):
+    """A mirror that others write to may hold links: what they lead to is not removed."""
+    from storage_tools import make_episodes, write_dataset
+
+    folder = write_dataset(tmp_path / "mirror", make_episodes([3]), "zstd")
+    outside = tmp_path / "outside"
+    (folder / "observation").rename(outside)
+    (folder / "observation").symlink_to(outside)
+    remove(find_held("my/test", str(tmp_path / "mirror")), str(tmp_path / "mirror"))
+    assert sorted(path.name for path in outside.iterdir()) == ["blob", "dictionary", "offsets"]
+    assert not folder.exists()
