@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # The checkout's own folder may have any name; a link in here gives the package the name that it is imported by.
 LINKED := $(VENV)/typecheck
 
-.PHONY: help install demo test lint types unit pages docs bench campaign oldest clean
+.PHONY: help install demo test lint types unit pages docs bench campaign oldest strict clean
 
 help:
 	@echo "make demo    record real Atari play, serve it from a local Google Cloud Storage, download, inspect, verify, sample"
@@ -14,6 +14,7 @@ help:
 	@echo "make docs    the site, in build/docs (open build/docs/index.html); warnings are errors"
 	@echo "make bench   the benchmarks at a size that takes a few minutes"
 	@echo "make campaign  attacks on everything that reads or writes, for hours (SCALE=0.01: minutes); report in build/campaign.md"
+	@echo "make strict  the public types in pyright's strict mode"
 	@echo "make oldest  the tests on the oldest versions of all packages, over the built wheel"
 
 install: $(STAMP)
@@ -38,6 +39,11 @@ lint: $(STAMP)
 types: $(STAMP)
 	cd $(LINKED) && ../bin/mypy --config-file rbdata/pyproject.toml -p rbdata
 	cd $(LINKED) && ../bin/mypy --config-file rbdata/pyproject.toml rbdata/benchmarks/*.py rbdata/examples/*.py
+
+# Pyright fetches its own program from the npm registry: not part of `test`.
+strict: $(STAMP)
+	$(BIN)/python -m pip install -q --disable-pip-version-check pyright
+	$(BIN)/pyright -p .
 
 # Three on two cores, as many tests wait. By file, as tests of one module share fixtures; in order, as the longest files are not those with the most tests.
 unit: $(STAMP)

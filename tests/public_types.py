@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import rbdata
 import torch
 from rbdata.cards.overview import Overview
@@ -57,3 +58,28 @@ def sample(dataset: rbdata.Dataset) -> None:
     rbdata.load("Pong/5", sampler=rbdata.SliceSampler(slice_len=8), sample_unit=rbdata.Sequence(80, burn_in=40))
     memory = rbdata.TensorDictReplayBuffer(storage=rbdata.LazyTensorStorage(1000), batch_size=32)
     assert_type(memory.storage, rbdata.Storage)
+
+
+def construct(root: Path) -> None:
+    """Constructors take what `load` and `download` take, and nothing else (`unused` comments are errors here)."""
+    slices = assert_type(rbdata.SliceSampler(slice_len=8, replacement=True), rbdata.SliceSampler)
+    rbdata.SliceSamplerWithoutReplacement(num_slices=4, drop_last=True, strict_length=False)
+    rbdata.PrioritizedSliceSampler(100, 0.6, 0.4, slice_len=8, burn_in=2)
+    rbdata.PrioritizedReplayBuffer(alpha=0.6, beta=0.4, batch_size=8, seed=0)
+    rbdata.TensorDictPrioritizedReplayBuffer(alpha=0.6, beta=0.4, priority_key="p", storage=rbdata.ListStorage(9))
+    rbdata.TensorDictReplayBuffer(sampler=slices, frame_stack=4, n_step=3, rank=1, world_size=2)
+    pong = rbdata.AtariDQNExperienceReplay("Pong/5", 32, root=root, shards=[0], n_step=3, upstream="auto")
+    assert_type(pong, rbdata.AtariDQNExperienceReplay)
+    rbdata.D4RLExperienceReplay("hopper-medium-v2", 32, slice_len=8, horizon=1000, device="cpu")
+    rbdata.MinariExperienceReplay("D4RL/door/human-v2", text="omit", num_slices=4)
+    rbdata.OpenMLExperienceReplay("iris", target="class", download=False)
+    rbdata.TensorDictReplayBuffer(batchsize=8)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    rbdata.OpenMLExperienceReplay("iris", targets="x")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+def play(root: Path) -> None:
+    assert_type(rbdata.record("CartPole-v1", name="a", episodes=3, progress=True), Path)
+    with rbdata.Recorder(gymnasium.make("CartPole-v1"), name="b", root=root) as env:
+        assert_type(env, rbdata.Recorder)
+    several = gymnasium.make_vec("CartPole-v1", num_envs=2)
+    assert_type(rbdata.Recorder(several, name="c").path, Path | None)
