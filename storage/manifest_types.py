@@ -120,7 +120,10 @@ class ManifestRecord(LaterFields):
 
 def check_types(record: Mapping[str, Any]) -> None:
     """Raise ValueError, naming the field, where a parsed manifest is not what is declared above."""
-    msgspec.convert(record, ManifestRecord)
+    try:
+        msgspec.convert(record, ManifestRecord)
+    except msgspec.ValidationError as error:  # no ValueError before msgspec 0.20
+        raise ValueError(str(error)) from error
     for path in record["files"]:
         if not path or path.startswith("/") or not {"", ".", ".."}.isdisjoint(path.split("/")):
             raise ValueError(f"files: {path!r} lies outside its dataset")
