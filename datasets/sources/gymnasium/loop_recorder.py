@@ -216,8 +216,10 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
         return VectorRecorder(env, **options) if hasattr(env, "single_action_space") else super().__new__(cls)
 
     @with_options(RecorderOptions, Tape.__init__)
-    def __init__(self, env: gymnasium.Env[Any, Any], **options: Unpack[RecorderOptions]) -> None:
-        super().__init__(env)
+    def __init__(
+        self, env: gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv, **options: Unpack[RecorderOptions]
+    ) -> None:
+        super().__init__(env)  # type: ignore[arg-type]  # of several environments `__new__` has made the other class
         self._tape: Tape | None = Tape(env, 1, **options)
         self.dataset_id = self._tape.place.id
         self.path: Path | None = None
