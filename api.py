@@ -231,8 +231,9 @@ def verify(id_or_path: PathLike, *, root: PathLike | None = None, quick: bool = 
     nothing is kept. Raises as `storage.integrity.verify` for a folder that cannot be checked, and
     as `open_dataset` does.
     """
+    from .datasets.fetch.location import is_remote
     from .datasets.local import find
-    from .datasets.remote import is_remote, verify_remote
+    from .datasets.remote import verify_remote
     from .storage.integrity import verify as run
 
     if is_remote(id_or_path):
@@ -254,8 +255,9 @@ def inspect(
     URL, ``cache_dir`` and ``cache_limit`` as in `open_dataset`; raises as it does.
     """
     from .cards.overview import overview
+    from .datasets.fetch.location import is_remote
     from .datasets.local import find
-    from .datasets.remote import is_remote, open_remote
+    from .datasets.remote import open_remote
     from .storage.episodes import open_episodes
     from .storage.snapshot import read_snapshot
 

@@ -9,7 +9,8 @@ from typing import Any, Literal
 import torch
 
 from .datasets import local
-from .datasets.remote import is_remote, open_remote
+from .datasets.fetch.location import is_remote
+from .datasets.remote import open_remote
 from .errors import UsageError
 from .keywords import check_keywords
 from .storage.dataset import Dataset

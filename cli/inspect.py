@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from ..amounts import exact_percent
-from ..datasets.fetch.location import without_login
+from ..datasets.fetch.location import is_remote, without_login
 from ..errors import UsageError
 from . import text
 from .console import Column, Fact, out
@@ -95,9 +95,10 @@ def run(
     """
     from ..cards.overview import overview
     from ..datasets.local import find
-    from ..datasets.remote import is_remote
+    from ..datasets.remote import open_remote
     from ..storage.episodes import open_episodes
     from ..storage.snapshot import read_snapshot
+    from .progress import phase
 
     drawn = bool(plot or frames or episode or video or html or croissant or card)
     looks = bool(plot or html or croissant or card or out.json or not (out.quiet or episodes))
@@ -106,9 +107,10 @@ def run(
         if drawn:
             hint = "`rbdata download --mirror` fetches it first"
             raise UsageError("pictures and cards are made of datasets on this machine", hint=hint)
-        remote = _open_remote(dataset, cache_dir, cache_limit, root)
-        path, manifest, table = remote.path, remote.manifest, remote.episodes
-        found = overview(path, manifest, table, remote.rows) if looks else None
+        with phase("reading"):
+            remote = open_remote(dataset, cache_dir=cache_dir, cache_limit=cache_limit, root=root)
+            path, manifest, table = remote.path, remote.manifest, remote.episodes
+            found = overview(path, manifest, table, remote.rows) if looks else None
     else:
         path = find(dataset, root)
 
@@ -150,14 +152,6 @@ def run(
             out.facts([Fact(name, value) for name, value in describe_lineage(manifest.lineage)])
     for note in notes:
         out.note(note)
-
-
-def _open_remote(url: str, cache_dir: Path | None, cache_limit: str | None, root: Path | None) -> Dataset:
-    from ..datasets.remote import open_remote
-    from .progress import phase
-
-    with phase("reading"):
-        return open_remote(url, cache_dir=cache_dir, cache_limit=cache_limit, root=root)
 
 
 def _cache_record(url: str, dataset: Dataset | None) -> dict[str, Any]:

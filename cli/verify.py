@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from .. import settings
+from ..datasets.fetch.location import is_remote, without_login
 from ..errors import RbdataError, UsageError
 from . import text
 from .colour import of_state
@@ -66,10 +67,15 @@ def run(
     """
     if mirror is not None and not repair:
         raise UsageError("--mirror says where to repair from", hint="add --repair")
+    if repair and any(map(is_remote, ids)):
+        raise UsageError(
+            "--repair is for datasets on this machine", hint="at a mirror, `rbdata mirror push` sends what differs"
+        )
     records = []
-    for dataset in dict.fromkeys(ids):
+    for given in dict.fromkeys(ids):
+        dataset = without_login(given)
         try:
-            record = _check(dataset, root, quick)
+            record = _check(given, root, quick)
             records.append(record)
             if repair and record["problems"]:
                 _repair(record, mirror, procs)
@@ -124,23 +130,22 @@ def _repair(record: dict[str, Any], mirror: str | None, procs: int | None) -> No
 
 
 def _check(dataset: str, root: Path | None, quick: bool) -> dict[str, Any]:
-    from ..datasets.fetch.location import without_login
     from ..datasets.local import find
-    from ..datasets.remote import is_remote, verify_remote
+    from ..datasets.remote import verify_remote
     from ..storage.integrity import verify
 
-    began = time.monotonic()
+    began, given, dataset = time.monotonic(), dataset, without_login(dataset)
     remote = is_remote(dataset)
-    path = Path(without_login(dataset)) if remote else find(dataset, root)
+    path = Path(dataset) if remote else find(dataset, root)
     with byte_progress(f"verifying {dataset}", then="checking the episodes") as on_progress:
         if remote:
-            report = verify_remote(dataset, quick=quick, on_progress=on_progress)
+            report = verify_remote(given, quick=quick, on_progress=on_progress)
         else:
             report = verify(path, quick=quick, on_progress=on_progress)
     return {
         "id": dataset,
         "result": "good" if report.ok else "damaged",
-        "path": without_login(dataset) if remote else str(path),
+        "path": dataset if remote else str(path),
         "files": report.files,
         "bytes": report.bytes,
         "seconds": round(time.monotonic() - began, 3),

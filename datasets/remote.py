@@ -34,11 +34,6 @@ CACHE = ".remote"
 CONNECTIONS = 16
 
 
-def is_remote(text: str | os.PathLike[str]) -> bool:
-    """Whether this is a URL, not an id or a path."""
-    return "://" in os.fspath(text)
-
-
 @dataclass(frozen=True)
 class LocatedFiles:
     """The files of one version of a dataset at a location; see `storage.remote.remote_files`."""

@@ -6,6 +6,7 @@ Paths inside it are relative, separated by '/', decoded (``$store$_action_ckpt.0
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
@@ -135,6 +136,11 @@ def is_plain_name(name: str) -> bool:
 def join_path(*parts: str) -> str:
     """The non-empty parts with '/' between them."""
     return "/".join(part for part in parts if part)
+
+
+def is_remote(text: str | os.PathLike[str]) -> bool:
+    """Whether this is a URL, not an id or a path."""
+    return "://" in os.fspath(text)
 
 
 def without_login(url: str) -> str:

@@ -187,7 +187,7 @@ class BlockCache:
                 continue
             try:
                 if not self.are_resident(blocks) and not self._prove(blocks, path):
-                    self._store(path, blocks, start, self._receive(path, start, stop))
+                    self._store(path, blocks, start, *self._receive(path, start, stop))
             finally:
                 self._claims.release(claim)
         if not self.finished and bool((self.states == RESIDENT).all()):
@@ -205,28 +205,28 @@ class BlockCache:
                 self.states[block] = RESIDENT if sound else ABSENT
         return self.are_resident(blocks)
 
-    def _receive(self, path: str, start: int, stop: int) -> bytes:
-        """Bytes of a file, checked as far as there are checksums; asked for a second time where they are wrong."""
-        problem = ""
+    def _receive(self, path: str, start: int, stop: int) -> tuple[bytes, list[int]]:
+        """Bytes of a file and the sums of their blocks, checked as far as there are checksums; asked for again if wrong."""
+        problem, size = "", self.layout.block_bytes
         for _ in range(2):
             data = self.files.read(path, start, stop)
-            problem = self._damage(path, start, data)
+            sums = [google_crc32c.value(data[low : low + size]) for low in range(0, len(data), size)]
+            problem = self._damage(path, start, data, sums)
             if not problem:
-                return data
+                return data, sums
             self.files.check()  # of a dataset that was replaced, nothing fits
         message = f"{self.files.url}/{path}: {problem}, twice"
         raise DamagedDatasetError(
             message, hint="the copy in the store is damaged: push it again, or use another mirror"
         )
 
-    def _damage(self, path: str, start: int, data: bytes) -> str:
+    def _damage(self, path: str, start: int, data: bytes, sums: list[int]) -> str:
         """How bytes from ``start`` on differ from their checksums, "" where they do not or none covers them."""
-        sums, size = self._expected.get(path), self.layout.block_bytes
-        if sums is not None:
-            for low in range(0, len(data), size):
-                begin, end = start + low, start + min(low + size, len(data))
-                if google_crc32c.value(data[low : low + size]) != int(sums[begin // size]):
-                    return f"block {begin // size} (bytes {begin}-{end}) is damaged"
+        expected, size = self._expected.get(path), self.layout.block_bytes
+        if expected is not None:
+            for number, found in enumerate(sums, start // size):
+                if found != int(expected[number]):
+                    return f"block {number} (bytes {number * size}-{min((number + 1) * size, start + len(data))}) is damaged"
         elif start == 0 and len(data) == self.layout.sizes[path]:
             at = 0
             for length, wanted in self.manifest.files[path]:
@@ -235,9 +235,7 @@ class BlockCache:
                 at += length
         return ""
 
-    def _store(self, path: str, blocks: np.ndarray, start: int, data: bytes) -> None:
-        size = self.layout.block_bytes
-        sums = [google_crc32c.value(data[low : low + size]) for low in range(0, len(data), size)]
+    def _store(self, path: str, blocks: np.ndarray, start: int, data: bytes, sums: list[int]) -> None:
         # Under a limit blocks are stored one after the other, so that it is kept.
         with self._lock.shared() if self._most is None else self._lock.exclusive():
             if self._most is not None and path in self.layout.in_blocks:

@@ -81,6 +81,11 @@ class RemoteDataset(Dataset):
         return f"RemoteDataset({self.files.url!r}, {plural(len(self), 'step')}, {there})"
 
     @property
+    def resident(self) -> float:
+        """The share of the dataset's bytes that are here, 0 to 1."""
+        return self.cache.resident_bytes / max(1, self.manifest.bytes)
+
+    @property
     def unverified(self) -> list[str]:
         """The files without checksums of blocks: what is read of them is checked when all of it is there."""
         return sorted(self.cache.layout.in_blocks - set(self._sums))

@@ -47,6 +47,20 @@ def test_evenness():
     assert chi / 81 < 7 and abs(counts - expected).max() < 6 * np.sqrt(7 * expected)
 
 
+@pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
+def test_what_it_costs(share):
+    """The variance of the mean of a batch, as docs/remote.md states it, for a share of variance between groups."""
+    rng = np.random.default_rng(1)
+    groups, group, pool, batch = 400, 50, 8, 40
+    values = np.repeat(rng.standard_normal(groups), group) * np.sqrt(share)
+    values += rng.standard_normal(groups * group) * np.sqrt(1 - share)
+    means = []
+    for seed in range(6):
+        steps = BlockOrder(len(values), seed, group, pool)(np.arange(len(values)))
+        means.append(values[steps].reshape(-1, batch).mean(1))
+    assert np.var(means) == pytest.approx((1 - share) / batch + share / pool, rel=0.2)
+
+
 @pytest.mark.parametrize("batch_size", [8, 33])
 def test_a_pass_of_a_buffer(tmp_path, monkeypatch, batch_size):
     monkeypatch.setattr(datasets, "GROUP_BYTES", 400)
