@@ -156,10 +156,10 @@ def run(
 
 def _cache_record(url: str, dataset: Dataset | None) -> dict[str, Any]:
     """What is said of a dataset that lies elsewhere: its URL, what is here of it, and what cannot be checked block by block."""
-    from ..storage.remote.remote_dataset import RemoteDataset
-
     if dataset is None:
         return {}
+    from ..storage.remote.remote_dataset import RemoteDataset
+
     there = dataset.cache.resident_bytes if isinstance(dataset, RemoteDataset) else dataset.manifest.bytes
     unverified = dataset.unverified if isinstance(dataset, RemoteDataset) else []
     return {"url": without_login(url), "cached_bytes": there, "unverified": unverified}
