@@ -133,7 +133,7 @@ def deletable(text: str, root: str | os.PathLike[str] | None = None) -> DatasetP
             raise
         dataset_id = text
     place = DatasetPlace(where, dataset_id)
-    if dataset_id not in there and not (place.path.is_symlink() or place.working.exists()):
+    if dataset_id not in there and not any(map(os.path.lexists, (place.path, place.working, place.old))):
         message = f"{dataset_id} is not under {where}: nothing to delete"
         raise DatasetNotFoundError(message, hint=_see_local(root))
     if where.resolve() not in (place.path.parent.resolve(), *place.path.parent.resolve().parents):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 from .. import settings
 from .._version import __version__
 from ..datasets.ingest.request import Estimate
+from ..datasets.leftovers import leftovers_of, remove_leftovers
 from ..datasets.local import find
 from ..datasets.workers.engines import Engine, open_engine
 from ..datasets.workers.pool import usable_cpus
@@ -36,7 +37,7 @@ from .function_chain import FunctionChain, examine_functions, examine_in_worker
 from .layout import Layout
 from .preprocess_request import Listener, Preprocessed, Request
 from .probe import passthrough_leaves, prepare_layout
-from .records import ProbeResult, has_collected
+from .records import ProbeResult
 from .run_context import RunContext, make_context
 from .tasks import WORKER, call_worker
 
@@ -77,6 +78,9 @@ def preprocess(request: Request, listener: Listener | None = None, engine: Engin
         context = make_context(request, chain, path, source, place)
         existing = context.find_existing()
         if existing is not None:
+            if not request.dry_run:
+                with suppress(OSError):  # a root that cannot be written to
+                    remove_leftovers(leftovers_of(place), place.root)  # of a process that was killed at the very end
             return Preprocessed(place.id, place.path, "complete", existing)
         if request.dry_run:
             outcome = dry_run(context, opened, listener, _useful_procs)
@@ -174,7 +178,7 @@ def _make_dataset(context: RunContext, engine: Engine, listener: Listener, *, ow
             writer.commit(manifest, context.chunks_of_sections)
         except BaseException:
             engine.close()  # no worker may still write when the folder is removed or the lock released
-            if not (writer.remembered("part") or writer.remembered("statistics") or has_collected(writer.folder)):
+            if not writer.holds_work():
                 remove_tree(writer.folder)  # there is nothing that the next run could use
             raise
     return Preprocessed(place.id, place.path, "written", manifest, estimate=estimate, warnings=tuple(warnings))

@@ -67,14 +67,14 @@ def _collect_one(
     """The statistics of one function."""
     import torch
 
-    from .records import collected_path, load_arrays
+    from .records import collected_path, is_whole, load_arrays
 
     fn = config.chain.functions[number]
     fit = fn.fit
     assert fit is not None
     listener.on_stage(f"first pass for {fn.label}")
     paths = {piece.index: collected_path(config.folder, number, piece.index) for piece in pieces}
-    left = [piece for piece in pieces if not paths[piece.index].is_file()]
+    left = [piece for piece in pieces if not is_whole(paths[piece.index])]
     done = len(pieces) - len(left)
     for _ in engine.run(call_worker("collect_statistics", config, number=number), left, lambda progress: None):
         done += 1

@@ -6,6 +6,7 @@ import base64
 import io
 import os
 import uuid
+import zipfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import ResultError
-from ..storage.durable import write_atomically
+from ..storage.durable import open_plain, write_atomically
+from ..storage.folder import remove_tree
 from ..storage.parts import PARTS
 from .layout import Shapes
 
@@ -100,24 +102,34 @@ def collected_path(folder: Path, number: int, chunk: int) -> Path:
     return folder / PARTS / f"fit.{number}.{chunk}.npz"
 
 
-def has_collected(folder: Path) -> bool:
-    """Whether there are partial statistics of a first pass."""
-    return any((folder / PARTS).glob("fit.*.npz"))
-
-
 def save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
     """Write arrays to a file, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     # Names of leaves may contain slashes, which a zip archive takes for folders, or equal arguments of savez.
     content: dict[str, Any] = {f"_{number}": array for number, array in enumerate(arrays.values())}
-    np.savez(buffer, names=np.array(list(arrays), dtype=str), **content)
+    np.savez(buffer, names=np.array(list(arrays), dtype=str), of=np.array(path.name), **content)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.{uuid.uuid4().hex}")
     write_atomically(temporary, buffer.getvalue())
     temporary.replace(path)
 
 
 def load_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays that `save_arrays` wrote."""
-    with np.load(path, allow_pickle=False) as archive:
-        return {str(name): archive[f"_{number}"] for number, name in enumerate(archive["names"])}
+    """The arrays that `save_arrays` wrote. Raises ResultError where the file was changed (zip archives have checksums)."""
+    try:
+        with open_plain(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
+            if str(archive["of"]) != path.name:
+                raise ValueError("it belongs elsewhere")
+            return {str(name): archive[f"_{number}"] for number, name in enumerate(archive["names"])}
+    except (OSError, ValueError, KeyError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+        raise ResultError(f"{path} was changed: {error}", hint="run the command again: it is made anew") from error
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a file holds what `save_arrays` wrote; it is removed where it does not."""
+    try:
+        load_arrays(path)
+    except ResultError:
+        remove_tree(path)
+        return False
+    return True

@@ -51,6 +51,12 @@ class Crc32c:
             self.length += len(piece)
             at += len(piece)
 
+    def copy(self) -> Crc32c:
+        """One that goes on from here."""
+        other = Crc32c()
+        other._value, other.length = self._value, self.length
+        return other
+
     @property
     def hex(self) -> str:
         """Eight lowercase hex digits."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -10,17 +12,37 @@ from typing import Any, BinaryIO
 from .checksums import Crc32c
 
 
+def open_plain(path: Path, mode: str) -> BinaryIO:
+    """Open a file in a folder that may have been changed by another hand; ``mode`` is a binary one of `open`.
+
+    No link is followed and no pipe waited for: raises OSError (ELOOP) for what is no file.
+    """
+
+    def opener(name: str, flags: int) -> int:
+        descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(errno.ELOOP, "not a file", name)
+        return descriptor
+
+    return open(path, mode, opener=opener)  # type: ignore[return-value]
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a whole small file so that it is either the old one or the new one, also after a power cut."""
     temporary = path.with_name(path.name + ".tmp")
-    write_durably(temporary, data)
-    temporary.replace(path)
+    try:
+        write_durably(temporary, data)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     sync_folder(path.parent)
 
 
 def write_durably(path: Path, data: Any) -> None:
     """Write a whole file and sync its bytes; its name is durable after `sync_folder`."""
-    with path.open("wb") as file:
+    with open_plain(path, "wb") as file:
         file.write(data)
         close_durably(file)
 
@@ -56,20 +78,20 @@ def sync_files(folder: Path, names: Iterable[str]) -> None:
 def preallocate(path: Path, size: int) -> None:
     """Create a file of its final size (or keep it, when it has it); rows are then written in place."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
+    with open_plain(path, "ab") as file:
         if os.fstat(file.fileno()).st_size != size:
             file.truncate(size)
     sync_folder(path.parent)
 
 
-def append_blocks(path: Path, at: int, parts: Iterable[Iterable[bytes]]) -> list[Crc32c]:
-    """Write the blocks of parts from byte ``at`` on, and cut off whatever an interrupted run left behind them.
+def append_blocks(path: Path, at: int, parts: Iterable[Iterable[bytes]], *, cut: bool = True) -> list[Crc32c]:
+    """Write the blocks of parts from byte ``at`` on, and ``cut`` off whatever an interrupted run left behind them.
 
     Returns the checksum of each part.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     checksums: list[Crc32c] = []
-    with path.open("r+b" if path.exists() else "w+b") as file:
+    with open_plain(path, "r+b" if path.exists() else "w+b") as file:
         file.seek(at)
         for blocks in parts:
             checksum = Crc32c(file.tell())
@@ -77,7 +99,8 @@ def append_blocks(path: Path, at: int, parts: Iterable[Iterable[bytes]]) -> list
                 file.write(block)
                 checksum.update(block)
             checksums.append(checksum)
-        file.truncate()
+        if cut:
+            file.truncate()
         close_durably(file)
     sync_folder(path.parent)
     return checksums

@@ -9,24 +9,29 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import DatasetExistsError, DiskSpaceError, RootNotWritableError, UsageError
+from ..errors import DatasetExistsError, DiskSpaceError, RbdataError, RootNotWritableError, UsageError
 from .durable import sync_folder
 from .lock import WriterLock
-from .manifest import FILENAME
+from .manifest import FILENAME, read_manifest
 from .manifest_types import BLOCK_TABLE
 from .snapshot import wait_while_replaced
 
 JOURNAL = "journal.jsonl"
 #: Names of the files of datasets, beside ``*.memmap`` and the manifest.
 _FILES = {"meta.json", "blob", "offsets", "dictionary", BLOCK_TABLE}
+#: No folder of a working folder has such a name, also while its file is fetched.
+_FILE_NAME = re.compile(
+    r"\.(?:memmap|blob|lengths|jsonl?|npz|new|tmp)(?:\.part|\.[0-9a-f]{32})?$|^(?:blob|offsets|dictionary)\.part$"
+)
 #: Raw objects that are only needed while the dataset is written.
 RAW = ".raw"
 
@@ -88,16 +93,29 @@ class DatasetPlace:
                 raise DatasetExistsError(message, hint="choose another name")
 
     def recover(self) -> None:
-        """Finish a commit that was killed after the journal was closed. Call with the lock held."""
-        if (self.working / FILENAME).is_file() and not (self.working / JOURNAL).exists():
-            self.install()
+        """Finish a commit that was killed after the journal was closed. Call with the lock held.
+
+        The folder may have changed since: it is installed if its files are those that its manifest lists, else removed.
+        """
+        if (self.working / FILENAME).is_file() and not os.path.lexists(self.working / JOURNAL):
+            if _is_whole(self.working):
+                self.install()
+            else:
+                self.discard_working()
         elif not os.path.lexists(self.path) and (self.old / FILENAME).is_file():
             self.old.rename(self.path)
         if os.path.lexists(self.path):
             remove_tree(self.old)
 
     def install(self) -> None:
-        """Make the finished working folder the dataset. Call with the lock held, manifest written."""
+        """Make the finished working folder the dataset, with the files of its manifest. Call with the lock held.
+
+        Whatever else is in it is removed, the journal first: from then on `recover` brings the installation to its end.
+        """
+        files = read_manifest(self.working).files
+        (self.working / JOURNAL).unlink(missing_ok=True)
+        sync_folder(self.working)
+        _keep_only(self.working, {FILENAME, *files})
         if os.path.lexists(self.path):
             remove_tree(self.old)
             self.path.rename(self.old)
@@ -121,9 +139,9 @@ class DatasetPlace:
     def discard_working(self) -> None:
         """Throw unfinished work away, so that a kill half-way leaves nothing that could be taken for sound."""
         # Without its manifest the folder is not installed, and without its journal it is not continued.
-        if not self.working.is_symlink():
+        if self.working.is_dir() and not self.working.is_symlink():
             for name in (FILENAME, JOURNAL):
-                (self.working / name).unlink(missing_ok=True)
+                remove_tree(self.working / name)
         remove_tree(self.working)
 
     def prune_parents(self) -> None:
@@ -212,11 +230,62 @@ def check_space(path: Path, needed: int, what: str) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder, never following links out of it; nothing happens when it is not there."""
-    if path.is_symlink():
-        path.unlink()
-    elif path.is_dir():
+    """Remove a folder, or what is in its place, never following links; nothing happens when it is not there."""
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def holds_files(path: Path) -> bool:
+    """Whether there is a file anywhere in a folder."""
+    return any(files for _, _, files in os.walk(path))
+
+
+def remove_links(folder: Path) -> None:
+    """Remove from a working folder what is neither a folder nor a file of its own, or stands in a file's place.
+
+    That is links, also hard ones, pipes and devices: what is written in the folder must reach nothing outside. A link in
+    place of the folder itself is removed as well.
+    """
+    if not folder.is_dir() or folder.is_symlink():
+        remove_tree(folder)
+    for here, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(here, name)
+            status = path.lstat()
+            if stat.S_ISDIR(status.st_mode):
+                if _is_file_name(name):
+                    remove_tree(path)
+                    folders.remove(name)
+            elif not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+                path.unlink()
+
+
+def _is_file_name(name: str) -> bool:
+    return name in _FILES or bool(_FILE_NAME.search(name))
+
+
+def _keep_only(folder: Path, names: Collection[str]) -> None:
+    """Remove every file but those named (relative paths), and folders that are then empty."""
+    for here, folders, files in os.walk(folder, topdown=False):
+        for path in (Path(here, name) for name in (*folders, *files)):
+            if path.is_dir() and not path.is_symlink():
+                if not any(path.iterdir()):
+                    path.rmdir()
+            elif path.relative_to(folder).as_posix() not in names:
+                path.unlink()
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether all files are as the manifest of the folder states."""
+    from .integrity import verify
+
+    remove_links(folder)
+    try:
+        return verify(folder, invariants=False).ok
+    except RbdataError:
+        return False
 
 
 def find_datasets(root: Path) -> Iterator[tuple[str, Path, bool]]:

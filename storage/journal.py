@@ -1,19 +1,25 @@
 """The journal of an unfinished dataset: what is already done, one JSON object a line.
 
 The first line says what is being made: a fingerprint of everything that decides the resulting bytes. Each later line
-records one finished piece of work and is synced before the work counts as done. A line cut short by a crash is the last
-one, and is ignored; the next line takes its place. Reading changes nothing: `rbdata list` reads the journal of a
-writer at work.
+records one finished piece of work and is synced before the work counts as done. Every line begins with the crc32c (8 hex
+digits) of all records up to its own, so that a line that was changed, moved or lost ends the journal there: what follows is
+not believed. A line cut short by a crash is the last one, and is ignored; the next line takes its place. Reading changes
+nothing: `rbdata list` reads the journal of a writer at work.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from .durable import write_atomically
+from .checksums import Crc32c
+from .durable import open_plain, write_atomically
+
+_SEAL = 9  # characters: the checksum and a space
 
 
 class Journal:
@@ -24,13 +30,14 @@ class Journal:
         self.fingerprint: str | None = None
         self.entries: list[dict[str, Any]] = []
         self._sound = 0  # bytes of whole, readable lines
+        self._sum = Crc32c()  # of their records
         self._read()
 
     def start(self, fingerprint: str) -> None:
         """Begin anew."""
         self.fingerprint = fingerprint
         self.entries = []
-        self._sound = 0
+        self._sound, self._sum = 0, Crc32c()
         self._append({"fingerprint": fingerprint})
 
     def record(self, *entries: dict[str, Any]) -> None:
@@ -42,14 +49,14 @@ class Journal:
             raise
         self.entries.extend(entries)
 
-    def forget(self, kinds: tuple[str, ...]) -> None:
-        """Drop all entries of these kinds: what they record was lost, or is of no use."""
-        kept = [entry for entry in self.entries if entry.get("kind") not in kinds]
+    def forget(self, is_lost: Callable[[dict[str, Any]], bool]) -> None:
+        """Drop entries: what they record was lost, or is of no use."""
+        kept = [entry for entry in self.entries if not is_lost(entry)]
         if len(kept) < len(self.entries):
-            self.entries = kept
-            lines = [json.dumps(entry).encode() + b"\n" for entry in ({"fingerprint": self.fingerprint}, *kept)]
-            write_atomically(self.path, b"".join(lines))
-            self._sound = sum(map(len, lines))
+            self.entries, self._sum = kept, Crc32c()
+            lines = seal(({"fingerprint": self.fingerprint}, *kept), self._sum)
+            write_atomically(self.path, lines)
+            self._sound = len(lines)
 
     def find(self, kind: str) -> dict[Any, dict[str, Any]]:
         """Entries of a kind by their number: ``{"kind": "part", "number": 3, ...}``."""
@@ -59,7 +66,7 @@ class Journal:
     def command(self) -> str:
         """The command line that continues the work; empty where it was begun in Python."""
         lines = [entry.get("line") for entry in self.entries if entry.get("kind") == "command"]
-        return lines[-1] if lines and isinstance(lines[-1], str) else ""
+        return lines[-1] if lines and isinstance(lines[-1], str) and lines[-1].isprintable() else ""
 
     def record_command(self, line: str) -> None:
         """Set ``command``; nothing to do where the line is empty or the same as before."""
@@ -67,31 +74,58 @@ class Journal:
             self.record({"kind": "command", "line": line})
 
     def _read(self) -> None:
+        self.fingerprint, self.entries, self._sound, self._sum = None, [], 0, Crc32c()
         try:
-            lines = self.path.read_bytes().split(b"\n")
-        except FileNotFoundError:
-            return
+            with open_plain(self.path, "rb") as file:
+                lines = file.read().split(b"\n")
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO):
+                return  # there is none, but perhaps a link, a pipe or a folder
+            raise
         records: list[dict[str, Any]] = []
-        self._sound = 0
+        checksum = Crc32c()
         for line in lines[:-1]:  # what follows the last line feed was cut short, or is empty
-            try:
-                record = json.loads(line)
-            except ValueError:
-                break
-            if not isinstance(record, dict):
+            checksum.update(line[_SEAL:])
+            record = _parse(line[_SEAL:]) if line[:_SEAL] == f"{checksum.hex} ".encode() else None
+            if record is None:
                 break
             records.append(record)
             self._sound += len(line) + 1
+            self._sum.update(line[_SEAL:])
         if records:
-            self.fingerprint = records[0].get("fingerprint")
+            found = records[0].get("fingerprint")
+            self.fingerprint = found if isinstance(found, str) else None
             self.entries = records[1:]
 
     def _append(self, *records: dict[str, Any]) -> None:
-        lines = b"".join(json.dumps(record).encode() + b"\n" for record in records)
-        with self.path.open("r+b" if self.path.exists() else "wb") as file:
+        checksum = self._sum.copy()
+        lines = seal(records, checksum)
+        with open_plain(self.path, "r+b" if os.path.lexists(self.path) else "wb") as file:
             file.seek(self._sound)
             file.truncate()
             file.write(lines)
             file.flush()
             os.fsync(file.fileno())
         self._sound += len(lines)
+        self._sum = checksum
+
+
+def seal(records: Iterable[dict[str, Any]], checksum: Crc32c) -> bytes:
+    """The lines of records that follow those in ``checksum``, to which they are added."""
+    lines = []
+    for record in records:
+        data = json.dumps(record).encode()
+        checksum.update(data)
+        lines.append(f"{checksum.hex} ".encode() + data + b"\n")
+    return b"".join(lines)
+
+
+def _parse(data: bytes) -> dict[str, Any] | None:
+    """A record; None for what no writer records."""
+    try:
+        record = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("number"), (int, str, type(None))):
+        return None
+    return record

@@ -17,6 +17,7 @@ import json
 import os
 import re
 import socket
+import stat
 import threading
 import time
 import uuid
@@ -24,11 +25,14 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DatasetBusyError
+from .durable import open_plain
 
 TOUCH_EVERY = 20.0
 STALE_AFTER = 180.0
 #: Taking a stale lock away lasts milliseconds; a process that began it this many seconds ago was killed over it.
 BREAKING_AFTER = 10.0
+#: Bytes; a lock has about 200.
+_LARGEST = 1 << 16
 
 
 class WriterLock:
@@ -43,13 +47,17 @@ class WriterLock:
 
     def __enter__(self) -> WriterLock:
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        until = time.monotonic() + 2 * BREAKING_AFTER
         while not self._create():
+            if time.monotonic() > until:
+                message = f"{self.what} cannot be locked: {self.path} or files beside it cannot be taken away"
+                raise DatasetBusyError(message, hint=f"remove {self.path}*")
             owner = _read(self.path)
             if owner is None:
                 continue  # released in between
             if not _is_stale(self.path, owner):
-                since = time.strftime("%H:%M:%S", time.localtime(owner.get("since", 0)))
-                process = f"process {owner.get('pid')} on {owner.get('host')} since {since}"
+                process = f"process {owner.get('pid')!s:.20} on {owner.get('host')!s:.100}{_since(owner)}"
+                process = "".join(filter(str.isprintable, process))
                 message = f"{self.what} is being written by {process}"
                 raise DatasetBusyError(message, hint=f"wait for it, or stop it; if it is long gone, remove {self.path}")
             self._break(owner)
@@ -89,8 +97,8 @@ class WriterLock:
         record.update(token=self._token, since=time.time())
         # Written aside and linked into place: the lock is never seen half-written.
         temporary = self.path.with_name(f"{self.path.name}.{self._token}")
-        temporary.write_bytes(json.dumps(record).encode())
         try:
+            temporary.write_bytes(json.dumps(record).encode())
             return _place(temporary, self.path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -102,14 +110,15 @@ class WriterLock:
             os.close(os.open(breaking, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         except FileExistsError:
             with contextlib.suppress(FileNotFoundError):
-                if time.time() - breaking.stat().st_mtime > BREAKING_AFTER:
-                    breaking.unlink()
+                status = breaking.lstat()
+                if time.time() - status.st_mtime > BREAKING_AFTER or not stat.S_ISREG(status.st_mode):
+                    _remove(breaking)
             time.sleep(0.01)
             return
         try:
             found = _read(self.path)
             if found is not None and found.get("token") == owner.get("token"):
-                self.path.unlink(missing_ok=True)
+                _remove(self.path)
         finally:
             breaking.unlink(missing_ok=True)
 
@@ -128,13 +137,46 @@ class WriterLock:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
+    """What a lock says; None where there is none, nothing for what is no lock, such as a link or a pipe."""
     try:
-        owner = json.loads(path.read_bytes())
+        with open_plain(path, "rb") as file:
+            owner = json.loads(file.read(_LARGEST))
     except FileNotFoundError:
         return None
-    except ValueError:
+    except (ValueError, RecursionError):
+        return {}
+    except OSError:
+        if _is_file(path):
+            raise
         return {}
     return owner if isinstance(owner, dict) else {}
+
+
+def _since(owner: dict[str, Any]) -> str:
+    try:
+        return time.strftime(" since %H:%M:%S", time.localtime(owner.get("since")))
+    except (TypeError, ValueError, OverflowError, OSError):
+        return ""
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def _remove(path: Path) -> None:
+    """Remove a lock, or what stands in its place: a folder only where it is empty."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        if not path.is_dir():
+            raise
+        try:
+            path.rmdir()
+        except OSError as error:
+            raise DatasetBusyError(f"{path} is a folder where a lock should be", hint="remove it") from error
 
 
 def _place(temporary: Path, path: Path) -> bool:
@@ -155,9 +197,12 @@ def _place(temporary: Path, path: Path) -> bool:
 
 def _is_stale(path: Path, owner: dict[str, Any]) -> bool:
     try:
-        age = time.time() - path.stat().st_mtime
+        status = path.lstat()
     except FileNotFoundError:
         return True
+    if not stat.S_ISREG(status.st_mode):
+        return True  # no process makes such a lock
+    age = time.time() - status.st_mtime
     pid = owner.get("pid")
     if isinstance(pid, int) and owner.get("host") == socket.gethostname() and owner.get("space") == _pid_space():
         started = _started(pid)

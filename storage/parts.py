@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import RbdataError
 from .checksums import Crc32c, crc32c
-from .durable import close_durably, sync_folder, write_durably
+from .durable import close_durably, open_plain, sync_folder, write_durably
 from .leaf import Leaf
 
 PARTS = ".parts"  # a name that no leaf can have
@@ -68,7 +68,7 @@ class RowsInPlace:
 
     def __init__(self, folder: Path, leaf: Leaf, first: int, rows: int) -> None:
         self._leaf, self._first, self._rows = leaf, first, rows
-        self._descriptor = os.open(folder / leaf.memmap, os.O_WRONLY)
+        self._descriptor = os.open(folder / leaf.memmap, os.O_WRONLY | os.O_NOFOLLOW)
         self._pieces = _Pieces()
 
     def write(self, position: int, buffer: Any, starts: np.ndarray) -> None:
@@ -91,7 +91,7 @@ class RowsInPlace:
         os.close(self._descriptor)
         names = ("length", "crc32c", "blocks")
         ranges = [[piece[name] for name in names if name in piece] for piece in self._pieces.in_order(self._rows)]
-        return {"ranges": {self._leaf.memmap: ranges}}
+        return {"ranges": {self._leaf.memmap: ranges}, "begin": {self._leaf.memmap: self._first * self._leaf.row_bytes}}
 
 
 class TedSink:
@@ -133,7 +133,8 @@ class TedSink:
                 file.write(int(steps[chosen][0]) - begin, buffer, starts[chosen])
 
     def finish(self) -> dict[str, Any]:
-        return {"ranges": {**self._root.finish()["ranges"], **self._next.finish()["ranges"]}}
+        root, successors = self._root.finish(), self._next.finish()
+        return {name: {**root[name], **successors[name]} for name in root}
 
 
 class PartFile:
@@ -147,7 +148,7 @@ class PartFile:
         self._path = part_path(folder, leaf, number)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._temporary = self._path.with_name(f"{self._path.name}.{uuid.uuid4().hex}")
-        self._file = self._temporary.open("wb")
+        self._file = self._temporary.open("xb")
         self._lengths: list[tuple[int, np.ndarray]] = []
         self._pieces = _Pieces()
         self._rows = 0
@@ -246,7 +247,7 @@ def lengths_path(path: Path) -> Path:
 
 def read_pieces(path: Path, pieces: list[dict[str, Any]]) -> Iterator[bytes]:
     """The bytes of a part file in row order. Raises RbdataError where the file is too short."""
-    with path.open("rb") as file:
+    with open_plain(path, "rb") as file:
         for piece in pieces:
             file.seek(piece["offset"])
             left = piece["length"]

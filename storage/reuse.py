@@ -49,11 +49,6 @@ class OldDataset:
         except OSError:
             return False
 
-    @property
-    def identity(self) -> list[Any]:
-        """What of it goes into the new dataset's bytes: its dictionaries."""
-        return [[name, ranges] for name, ranges in self.manifest.files.items() if name.endswith("/dictionary")]
-
     def dictionary(self, leaf: Leaf) -> bytes:
         """The dictionary of a leaf whose codec uses one."""
         return codec_of(leaf).read_dictionary(self.folder)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -29,19 +29,25 @@ from .checksums import crc32c, join_ranges
 from .codecs import PLAIN, codec_of
 from .codecs.codec import Codec, Sink
 from .column_writer import ColumnWriter
-from .durable import has_bytes, preallocate, sync_files, write_atomically
+from .durable import preallocate, sync_files, write_atomically
 from .episodes import FOLDER as EPISODES
 from .episodes import EpisodeTable
-from .folder import JOURNAL, RAW, DatasetPlace, remove_tree
+from .folder import JOURNAL, RAW, DatasetPlace, holds_files, remove_links
 from .journal import Journal
 from .leaf import Leaf
 from .manifest import Manifest, write_manifest
 from .manifest_types import BLOCK_TABLE
 from .parts import PARTS, TedSink, remove_unfinished
+from .proof import find_changed
 from .schema import Schema
 from .tensordict_folder import write_meta
 
 Files = dict[str, list[list[Any]]]
+
+#: Kinds of entries without which there is nothing to go on with.
+_WORK = {"part", "merged", "statistics", "copy", "log"}
+#: What is appended before the first part.
+_NOTHING = {"blob": 0, "rows": 0}
 
 
 class DatasetWriter:
@@ -72,16 +78,18 @@ class DatasetWriter:
         self.folder = place.working
         self.files: Files = {}
         place.check_free(force=restart)
+        remove_links(self.folder)
         journal = Journal(self.folder / JOURNAL)
-        began_anew = journal.fingerprint == fingerprint and bool(journal.find("restart"))
-        if journal.fingerprint is None or (restart and not began_anew):
+        same = journal.fingerprint == fingerprint
+        going_on = same and (not restart or bool(journal.find("restart")))
+        if not going_on and (restart or journal.fingerprint is None or not _holds_work(journal, self.folder)):
             place.discard_working()
             self.folder.mkdir(parents=True)
             journal = Journal(self.folder / JOURNAL)
             journal.start(fingerprint)
             if restart:
                 journal.record({"kind": "restart"})
-        elif journal.fingerprint != fingerprint:
+        elif not same:
             message = f"an unfinished {place.id} exists, started with other options, shards or source files"
             how = (
                 f"continue it with `{journal.command}`"
@@ -92,31 +100,36 @@ class DatasetWriter:
             raise UnfinishedDatasetError(message, hint=hint)
         remove_unfinished(self.folder)
         self._journal = journal
+        self._is_proved = False
         if not journal.find("plan"):
             self._record_plan()
         journal.record_command(command)
-        #: Parts whose files were written or summed by this process.
-        self._checked: set[int] = set()
 
     def lay_out(self, schema: Schema, bulk: tuple[str, ...] = (), parts: int = 0) -> None:
         """Set what is only known when the raw files have been looked into; before ``columns``, if at all."""
         self.schema, self.parts = schema, parts
         self.bulk = tuple(schema[name] for name in bulk)
-        if self.appended and self._journal.find("plan")[None]["parts"] != parts:
+        if self.appended and self._journal.find("plan")[None].get("parts") != parts:
             self._record_plan()
-        if self.appended and not self._rows_are_there():
-            self._journal.forget(("part", "merged"))
 
     def _record_plan(self) -> None:
         self._journal.record({"kind": "plan", "parts": self.parts})
 
-    def remember(self, kind: str, content: Mapping[str, Any], number: int = 0) -> None:
+    def remember(self, kind: str, content: Mapping[str, Any], number: int | str = 0) -> None:
         """Keep something that was found out for the next run, should this one be interrupted."""
         self._journal.record({**content, "kind": kind, "number": number})
 
-    def remembered(self, kind: str) -> dict[int, dict[str, Any]]:
+    def remembered(self, kind: str) -> dict[Any, dict[str, Any]]:
         """What an interrupted run found out of this kind, by number."""
         return self._journal.find(kind)
+
+    def forget(self, kind: str, number: int | str = 0) -> None:
+        """Drop what was remembered: it is not so any more."""
+        self._journal.forget(lambda entry: (entry.get("kind"), entry.get("number")) == (kind, number))
+
+    def holds_work(self) -> bool:
+        """Whether there is anything that the next run can go on with. Reads no files."""
+        return _holds_work(self._journal, self.folder)
 
     # -- plan ------------------------------------------------------------------------------------------------------
 
@@ -127,34 +140,23 @@ class DatasetWriter:
     def planned(self, files: Mapping[str, list[list[Any]]], episodes: EpisodeTable, digest: str = "") -> None:
         """Take over the finished columns (``ColumnWriter.close``) and the episode table, and make room for the states.
 
-        ``digest`` stands for the plan as it was made from the source's data. Raises UnfinishedDatasetError when unfinished
-        work was planned from other data.
+        ``digest`` stands for the plan as it was made from the source's data. Raises UnfinishedDatasetError when parts are
+        finished that were planned from other data.
         """
-        before = self._journal.find("digest").get(None)
-        if before is None:
-            self._journal.record({"kind": "digest", "digest": digest})
-        elif before["digest"] != digest:
+        before = self._journal.find("digest").get(None, {}).get("digest")
+        if before is not None and before != digest and self._journal.find("part"):
             message = f"the source files of the unfinished {self.place.id} have changed since it was started"
             raise UnfinishedDatasetError(message, hint=f"start over with --force ({self.folder})")
+        if before != digest:
+            self._journal.record({"kind": "digest", "digest": digest})
         self.files.update(files)
         self.files.update(episodes.write(self.folder))
         self.steps, self.states = episodes.steps, episodes.steps + len(episodes)
-        if not self._rows_are_there():
-            self._journal.forget(("part", "merged"))
         for leaf in self._in_place():
             preallocate(self.folder / leaf.memmap, self._plain_bytes(leaf))
 
     def _plain_bytes(self, leaf: Leaf) -> int:
         return (self.states if leaf.kind == "state" else self.steps) * leaf.row_bytes
-
-    def _rows_are_there(self) -> bool:
-        """Whether the files that finished parts were written to are as large as the journal says."""
-        finished, merged = self._journal.find("part"), self._journal.find("merged")
-        for leaf in self._in_place():
-            if finished and not has_bytes(self.folder / leaf.memmap, self._plain_bytes(leaf), exactly=True):
-                return False
-        last = merged[max(merged)]["leaves"] if merged else {}
-        return not last or all(codec.has_appended(self.folder, last[codec.leaf.name]) for codec in self._in_parts())
 
     def stored_dictionary(self, leaf: Leaf) -> bytes | None:
         """The dictionary that an interrupted run stored, if it is still what was stored."""
@@ -163,16 +165,16 @@ class DatasetWriter:
         if entry is None or not path.is_file():
             return None
         data = path.read_bytes()
-        return data if crc32c(data) == entry["crc32c"] else None
+        return data if crc32c(data) == entry.get("crc32c") else None
 
     def dictionary(self, leaf: Leaf, data: bytes) -> None:
         """Store the dictionary of a leaf whose codec uses one; rows finished with another one are forgotten."""
         name = codec_of(leaf).path("dictionary")
         path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
         entry = self._journal.find("dictionary").get(leaf.name)
-        if entry is None or entry["crc32c"] != crc32c(data):
-            self._journal.forget(("part", "merged", "dictionary"))
-            path.parent.mkdir(parents=True, exist_ok=True)
+        if entry is None or entry.get("crc32c") != crc32c(data):
+            self._journal.forget(lambda entry: entry.get("kind") in ("part", "merged", "dictionary"))
             write_atomically(path, data)
             self._journal.record({"kind": "dictionary", "number": leaf.name, "crc32c": crc32c(data)})
         elif self.stored_dictionary(leaf) is None:
@@ -184,10 +186,13 @@ class DatasetWriter:
     def part_done(self, number: int, record: Mapping[str, Any]) -> None:
         """Record a filled part: ``leaves`` holds for each bulk leaf what its sink's ``finish`` returned."""
         self._journal.record({**record, "kind": "part", "number": number})
-        self._checked.add(number)
 
     def parts_done(self) -> dict[int, dict[str, Any]]:
-        """The records of the parts that are filled, by number; a part whose files are lost or damaged is not among them."""
+        """The records of the parts that are filled, by number; a part whose files are lost or damaged is not among them.
+
+        Call it when the leaves are known and the plan is made: what earlier runs filled is compared with its checksums once.
+        """
+        self._prove()
         merged = self._journal.find("merged")
         return {
             number: record
@@ -195,35 +200,69 @@ class DatasetWriter:
             if number in merged or self._is_there(number, record)
         }
 
+    def _prove(self) -> None:
+        """Forget what earlier runs finished and what is no longer as they wrote it, since a disk failed or a file changed."""
+        if self._is_proved:
+            return
+        finished, merged = self._journal.find("part"), self._journal.find("merged")
+        in_place = [leaf.memmap for leaf in self._in_place()]
+        lost = find_changed(self.folder, self._in_parts(), in_place, finished, merged)
+        if lost:
+            self._forget_parts(lost)
+        self._is_proved = True
+
+    def _forget_parts(self, numbers: Container[Any]) -> None:
+        kinds = ("part", "merged")
+        self._journal.forget(lambda entry: entry.get("kind") in kinds and entry.get("number") in numbers)
+
     def _is_there(self, number: int, record: Mapping[str, Any]) -> bool:
-        contents = number not in self._checked  # an earlier run wrote it, and may have been cut short by a power cut
-        there = all(
-            codec.part_is_there(self.folder, number, record["leaves"][codec.leaf.name], contents=contents)
+        return all(
+            codec.part_is_there(self.folder, number, record["leaves"][codec.leaf.name], contents=False)
             for codec in self._in_parts()
         )
-        if there:
-            self._checked.add(number)
-        return there
 
     def merge(self) -> None:
         """Append to the blobs the finished parts that are next in line, all of them at once."""
+        while self._merge_next():  # once, unless parts are filled again that lie before others
+            pass
+
+    def _merge_next(self) -> bool:
+        """Append the next parts, or put them in the place of lost ones between others; says whether there were any."""
         finished, merged = self.parts_done(), self._journal.find("merged")
-        first = len(merged)
-        numbers = list(takewhile(finished.__contains__, range(first, self.parts)))
+        first = next(number for number in range(self.parts + 1) if number not in merged)
+        waiting = {number for number in finished if number not in merged}
+        numbers = list(takewhile(waiting.__contains__, range(first, self.parts)))
         if not numbers:
-            return
+            return False
+        first, after = numbers[0], merged.get(numbers[-1] + 1)
         before = merged[first - 1]["leaves"] if first else {}
+        inside = False
+        if max(merged, default=-1) > first:
+            # What is filled again has the same bytes as before, unless it is of other data: then nothing behind it is of use.
+            inside = after is not None and all(
+                codec.fits(
+                    [finished[number]["leaves"][codec.leaf.name] for number in numbers],
+                    before.get(codec.leaf.name, _NOTHING),
+                    after["leaves"][codec.leaf.name],
+                )
+                for codec in self._in_parts()
+            )
+            if after is None:
+                return False  # the rest of what was lost here is still to come
+            if not inside:
+                self._forget_parts(range(numbers[-1] + 1, self.parts))
         entries: list[dict[str, Any]] = [{"kind": "merged", "number": number, "leaves": {}} for number in numbers]
         for codec in self._in_parts():
             name = codec.leaf.name
             parts = {number: finished[number]["leaves"][name] for number in numbers}
-            last = before.get(name, {"blob": 0, "rows": 0})
-            for entry, record in zip(entries, codec.append_parts(self.folder, parts, last)):
+            last = before.get(name, _NOTHING)
+            for entry, record in zip(entries, codec.append_parts(self.folder, parts, last, cut=not inside)):
                 entry["leaves"][name] = record
         self._journal.record(*entries)
         for codec in self._in_parts():
             for number in numbers:
                 codec.remove_part(self.folder, number)
+        return True
 
     def _in_parts(self) -> list[Codec]:
         """The leaves whose parts are files of their own until they are appended."""
@@ -282,11 +321,14 @@ class DatasetWriter:
             manifest = original
         sync_files(self.folder, manifest.files)
         write_manifest(self.folder, manifest)
-        remove_tree(self.folder / PARTS)
-        remove_tree(self.folder / RAW)
-        (self.folder / JOURNAL).unlink()
         self.place.install()
         return self.place.path
+
+
+def _holds_work(journal: Journal, folder: Path) -> bool:
+    """Whether there is anything in a working folder that a run can go on with."""
+    kinds = {entry.get("kind") for entry in journal.entries}
+    return bool(kinds & _WORK) or holds_files(folder / RAW) or holds_files(folder / PARTS)
 
 
 def finished_parts(folder: Path, fingerprint: str, *, restart: bool = False) -> set[int] | None:
@@ -294,7 +336,7 @@ def finished_parts(folder: Path, fingerprint: str, *, restart: bool = False) -> 
     journal = Journal(folder / JOURNAL)
     if journal.fingerprint != fingerprint or (restart and not journal.find("restart")):
         return None
-    return set(journal.find("part"))
+    return {number for number in journal.find("part") if isinstance(number, int)}
 
 
 def open_sink(folder: Path, leaf: Leaf, number: int, first: int, rows: int, states: int, threads: int = 1) -> Sink:

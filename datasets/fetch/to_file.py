@@ -2,9 +2,11 @@
 
 During the fetch ``<path>.part`` holds the bytes received and ``<path>.part.json`` identifies the object:
 
-    {"format": 1, "url": ..., "size": ..., "version": ..., "checksums": {...}}
+    {"format": 1, "url": ..., "size": ..., "version": ..., "checksums": {...}, "kept": 123, "sum": "..."}
 
-Both are removed when ``<path>`` is complete. The writing process locks ``<path>.part`` (flock).
+``sum`` is the checksum of the first ``kept`` bytes: where the location states none that shows in the end whether the part has
+changed between two processes, what lies behind them is fetched again. Both files are removed when ``<path>`` is complete.
+The writing process locks ``<path>.part`` (flock).
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from typing import IO, Any
 
 from ...errors import ChecksumError, DatasetBusyError, DiskSpaceError
@@ -27,6 +30,8 @@ from .verifier import Verifier
 
 FORMAT = 1
 BLOCK = 1 << 20
+#: Bytes and seconds after which the record of a part is brought up to date.
+RECORD_BYTES, RECORD_SECONDS = 64 << 20, 5.0
 
 
 def fetch_to_file(
@@ -46,18 +51,23 @@ def fetch_to_file(
     path = Path(path)
     obj = pin(location, obj)
     with _open_part(_part(path)) as part:
-        kept = resumable_bytes(_read_record(path), obj, os.fstat(part.fileno()).st_size)
+        record = _read_record(path)
+        kept = resumable_bytes(record, obj, os.fstat(part.fileno()).st_size)
         while True:
             verifier = Verifier(obj)
             _rehash(part, kept, verifier)
+            if kept and not obj.checksums and (record is None or record.get("sum") != verifier.checksum):
+                kept = 0
+                continue
             if on_resume is not None and kept:
                 on_resume(kept)
             try:
-                _write_record(path, obj)
+                _write_record(path, obj, verifier)
                 pieces = stream(location, obj, start=kept, verifier=verifier, on_bytes=on_bytes)
-                with closing(pieces):
+                with closing(pieces), _recorded(path, obj, verifier, part) as wrote:
                     for piece in pieces:
                         _write(part, piece)
+                        wrote()
                 os.fsync(part.fileno())
             except ChecksumError:
                 if not kept:
@@ -83,7 +93,7 @@ def fetch_to_file(
 
 
 def resumable_bytes(record: Mapping[str, Any] | None, obj: RemoteObject, present: int) -> int:
-    """How many of the `present` bytes of a part can be kept for this object: all or none."""
+    """How many of the `present` bytes of a part can be kept for this object: all, those that were recorded, or none."""
     if record is None or record.get("format") != FORMAT or (obj.size is not None and present > obj.size):
         return 0
     same_version = record.get("url") == obj.url and obj.version is not None and record.get("version") == obj.version
@@ -91,7 +101,12 @@ def resumable_bytes(record: Mapping[str, Any] | None, obj: RemoteObject, present
     stated = record.get("checksums") or {}
     common = set(stated) & set(obj.checksums) if isinstance(stated, dict) else set()
     same_bytes = bool(common) and all(stated[name] == obj.checksums[name] for name in common)
-    return present if (same_version or same_bytes) and record.get("size") == obj.size else 0
+    if not (same_version or same_bytes) or record.get("size") != obj.size:
+        return 0
+    if obj.checksums:  # they show in the end whether these bytes are right
+        return present
+    kept = record.get("kept")
+    return kept if isinstance(kept, int) and 0 <= kept <= present else 0
 
 
 def bytes_there(path: Path) -> int:
@@ -133,8 +148,11 @@ def _record(path: Path) -> Path:
 
 
 def _open_part(part: Path) -> IO[bytes]:
+    if part.is_symlink():
+        part.unlink()
     while True:
-        file = part.open("a+b", buffering=0)
+        descriptor = os.open(part, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        file = os.fdopen(descriptor, "a+b", buffering=0)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The process that held the lock before may have renamed or removed the file after it was opened here.
@@ -181,14 +199,41 @@ def _read_record(path: Path) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def _write_record(path: Path, obj: RemoteObject) -> None:
+@contextmanager
+def _recorded(path: Path, obj: RemoteObject, verifier: Verifier, part: IO[bytes]) -> Iterator[Callable[[], None]]:
+    """Gives what is to be called after each write: it records now and then how far the part is, as does an interruption."""
+    if obj.checksums:
+        yield lambda: None
+        return
+    size, began = verifier.size, monotonic()
+
+    def wrote() -> None:
+        nonlocal size, began
+        if verifier.size - size >= RECORD_BYTES or monotonic() - began >= RECORD_SECONDS:
+            os.fsync(part.fileno())
+            _write_record(path, obj, verifier)
+            size, began = verifier.size, monotonic()
+
+    try:
+        yield wrote
+    except BaseException:
+        with suppress(OSError):  # a full disk
+            if os.fstat(part.fileno()).st_size == verifier.size:
+                _write_record(path, obj, verifier)
+        raise
+
+
+def _write_record(path: Path, obj: RemoteObject, verifier: Verifier) -> None:
     record = {
         "format": FORMAT,
         "url": obj.url,
         "size": obj.size,
         "version": obj.version,
         "checksums": dict(obj.checksums),
+        "kept": verifier.size,
+        "sum": verifier.checksum,
     }
     new = _record(path).with_suffix(".json.new")
+    new.unlink(missing_ok=True)  # never through a link
     new.write_text(json.dumps(record), encoding="utf-8")
     new.replace(_record(path))

@@ -6,7 +6,7 @@ What is stored this way is a mirror: ``--mirror <root>/.raw/<source>`` reads it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
 from threading import Event, Lock
 
@@ -23,11 +23,16 @@ CONNECTIONS = 4
 ENDING_SECONDS = 5.0
 
 
-def fetch_all(folder: Path, objects: Sequence[RawObject], on_bytes: Callable[[str, int, int], None]) -> None:
+def fetch_all(
+    folder: Path,
+    objects: Sequence[RawObject],
+    on_bytes: Callable[[str, int, int], None],
+    on_stored: Callable[[], None] = lambda: None,
+) -> None:
     """Store objects by their paths in a folder: over several connections, resumable across processes, checked.
 
     What is there already and sound is not fetched again; what was begun is continued. ``on_bytes`` receives a name, the bytes
-    stored so far and the bytes in all.
+    stored so far and the bytes in all; ``on_stored`` is called in this thread when a file is complete.
     """
     missing = [raw for raw in objects if not _is_sound(folder / raw.path, raw.item)]
     for raw in objects:
@@ -56,8 +61,9 @@ def fetch_all(folder: Path, objects: Sequence[RawObject], on_bytes: Callable[[st
     pool = ThreadPoolExecutor(CONNECTIONS, "rbdata-raw")
     fetches = [pool.submit(fetch, raw) for raw in missing]
     try:
-        for one in wait(fetches, return_when=FIRST_EXCEPTION).done:
+        for one in as_completed(fetches):
             one.result()
+            on_stored()
     except BaseException as error:
         # The others end with their next bytes; what they hold is free for the next try of this process.
         stop.set()

@@ -47,6 +47,7 @@ from .estimate import (
 )
 from .existing import announce_replacement, find_existing, read_objects
 from .fill import fill_tasks
+from .kept import drop_changed, remember_kept
 from .protocol import Job, Plan, RawObject
 from .raw_files import fetch_all
 from .request import Estimate, Listener, Outcome, Request
@@ -115,7 +116,7 @@ def _write(
             remove_tree(writer.folder)
             raise
     except BaseException:
-        if not writer.parts_done() and not (writer.folder / RAW).exists():
+        if not writer.holds_work():
             remove_tree(writer.folder)  # nothing worth keeping for the next run
         raise
     return estimate, manifest
@@ -127,7 +128,8 @@ def _begin(
     """The dataset whose parts are taken over, if any, and the fingerprint of the run."""
     # The plan of a staged job needs all of its data, so that parts of an old dataset are of no use.
     old = None if request.force or job.staging else OldDataset.open(place.path, job.schema)
-    identity = {"id": place.id, "extends": old.identity if old else None, **job.identity()}
+    # Not the old dataset, which may be gone when the run is continued: its dictionary is in the working folder by then.
+    identity = {"id": place.id, **job.identity()}
     if original is not None:
         identity["restores"] = original.to_json()["checksum"]
     return old, fingerprint(identity)
@@ -193,11 +195,12 @@ class _Run:
     def write(self, url: str) -> tuple[Estimate, Manifest]:
         """Plan and fill; what is left is to commit."""
         job, writer = self.job, self.writer
+        drop_changed(writer)
         remote = _remote_files(job)
         paths = self._fetch(remote)
         expected = None
         if job.staging:
-            expected = stage_all(job, writer.folder / RAW, self.place, self._procs, self.request.engine, self.listener)
+            expected = stage_all(job, writer, self._procs, self.request.engine, self.listener)
         with discarded_if_useless(paths[item.url] for item in remote):
             job.inspect_files(paths)
             writer.lay_out(job.schema, job.bulk, job.parts())
@@ -230,7 +233,7 @@ class _Run:
             self.listener.on_estimate(estimate_fetch(job, self.place, _bytes_left(remote, folder)))
             self.listener.on_stage("fetching the raw files")
             raw = [RawObject(_file_name(item), item, job.location) for item in remote]
-            fetch_all(folder, raw, self.listener.on_fetched)
+            fetch_all(folder, raw, self.listener.on_fetched, lambda: remember_kept(self.writer))
         return {item.url: Path(item.url) if is_local(item) else folder / _file_name(item) for item in job.files()}
 
     def _plan(self, paths: dict[str, Path]) -> Plan:
@@ -251,17 +254,20 @@ class _Run:
                 self.listener.on_stage("sampling frames")
             if not codec_of(leaf).uses_dictionary:
                 continue
-            if self.old:
-                dictionary = self.old.dictionary(leaf)
-            elif self.job.staging:
+            stored = self.writer.stored_dictionary(leaf)
+            if self.job.staging:
                 dictionary = self.job.staged_dictionary()
+            elif stored is not None:
+                dictionary = stored
             else:
-                dictionary = self.writer.stored_dictionary(leaf) or codec_of(leaf).train(samples())
+                dictionary = self.old.dictionary(leaf) if self.old else codec_of(leaf).train(samples())
             self.writer.dictionary(leaf, dictionary)
         return dictionary
 
     def _check_same_objects(self, plan: Plan) -> None:
         """What an earlier run converted must be what the source states now; it may have come from another mirror."""
+        if self.writer.remembered("part"):
+            self.listener.on_stage("checking what is finished")
         for index, record in self.writer.parts_done().items():
             part = plan.parts[index]
             stated, found = part.object["crc32c"], record.get("crc32c")
@@ -270,7 +276,10 @@ class _Run:
                 raise DatasetExistsError(message, hint=f"start over with --force ({self.writer.folder})")
 
     def _take_over(self, plan: Plan, old: OldDataset) -> None:
-        """Copy what a smaller dataset already holds."""
+        """Copy what a smaller dataset already holds, if its rows are encoded as those of this one."""
+        for leaf in compressed_leaves(self.job):
+            if not codec_of(leaf).is_like(self.writer.folder, leaf, old.folder):
+                return
         self.listener.on_stage("copying the shards that are there")
         for index, part in enumerate(plan.parts):
             done = index in self.writer.parts_done()

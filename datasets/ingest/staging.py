@@ -21,28 +21,25 @@ import numpy as np
 from ...errors import RbdataError
 from ...storage.codecs import codec_of
 from ...storage.codecs.compressed import compressed_codec
-from ...storage.folder import DatasetPlace, check_space, remove_tree
+from ...storage.folder import RAW, check_space, remove_tree
 from ...storage.memory_map import map_array
 from ...storage.schema import Leaf
+from ...storage.writer import DatasetWriter
 from ..workers.engines.engine import Engine
 from ..workers.engines.run_tasks import run_tasks, threads_of_task
 from .estimate import expect
+from .kept import remember_kept
 from .protocol import Job
 from .request import Estimate, Listener
 from .row_source import BLOCK_BYTES, Block, RowSource
 
 
 def stage_all(
-    job: Job,
-    folder: Path,
-    place: DatasetPlace,
-    procs: Callable[[int], int],
-    engine: Engine | None,
-    listener: Listener,
+    job: Job, writer: DatasetWriter, procs: Callable[[int], int], engine: Engine | None, listener: Listener
 ) -> Estimate:
-    """Stage everything below ``folder``: in processes, of which ``procs`` gives the number for so many tasks, or by an
-    ``engine``."""
-    finished = 0
+    """Stage everything in the working folder: in processes, of which ``procs`` gives the number for so many tasks, or by
+    an ``engine``."""
+    folder, place, finished = writer.folder / RAW, writer.place, 0
     try:
         listener.on_stage(job.staging)
         left = len(job.staging_tasks(folder, 1))
@@ -52,7 +49,9 @@ def stage_all(
         check_space(place.path, estimate.disk_bytes, place.id)
         count = procs(left)
         tasks = job.staging_tasks(folder, threads_of_task(count, engine))
+        remember_kept(writer)
         for index, _ in run_tasks(tasks, count, listener.on_progress, engine):
+            remember_kept(writer)
             finished += 1
             listener.on_part_done(index)
     except BaseException:
@@ -108,7 +107,7 @@ class StagedPart(RowSource):
             try:
                 return codec.adopt_part(folder, index, runs[0].path, lengths[0])
             except FileNotFoundError as error:
-                # An earlier run renamed it and was interrupted, and the part was lost: it must be staged again.
+                # An earlier run renamed it, and the part was lost: it must be staged again.
                 staged = runs[0].path.parent
                 shutil.rmtree(staged)
                 message = f"the decoded rows of {self.name} are gone from {staged.parent}"

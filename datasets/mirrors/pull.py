@@ -7,6 +7,7 @@ with the checksums of the manifest; then the folder becomes the dataset. `push` 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from ...errors import (
     UnknownDatasetError,
 )
 from ...storage.checksums import check_ranges
-from ...storage.folder import JOURNAL, RAW, DatasetPlace, check_id, free_bytes, remove_tree
+from ...storage.folder import JOURNAL, DatasetPlace, check_id, free_bytes, remove_tree
 from ...storage.manifest import FILENAME, LARGEST_MANIFEST, Manifest, read_manifest, write_manifest
 from ...storage.writer import DatasetWriter, fingerprint, finished_parts
 from .. import catalogue
@@ -147,21 +148,34 @@ def fetch_converted(
     def on_progress(name: str, done: int, total: int) -> None:
         listener.on_progress([TaskProgress(0, manifest.bytes - total + done, manifest.bytes, done, 0)])
 
-    fetch_all(writer.folder, objects, on_progress)
-    for name in names:
-        problem = find_damage(writer.folder / name, manifest.files[name])
+    if not writer.remembered("copy"):
+        writer.remember("copy", {})
+    wanted = _drop_changed(writer.folder, objects, manifest)
+    # What an earlier run began to fetch may have changed since, and is then fetched once more.
+    resumed = [raw for raw in wanted if bytes_there(writer.folder / raw.path)]
+    fetch_all(writer.folder, wanted, on_progress)
+    again = _drop_changed(writer.folder, resumed, manifest)
+    fetch_all(writer.folder, again, on_progress)
+    for raw in (*again, *(one for one in wanted if one not in resumed)):
+        problem = find_damage(writer.folder / raw.path, manifest.files[raw.path])
         if problem:
-            (writer.folder / name).unlink()
-            raise ChecksumError(f"{base}{name}: {problem}", hint=_DAMAGED_MIRROR)
+            (writer.folder / raw.path).unlink()
+            raise ChecksumError(f"{base}{raw.path}: {problem}", hint=_DAMAGED_MIRROR)
     listener.on_part_done(0)
     listener.on_stage("committing")
     copied = {"mirror": location.url, "copied": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     manifest = replace(manifest, provenance={**manifest.provenance, **copied})
     write_manifest(writer.folder, manifest)
-    remove_tree(writer.folder / RAW)
-    (writer.folder / JOURNAL).unlink()
     place.install()
     return estimate, manifest
+
+
+def _drop_changed(folder: Path, objects: Sequence[RawObject], manifest: Manifest) -> list[RawObject]:
+    """The objects whose files are not there, or are not as the manifest states: those are removed."""
+    wanted = [raw for raw in objects if find_damage(folder / raw.path, manifest.files[raw.path])]
+    for raw in wanted:
+        remove_tree(folder / raw.path)
+    return wanted
 
 
 def fetch_manifest(location: Location, dataset_id: str) -> Manifest | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 
 from ...errors import DamagedDatasetError
-from ..checksums import check_ranges, crc32c
+from ..checksums import check_ranges, crc32c, sum_range
 from ..durable import append_blocks, has_bytes
 from ..leaf import Leaf
 from ..memory_map import verify_hint
@@ -136,7 +136,7 @@ class Codec(ABC):
     def part_is_there(self, folder: Path, number: int, record: Mapping[str, Any], *, contents: bool) -> bool:
         """Whether the files of a finished part that is not appended yet are as its record states.
 
-        Sizes are compared, with ``contents`` checksums as well: a record of an earlier version may state none.
+        Sizes are compared, with ``contents`` checksums as well.
         """
         path, pieces = part_path(folder, self.leaf, number), record["pieces"]
         if not has_bytes(path, sum(piece["length"] for piece in pieces), exactly=True):
@@ -145,31 +145,40 @@ class Codec(ABC):
             lengths = lengths_path(path)
             if not has_bytes(lengths, 8 * sum(piece["rows"] for piece in pieces), exactly=True):
                 return False
-            if contents and record.get("lengths") not in (None, crc32c(lengths.read_bytes())):
+            if contents and record["lengths"] != crc32c(lengths.read_bytes()):
                 return False
-        return not contents or all(piece["crc32c"] in ("", sum_piece(path, piece)) for piece in pieces)
+        return not contents or all(piece["crc32c"] == sum_piece(path, piece) for piece in pieces)
 
-    def has_appended(self, folder: Path, last: Mapping[str, int]) -> bool:
-        """Whether the leaf's files are as large as the entry of the last part appended states."""
-        return has_bytes(folder / self.path("blob"), last["blob"])
+    def has_appended(self, folder: Path, entry: Mapping[str, Any]) -> bool:
+        """Whether the leaf's files hold what the entry of a part states that was appended."""
+        length, checksum, *_ = entry["ranges"]["blob"]
+        path, begin = folder / self.path("blob"), entry["blob"] - length
+        return has_bytes(path, entry["blob"]) and sum_range(path, begin, length) == [length, checksum]
+
+    def fits(self, records: Iterable[Mapping[str, Any]], last: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+        """Whether finished parts fill the place between the entries of two parts that were appended."""
+        pieces = [piece for record in records for piece in record["pieces"]]
+        room = after["blob"] - after["ranges"]["blob"][0] - last["blob"], after["rows"] - after["new"] - last["rows"]
+        return room == (sum(piece["length"] for piece in pieces), sum(piece["rows"] for piece in pieces))
 
     def append_parts(
-        self, folder: Path, parts: Mapping[int, Mapping[str, Any]], last: Mapping[str, int]
+        self, folder: Path, parts: Mapping[int, Mapping[str, Any]], last: Mapping[str, Any], *, cut: bool = True
     ) -> list[dict[str, Any]]:
         """Append finished parts (records by number, in order) behind the ``last`` entry.
 
-        Returns an entry for each: ``rows`` and bytes of the ``blob`` up to its end, and the ``ranges`` as they are recorded.
+        Returns an entry for each: ``rows`` and bytes of the ``blob`` up to its end, its own rows (``new``), and the
+        ``ranges`` as they are recorded. Without ``cut`` what lies behind them stays.
         """
         pieces = [
             read_pieces(part_path(folder, self.leaf, number), record["pieces"]) for number, record in parts.items()
         ]
         blob, rows = last["blob"], last["rows"]
         entries: list[dict[str, Any]] = []
-        written = append_blocks(folder / self.path("blob"), blob, pieces)
+        written = append_blocks(folder / self.path("blob"), blob, pieces, cut=cut)
         for record, checksum in zip(parts.values(), written):
-            blob += checksum.length
-            rows += sum(piece["rows"] for piece in record["pieces"])
-            entries.append({"blob": blob, "rows": rows, "ranges": {"blob": checksum.record}})
+            new = sum(piece["rows"] for piece in record["pieces"])
+            blob, rows = blob + checksum.length, rows + new
+            entries.append({"blob": blob, "rows": rows, "new": new, "ranges": {"blob": checksum.record}})
         return entries
 
     def remove_part(self, folder: Path, number: int) -> None:

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import DamagedDatasetError, RbdataError
-from ..checksums import crc32c
+from ..checksums import crc32c, sum_range
 from ..durable import append_blocks, has_bytes
 from ..leaf import Leaf
 from ..memory_map import VERIFY, map_array, verify_hint
-from ..parts import Encode, PartFile, lengths_path, part_path, sync_parts, write_lengths
+from ..parts import Encode, PartFile, lengths_path, part_path, sum_piece, sync_parts, write_lengths
 from . import DEFAULT, load_codec
 from .codec import Codec, Files, OldPart
 
@@ -96,27 +96,27 @@ class CompressedCodec(Codec):
     def adopt_part(self, folder: Path, number: int, source: Path, lengths: np.ndarray) -> dict[str, Any]:
         """Make a synced file of rows, encoded as this leaf's are, the file of a part; returns the record for the journal.
 
-        ``lengths`` (int64 ``[rows]``) are those of the rows. An earlier run may have moved the file already. Raises
-        FileNotFoundError when it is neither at ``source`` nor there.
+        ``lengths`` (int64 ``[rows]``) are those of the rows. Raises FileNotFoundError when there is no such file.
         """
-        path, size = part_path(folder, self.leaf, number), int(lengths.sum())
+        path = part_path(folder, self.leaf, number)
+        piece: dict[str, Any] = {"position": 0, "rows": len(lengths), "offset": 0, "length": int(lengths.sum())}
+        piece["crc32c"] = sum_piece(source, piece)
         path.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_file():
-            source.replace(path)
-        elif not has_bytes(path, size, exactly=True):
-            raise FileNotFoundError(source)
         checksum = write_lengths(path, lengths)
+        source.replace(path)
         sync_parts(folder)
-        pieces = [{"position": 0, "rows": len(lengths), "offset": 0, "length": size, "crc32c": ""}]
-        return {"pieces": pieces if len(lengths) else [], "lengths": checksum}
+        return {"pieces": [piece] if len(lengths) else [], "lengths": checksum}
 
-    def has_appended(self, folder: Path, last: Mapping[str, int]) -> bool:
-        return super().has_appended(folder, last) and has_bytes(folder / self.path("offsets"), 8 * (last["rows"] + 1))
+    def has_appended(self, folder: Path, entry: Mapping[str, Any]) -> bool:
+        length, checksum, *_ = entry["ranges"]["offsets"]
+        path, end = folder / self.path("offsets"), 8 * (entry["rows"] + 1)
+        there = super().has_appended(folder, entry) and has_bytes(path, end)
+        return there and sum_range(path, end - length, length) == [length, checksum]
 
     def append_parts(
-        self, folder: Path, parts: Mapping[int, Mapping[str, Any]], last: Mapping[str, int]
+        self, folder: Path, parts: Mapping[int, Mapping[str, Any]], last: Mapping[str, Any], *, cut: bool = True
     ) -> list[dict[str, Any]]:
-        entries = super().append_parts(folder, parts, last)
+        entries = super().append_parts(folder, parts, last, cut=cut)
         tables: list[np.ndarray] = []
         blob = last["blob"]
         for number, entry in zip(parts, entries):
@@ -126,7 +126,7 @@ class CompressedCodec(Codec):
             tables[0] = np.concatenate([[0], tables[0]])  # a row begins where the one before it ends
         at = 0 if 0 in parts else 8 * (last["rows"] + 1)
         blocks = [[table.astype("<i8").tobytes()] for table in tables]
-        for entry, checksum in zip(entries, append_blocks(folder / self.path("offsets"), at, blocks)):
+        for entry, checksum in zip(entries, append_blocks(folder / self.path("offsets"), at, blocks, cut=cut)):
             entry["ranges"]["offsets"] = checksum.record
         return entries
 

@@ -111,6 +111,14 @@ class TestStopped:
         assert dest_files(tmp_path, "lost") == dest_files(tmp_path, "calm")
 
 
+def test_a_run_that_finds_everything_done_removes_what_a_killed_one_left(tmp_path, slow):
+    run(tmp_path, slow, dest="my/done", procs=1)
+    (tmp_path / "my" / ".done.lock").write_text('{"pid": 1073741824, "host": "gone"}')
+    os.utime(tmp_path / "my" / ".done.lock", (0, 0))
+    run(tmp_path, slow, dest="my/done", procs=1)
+    assert not (tmp_path / "my" / ".done.lock").exists()
+
+
 def test_the_chunks_of_the_first_run_are_kept(tmp_path, slow, monkeypatch):
     """A small dataset, one section: stopped between its chunks, and continued where others would be chosen."""
     calm = run(tmp_path, slow, dest="my/calm", procs=1)

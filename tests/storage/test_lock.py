@@ -118,6 +118,48 @@ def test_unreadable_lock(tmp_path, content):
         pass
 
 
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, os.mkdir, *(lambda path, to=to: path.symlink_to(to) for to in ("no", "/dev/zero"))]
+)
+@pytest.mark.parametrize("name", ["lock", "lock.breaking"])
+def test_what_is_no_file_is_no_lock(tmp_path, make, name):
+    path = tmp_path / "lock"
+    if name != "lock":
+        dead_owner(path)
+    make(tmp_path / name)
+    with WriterLock(path, "x"):
+        assert json.loads(path.read_bytes())["pid"] == os.getpid()
+    assert names(tmp_path) == []
+
+
+def test_a_lock_that_cannot_be_taken_away(tmp_path):
+    path = tmp_path / "lock"
+    (path / "full").mkdir(parents=True)
+    with pytest.raises(DatasetBusyError, match="is a folder where a lock should be"):
+        WriterLock(path, "x").__enter__()
+    assert names(tmp_path) == ["lock"]
+
+
+def test_odd_owners_are_named_without_escape_sequences(tmp_path):
+    path = tmp_path / "lock"
+    for odd in ({"since": "x"}, {"since": 1e300}, {"host": "\x1b[2J\n" + "h" * 1000}, {"pid": [[]]}):
+        path.write_text(json.dumps(odd))
+        with pytest.raises(DatasetBusyError, match="being written by") as caught:
+            WriterLock(path, "x").__enter__()
+        assert caught.value.message.isprintable() and len(caught.value.message) < 300
+
+
+def test_a_full_disk_leaves_nothing_beside_the_lock(tmp_path, monkeypatch):
+    def full(path, data):
+        path.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space"):
+        WriterLock(tmp_path / "lock", "x").__enter__()
+    assert names(tmp_path) == []
+
+
 def test_killed_while_taking_a_stale_lock_away(tmp_path):
     path = tmp_path / "lock"
     dead_owner(path)

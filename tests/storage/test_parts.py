@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from rbdata.storage.codecs import codec_of
-from rbdata.storage.folder import JOURNAL, DatasetPlace
+from rbdata.storage.folder import DatasetPlace
 from rbdata.storage.integrity import verify
 from rbdata.storage.leaf import Leaf
 from rbdata.storage.parts import PARTS
@@ -61,19 +59,6 @@ def test_parts_cut_short_or_gone(name, stopped):
     path.write_bytes(path.read_bytes()[:-1])
     (stopped.working / PARTS / name.replace(".1.", ".2.")).unlink()
     assert go_on(stopped) == [0, 1, 2]
-
-
-def test_records_without_checksums(stopped):
-    """Earlier versions wrote none: their parts are known by their size."""
-    journal = stopped.working / JOURNAL
-    records = [json.loads(line) for line in journal.read_bytes().splitlines()]
-    for record in records:
-        for leaf in record.get("leaves", {}).values():
-            leaf.pop("lengths"), leaf.pop("rows")
-            for piece in leaf["pieces"]:
-                piece["crc32c"] = ""
-    journal.write_bytes(b"".join(json.dumps(record).encode() + b"\n" for record in records))
-    assert go_on(stopped) == [0]
 
 
 def test_unfinished_files_of_killed_workers_are_removed(stopped):

@@ -14,7 +14,7 @@ from rbdata.storage.dataset import Dataset
 from rbdata.storage.folder import DatasetPlace
 from rbdata.storage.integrity import verify
 from rbdata.storage.leaf import Leaf
-from rbdata.storage.manifest import FILENAME, Manifest, read_manifest
+from rbdata.storage.manifest import FILENAME, Manifest
 from rbdata.storage.parts import PARTS, part_path
 from rbdata.storage.reuse import OldDataset
 from rbdata.storage.writer import DatasetWriter
@@ -142,12 +142,7 @@ def test_missing_files(codec, old, tmp_path):
 @each_codec
 def test_what_can_be_opened(codec, old, tmp_path):
     schema = schema_of(EPISODES, codec)
-    found = OldDataset.open(old, schema)
-    assert found is not None
-    dictionary = (
-        [["observation/dictionary", read_manifest(old).files["observation/dictionary"]]] if codec != "raw" else []
-    )
-    assert found.identity == dictionary
+    assert OldDataset.open(old, schema) is not None
     assert OldDataset.open(tmp_path / "nowhere", schema) is None
     assert OldDataset.open(old, schema_of(EPISODES, "raw" if codec == "zstd" else "zstd")) is None
     flat = Recipe(EPISODES, "flat", id="my/flat").write(tmp_path / "root")

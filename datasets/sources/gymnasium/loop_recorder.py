@@ -164,8 +164,9 @@ class Tape:
         if self.place.exists() and not force:
             message = f"{self.place.id} is there already"
             raise DatasetExistsError(message, hint="record under another name, or replace it with force=True")
-        job, mark = self.job, fingerprint({"id": self.place.id, "extends": None, **self.job.identity()})
+        job, mark = self.job, fingerprint({"id": self.place.id, **self.job.identity()})
         writer = DatasetWriter(self.place, job.schema, mark, bulk=job.bulk, parts=1, restart=force)
+        writer.remember("log", {})  # what it holds is worth keeping
         self.log = job.log = EpisodeLog(writer.folder / LOG, job.columns)
 
     def finish(self) -> Path | None:
