@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CorruptSourceError, RbdataError
+from .hdf5_chunks import check_chunks
 
 #: HDF5's filters shrink data at most about 1030-fold (deflate): an array that declares more holds nothing.
 _LARGEST_RATIO = 1200
+#: Bytes of one attribute, or of the texts that it lists.
+_LARGEST_ATTRIBUTE = 64 << 20
 #: Groups inside each other.
 DEEPEST = 16
 
@@ -23,7 +26,7 @@ def root_names(path: Path) -> set[str]:
     try:
         with h5py.File(path) as file:
             return {*file, *file.attrs}
-    except (OSError, RuntimeError, KeyError, UnicodeDecodeError):
+    except (OSError, RuntimeError, LookupError, TypeError, ValueError):
         return set()
 
 
@@ -34,7 +37,8 @@ def damage_reported(name: str) -> Iterator[None]:
         yield
     except RbdataError:
         raise
-    except (OSError, RuntimeError, KeyError, UnicodeDecodeError) as error:
+    except (OSError, RuntimeError, LookupError, TypeError, ValueError, OverflowError) as error:
+        # h5py says in many ways that it cannot read something: types it has no equivalent for, dimensions, names.
         if isinstance(error, OSError) and error.errno:
             raise
         reason = str(error).partition("(")[2].rstrip(")") or str(error)
@@ -42,18 +46,43 @@ def damage_reported(name: str) -> Iterator[None]:
         raise CorruptSourceError(message, hint="fetch it again, or use another mirror (--mirror)") from error
 
 
-def check_storage(array: Any, what: str, *, least: int) -> None:
+def check_storage(array: Any, what: str, *, least: int, size: int) -> int:
     """Refuse an array (``h5py.h5d.DatasetID``) whose values are in other files, or that is larger than its bytes can hold.
 
-    Arrays of up to ``least`` bytes are not compared with what is stored. Raises CorruptSourceError that names ``what``.
+    ``size`` is that of the file. Arrays of up to ``least`` bytes are not compared with what is stored; returns how many
+    bytes that is. Raises CorruptSourceError that names ``what``.
     """
     from h5py import h5d
 
     properties = array.get_create_plist()
     if properties.get_external_count() or properties.get_layout() == h5d.VIRTUAL:
         raise CorruptSourceError(f"{what} is kept in another file, which is not read")
+    stored: int = array.get_storage_size()
+    if stored > size:
+        raise CorruptSourceError(f"{what} claims {stored} bytes of a file that has {size}")
+    if properties.get_nfilters():
+        check_chunks(array, what)
     if not array.shape or array.dtype.hasobject:
-        return  # no values, one value, or text: read with care or not at all
-    size, stored = math.prod(array.shape) * array.dtype.itemsize, array.get_storage_size()
-    if size > max(stored * _LARGEST_RATIO, least):
-        raise CorruptSourceError(f"{what} declares {array.shape}, {size} bytes, but holds {stored} bytes")
+        return stored  # no values, one value, or text: read with care or not at all
+    declared = math.prod(array.shape) * array.dtype.itemsize
+    if declared > max(stored * _LARGEST_RATIO, least):
+        raise CorruptSourceError(f"{what} declares {array.shape}, {declared} bytes, but holds {stored} bytes")
+    return stored
+
+
+def read_attributes(owner: Any, name: str, size: int) -> dict[str, Any]:
+    """The attributes of a file or group (h5py's objects) of a file of ``size`` bytes; texts become ``str`` as h5py does it.
+
+    Raises CorruptSourceError for more than fits in memory: a text may be as long as the file, and be listed many times.
+    """
+    found: dict[str, Any] = {}
+    for key in owner.attrs:
+        attribute = owner.attrs.get_id(key)
+        count = math.prod(attribute.shape or ())
+        texts = attribute.dtype.hasobject
+        if (
+            texts and count > 16 and count * size > _LARGEST_ATTRIBUTE
+        ) or attribute.get_storage_size() > _LARGEST_ATTRIBUTE:
+            raise CorruptSourceError(f"{name}: the attribute {key!r} holds {count} values, more than is read")
+        found[key] = owner.attrs[key]
+    return found

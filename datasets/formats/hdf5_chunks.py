@@ -1,45 +1,59 @@
-"""Rows of an HDF5 dataset, with its chunks unpacked in threads.
+"""Rows of an HDF5 dataset, with its chunks unpacked in threads, and never into more than they may hold.
 
 D4RL's files are in chunks packed by deflate, and HDF5 unpacks them one after the other with plain zlib: two thirds of the
 time it takes to convert a file. Here the packed chunks are read as they are and unpacked by ISA-L, several at once and
-ahead of what is being written. Whatever is stored in another way is read by HDF5 itself.
+ahead of what is being written. HDF5 also trusts a chunk to be as large as it should be: it unpacks 10 GB where the file has
+them, and reads beyond the end of what is too short. So what is stored in another way is proved (`check_chunks`) before HDF5
+reads it itself.
 
 A chunk of shape ``chunks`` at grid position g holds the cells from ``g * chunks`` on; those at the far edges hang over.
 Filters, in the order they were applied: ``shuffle`` (2; byte i of all cells, then byte i + 1), ``deflate`` (1; a zlib
-stream). https://support.hdfgroup.org/documentation/hdf5/latest/_f_m_t3.html
+stream), ``fletcher32`` (3; a checksum of 4 bytes behind the data).
+https://support.hdfgroup.org/documentation/hdf5/latest/_f_m_t3.html
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...errors import CorruptSourceError
+from .limits import most_unpacked
 
 if TYPE_CHECKING:
     import h5py
 
-_DEFLATE, _SHUFFLE = 1, 2
-#: Larger chunks are left to HDF5, so that what is unpacked ahead stays small.
-_LARGEST_CHUNK = 4 << 20
+_DEFLATE, _SHUFFLE, _FLETCHER32 = 1, 2, 3
+#: What is unpacked here; HDF5 reads the others once they are proved.
+_UNPACKED_HERE = ((_DEFLATE,), (_SHUFFLE, _DEFLATE))
+#: Smaller chunks cost more to hand to a thread than to unpack; larger ones are not unpacked ahead.
+_SMALLEST_CHUNK, _LARGEST_AHEAD = 1 << 12, 4 << 20
+#: Chunks next to each other that hold the same rows.
+_MOST_BESIDE = 1 << 10
 
 
 class Rows:
-    """Blocks of rows of one dataset, in ascending order; ``ahead`` rows are unpacked before they are asked for."""
+    """Blocks of rows of one dataset, best in ascending order; ``ahead`` rows are unpacked before they are asked for.
 
-    def __init__(self, dataset: h5py.Dataset, pool: Executor, ahead: int, name: str) -> None:
-        self._dataset, self._pool, self._ahead, self._name = dataset, pool, ahead, name
-        self._filters = _filters(dataset)
+    Without a ``pool`` they are unpacked when they are asked for. The dataset is one that `hdf5_checks.check_storage` passed.
+    """
+
+    def __init__(self, dataset: h5py.Dataset, pool: Executor | None, ahead: int, name: str) -> None:
+        self._dataset, self._pool, self._name = dataset, pool, name
+        self._filters = filters_unpacked_here(dataset.id)
+        few = self._filters and pool and math.prod(dataset.chunks) * dataset.dtype.itemsize <= _LARGEST_AHEAD
+        self._ahead = ahead if few else 0
         self._strips: dict[int, list[tuple[tuple[slice, ...], Future[np.ndarray]]]] = {}
 
     def read(self, low: int, high: int) -> np.ndarray:
         """Rows ``low..high-1``, to be written to by the caller if need be."""
         if self._filters is None:
-            return self._dataset[low:high]
+            return plain_bools(self._dataset[low:high])
         size = self._dataset.chunks[0]
         self._start(low // size, (min(high + self._ahead, len(self._dataset)) - 1) // size)
         out = np.empty((high - low, *self._dataset.shape[1:]), self._dataset.dtype)
@@ -51,7 +65,7 @@ class Rows:
                 out[target] = future.result()[begin - first : end - first]
         for strip in [strip for strip in self._strips if (strip + 1) * size <= high]:
             del self._strips[strip]
-        return out
+        return plain_bools(out)
 
     def _start(self, first: int, last: int) -> None:
         """Begin to unpack the strips (all chunks of some rows) that are not on their way yet."""
@@ -67,41 +81,91 @@ class Rows:
             offset = (strip * chunks[0], *(at * chunk for at, chunk in zip(place, chunks[1:])))
             ends = [min(at + chunk, size) for at, chunk, size in zip(offset[1:], chunks[1:], shape[1:])]
             cells = tuple(slice(at, end) for at, end in zip(offset[1:], ends))
-            yield cells, self._pool.submit(self._unpack, offset, tuple(slice(0, c.stop - c.start) for c in cells))
+            inside = tuple(slice(0, c.stop - c.start) for c in cells)
+            if self._pool is not None:
+                yield cells, self._pool.submit(self._unpack, offset, inside)
+            else:
+                done: Future[np.ndarray] = Future()
+                done.set_result(self._unpack(offset, inside))
+                yield cells, done
 
     def _unpack(self, offset: tuple[int, ...], inside: tuple[slice, ...]) -> np.ndarray:
-        from isal import isal_zlib
-        from isal.igzip_lib import IsalError
-
         chunks, dtype = self._dataset.chunks, self._dataset.dtype
         where = f"{self._name}: {self._dataset.name}, the chunk at {offset}"
         mask, data = self._dataset.id.read_direct_chunk(offset)
-        if mask:
-            # Single chunks may have been stored without some of the filters; this is rare enough for HDF5 itself.
-            cells = tuple(slice(at, at + size) for at, size in zip(offset, chunks))
-            return self._dataset[cells]
-        size = int(np.prod(chunks, dtype=np.int64)) * dtype.itemsize
+        applied = [filter for number, filter in enumerate(self._filters or ()) if not mask >> number & 1]
+        plain = _unpacked(data, math.prod(chunks) * dtype.itemsize, applied, where)
+        if _SHUFFLE in applied:
+            plain = np.frombuffer(plain, np.uint8).reshape(dtype.itemsize, -1).T.tobytes()
+        return np.frombuffer(plain, dtype).reshape(chunks)[(slice(None), *inside)]
+
+
+def filters_unpacked_here(array: Any) -> tuple[int, ...] | None:
+    """The filters of an array (``h5py.h5d.DatasetID``) whose chunks are unpacked here; None where HDF5 reads it."""
+    from h5py import h5d, h5t
+
+    properties, dtype = array.get_create_plist(), array.dtype
+    if properties.get_layout() != h5d.CHUNKED or dtype.hasobject or 0 in array.shape:
+        return None
+    filters = filters_of(properties)
+    if filters not in _UNPACKED_HERE or not array.get_type().equal(h5t.py_create(dtype)):
+        return None
+    chunks = properties.get_chunk()
+    size, grid = math.prod(chunks) * dtype.itemsize, [-(-all // one) for all, one in zip(array.shape, chunks)]
+    beside = math.prod(grid[1:])
+    if size < _SMALLEST_CHUNK or beside > _MOST_BESIDE or size * beside > most_unpacked(array.get_storage_size()):
+        return None
+    # Chunks that were never written are not there to be read; HDF5 fills them in.
+    return filters if array.get_num_chunks() == math.prod(grid) else None
+
+
+def filters_of(properties: Any) -> tuple[int, ...]:
+    """The filters of a dataset's creation properties, in the order they were applied."""
+    return tuple(properties.get_filter(number)[0] for number in range(properties.get_nfilters()))
+
+
+def check_chunks(array: Any, what: str) -> None:
+    """Refuse packed chunks that HDF5 would unpack into more or less than a chunk holds.
+
+    Raises CorruptSourceError that names ``what``. Arrays that `Rows` unpacks need no proof: it never unpacks more.
+    """
+    properties = array.get_create_plist()
+    filters, chunks = filters_of(properties), properties.get_chunk()
+    unknown = set(filters) - {_DEFLATE, _SHUFFLE, _FLETCHER32}
+    if unknown or len(set(filters)) < len(filters):
+        message = f"{what} is packed by HDF5's filters {list(filters)}, of which only shuffle, deflate and fletcher32 are read"
+        raise CorruptSourceError(message, hint="repack it: h5repack -f GZIP=4 IN OUT")
+    size, stored = math.prod(chunks) * array.get_type().get_size(), array.get_storage_size()
+    if size > most_unpacked(stored):
+        raise CorruptSourceError(f"{what} has chunks of {size} bytes, but holds {stored} bytes")
+    if filters_unpacked_here(array) is not None:
+        return
+    offsets: list[tuple[int, ...]] = []
+    array.chunk_iter(lambda info: offsets.append(info.chunk_offset))
+    for offset in offsets:
+        mask, data = array.read_direct_chunk(offset)
+        applied = [filter for number, filter in enumerate(filters) if not mask >> number & 1]
+        if applied and applied[-1] == _FLETCHER32:
+            data = data[:-4]
+        behind = 4 if _FLETCHER32 in applied[:-1] else 0  # the checksum was packed with the data
+        _unpacked(data, size + behind, applied, f"{what}, the chunk at {offset}")
+
+
+def _unpacked(data: Any, size: int, filters: list[int], where: str) -> Any:
+    """The ``size`` bytes of a chunk. Raises CorruptSourceError where there are more or fewer."""
+    from isal import isal_zlib
+    from isal.igzip_lib import IsalError
+
+    if _DEFLATE in filters:
         try:
-            plain = isal_zlib.decompressobj().decompress(data, size + 1)
+            data = isal_zlib.decompressobj().decompress(data, size + 1)
         except IsalError as error:  # type: ignore[misc]  # its stub knows no exceptions
             raise CorruptSourceError(f"{where} is damaged: {error}") from error
-        if len(plain) != size:
-            raise CorruptSourceError(f"{where} holds {len(plain)} bytes instead of {size}")
-        if _SHUFFLE in (self._filters or ()):
-            plain = np.frombuffer(plain, np.uint8).reshape(dtype.itemsize, -1).T.tobytes()
-        cells = (slice(None), *inside)
-        return np.frombuffer(plain, dtype).reshape(chunks)[cells]
+    if len(data) != size:
+        raise CorruptSourceError(f"{where} holds {len(data)} bytes instead of {size}")
+    return data
 
 
-def _filters(dataset: h5py.Dataset) -> tuple[int, ...] | None:
-    """The dataset's filters where its chunks can be unpacked here; None where HDF5 must read it."""
-    chunks = dataset.chunks
-    if not chunks or int(np.prod(chunks, dtype=np.int64)) * dataset.dtype.itemsize > _LARGEST_CHUNK:
-        return None
-    properties = dataset.id.get_create_plist()
-    filters = tuple(properties.get_filter(number)[0] for number in range(properties.get_nfilters()))
-    if filters not in ((_DEFLATE,), (_SHUFFLE, _DEFLATE)):
-        return None
-    grid = int(np.prod([-(-size // chunk) for size, chunk in zip(dataset.shape, chunks)], dtype=np.int64))
-    # Chunks that were never written are not there to be read; HDF5 fills them in.
-    return filters if dataset.id.get_num_chunks() == grid else None
+def plain_bools(rows: np.ndarray) -> np.ndarray:
+    """Rows whose truth values are the bytes 0 and 1; a file may hold any byte, which NumPy and torch take as it is."""
+    return rows.view(np.uint8) != 0 if rows.dtype == bool else rows

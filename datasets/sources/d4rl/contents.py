@@ -24,7 +24,9 @@ import numpy as np
 from ....errors import CorruptSourceError
 from ....storage.checksums import crc32c
 from ....storage.leaf import DTYPES
-from ...formats.hdf5_checks import DEEPEST, check_storage, damage_reported
+from ...formats.hdf5_checks import DEEPEST, check_storage, damage_reported, read_attributes
+from ...formats.hdf5_chunks import Rows
+from ...formats.limits import LARGEST_ROW, check_row_bytes, check_rows
 
 if TYPE_CHECKING:
     import h5py
@@ -34,7 +36,6 @@ OPTIONAL = ("timeouts", "next_observations")
 #: One number a step.
 SCALARS = ("rewards", "terminals", "timeouts")
 
-_LARGEST_ROW = 64 << 20
 _MOST_OBJECTS = 10_000
 #: Metadata up to this many values are kept as they are; of larger arrays shape, dtype and checksum.
 _FEW, _LONGEST_TEXT, _LARGEST_METADATA = 64, 4096, 64 << 20
@@ -87,10 +88,13 @@ def survey(file: h5py.File, name: str) -> Contents:
         there = ", ".join(sorted(found)[:12]) or "nothing"
         message = f"{name} is not a D4RL file: it has no {', '.join(missing)}"
         raise CorruptSourceError(message, hint=f"it holds {there}")
+    size, stored = file.id.get_filesize(), 0
     for path, dataset in found.items():
-        check_storage(dataset.id, f"{name}: {path}", least=1 << 16)
+        stored += check_storage(dataset.id, f"{name}: {path}", least=1 << 16, size=size)
+    if stored > size:
+        raise CorruptSourceError(f"{name}: its arrays claim {stored} bytes of a file that has {size}")
     shape = found["observations"].shape
-    rows = shape[0] if shape else 0
+    rows = check_rows(shape[0], size, name) if shape else 0
     if rows < 1:
         raise CorruptSourceError(f"{name} holds no rows")
     contents = Contents(rows, {}, [])
@@ -105,21 +109,22 @@ def survey(file: h5py.File, name: str) -> Contents:
         if path in contents.arrays:
             continue
         if path == "metadata" or path.startswith("metadata/"):
-            contents.metadata[path.removeprefix("metadata/")] = _metadata(dataset)
+            contents.metadata[path.removeprefix("metadata/")] = _metadata(dataset, name)
             continue
         why = _why_not(dataset, rows)
         if why is None:
             contents.infos.append(_array(dataset))
         else:
             contents.left_out[path] = why
-    for key, value in file.attrs.items():
+    check_row_bytes(sum(one.row_bytes for one in (*contents.arrays.values(), *contents.infos)), name)
+    for key, value in read_attributes(file, name, size).items():
         contents.metadata[f"attributes/{key}"] = _plain(np.asarray(value))
     return contents
 
 
 def flags(file: h5py.File, name: str, key: str) -> np.ndarray:
     """One flag a row, bool ``[N]``, whatever it was stored as. Raises CorruptSourceError for NaN."""
-    values = np.asarray(file[key][()]).reshape(-1)
+    values = Rows(file[key], None, 0, name).read(0, len(file[key])).reshape(-1)
     if values.dtype.kind == "f" and np.isnan(values).any():
         raise CorruptSourceError(f"{name}: {key} of row {int(np.isnan(values).argmax())} is NaN")
     return values.astype(bool)
@@ -130,6 +135,7 @@ def _walk(file: h5py.File, name: str) -> Iterator[tuple[str, h5py.Dataset]]:
     import h5py
 
     seen: set[Any] = set()
+    arrays: set[Any] = set()
     count = 0
     stack = [("", file["/"], 0)]
     while stack:
@@ -147,7 +153,8 @@ def _walk(file: h5py.File, name: str) -> Iterator[tuple[str, h5py.Dataset]]:
                 if item.id not in seen:  # a group may contain itself
                     seen.add(item.id)
                     stack.append((path + "/", item, depth + 1))
-            elif isinstance(item, h5py.Dataset):
+            elif isinstance(item, h5py.Dataset) and item.id not in arrays:  # an array may have a hundred names
+                arrays.add(item.id)
                 yield path, item
 
 
@@ -175,7 +182,7 @@ def _why_not(dataset: h5py.Dataset, rows: int) -> str | None:
         return f"its dtype is {dataset.dtype}"
     if 0 in shape:
         return f"its shape {shape} is empty"
-    if dataset.nbytes // rows > _LARGEST_ROW:
+    if dataset.nbytes // rows > LARGEST_ROW:
         return f"one row has {dataset.nbytes // rows} bytes"
     return None
 
@@ -184,12 +191,17 @@ def _array(dataset: h5py.Dataset) -> Array:
     return Array(dataset.name.lstrip("/"), dataset.dtype.newbyteorder("="), tuple(dataset.shape[1:]))
 
 
-def _metadata(dataset: h5py.Dataset) -> Any:
+def _metadata(dataset: h5py.Dataset, name: str) -> Any:
     if dataset.shape is None:
         return None
-    if dataset.size > _FEW and (dataset.dtype.hasobject or dataset.nbytes > _LARGEST_METADATA):
+    if dataset.nbytes > _LARGEST_METADATA or (dataset.size > _FEW and dataset.dtype.hasobject):
         return {"shape": list(dataset.shape), "dtype": str(dataset.dtype)}
-    return _plain(np.asarray(dataset[()]))
+    if dataset.dtype.hasobject and dataset.shape:  # texts one by one: each may be as long as the file
+        texts = [_plain(np.asarray(dataset[place])) for place in np.ndindex(dataset.shape)]
+        return np.array(texts, object).reshape(dataset.shape).tolist()
+    if not dataset.shape:
+        return _plain(np.asarray(dataset[()]))
+    return _plain(Rows(dataset, None, 0, name).read(0, len(dataset)) if dataset.size else np.asarray(dataset[()]))
 
 
 def _plain(value: np.ndarray) -> Any:

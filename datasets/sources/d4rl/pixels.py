@@ -21,7 +21,7 @@ from .episode_ends import Layout
 
 _BLOCK_BYTES = 16 << 20
 #: Rows to train a dictionary on, in runs spread over the file: chunks are unpacked whole.
-_SAMPLE_ROWS, _SAMPLE_RUNS = 3000, 16
+_SAMPLE_ROWS, _SAMPLE_RUNS, _SAMPLE_BYTES = 3000, 16, 64 << 20
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,14 @@ def state_rows(layout: Layout, low: int, high: int, observations: int, has_next:
 
 def sample(path: Path, name: str, rows: int) -> np.ndarray:
     """Observations spread over the file, uint8 ``[n, row_bytes]``, to train a dictionary on."""
-    count = max(1, min(_SAMPLE_ROWS, rows) // _SAMPLE_RUNS)
     blocks = []
     with opened(path, name) as file:
         observations = file["observations"]
-        for low in np.unique(np.linspace(0, rows - count, _SAMPLE_RUNS).astype(int)).tolist():
-            block = np.ascontiguousarray(observations[low : low + count])
+        most = max(1, min(_SAMPLE_ROWS, rows, _SAMPLE_BYTES // (observations.nbytes // rows)))
+        count = max(1, most // _SAMPLE_RUNS)
+        chunked = Rows(observations, None, 0, name)
+        for low in np.unique(np.linspace(0, rows - count, min(_SAMPLE_RUNS, most)).astype(int)).tolist():
+            block = np.ascontiguousarray(chunked.read(low, low + count))
             block = block.astype(block.dtype.newbyteorder("<"), copy=False)
             blocks.append(block.view(np.uint8).reshape(len(block), -1))
     return np.concatenate(blocks)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Bytes of observations in a block, and the most rows.
 _BLOCK_BYTES, _BLOCK_ROWS = 8 << 20, 1 << 16
+#: Bytes of all columns in a block.
+_ALL_BYTES = 64 << 20
 #: How far a stated successor may be from the observation of the following row and still be the same, rounded.
 _RTOL, _ATOL = 1e-5, 1e-6
 
@@ -40,7 +42,9 @@ class RowWriter:
         self._keys, self._jump = keys, jump
         self._has_next = "next_observations" in contents.arrays
         self._rewards: list[np.ndarray] = []
-        self._block = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // contents.arrays["observations"].row_bytes))
+        every = sum(array.row_bytes for array in (*contents.arrays.values(), *contents.infos))
+        most = min(_BLOCK_BYTES // contents.arrays["observations"].row_bytes, _ALL_BYTES // every)
+        self._block = max(1, min(_BLOCK_ROWS, most))
         self._arrays = {path: Rows(file[path], pool, self._block, name) for path in [*contents.arrays, *keys]}
         self.counts = {"seams": 0, "rounded_successors": 0, "rows_not_finite": 0, "position_jumps": 0}
 

@@ -9,8 +9,9 @@ final one of the step before (or, asked for ``unknown_next`` zero, it is kept wi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from array import array
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,8 +25,7 @@ from .reader import Reader
 from .survey import Source, Survey
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """Steps ``first..first+steps-1`` of an episode, as one of the dataset; ``terminated`` and ``truncated`` flag the last."""
 
     first: int
@@ -35,13 +35,12 @@ class Run:
     outcome: int
 
 
-def split_episode(states: int, terminated: np.ndarray, truncated: np.ndarray, unknown_next: str) -> list[Run]:
+def split_episode(states: int, terminated: np.ndarray, truncated: np.ndarray, unknown_next: str) -> Iterator[Run]:
     """The runs that an episode gives, by the flags of its steps (bool ``[n]``) and its number of observations."""
     ends = np.flatnonzero(terminated | truncated).tolist()
     steps = len(terminated)
     if steps and (not ends or ends[-1] != steps - 1):
         ends.append(steps - 1)
-    runs = []
     first = 0
     for end in ends:
         last, is_terminated, is_truncated = end, bool(terminated[end]), bool(truncated[end])
@@ -49,9 +48,8 @@ def split_episode(states: int, terminated: np.ndarray, truncated: np.ndarray, un
         if end + 1 >= states and not is_terminated and unknown_next == "truncate":
             last -= 1
         if last >= first:
-            runs.append(Run(first, last - first + 1, is_terminated, is_truncated or not is_terminated, outcome))
+            yield Run(first, last - first + 1, is_terminated, is_truncated or not is_terminated, outcome)
         first = end + 1
-    return runs
 
 
 def state_rows(reader: Reader, source: Source, found: Survey, index: int, low: int, high: int, name: str) -> np.ndarray:
@@ -101,7 +99,7 @@ class Planner:
 
     def run(self, on_progress: Any) -> EpisodeTable:
         """Read and append everything."""
-        found, runs = self._found, []
+        found, runs = self._found, array("q")  # 24 bytes a run, where every step may end one
         for index, episode in enumerate(found.episodes):
             steps, states = int(found.steps[index]), int(found.states[index])
             if not steps:
@@ -110,18 +108,18 @@ class Planner:
             terminated = self._flags(episode, "terminations", steps)
             truncated = self._flags(episode, "truncations", steps)
             rewards = self._rewards(episode, steps)
-            given = split_episode(states, terminated, truncated, self._unknown_next)
-            kept = sum(one.steps for one in given)
-            self.counts["given_up_steps"] += steps - kept
-            self.counts["split_episodes"] += max(0, len(given) - 1)
-            self.counts["blank_successors"] += bool(given) and states <= steps and kept == steps
-            for one in given:
-                runs.append((index, one.first, one.steps + 1))
+            given = kept = 0
+            for one in split_episode(states, terminated, truncated, self._unknown_next):
+                runs.extend((index, one.first, one.steps + 1))
                 self._append(index, one, rewards)
+                given, kept = given + 1, kept + one.steps
+            self.counts["given_up_steps"] += steps - kept
+            self.counts["split_episodes"] += max(0, given - 1)
+            self.counts["blank_successors"] += bool(given) and states <= steps and kept == steps
             if not index % 64:
                 on_progress(index, len(found.episodes))
         self._flush()
-        self.runs = np.array(runs, np.int64).reshape(-1, 3)
+        self.runs = np.frombuffer(runs, np.int64).reshape(-1, 3) if runs else self.runs
         table = self._writer.episodes()
         self.counts = {**self._writer.counts, **self.counts}
         return table

@@ -15,6 +15,7 @@ The file is somebody else's: links out of it, values kept in other files, and sh
 
 from __future__ import annotations
 
+import math
 import re
 from contextlib import AbstractContextManager
 from typing import Any
@@ -22,15 +23,21 @@ from typing import Any
 import numpy as np
 
 from ....errors import CorruptSourceError
-from ...formats.hdf5_checks import DEEPEST, check_storage, damage_reported
+from ...formats.hdf5_checks import DEEPEST, check_storage, damage_reported, read_attributes
+from ...formats.hdf5_chunks import Rows, plain_bools
 from ...formats.jpeg import frame_shape, is_jpeg
+from ...formats.limits import check_row_bytes
 from ...ingest.spaces import Json
 from .metadata import Metadata, metadata_from
 from .reader import Data, Field, Kind, Place
 
 FILE = "main_data.hdf5"
-_EPISODE = re.compile(r"episode_(\d+)")
+_EPISODE = re.compile(r"episode_(0|[1-9]\d{0,17})")
 _CHUNK_CACHE, _METADATA_CACHE = 4 << 20, 2 << 20
+#: Texts and pictures read at a time, and bytes where their size is fixed: each may be as long as the file.
+_AT_ONCE, _BYTES_AT_ONCE = 8, 8 << 20
+#: Bytes of all that one call reads, unless the file is larger.
+_MOST_VALUES = 64 << 20
 
 
 class Hdf5Reader:
@@ -42,14 +49,16 @@ class Hdf5Reader:
         self._h5py = h5py
         self._name, self._checked = data.name, data.checked
         path = data.files[FILE]
+        self._size, self._stored = path.stat().st_size, 0
         with self._sound():
             self._file = h5py.File(h5py.h5f.open(bytes(path), h5py.h5f.ACC_RDONLY, self._access()))
             if not data.checked:
                 self._check_links()
             numbers = (_EPISODE.fullmatch(name) for name in self._file)
             self.episodes = sorted(int(match[1]) for match in numbers if match)
-        #: The group (as "") and the arrays of one episode that are open, and that episode.
+        #: The group (as "") and the arrays of one episode that are open, and that episode; packed arrays as their `Rows`.
         self._open: dict[str, Any] = {}
+        self._packed: dict[str, Rows] = {}
         self._current = -1
 
     def _access(self) -> Any:
@@ -63,13 +72,13 @@ class Hdf5Reader:
         return access
 
     def close(self) -> None:
-        self._open = {}
+        self._open, self._packed = {}, {}
         self._file.close()
 
     def attributes(self) -> Metadata:
         """Metadata as they were kept before 0.5."""
         with self._sound():
-            return metadata_from(dict(self._file.attrs), self._name)
+            return metadata_from(read_attributes(self._file, self._name, self._size), self._name)
 
     def steps(self, episode: int) -> int:
         with self._sound():
@@ -100,11 +109,14 @@ class Hdf5Reader:
         with self._sound():
             array = self._array(episode, place)
             if kind in ("text", "jpeg"):
-                rows = self._h5py.Dataset(array)[low:high]
-                if kind == "jpeg":
-                    return [row.tobytes() for row in rows]
-                return [value if isinstance(value, bytes) else str(value).encode() for value in rows]
+                return self._values(array, low, high, kind)
             high = min(high, array.shape[0])
+            path = _path(episode, place)
+            if high > low and array.get_create_plist().get_nfilters():
+                if path not in self._packed:
+                    self._packed[path] = Rows(self._h5py.Dataset(array), None, 0, self._name)
+                packed = self._packed[path].read(low, high)
+                return packed.astype(packed.dtype.newbyteorder("="), copy=False)
             out = np.empty((max(0, high - low), *array.shape[1:]), array.dtype.newbyteorder("="))
             if high <= low:
                 return out
@@ -115,7 +127,21 @@ class Hdf5Reader:
                 chosen = array.get_space()
                 chosen.select_hyperslab((low, *(0,) * (out.ndim - 1)), out.shape)
                 array.read(self._h5py.h5s.create_simple(out.shape), chosen, out)
-            return out
+            return plain_bools(out)
+
+    def _values(self, array: Any, low: int, high: int, kind: Kind) -> list[bytes]:
+        """Texts or pictures, a few at a time: a file may have one for every row that is as long as itself."""
+        dataset, values, total = self._h5py.Dataset(array), list[bytes](), 0
+        width = math.prod(array.shape[1:]) * array.dtype.itemsize
+        size = _AT_ONCE if array.dtype.hasobject else max(1, _BYTES_AT_ONCE // width)
+        for first in range(low, high, size):
+            rows = dataset[first : min(first + size, high)]
+            read = [row.tobytes() if kind == "jpeg" else _text(row) for row in rows]
+            values += read
+            total += sum(map(len, read))
+            if total > max(_MOST_VALUES, self._size):
+                raise CorruptSourceError(f"{self._name}: {dataset.name} lists the same long values again and again")
+        return values
 
     def space(self, place: Place) -> Json:
         with self._sound():
@@ -124,11 +150,14 @@ class Hdf5Reader:
     # -- finding -------------------------------------------------------------------------------------------------------
 
     def _check_links(self) -> None:
-        """Refuse links to anywhere: what lies elsewhere is not part of the dataset."""
-        hard = self._h5py.h5l.TYPE_HARD
+        """Refuse links to anywhere, and second ones to the same object: a small file could list a million episodes."""
+        hard, seen = self._h5py.h5l.TYPE_HARD, {self._h5py.h5o.get_info(self._file.id).addr}
 
         def look(name: bytes, info: Any) -> bytes | None:
-            return name if info.type != hard or name.count(b"/") > DEEPEST else None
+            if info.type != hard or name.count(b"/") > DEEPEST or info.u in seen:
+                return name
+            seen.add(info.u)
+            return None
 
         found = self._file.id.links.visit(look, info=True)
         if found is not None:
@@ -141,7 +170,7 @@ class Hdf5Reader:
         """The array at a place, looked over when it is opened."""
         path = _path(episode, place)
         if episode != self._current:
-            self._open, self._current = {}, episode
+            self._open, self._packed, self._current = {}, {}, episode
         array = self._open.get(path)
         if array is None:
             try:
@@ -154,7 +183,9 @@ class Hdf5Reader:
             if not isinstance(array, self._h5py.h5d.DatasetID):
                 raise CorruptSourceError(f"{self._name}: {path} is a group, its space says an array")
             if not self._checked:
-                check_storage(array, f"{self._name}: {path}", least=1 << 20)
+                self._stored += check_storage(array, f"{self._name}: {path}", least=1 << 16, size=self._size)
+                if self._stored > _MOST_VALUES + 2 * self._size:
+                    raise CorruptSourceError(f"{self._name}: arrays share their bytes ({path})")
                 if not array.shape and place[0] != "infos":
                     raise CorruptSourceError(f"{self._name}: {path} has shape {array.shape}, not one row a step")
             self._open[path] = array
@@ -169,7 +200,8 @@ class Hdf5Reader:
             return Field(rows, "text", dtype, ())
         vlen = self._h5py.check_vlen_dtype(array.dtype)
         if vlen is not None or (dtype == np.uint8 and len(found) == 1 and tuple(found) != shape):
-            first = self._h5py.Dataset(array)[0].tobytes() if rows and vlen in (None, np.uint8) else b""
+            check_row_bytes(math.prod(found), f"{self._name}: {path}")
+            first = self._values(array, 0, 1, "jpeg")[0] if rows and vlen in (None, np.uint8) else b""
             if is_jpeg(first):
                 return Field(rows, "jpeg", np.dtype("uint8"), frame_shape(first, f"{self._name}: {path}"))
         return _numbers(array)
@@ -212,6 +244,10 @@ def _numbers(array: Any) -> Field:
     if dtype.kind in "biuf":
         return Field(array.shape[0], "numbers", dtype, tuple(array.shape[1:]))
     return Field(array.shape[0], "other", dtype, tuple(array.shape[1:]), f"its dtype is {array.dtype}")
+
+
+def _text(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
 
 
 def _path(episode: int, place: Place) -> str:

@@ -13,6 +13,7 @@ from ....errors import CorruptSourceError
 from ....storage.checksums import Crc32c, crc32c
 from ....storage.column_writer import ColumnWriter
 from ...fetch import Location, RemoteObject, resolve
+from ...formats.limits import check_row_bytes, check_rows
 from ...ingest.protocol import ConvertOptions, Job, PartSpec, Plan, RawObject
 from ...ingest.trajectories import lay_out
 from ...ingest.whole_file import hash_file
@@ -91,6 +92,9 @@ class MinariJob(Job):
                 self.metadata = self._stated
             self._found = survey(reader, self.metadata, self._title, self.text)
         self._check_counts()
+        size = sum(file.stat().st_size for file in self._data.files.values())
+        check_rows(sum(self._found.steps.tolist()), size, self._title)
+        check_row_bytes(sum(column.row_bytes for column in self._found.columns), self._title)
         self._data = replace(self._data, checked=True)
         self.schema, self.bulk = lay_out(self._found.columns, self.options)
         row_bytes = sum(source.column.row_bytes for source in self._large)

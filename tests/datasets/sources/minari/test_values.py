@@ -312,7 +312,7 @@ def test_data_in_another_dtype_than_the_space_says(tmp_path):
 def test_runs_of_an_episode(flags, missing, unknown):
     terminated, truncated = (np.array(column) for column in zip(*flags))
     steps = len(flags)
-    runs = split_episode(steps if missing else steps + 1, terminated, truncated, unknown)
+    runs = list(split_episode(steps if missing else steps + 1, terminated, truncated, unknown))
     covered = [step for run in runs for step in range(run.first, run.first + run.steps)]
     gives_up = missing and unknown == "truncate" and not terminated[-1]
     assert covered == list(range(steps - gives_up))
