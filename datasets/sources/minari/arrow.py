@@ -13,25 +13,38 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ....errors import CorruptSourceError, MissingExtraError
+from ....errors import CorruptSourceError, MissingExtraError, RbdataError
+from ...formats.arrow_file import ArrowFile, inner_field
 from ...formats.jpeg import frame_shape, is_jpeg
+from ...formats.limits import check_rows
+from ...formats.parquet_file import open_parquet
 from ...ingest.spaces import Json
 from .reader import Data, Field, Kind, Place
 
 METADATA = "metadata.json"
-_PART = re.compile(r"(\d+)/part-(\d+)\.(?:arrow|parquet|feather)")
+_NUMBER = r"(0|[1-9]\d{0,17})"
+_PART = re.compile(rf"{_NUMBER}/part-(\d{{1,18}})\.(?:arrow|parquet|feather)")
+_ABOUT = re.compile(rf"{_NUMBER}/{re.escape(METADATA)}")
 _DEEPEST = 16
+#: Texts and pictures that are read at a time, since each may be as long as its file, and bytes of numbers.
+_AT_ONCE, _BYTES_AT_ONCE = 8, 4 << 20
+#: Bytes of all texts and pictures that one call reads, unless the file is larger.
+_MOST_VALUES = 64 << 20
+#: The `metadata.json` of an episode.
+_LARGEST_ABOUT = 1 << 20
 
 
 def is_part(path: str) -> bool:
     """Whether a path below ``data/`` is that of an episode's rows, or of what is said about it."""
-    return _PART.fullmatch(path) is not None or re.fullmatch(rf"\d+/{re.escape(METADATA)}", path) is not None
+    return _PART.fullmatch(path) is not None or _ABOUT.fullmatch(path) is not None
 
 
 class ArrowReader:
@@ -52,16 +65,16 @@ class ArrowReader:
             match = _PART.fullmatch(name)
             if match:
                 self._parts.setdefault(int(match[1]), []).append((int(match[2]), path))
-            elif name.endswith("/" + METADATA):
-                self._about[int(name.partition("/")[0])] = path
+            elif match := _ABOUT.fullmatch(name):
+                self._about[int(match[1])] = path
         self.episodes = sorted(self._parts)
-        self._table: tuple[int, Any] | None = None
+        self._current: tuple[int, _Episode] | None = None
 
     def close(self) -> None:
-        self._table = None
+        self._current = None
 
     def steps(self, episode: int) -> int:
-        rows = self._open(episode).num_rows
+        rows = self._open(episode).rows
         stated = self._stated_steps(episode)
         if stated is None:
             return max(0, rows - 1)
@@ -71,13 +84,13 @@ class ArrowReader:
         return stated
 
     def field(self, episode: int, place: Place, shape: tuple[int, ...]) -> Field:
-        column = self._column(episode, place)
+        kind = self._type(episode, place)
         where = f"{self._name}: episode {episode}, {'/'.join(map(str, place))}"
-        rows, kind = len(column), column.type
+        rows = self._open(episode).rows
         filled = rows if place[0] == "observations" else min(rows, self.steps(episode))
         types = self._pa.types
         if types.is_binary(kind) or types.is_large_binary(kind):
-            first = column[0].as_py() if rows else b""
+            first = self._values(episode, place, 0, 1)[0] if rows else b""
             if first and is_jpeg(first):
                 return Field(filled, "jpeg", np.dtype("uint8"), frame_shape(first, where))
             return Field(filled, "other", np.dtype("O"), (), "it holds bytes that are no JPEG")
@@ -91,32 +104,32 @@ class ArrowReader:
         return Field(filled, "other", np.dtype("O"), (), f"its type is {kind}")
 
     def infos(self, episode: int) -> dict[Place, Field]:
-        table = self._open(episode)
-        if "infos" not in table.column_names:
+        opened = self._open(episode)
+        if "infos" not in opened.schema.names:
             return {}
         found: dict[Place, Field] = {}
-        for place, field in self._info_fields(table.schema.field("infos"), ("infos",), 0):
-            one = replace(self.field(episode, place, _stated_shape(field)), rows=table.num_rows)
+        for place, field in self._info_fields(opened.schema.field("infos"), ("infos",), 0):
+            one = replace(self.field(episode, place, _stated_shape(field)), rows=opened.rows)
             if one.kind not in ("numbers", "other"):
                 one = Field(one.rows, "other", one.dtype, (), "it holds text")
             found[place] = one
         return found
 
     def read(self, episode: int, place: Place, low: int, high: int, kind: Kind) -> Any:
-        column = self._column(episode, place).slice(low, high - low)
-        if kind == "jpeg":
-            return [value or b"" for value in column.to_pylist()]
-        if kind == "text":
-            return [(value or "").encode() for value in column.to_pylist()]
-        joined = column.combine_chunks()
-        if isinstance(joined, self._pa.ChunkedArray):
-            joined = self._pa.concat_arrays(joined.chunks) if joined.num_chunks else self._pa.array([], joined.type)
-        if joined.null_count:
-            raise CorruptSourceError(f"{self._name}: episode {episode} has empty cells in {'/'.join(map(str, place))}")
-        if self._pa.types.is_fixed_size_list(joined.type):
-            flat = joined.flatten().to_numpy(zero_copy_only=False)
-            return flat.reshape(len(joined), joined.type.list_size)
-        return joined.to_numpy(zero_copy_only=False)
+        if kind in ("jpeg", "text"):
+            return self._values(episode, place, low, high)
+        where = f"{self._name}: episode {episode}, {'/'.join(map(str, place))}"
+        kind_here = self._type(episode, place)
+        is_list = self._pa.types.is_fixed_size_list(kind_here)
+        shape = (kind_here.list_size,) if is_list else ()
+        dtype = _dtype(kind_here.value_type if is_list else kind_here)
+        blocks = [np.empty((0, *shape), dtype)]
+        for array in self._read(episode, place, low, high):
+            flat = array.flatten() if is_list else array
+            if array.null_count or flat.null_count:
+                raise CorruptSourceError(f"{where} has empty cells")
+            blocks.append(flat.to_numpy(zero_copy_only=False).astype(dtype, copy=False).reshape(len(array), *shape))
+        return np.concatenate(blocks)
 
     def space(self, place: Place) -> Json:
         message = f"{self._name} does not say what its {place[0]} space is"
@@ -124,44 +137,62 @@ class ArrowReader:
 
     # -- one episode ---------------------------------------------------------------------------------------------------
 
-    def _open(self, episode: int) -> Any:
-        if self._table is None or self._table[0] != episode:
-            self._table = None
-            pa = self._pa
+    def _open(self, episode: int) -> _Episode:
+        if self._current is None or self._current[0] != episode:
+            self._current = None
             paths = [path for _, path in sorted(self._parts[episode])]
-            try:
-                if self._format == "parquet":
-                    import pyarrow.parquet
+            with self._sound(episode):
+                self._current = (episode, _Episode(paths, self._format, f"{self._name}: episode {episode}"))
+        return self._current[1]
 
-                    tables = [pyarrow.parquet.ParquetFile(path).read() for path in paths]
-                else:
-                    import pyarrow.ipc
+    def _read(self, episode: int, place: Place, low: int, high: int) -> Iterator[Any]:
+        """Rows of a column as arrays, one after the other."""
+        opened, kind = self._open(episode), self._type(episode, place)
+        if self._pa.types.is_fixed_size_list(kind):
+            at_once = max(1, _BYTES_AT_ONCE // max(1, kind.list_size * _dtype(kind.value_type).itemsize))
+        else:
+            at_once = _BYTES_AT_ONCE // 8 if _is_number(self._pa.types, kind) else _AT_ONCE
+        with self._sound(episode):
+            yield from opened.read(tuple(map(str, place)), low, high, at_once)
 
-                    tables = [pyarrow.ipc.open_file(pa.memory_map(str(path))).read_all() for path in paths]
-                self._table = (episode, pa.concat_tables(tables))
-            except (pa.ArrowException, OSError) as error:
-                if isinstance(error, OSError) and error.errno:
-                    raise
-                message = f"{self._name}: the file of episode {episode} cannot be read: {str(error)[:200]}"
-                raise CorruptSourceError(message, hint="fetch it again, or use another mirror (--mirror)") from error
-        assert self._table is not None
-        return self._table[1]
+    def _values(self, episode: int, place: Place, low: int, high: int) -> list[bytes]:
+        """Texts or pictures. Raises CorruptSourceError where the same long ones are listed again and again."""
+        values, total = list[bytes](), 0
+        for array in self._read(episode, place, low, high):
+            for first in range(0, len(array), _AT_ONCE):
+                read = [value or b"" for value in array.slice(first, _AT_ONCE).to_pylist()]
+                values += [value.encode() if isinstance(value, str) else value for value in read]
+                total += sum(map(len, values[-len(read) :]))
+                if total > max(_MOST_VALUES, self._open(episode).size):
+                    where = f"{self._name}: episode {episode}, {'/'.join(map(str, place))}"
+                    raise CorruptSourceError(f"{where} lists the same long values again and again")
+        return values
 
-    def _column(self, episode: int, place: Place) -> Any:
-        import pyarrow.compute as compute
+    @contextmanager
+    def _sound(self, episode: int) -> Iterator[None]:
+        """What pyarrow finds wrong with a file is a CorruptSourceError; errors of the disk are not."""
+        try:
+            yield
+        except RbdataError:
+            raise
+        except (self._pa.ArrowException, OSError, ValueError, TypeError, LookupError, OverflowError) as error:
+            if isinstance(error, OSError) and error.errno:
+                raise
+            message = f"{self._name}: the file of episode {episode} cannot be read: {str(error)[:200]}"
+            raise CorruptSourceError(message, hint="fetch it again, or use another mirror (--mirror)") from error
 
-        table = self._open(episode)
+    def _type(self, episode: int, place: Place) -> Any:
+        """The type of a column. Raises CorruptSourceError where there is none."""
+        schema = self._open(episode).schema
         name, *inner = map(str, place)
-        missing = f"{self._name}: episode {episode} has no {'/'.join(map(str, place))}"
-        if name not in table.column_names:
-            raise CorruptSourceError(missing, hint="the files do not hold what their spaces say")
-        column = table.column(name)
+        kind = schema.field(name).type if schema.names.count(name) == 1 else None
         for step in inner:
-            index = column.type.get_field_index(step) if self._pa.types.is_struct(column.type) else -1
-            if index < 0:
-                raise CorruptSourceError(missing, hint="the files do not hold what their spaces say")
-            column = compute.struct_field(column, [index])
-        return column
+            index = kind.get_field_index(step) if kind is not None and self._pa.types.is_struct(kind) else -1
+            kind = kind.field(index).type if kind is not None and index >= 0 else None
+        if kind is None:
+            message = f"{self._name}: episode {episode} has no {'/'.join(map(str, place))}"
+            raise CorruptSourceError(message, hint="the files do not hold what their spaces say")
+        return kind
 
     def _info_fields(self, field: Any, place: Place, depth: int) -> list[tuple[Place, Any]]:
         """The fields below a struct that hold values."""
@@ -174,11 +205,67 @@ class ArrowReader:
         path = self._about.get(episode)
         if path is None:
             return None
+        where = f"{self._name}: {episode}/{METADATA}"
+        if path.stat().st_size > _LARGEST_ABOUT:
+            raise CorruptSourceError(f"{where} is larger than {_LARGEST_ABOUT} bytes")
         try:
             stated = json.loads(path.read_bytes()).get("total_steps")
-        except (ValueError, AttributeError) as error:
-            raise CorruptSourceError(f"{self._name}: {episode}/{METADATA} is not a JSON object") from error
+        except (ValueError, AttributeError, RecursionError) as error:
+            raise CorruptSourceError(f"{where} is not a JSON object") from error
+        if isinstance(stated, float) and not stated.is_integer():
+            raise CorruptSourceError(f"{where}: total_steps is {stated}")
         return int(stated) if isinstance(stated, (int, float)) else None
+
+
+class _Episode:
+    """The files of one episode: their ``schema``, ``rows`` and ``size`` in bytes."""
+
+    def __init__(self, paths: Sequence[Path], data_format: str, name: str) -> None:
+        opener = _ParquetPart if data_format == "parquet" else ArrowFile
+        self._parts = [opener(path, name) for path in paths]
+        self.size = sum(path.stat().st_size for path in paths)
+        self.schema = self._parts[0].schema
+        if any(not part.schema.equals(self.schema) for part in self._parts):
+            raise CorruptSourceError(f"{name}: its files have different columns")
+        self.rows = check_rows(sum(part.rows for part in self._parts), self.size, name)
+
+    def read(self, path: tuple[str, ...], low: int, high: int, at_once: int) -> Iterator[Any]:
+        first = 0
+        for part in self._parts:
+            begin, end = max(low - first, 0), min(high - first, part.rows)
+            if begin < end:
+                yield from part.read(path, begin, end, at_once)
+            first += part.rows
+
+
+class _ParquetPart:
+    """One Parquet file, whose columns are read in order, a few rows at a time."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self._file, self._name = open_parquet(path, name), name
+        self.schema: Any = self._file.schema_arrow
+        self.rows: int = self._file.metadata.num_rows
+        #: By column: the row that comes next, what is left of the rows read last, and those behind it.
+        self._cursors: dict[tuple[str, ...], tuple[int, Any, Iterator[Any]]] = {}
+
+    def read(self, path: tuple[str, ...], low: int, high: int, at_once: int) -> Iterator[Any]:
+        at, left, batches = self._cursors.pop(path, (self.rows + 1, None, iter(())))
+        if at > low:
+            names = [".".join(path)]
+            batches = self._file.iter_batches(batch_size=at_once, columns=names, use_threads=False)
+            at, left = 0, None
+        while at < high:
+            if left is None or not len(left):
+                batch = next(batches, None)
+                if batch is None:
+                    raise CorruptSourceError(f"{self._name} holds {at} rows, {self.rows} are stated")
+                left = inner_field(batch.column(path[0]), path[1:])
+            skip = min(max(0, low - at), len(left))
+            taken = min(len(left) - skip, high - at - skip)
+            if taken:
+                yield left.slice(skip, taken)
+            at, left = at + skip + taken, left.slice(skip + taken)
+        self._cursors[path] = (at, left, batches)
 
 
 #: NumPy's names of Arrow's types of numbers, where they differ.
