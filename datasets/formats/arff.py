@@ -18,6 +18,7 @@ Anything else is refused with its line number: a table that is misread is worse 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -29,13 +30,20 @@ from ...errors import CorruptSourceError
 
 Kind = Literal["numeric", "nominal", "string"]
 
+#: OpenML's widest table has 100,001.
+_MOST_ATTRIBUTES = 1 << 18
+#: Values of a block, so that rows of many columns come in smaller ones.
+_BLOCK_VALUES = 1 << 20
+#: Names may be as long as the file.
+_LONGEST_MESSAGE = 200
+
 _NUMERIC = ("numeric", "real", "integer")
-_ATTRIBUTE = re.compile(
-    r"""@attribute \s+ (?: '((?:[^'\\]|\\.)*)' | "((?:[^"\\]|\\.)*)" | ([^\s'"{][^\s{]*) ) \s* (.+)""", re.I | re.X
-)
+#: Every part begins with what the one before it cannot end with: a run of spaces is never tried twice.
+_QUOTED = r"""'([^'\\]*(?:\\.[^'\\]*)*)'\s*|"([^"\\]*(?:\\.[^"\\]*)*)"\s*"""
+_ATTRIBUTE = re.compile(rf"""@attribute\s+(?:{_QUOTED}|([^\s'"{{][^\s{{]*)\s*)([^\s].*)""", re.I)
 #: One value and what ends it. A quoted one may not be followed by anything but spaces.
-_VALUE = re.compile(r"""\s*(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|([^,'"][^,]*?|))\s*(?:,|$)""")
-_SPARSE = re.compile(r"""\s*(\d+)\s+(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|([^,\s'"][^,]*?))\s*(?:,|$)""")
+_VALUE = re.compile(rf"""\s*(?:{_QUOTED}|([^\s,'"][^,]*|))(?:,|$)""")
+_SPARSE = re.compile(rf"""\s*([0-9]{{1,9}})\s+(?:{_QUOTED}|([^\s,'"][^,]*))(?:,|$)""")
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.S)
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r"}
 
@@ -63,6 +71,7 @@ class Reader:
 
     def blocks(self, rows: int = 4096) -> Iterator[list[Column]]:
         """Up to ``rows`` rows at a time, one column for each attribute. Raises CorruptSourceError, naming the line."""
+        rows = max(1, min(rows, _BLOCK_VALUES // len(self.attributes)))
         while True:
             block = list(islice(self._rows(), rows))
             if not block:
@@ -109,11 +118,13 @@ class Reader:
 
     def _checked(self, attributes: list[Attribute]) -> tuple[Attribute, ...]:
         names = [attribute.name for attribute in attributes]
+        if len(names) > _MOST_ATTRIBUTES:
+            raise CorruptSourceError(f"{self._name} declares {len(names)} attributes, more than {_MOST_ATTRIBUTES}")
         if not names:
             raise CorruptSourceError(f"{self._name} declares no attributes")
         if len(set(names)) != len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise CorruptSourceError(f"{self._name} declares {twice!r} twice")
+            twice = Counter(names).most_common(1)[0][0]
+            raise CorruptSourceError(f"{self._name} declares {twice[:40]!r} twice")
         return tuple(attributes)
 
     # -- rows ------------------------------------------------------------------------------------------------------
@@ -145,7 +156,8 @@ class Reader:
             match = _VALUE.match(text, at)
             if match is None:
                 raise self._error(number, f"a quote is out of place near {text[at : at + 30]!r}")
-            values.append(missing if match[3] == "?" else _first_text(match.groups()))
+            value = _first_text(match.groups())
+            values.append(missing if value == "?" and match[3] else value)
             at = match.end()
             if not match[0].endswith(","):
                 return values
@@ -165,7 +177,8 @@ class Reader:
             index = int(match[1])
             if not last < index < len(row):
                 raise self._error(number, f"the index {index} is out of order or out of range")
-            row[index] = None if match[4] == "?" else _first_text(match.groups()[1:])
+            value = _first_text(match.groups()[1:])
+            row[index] = None if value == "?" and match[4] else value
             at, last = match.end(), index
         return row
 
@@ -173,7 +186,10 @@ class Reader:
         attribute = self.attributes[index]
         if attribute.kind == "numeric":
             try:
-                return np.array(list(map(float, values)), np.float64)  # type: ignore[arg-type]
+                text = "".join(values)  # type: ignore[arg-type]
+                if text.isascii() and "_" not in text:
+                    return np.array(list(map(float, values)), np.float64)  # type: ignore[arg-type]
+                raise ValueError("one of these is no number to ARFF, though it is to Python")
             except (TypeError, ValueError):
                 pairs = zip(values, numbers)
                 return np.array([self._number(value, number, attribute) for value, number in pairs], np.float64)
@@ -190,6 +206,8 @@ class Reader:
         if value is None or value == "?":
             return np.nan
         try:
+            if "_" in value or not value.isascii():
+                raise ValueError("digits are 0 to 9")
             return float(value)
         except ValueError as error:
             raise self._error(number, f"{attribute.name!r} is numeric, {value[:40]!r} is not a number") from error
@@ -202,14 +220,14 @@ class Reader:
         return codes[value]
 
     def _error(self, number: int, what: str) -> CorruptSourceError:
-        return CorruptSourceError(f"{self._name}, line {number}: {what}")
+        return CorruptSourceError(f"{self._name}, line {number}: {what[:_LONGEST_MESSAGE]}")
 
 
 def _first_text(groups: Sequence[Any]) -> str:
     """The value of whichever of (single-quoted, double-quoted, plain) matched."""
     single, double, plain = groups
     if plain is not None:
-        return plain
+        return plain.rstrip()
     return _ESCAPE.sub(_unescape, single if single is not None else double)
 
 

@@ -8,12 +8,14 @@ holds is seen by its first bytes (FF D8 FF, ITU-T T.81 annex B).
 from __future__ import annotations
 
 import io
+import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...errors import CorruptSourceError, MissingExtraError
+from .limits import check_row_bytes
 
 if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile
@@ -29,6 +31,7 @@ def is_jpeg(data: bytes) -> bool:
 def frame_shape(data: bytes, where: str) -> tuple[int, ...]:
     """Height, width and, for colour, channels of one frame; reads its header only."""
     image = _open(data, where)
+    check_row_bytes(image.height * image.width * len(image.getbands()), where)
     bands = len(image.getbands())
     return (image.height, image.width) if bands == 1 else (image.height, image.width, bands)
 
@@ -38,11 +41,15 @@ def decode(frames: Sequence[bytes], shape: tuple[int, ...], where: str) -> np.nd
     rows = np.empty((len(frames), *shape), np.uint8)
     for number, data in enumerate(frames):
         try:
-            frame = np.asarray(_open(data, where))
-        except (OSError, SyntaxError, ValueError) as error:
+            image = _open(data, where)
+            if image.height * image.width * len(image.getbands()) != rows[number].size:
+                found = (image.height, image.width, len(image.getbands()))
+                raise CorruptSourceError(f"{where}: frame {number} has shape {found}, the first one {shape}")
+            frame = np.asarray(image)
+        except CorruptSourceError:
+            raise
+        except (OSError, SyntaxError, ValueError, TypeError, OverflowError, struct.error, LookupError) as error:
             raise CorruptSourceError(f"{where}: frame {number} is no sound JPEG: {error}") from error
-        if frame.shape != shape and frame.size != rows[number].size:
-            raise CorruptSourceError(f"{where}: frame {number} has shape {frame.shape}, the first one {shape}")
         rows[number] = frame.reshape(shape)
     return rows
 
@@ -55,5 +62,8 @@ def _open(data: bytes, where: str) -> ImageFile:
         raise MissingExtraError(message, hint="pip install pillow") from error
     try:
         return Image.open(io.BytesIO(data), formats=["JPEG"])
-    except (UnidentifiedImageError, Image.DecompressionBombError) as error:
+    except (
+        *(UnidentifiedImageError, Image.DecompressionBombError),
+        *(OSError, SyntaxError, ValueError, TypeError, OverflowError, struct.error, LookupError),
+    ) as error:
         raise CorruptSourceError(f"{where}: a frame is no sound JPEG: {error}") from error

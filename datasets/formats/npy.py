@@ -29,11 +29,12 @@ _PARSING = Lock()
 class NpyStream:
     """An array arriving as a stream of bytes: the header is read on construction, the rows on demand.
 
-    ``name`` is what errors call it. Raises CorruptSourceError when the bytes are no ``.npy``, ask for pickle, or are not
-    of the expected dtype and shape.
+    ``name`` is what errors call it; more than ``most_rows`` rows are refused. Raises CorruptSourceError when the bytes are no
+    ``.npy``, ask for pickle, or are not of the expected dtype and shape.
     """
 
-    def __init__(self, pieces: Iterable[bytes], expected: Expected, name: str) -> None:
+    def __init__(self, pieces: Iterable[bytes], expected: Expected, name: str, most_rows: int = MAX_ROWS) -> None:
+        self._most_rows = most_rows
         self._source = iter(pieces)
         self._rest = memoryview(b"")
         self._name = name
@@ -125,8 +126,8 @@ class NpyStream:
             wanted = f"{expected.dtype} {_show(expected.shape)}"
             order = " in Fortran order" if fortran and len(shape) > 1 else ""
             raise self._error(f"holds {dtype} {_show(shape)}{order}; expected {wanted}")
-        if shape and not 0 < shape[0] <= MAX_ROWS:
-            raise self._error(f"declares {shape[0]} rows")
+        if shape and not 0 < shape[0] <= self._most_rows:
+            raise self._error(f"declares {shape[0]} rows, of at most {self._most_rows}")
         return dtype, tuple(int(size) for size in shape)
 
     def _take(self, count: int) -> bytes:

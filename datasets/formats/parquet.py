@@ -14,6 +14,8 @@ import numpy as np
 
 from ...errors import CorruptSourceError, MissingExtraError
 from .arff import Attribute, Column
+from .limits import check_rows
+from .parquet_file import open_parquet
 
 
 class Reader:
@@ -25,7 +27,7 @@ class Reader:
     def __init__(self, path: Path, name: str, nominal: Mapping[str, tuple[str, ...] | None]) -> None:
         try:
             import pyarrow
-            from pyarrow import parquet
+            import pyarrow.parquet
         except ImportError as error:
             message = "reading Parquet needs pyarrow, which is not installed"
             raise MissingExtraError(
@@ -33,17 +35,31 @@ class Reader:
             ) from error
         self._name, self._pyarrow = name, pyarrow
         try:
-            self._file = parquet.ParquetFile(path)
-        except (pyarrow.ArrowException, OSError) as error:
+            # Texts as codes: a table may repeat one that is as long as the file.
+            self._file = open_parquet(path, name, read_dictionary=list(nominal))
+            schema = self._file.schema_arrow
+        except (pyarrow.ArrowException, OSError, ValueError, TypeError) as error:
             raise CorruptSourceError(f"{name} is not a Parquet file: {error}") from error
-        self.rows = self._file.metadata.num_rows
-        self.attributes = tuple(self._attribute(column, nominal) for column in self._file.schema_arrow)
+        self.rows = check_rows(self._file.metadata.num_rows, path.stat().st_size, name)
+        if len(set(schema.names)) < len(schema.names):
+            raise CorruptSourceError(f"{name} has columns of the same name")
+        self.attributes = tuple(self._attribute(column, nominal) for column in schema)
 
     def blocks(self, rows: int = 4096) -> Iterator[list[Column]]:
+        used = [attribute.name for attribute in self.attributes if attribute.kind != "string"]
         try:
-            for batch in self._file.iter_batches(batch_size=rows):
-                yield [self._column(attribute, batch.column(at)) for at, attribute in enumerate(self.attributes)]
-        except self._pyarrow.ArrowException as error:
+            for batch in self._file.iter_batches(batch_size=rows, columns=used, use_threads=False):
+                # Names with dots choose columns that lie deeper as well.
+                names = batch.schema.names
+                yield [
+                    self._column(
+                        attribute, batch.column(names.index(attribute.name)) if attribute.name in used else None
+                    )
+                    for attribute in self.attributes
+                ]
+        except (self._pyarrow.ArrowException, OSError, ValueError, TypeError) as error:
+            if isinstance(error, CorruptSourceError):
+                raise
             raise CorruptSourceError(f"{self._name} is damaged: {error}") from error
 
     def _attribute(self, column: Any, nominal: Mapping[str, tuple[str, ...] | None]) -> Attribute:
@@ -52,19 +68,27 @@ class Reader:
             values = nominal.get(column.name) or (("false", "true") if types.is_boolean(column.type) else None)
             if values is None:
                 raise CorruptSourceError(f"{self._name}: the values of {column.name!r} are stated nowhere")
+            if types.is_nested(column.type):
+                raise CorruptSourceError(f"{self._name}: the values of {column.name!r} are {column.type}")
             return Attribute(column.name, "nominal", values)
         if types.is_integer(column.type) or types.is_floating(column.type) or types.is_decimal(column.type):
             return Attribute(column.name, "numeric")
         return Attribute(column.name, "string")
 
     def _column(self, attribute: Attribute, values: Any) -> Column:
+        if attribute.kind == "string":
+            return None
         if attribute.kind == "numeric":
             return np.array([np.nan if value is None else float(value) for value in values.to_pylist()], np.float64)
-        if attribute.kind == "nominal":
-            codes = {value: code for code, value in enumerate(attribute.values)}
-            folded = {value.lower(): code for value, code in codes.items()}
+        codes = {value: code for code, value in enumerate(attribute.values)}
+        folded = {value.lower(): code for value, code in codes.items()}
+        if not self._pyarrow.types.is_dictionary(values.type):
             return np.array([self._code(value, attribute, codes, folded) for value in values.to_pylist()], np.int64)
-        return None
+        values.validate(full=True)
+        places = values.indices.to_pylist()
+        used = {place: values.dictionary[place].as_py() for place in set(places) if place is not None}
+        found = {place: self._code(value, attribute, codes, folded) for place, value in used.items()}
+        return np.array([-1 if place is None else found[place] for place in places], np.int64)
 
     def _code(self, value: Any, attribute: Attribute, codes: Mapping[str, int], folded: Mapping[str, int]) -> int:
         if value is None or value != value:

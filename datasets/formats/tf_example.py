@@ -25,6 +25,8 @@ Value: TypeAlias = "list[memoryview] | np.ndarray"
 _VARINT, _FIXED64, _BYTES, _GROUP, _END_GROUP, _FIXED32 = range(6)
 _LONGEST_VARINT = 10
 _DEEPEST = 64
+#: Values of all features, and features, of one example. An episode of 27,000 rows has 135,000 values.
+MOST_VALUES, _MOST_FEATURES = 1 << 19, 1 << 10
 
 
 class WireError(ValueError):
@@ -37,22 +39,36 @@ def parse_example(payload: bytes | bytearray | memoryview) -> dict[str, Value]:
     Integers are int64; those written as unsigned with the highest bit set come out as the negative number of the same
     bits (``array.view("uint64")`` undoes it).
     """
-    view = memoryview(payload)
+    view, budget = memoryview(payload), _Budget(MOST_VALUES)
     found: dict[str, Value] = {}
-    for number, features in _messages(view):
+    for number, features in _messages(view, budget):
         if number != 1:
             continue
-        for entry_number, entry in _messages(features):
+        for entry_number, entry in _messages(features, budget):
             if entry_number != 1:
                 continue
             name, value = "", memoryview(b"")
-            for part_number, part in _messages(entry):
+            for part_number, part in _messages(entry, budget):
                 if part_number == 1:
                     name = _text(part)
                 elif part_number == 2:
                     value = part
-            found[name] = _feature(value)
+            found[name] = _feature(value, budget)
+            if len(found) > _MOST_FEATURES:
+                raise WireError(f"it has more than {_MOST_FEATURES} features")
     return found
+
+
+class _Budget:
+    """Values and fields that one example may still have: each takes a hundred bytes, and two in the record."""
+
+    def __init__(self, left: int) -> None:
+        self._left = left
+
+    def spend(self, count: int) -> None:
+        self._left -= count
+        if self._left < 0:
+            raise WireError(f"it has more than {MOST_VALUES} values")
 
 
 def _text(data: memoryview) -> str:
@@ -62,19 +78,19 @@ def _text(data: memoryview) -> str:
         raise WireError("a feature name is not text") from error
 
 
-def _feature(data: memoryview) -> Value:
+def _feature(data: memoryview, budget: _Budget) -> Value:
     kind, lists = 0, list[memoryview]()
-    for number, part in _messages(data):
+    for number, part in _messages(data, budget):
         if number not in (1, 2, 3):
             continue
         if number != kind:
             kind, lists = number, []  # of a "one of", the last one counts
         lists.append(part)
     if kind == 2:
-        return _joined([piece for part in lists for piece in _floats(part)], np.float32)
+        return _joined([piece for part in lists for piece in _floats(part, budget)], np.float32)
     if kind == 3:
-        return _joined([piece for part in lists for piece in _integers(part)], np.int64)
-    return [item for part in lists for number, item in _messages(part) if number == 1]
+        return _joined([piece for part in lists for piece in _integers(part, budget)], np.int64)
+    return [item for part in lists for number, item in _messages(part, budget) if number == 1]
 
 
 def _joined(pieces: list[np.ndarray], dtype: type) -> np.ndarray:
@@ -83,23 +99,27 @@ def _joined(pieces: list[np.ndarray], dtype: type) -> np.ndarray:
     return np.concatenate(pieces).astype(dtype) if pieces else np.empty(0, dtype)
 
 
-def _floats(data: memoryview) -> Iterator[np.ndarray]:
-    for number, wire, value in _fields(data):
+def _floats(data: memoryview, budget: _Budget) -> Iterator[np.ndarray]:
+    for number, wire, value in _fields(data, budget):
         if number != 1:
             continue
         if (wire == _BYTES and len(value) % 4 == 0) or wire == _FIXED32:
+            budget.spend(len(value) // 4)
             yield np.frombuffer(value, "<f4")
         else:
             raise WireError("a list of floats holds something else")
 
 
-def _integers(data: memoryview) -> Iterator[np.ndarray]:
-    for number, wire, value in _fields(data):
+def _integers(data: memoryview, budget: _Budget) -> Iterator[np.ndarray]:
+    for number, wire, value in _fields(data, budget):
         if number != 1:
             continue
         if wire not in (_BYTES, _VARINT):
             raise WireError("a list of integers holds something else")
-        yield decode_varints(value)
+        budget.spend(len(value) // _LONGEST_VARINT)
+        numbers = decode_varints(value)
+        budget.spend(len(numbers) - len(value) // _LONGEST_VARINT)
+        yield numbers
 
 
 def decode_varints(data: memoryview) -> np.ndarray:
@@ -129,12 +149,12 @@ def decode_varints(data: memoryview) -> np.ndarray:
 # -- wire format -----------------------------------------------------------------------------------------------------
 
 
-def _messages(data: memoryview) -> Iterator[tuple[int, memoryview]]:
+def _messages(data: memoryview, budget: _Budget) -> Iterator[tuple[int, memoryview]]:
     """The length-delimited fields of a message: (field number, content)."""
-    return ((number, value) for number, wire, value in _fields(data) if wire == _BYTES)
+    return ((number, value) for number, wire, value in _fields(data, budget) if wire == _BYTES)
 
 
-def _fields(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
+def _fields(data: memoryview, budget: _Budget) -> Iterator[tuple[int, int, memoryview]]:
     """All fields of a message: (field number, wire type, content); groups are passed over."""
     at, end = 0, len(data)
     while at < end:
@@ -143,8 +163,9 @@ def _fields(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
         if not number:
             raise WireError("a field has number 0")
         if wire == _GROUP:
-            at = _skip_group(data, at, number)
+            at = _skip_group(data, at, number, budget)
             continue
+        budget.spend(1)
         begin, at = _extent(data, at, wire)
         yield number, wire, data[begin:at]
 
@@ -166,10 +187,11 @@ def _extent(data: memoryview, at: int, wire: int) -> tuple[int, int]:
     return begin, at
 
 
-def _skip_group(data: memoryview, at: int, group: int) -> int:
+def _skip_group(data: memoryview, at: int, group: int, budget: _Budget) -> int:
     """Past a group: an old way to nest messages, which nobody should meet any more."""
     open_groups = [group]
     while open_groups:
+        budget.spend(1)
         tag, at = _varint(data, at)
         number, wire = tag >> 3, tag & 7
         if wire == _GROUP:

@@ -21,7 +21,7 @@ from typing import Any
 from ...errors import CorruptSourceError
 
 #: The longest episode of the dataset (27,000 frames) takes about 60 MB; what claims more than this is no such file.
-LONGEST_RECORD = 1 << 30
+LONGEST_RECORD = 1 << 27
 
 _MASK = 0xA282EAD8
 _DAMAGED = "the copy at the source or mirror is damaged; fetch it again, or try another mirror"
@@ -77,6 +77,7 @@ def read_records(pieces: Iterable[bytes], name: str) -> Iterator[Record]:
         if masked_crc32c(found) != int.from_bytes(tail, "little"):
             raise CorruptSourceError(f"{where}: the checksum of its content does not match", hint=_DAMAGED)
         yield Record(number, offset, payload)
+        del payload  # before the next one comes
         number += 1
 
 

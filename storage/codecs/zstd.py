@@ -28,6 +28,8 @@ LEVEL = 3
 ROWS_PER_THREAD = 64
 #: Rows decoded by one call: enough to make the call cheap, few enough to be still in the cache when they are copied out.
 CHUNK_ROWS = 128
+#: Bytes that they decode to, where rows are large.
+CHUNK_BYTES = 32 << 20
 
 DICTIONARY_BYTES = 110 * 1024
 #: Bytes of the pieces of samples that a dictionary is made of, and of what is counted in them (``k`` and ``d`` of zstd's
@@ -128,7 +130,8 @@ class RowDecoder:
 
         self._zstandard: Any = zstandard
         self.row_bytes = row_bytes
-        self._sizes = np.full(CHUNK_ROWS, row_bytes, np.uint64).tobytes()
+        self._rows = max(1, min(CHUNK_ROWS, CHUNK_BYTES // row_bytes))
+        self._sizes = np.full(self._rows, row_bytes, np.uint64).tobytes()
         digests = [zstandard.ZstdCompressionDict(dictionary) if dictionary else None for _ in range(max(1, threads))]
         self._decompressors = [zstandard.ZstdDecompressor(dict_data=digest) for digest in digests]
         self._pool = ThreadPoolExecutor(threads - 1, "rbdata-zstd") if threads > 1 else None
@@ -162,8 +165,8 @@ class RowDecoder:
         segments = _segments(starts, lengths)
         target = out.reshape(-1).data
         at = 0
-        for low in range(0, len(starts), CHUNK_ROWS):
-            for row in self._decode(decompressor, blob, segments[low : low + CHUNK_ROWS]):
+        for low in range(0, len(starts), self._rows):
+            for row in self._decode(decompressor, blob, segments[low : low + self._rows]):
                 try:
                     target[at : at + self.row_bytes] = row
                 except ValueError as error:

@@ -30,6 +30,10 @@ from .shards import ARRAYS, UPSTREAM, Shard
 SMALL = ("action", "reward", "terminal", "add_count")
 #: A compressed small array is at most about as large as its 4 M bytes; this leaves room for rings 60 times as long.
 _SMALL_BYTES = 1 << 28
+#: gzip shrinks frames at most so many times, which bounds the rows of a shard by the size of its frames.
+_LARGEST_RATIO, _FEW_ROWS = 1040, 1 << 16
+#: Where that size is not stated. Published shards have 1 M rows.
+MAX_ROWS = 1 << 22
 
 
 class AtariJob(RunJob[Shard]):
@@ -123,12 +127,15 @@ class AtariJob(RunJob[Shard]):
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _read_small(self, shard: Shard) -> RingArrays:
+        size = shard.observation.size
+        most_rows = max(_FEW_ROWS, MAX_ROWS if size is None else size * _LARGEST_RATIO // frames.ROW_BYTES)
         arrays = {}
         for key in SMALL:
             item = shard.objects[key]
             data = read_all(self.location, item, limit_bytes=_SMALL_BYTES)
             self._found[item.url] = crc32c(data)
-            arrays[key] = NpyStream(gunzip([data], item.url), ARRAYS[key], item.url).array()
+            rows = NpyStream(gunzip([data], item.url), ARRAYS[key], item.url, most_rows)
+            arrays[key] = rows.array()
         count = int(arrays.pop("add_count"))
         label = f"shard {shard.number} of {self.title}"
         return RingArrays(shard.number, label, add_count=count, **arrays)

@@ -26,6 +26,7 @@ from ....storage.schema import FLAGS, Leaf, Schema
 from ...fetch import resolve
 from ...formats import arff, parquet
 from ...formats.arff import Column
+from ...formats.limits import check_row_bytes
 from ...ingest.protocol import Plan, RawObject
 from ...ingest.whole_file import ACCEPT, WholeFileJob
 from .client import Description
@@ -35,6 +36,8 @@ from .table_options import TableFile, TableOptions
 
 #: Float32 holds every whole number up to this one.
 _EXACT = 1 << 24
+#: Rows that are made into observations at a time, and bytes of these where they are wide.
+_BLOCK_ROWS, _BLOCK_BYTES = 4096, 16 << 20
 
 
 class OpenmlJob(WholeFileJob):
@@ -81,6 +84,8 @@ class OpenmlJob(WholeFileJob):
             self._attributes = reader.attributes
         self._roles = roles(self._attributes, self.about_table, self.table, self._title())
         self._encoder = Encoder([(at, self._attributes[at]) for at in self._roles.features], self.table)
+        self._block_rows = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // (4 * max(1, self._encoder.width))))
+        check_row_bytes(4 * self._encoder.width, self._title())
         self.schema = schema(self._encoder.width, self._label_dtype(), len(self._roles.targets))
 
     def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
@@ -100,10 +105,10 @@ class OpenmlJob(WholeFileJob):
                 f"{self._title()} holds no rows" + (" that miss nothing" if self.counts["rows"] else "")
             )
         on_progress(1, 1)
-        ones = np.ones(steps, np.int64)
-        table = EpisodeTable(
-            np.arange(steps), ones, ones.astype(np.float64), np.full(steps, TERMINATED, np.uint8), np.zeros(steps, bool)
-        )
+        same = [
+            np.broadcast_to(one, steps) for one in (np.int64(1), np.float64(1), np.uint8(TERMINATED), np.bool_(False))
+        ]
+        table = EpisodeTable(np.arange(steps), *same)
         return Plan(
             table,
             dict(self.counts),
@@ -116,7 +121,7 @@ class OpenmlJob(WholeFileJob):
         """Blocks of the rows that are kept, and how many those are; counts rows and what is missing."""
         done = 0
         with self._reader() as reader:
-            for block in reader.blocks():
+            for block in reader.blocks(self._block_rows):
                 rows = len(next(column for column in block if column is not None))
                 unlabelled = np.logical_or.reduce([_is_missing(block[at]) for at in self._roles.targets])
                 incomplete = self._encoder.missing_rows(block)
@@ -181,6 +186,10 @@ class OpenmlJob(WholeFileJob):
                         utf8.decode(block)
                     except UnicodeDecodeError:
                         self._encoding = "latin-1"
+        try:
+            utf8.decode(b"", final=True)
+        except UnicodeDecodeError:
+            self._encoding = "latin-1"
         self._digests = {name: digest.hexdigest() for name, digest in digests.items()}
         if self._md5 and self._digests["md5"] != self._md5:
             message = f"{self.item.url}: its md5 is {self._digests['md5']}, OpenML states {self._md5}"

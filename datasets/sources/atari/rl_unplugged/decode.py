@@ -39,6 +39,7 @@ from .....storage.episodes import CUT, TERMINATED, TRUNCATED
 from .....storage.parts import Encode
 from ....fetch import Location, RemoteObject, readahead, stream
 from ....formats.gunzip import gunzip
+from ....formats.limits import check_rows
 from ....formats.png import SIDE, PngError, decode_frames
 from ....formats.tf_example import WireError, parse_example
 from ....formats.tfrecord import Record, read_records
@@ -48,6 +49,8 @@ from .episode import Episode, to_episode
 
 ROW_BYTES = SIDE * SIDE
 BLOCK_ROWS = 512
+#: Episodes that a file may hold whatever its size; larger ones hold one in 64 bytes.
+_MOST_EPISODES = 1 << 18
 ROWS, ABOUT = "rows", "about.json"
 #: Columns of ``episodes.npy``.
 CHECKPOINT, INDEX, FILE_ROWS, STEPS, OUTCOME, BLANK = range(6)
@@ -209,7 +212,7 @@ class EpisodeStream:
     """A file of episodes as a stream, with what was fetched for it so far."""
 
     def __init__(self, location: Location, obj: RemoteObject) -> None:
-        self.fetched = self.retries = self.records = 0
+        self.fetched = self.retries = self.records = self.rows = 0
         #: Bytes that went into unpacking, and came out.
         self.packed = self.unpacked = 0
         self._obj = obj
@@ -224,7 +227,14 @@ class EpisodeStream:
         for record in read_records(self._pieces, self._obj.url):
             self.records += 1
             where = f"{self._obj.url}: record {record.number} (at byte {record.offset} of the unpacked file)"
-            yield where, self._parse(record, where)
+            episode = self._parse(record, where)
+            del record  # its bytes are not needed while the episode is worked on
+            self.rows += len(episode)
+            if self.records > max(_MOST_EPISODES, self.fetched // 64):
+                message = f"{self._obj.url} holds more than {_MOST_EPISODES} episodes in {self.fetched} bytes"
+                raise CorruptSourceError(message, hint="the file is not of RL Unplugged's Atari episodes")
+            check_rows(self.rows, self.fetched, self._obj.url)
+            yield where, episode
 
     def close(self) -> None:
         self._open.close()

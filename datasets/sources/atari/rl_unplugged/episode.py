@@ -27,6 +27,8 @@ from .....errors import CorruptSourceError
 from ....formats.tf_example import Value
 
 MAX_ACTION = 17
+#: Bytes of a frame as PNG: without any compression it takes 7.2 kB.
+LONGEST_PICTURE = 1 << 16
 _HINT = "the file is damaged, or not of RL Unplugged's ordered Atari episodes; try another mirror"
 
 
@@ -67,6 +69,11 @@ def to_episode(features: Mapping[str, Value], where: str) -> Episode:
     ends = np.flatnonzero(discount == 0)
     if len(ends) and ends[0] != len(discount) - 1:
         _refuse(f"{where}: the episode ends in row {ends[0]} of {len(discount)}, and goes on")
+    wide = next((row for row, frame in enumerate(frames) if len(frame) > LONGEST_PICTURE), None)
+    if wide is not None:
+        _refuse(f"{where}: frame {wide} has {len(frames[wide])} bytes, more than a picture of 84x84 takes")
+    # Copies: frames wait for others, and a view would keep all of its record until then.
+    frames = [memoryview(bytes(frame)) for frame in frames]
     checkpoint, index = (_index(features, name, where) for name in ("checkpoint_idx", "episode_idx"))
     return Episode(checkpoint, index, frames, action.astype(np.int32), reward, bool(len(ends)))
 

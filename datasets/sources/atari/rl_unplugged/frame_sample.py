@@ -16,6 +16,8 @@ from .files import EpisodeFile
 
 #: Frames to train on, out of how many files at most, and how many frames to read for each.
 SAMPLE_ROWS, SAMPLE_FILES, READ_FOR_EACH = 3_000, 16, 4
+#: Bytes of frames that are kept to choose from: four times what 12,000 frames take.
+_MOST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ def take_sample(location: Location, files: Sequence[EpisodeFile]) -> Sample:
                 frames += episode.frames
                 episodes += 1
                 size += sum(map(len, episode.frames)) + 13 * len(episode)
-                if len(frames) >= want * READ_FOR_EACH:
+                if len(frames) >= want * READ_FOR_EACH or sum(map(len, frames)) > _MOST_BYTES:
                     break
             packed += size * min(1.0, source.packed / max(1, source.unpacked))
         if not frames:
