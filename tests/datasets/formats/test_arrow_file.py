@@ -1,0 +1,68 @@
+"""Arrow IPC files: every batch in order, and none that unpacks to more than its file justifies."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from rbdata.datasets.formats.arrow_file import ArrowFile
+from rbdata.errors import CorruptSourceError
+
+
+def write(path, batches, *, compression=None):
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_file(path, batches[0].schema, options=options) as file:
+        for batch in batches:
+            file.write(batch)
+    return path
+
+
+def batch(first, count):
+    values = pa.array(range(first, first + count))
+    return pa.record_batch({"plain": values, "deep": pa.StructArray.from_arrays([values], ["inner"])})
+
+
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+def test_rows_of_several_batches(tmp_path, compression):
+    file = ArrowFile(write(tmp_path / "x", [batch(0, 5), batch(5, 1), batch(6, 9)], compression=compression), "x")
+    assert file.rows == 15
+    for path in (("plain",), ("deep", "inner")):
+        for low, high in ((0, 15), (3, 7), (5, 6), (14, 15), (2, 2)):
+            found = [value for array in file.read(path, low, high, 2) for value in array.to_pylist()]
+            assert found == list(range(low, high))
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+def test_a_batch_that_unpacks_to_too_much(tmp_path, compression):
+    zeros = pa.py_buffer(bytes(160 << 20))
+    wide = pa.record_batch({"a": pa.Array.from_buffers(pa.uint8(), 160 << 20, [None, zeros])})
+    path = write(tmp_path / "x", [wide], compression=compression)
+    assert path.stat().st_size < 1 << 20
+    with pytest.raises(CorruptSourceError, match="unpacks to 167772160 bytes"):
+        ArrowFile(path, "x")
+    assert ArrowFile(write(tmp_path / "y", [wide]), "y").rows == 160 << 20  # mapped: nothing is unpacked
+
+
+def test_offsets_that_lead_elsewhere(tmp_path):
+    path = write(tmp_path / "x", [pa.record_batch({"a": pa.array([b"some", b"bytes"])})])
+    data = path.read_bytes()
+    offsets = (0).to_bytes(4, "little") + (4).to_bytes(4, "little") + (9).to_bytes(4, "little")
+    path.write_bytes(data.replace(offsets, offsets[:8] + (1 << 30).to_bytes(4, "little")))
+    with pytest.raises(pa.ArrowInvalid):
+        list(ArrowFile(path, "x").read(("a",), 0, 2, 2))
+
+
+def test_a_footer_that_lists_others(tmp_path):
+    one, two = write(tmp_path / "x", [batch(0, 5)]), write(tmp_path / "y", [batch(0, 5), batch(0, 5)])
+    data, other = one.read_bytes(), two.read_bytes()
+    mixed = (
+        data[: data.rindex(b"\xff\xff\xff\xff\0\0\0\0") + 8] + other[other.rindex(b"\xff\xff\xff\xff\0\0\0\0") + 8 :]
+    )
+    one.write_bytes(mixed)
+    with pytest.raises((CorruptSourceError, pa.ArrowException)):
+        ArrowFile(one, "x")
+
+
+def test_dictionaries_are_not_read(tmp_path):
+    coded = pa.record_batch({"a": pa.array(["x", "y", "x"]).dictionary_encode()})
+    with pytest.raises(CorruptSourceError, match="dictionary-encoded"):
+        ArrowFile(write(tmp_path / "x", [coded]), "x")

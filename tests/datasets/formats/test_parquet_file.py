@@ -1,0 +1,79 @@
+"""Parquet files: what their pages unpack to, and how many values they have, is known before any is unpacked."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from rbdata.datasets.formats import parquet, parquet_file
+from rbdata.datasets.formats.parquet_file import open_parquet
+from rbdata.errors import CorruptSourceError
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("compression", ["snappy", "gzip", "zstd", "none"])
+def test_sound_files(tmp_path, version, compression):
+    rng = np.random.default_rng(0)
+    table = pa.table(
+        {
+            "number": rng.standard_normal(3000),
+            "same": np.zeros(3000),
+            "some": pa.array([None if row % 3 else row for row in range(3000)]),
+            "text": [f"a{row % 7}" for row in range(3000)],
+            "flag": rng.random(3000) < 0.5,
+            "vector": pa.FixedSizeListArray.from_arrays(rng.standard_normal(9000), 3),
+        }
+    )
+    how = {"compression": compression, "data_page_version": version, "row_group_size": 700, "data_page_size": 900}
+    pq.write_table(table, tmp_path / "x", write_page_index=version == "2.0", **how)
+    assert open_parquet(tmp_path / "x", "x").read().equals(table)
+
+
+def bomb(path, kind):
+    if kind == "page":
+        table = pa.table({"a": np.zeros(1 << 20)})
+        how = {
+            "use_dictionary": False,
+            "data_page_size": 1 << 30,
+            "max_rows_per_page": 1 << 30,
+            "write_batch_size": 1 << 22,
+        }
+    else:
+        flat = pa.array(np.zeros(1 << 20, np.uint8))
+        table = pa.table({"a": pa.ListArray.from_arrays(pa.array([0, 1 << 20], pa.int32()), flat)})
+        how = {}
+    pq.write_table(table, path, compression="zstd", **how)
+    return path
+
+
+@pytest.mark.parametrize(("kind", "said"), [("page", "unpack to"), ("row", "justify")])
+def test_what_unpacks_to_too_much(tmp_path, kind, said, monkeypatch):
+    monkeypatch.setattr(parquet_file, "most_unpacked", lambda size: 1 << 20)
+    path = bomb(tmp_path / "x", kind)
+    assert path.stat().st_size < 1 << 16
+    with pytest.raises(CorruptSourceError, match=said):
+        open_parquet(path, "x")
+
+
+def test_a_text_as_long_as_the_file_in_every_row(tmp_path):
+    long = "a" * 100_000
+    pq.write_table(
+        pa.table({"a": pa.array([long] * 3000).dictionary_encode(), "b": [1.0] * 3000}),
+        tmp_path / "x",
+        compression="none",
+    )
+    (block,) = parquet.Reader(tmp_path / "x", "x", {"a": ("b", long)}).blocks()
+    assert block[0].tolist() == [1] * 1000
+
+
+@pytest.mark.parametrize("value", [0x7F, 0xFF])
+def test_damaged_headers_are_refused(tmp_path, value):
+    pq.write_table(pa.table({"a": np.arange(500), "b": ["x", "y"] * 250}), tmp_path / "x")
+    sound = (tmp_path / "x").read_bytes()
+    for at in range(4, 40):
+        (tmp_path / "y").write_bytes(sound[:at] + bytes([value]) + sound[at + 1 :])
+        with suppress(CorruptSourceError, pa.ArrowException, OSError):
+            open_parquet(tmp_path / "y", "y").read()
