@@ -66,7 +66,7 @@ def test_a_text_as_long_as_the_file_in_every_row(tmp_path):
         compression="none",
     )
     (block,) = parquet.Reader(tmp_path / "x", "x", {"a": ("b", long)}).blocks()
-    assert block[0].tolist() == [1] * 1000
+    assert block[0].tolist() == [1] * 3000
 
 
 @pytest.mark.parametrize("value", [0x7F, 0xFF])
