@@ -97,7 +97,8 @@ class Rows:
         plain = _unpacked(data, math.prod(chunks) * dtype.itemsize, applied, where)
         if _SHUFFLE in applied:
             plain = np.frombuffer(plain, np.uint8).reshape(dtype.itemsize, -1).T.tobytes()
-        return np.frombuffer(plain, dtype).reshape(chunks)[(slice(None), *inside)]
+        cells = (slice(None), *inside)
+        return np.frombuffer(plain, dtype).reshape(chunks)[cells]
 
 
 def filters_unpacked_here(array: Any) -> tuple[int, ...] | None:
