@@ -133,7 +133,12 @@ class RowDecoder:
         self._rows = max(1, min(CHUNK_ROWS, CHUNK_BYTES // row_bytes))
         self._sizes = np.full(self._rows, row_bytes, np.uint64).tobytes()
         digests = [zstandard.ZstdCompressionDict(dictionary) if dictionary else None for _ in range(max(1, threads))]
-        self._decompressors = [zstandard.ZstdDecompressor(dict_data=digest) for digest in digests]
+        try:
+            self._decompressors = [zstandard.ZstdDecompressor(dict_data=digest) for digest in digests]
+        except zstandard.ZstdError as error:
+            raise DamagedDatasetError(
+                f"the dictionary of a compressed leaf is damaged: {error}", hint=VERIFY
+            ) from error
         self._pool = ThreadPoolExecutor(threads - 1, "rbdata-zstd") if threads > 1 else None
 
     def decode(self, blob: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -227,6 +227,7 @@ class _Episode:
         self.schema = self._parts[0].schema
         if any(not part.schema.equals(self.schema) for part in self._parts):
             raise CorruptSourceError(f"{name}: its files have different columns")
+        str(self.schema)  # names that are not text are found here
         self.rows = check_rows(sum(part.rows for part in self._parts), self.size, name)
 
     def read(self, path: tuple[str, ...], low: int, high: int, at_once: int) -> Iterator[Any]:
@@ -284,4 +285,6 @@ def _dtype(kind: Any) -> np.dtype:
 def _stated_shape(field: Any) -> tuple[int, ...]:
     """The shape of a row of infos, which Minari keeps beside the flat list; of one number, and of a flat list, nothing."""
     stated = (field.metadata or {}).get(b"shape", b"")
+    if re.fullmatch(rb"(\d{1,9},?){0,32}", stated) is None:
+        return ()
     return tuple(int(size) for size in stated.split(b",") if size)
