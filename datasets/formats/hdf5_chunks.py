@@ -158,10 +158,13 @@ def _unpacked(data: Any, size: int, filters: list[int], where: str) -> Any:
     from isal.igzip_lib import IsalError
 
     if _DEFLATE in filters:
+        stream = isal_zlib.decompressobj()
         try:
-            data = isal_zlib.decompressobj().decompress(data, size + 1)
+            data = stream.decompress(data, size + 1)
         except IsalError as error:  # type: ignore[misc]  # its stub knows no exceptions
             raise CorruptSourceError(f"{where} is damaged: {error}") from error
+        if len(data) == size and not stream.eof:  # its checksum is at the end
+            raise CorruptSourceError(f"{where} is cut short")
     if len(data) != size:
         raise CorruptSourceError(f"{where} holds {len(data)} bytes instead of {size}")
     return data

@@ -86,7 +86,8 @@ def _watch(name: str, seed: int, first: int, last: int, report: Report) -> int:
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe(duplex=False)
     current = context.Value("q", first, lock=False)
-    worker = context.Process(target=_work, args=(name, seed, first, last, current, there))
+    folder = Path(tempfile.mkdtemp(prefix=f"rbdata-{name}-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    worker = context.Process(target=_work, args=(name, seed, first, last, current, there, folder))
     worker.start()
     there.close()
     seen, since = -1, time.monotonic()
@@ -113,38 +114,36 @@ def _watch(name: str, seed: int, first: int, last: int, report: Report) -> int:
         report.faults.append(f"the process ended with {worker.exitcode}: {repeat} {current.value}")
         return current.value + 1
     finally:
+        worker.kill()
         worker.join()
         here.close()
+        shutil.rmtree(folder, ignore_errors=True)  # also where the worker was killed
 
 
-def _work(name: str, seed: int, first: int, last: int, current: Any, answer: Connection) -> None:
+def _work(name: str, seed: int, first: int, last: int, current: Any, answer: Connection, folder: Path) -> None:
     warnings.simplefilter("ignore")
     reader = READERS[name]
-    folder = Path(tempfile.mkdtemp(prefix=f"rbdata-{name}-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
-    try:
-        corpus = reader.corpus(folder / "corpus")
-        outcomes, faults, peak = Counter[str](), list[str](), 0
-        for number in range(first, last):
-            current.value = number
-            rng = random.Random(f"{seed} {name} {number}")
-            data = reader.change(corpus, rng, number) if reader.change else mutate(rng, rng.choice(corpus), corpus)
-            data = data[:LARGEST_INPUT]
-            reset_peak()
-            outcome, fault = try_input(reader.read, data, folder)
-            used = own_peak()
-            peak = max(peak, used)
-            if used > LIMIT_BYTES and not fault:
-                outcome, fault = "too large", f"took {used >> 20} MiB"
-            outcomes[outcome] += 1
-            if fault:
-                faults.append(f"{fault}: --reader {name} --seed {seed} --rounds 1 --from {number}")
-            if fault or (number - first) % _REPORTED == _REPORTED - 1:
-                answer.send((outcomes, faults, peak))
-                outcomes, faults, peak = Counter(), [], 0
-        answer.send((outcomes, faults, peak))
-        answer.close()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    corpus = reader.corpus(folder / "corpus")
+    outcomes, faults, peak = Counter[str](), list[str](), 0
+    for number in range(first, last):
+        current.value = number
+        rng = random.Random(f"{seed} {name} {number}")
+        data = reader.change(corpus, rng, number) if reader.change else mutate(rng, rng.choice(corpus), corpus)
+        data = data[:LARGEST_INPUT]
+        reset_peak()
+        outcome, fault = try_input(reader.read, data, folder)
+        used = own_peak()
+        peak = max(peak, used)
+        if used > LIMIT_BYTES and not fault:
+            outcome, fault = "too large", f"took {used >> 20} MiB"
+        outcomes[outcome] += 1
+        if fault:
+            faults.append(f"{fault}: --reader {name} --seed {seed} --rounds 1 --from {number}")
+        if fault or (number - first) % _REPORTED == _REPORTED - 1:
+            answer.send((outcomes, faults, peak))
+            outcomes, faults, peak = Counter(), [], 0
+    answer.send((outcomes, faults, peak))
+    answer.close()
     os._exit(0)
 
 

@@ -40,9 +40,16 @@ def packed_d4rl(path, chunk: bytes, *, rows: int = 7, chunks: int = 7) -> None:
         made.id.write_direct_chunk((0,), chunk)
 
 
-@pytest.mark.parametrize(("content", "said"), [(b"\0" * 4_000_000, "holds 29 bytes"), (b"\0" * 27, "holds 27 bytes")])
-def test_a_chunk_that_holds_more_or_less_than_it_should(tmp_path, content, said):
-    packed_d4rl(tmp_path / "x.hdf5", zlib.compress(content))
+@pytest.mark.parametrize(
+    ("chunk", "said"),
+    [
+        (zlib.compress(b"\0" * 4_000_000), "holds 29 bytes"),
+        (zlib.compress(b"\0" * 27), "holds 27 bytes"),
+        (zlib.compress(b"\0" * 28)[:-4], "cut short"),
+    ],
+)
+def test_a_chunk_that_holds_more_or_less_than_it_should(tmp_path, chunk, said):
+    packed_d4rl(tmp_path / "x.hdf5", chunk)
     with pytest.raises(CorruptSourceError, match=said):
         to_dataset(tmp_path / "x.hdf5", tmp_path)
 
