@@ -24,6 +24,9 @@ from ...ingest.trajectories import TrajectoryWriter, as_reward, block_steps, out
 from .reader import Reader
 from .survey import Source, Survey
 
+#: Runs that a file may have beyond its episodes whatever its size; larger ones have one in 32 bytes.
+_FEW_RUNS = 1 << 16
+
 
 class Run(NamedTuple):
     """Steps ``first..first+steps-1`` of an episode, as one of the dataset; ``terminated`` and ``truncated`` flag the last."""
@@ -86,6 +89,8 @@ class Planner:
     """Appends all small columns of a dataset, and keeps where the states of its episodes come from."""
 
     def __init__(self, reader: Reader, found: Survey, name: str, unknown_next: str, columns: ColumnWriter) -> None:
+        #: Each takes a read of every column, so a small file may not have a million of them.
+        self._most_runs = len(found.episodes) + max(_FEW_RUNS, found.size // 32)
         self._reader, self._found, self._name, self._unknown_next = reader, found, name, unknown_next
         self._writer = TrajectoryWriter(columns, found.columns)
         self._small = [source for source in found.sources if not source.column.large]
@@ -111,6 +116,11 @@ class Planner:
             given = kept = 0
             for one in split_episode(states, terminated, truncated, self._unknown_next):
                 runs.extend((index, one.first, one.steps + 1))
+                if len(runs) > 3 * self._most_runs:
+                    message = f"{self._name} flags more than {self._most_runs} ends inside of its episodes"
+                    raise CorruptSourceError(
+                        message, hint="the file is damaged: fetch it again, or use another mirror (--mirror)"
+                    )
                 self._append(index, one, rewards)
                 given, kept = given + 1, kept + one.steps
             self.counts["given_up_steps"] += steps - kept

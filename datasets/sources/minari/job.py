@@ -92,8 +92,8 @@ class MinariJob(Job):
                 self.metadata = self._stated
             self._found = survey(reader, self.metadata, self._title, self.text)
         self._check_counts()
-        size = sum(file.stat().st_size for file in self._data.files.values())
-        check_rows(sum(self._found.steps.tolist()), size, self._title)
+        self._found.size = sum(file.stat().st_size for file in self._data.files.values())
+        check_rows(sum(self._found.steps.tolist()), self._found.size, self._title)
         check_row_bytes(sum(column.row_bytes for column in self._found.columns), self._title)
         self._data = replace(self._data, checked=True)
         self.schema, self.bulk = lay_out(self._found.columns, self.options)

@@ -52,6 +52,8 @@ class Survey:
     keys: dict[str, str]
     left_out: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    #: Bytes of the files.
+    size: int = 0
 
     @property
     def columns(self) -> list[Column]:
