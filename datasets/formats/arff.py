@@ -33,7 +33,7 @@ Kind = Literal["numeric", "nominal", "string"]
 #: OpenML's widest table has 100,001.
 _MOST_ATTRIBUTES = 1 << 18
 #: Values of a block, so that rows of many columns come in smaller ones.
-_BLOCK_VALUES = 1 << 20
+_BLOCK_VALUES = 1 << 22
 #: Names may be as long as the file.
 _LONGEST_MESSAGE = 200
 

@@ -231,11 +231,11 @@ def arrow_packed(path: Path) -> str:
 
 
 def arrow_nothing(path: Path) -> str:
-    """A batch of columns without values, and of 2**40 rows."""
+    """A batch of columns without values, and of 2**31 rows."""
     import pyarrow as pa
 
     def write(table: Any, file: Path) -> None:
-        empty = pa.record_batch({name: pa.nulls(1 << 40) for name in table.column_names})
+        empty = pa.record_batch({name: pa.Array.from_buffers(pa.null(), (1 << 31) - 1, [None]) for name in table.column_names})
         with pa.ipc.new_file(file, empty.schema) as target:
             target.write_batch(empty)
 
