@@ -67,6 +67,11 @@ class Reader:
     def __init__(self, lines: Iterable[str], name: str) -> None:
         self._lines, self._name = enumerate(lines, 1), name
         self.attributes = self._header()
+        #: What a sparse row has where it says nothing.
+        self._left_out: list[str | None] = [
+            attribute.values[0] if attribute.values else ("0" if attribute.kind == "numeric" else "")
+            for attribute in self.attributes
+        ]
         self._codes = [{value: code for code, value in enumerate(attribute.values)} for attribute in self.attributes]
 
     def blocks(self, rows: int = 4096) -> Iterator[list[Column]]:
@@ -165,10 +170,7 @@ class Reader:
     def _sparse(self, text: str, number: int) -> list[str | None]:
         if not text.endswith("}"):
             raise self._error(number, "a sparse row does not end with a brace")
-        row: list[str | None] = [
-            attribute.values[0] if attribute.values else ("0" if attribute.kind == "numeric" else "")
-            for attribute in self.attributes
-        ]
+        row = self._left_out.copy()
         body, at, last = text[1:-1].strip(), 0, -1
         while at < len(body):
             match = _SPARSE.match(body, at)

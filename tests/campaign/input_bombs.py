@@ -235,7 +235,9 @@ def arrow_nothing(path: Path) -> str:
     import pyarrow as pa
 
     def write(table: Any, file: Path) -> None:
-        empty = pa.record_batch({name: pa.Array.from_buffers(pa.null(), (1 << 31) - 1, [None]) for name in table.column_names})
+        empty = pa.record_batch(
+            {name: pa.Array.from_buffers(pa.null(), (1 << 31) - 1, [None]) for name in table.column_names}
+        )
         with pa.ipc.new_file(file, empty.schema) as target:
             target.write_batch(empty)
 
@@ -283,7 +285,7 @@ def arff_wide_and_sparse(path: Path) -> str:
         yield "@relation x"
         yield from (f"@attribute a{number} real" for number in range(200_000))
         yield "@attribute class {a, b}\n@data"
-        yield from ("{}" for _ in range(100))
+        yield from ("{}" for _ in range(30))
 
     return _table(path, lines())
 
