@@ -59,7 +59,8 @@ def d4rl_many_rows(path: Path) -> str:
     """A hundred million rows of zeros, in chunks as they should be."""
     import h5py
 
-    rows, packed = 100_000_000, {}
+    rows = 100_000_000
+    packed: dict[int, bytes] = {}
     with h5py.File(path / "x.hdf5", "w") as file:
         shapes = {
             "observations": (rows, 2),

@@ -13,6 +13,7 @@ A fault names the reader, the seed and the number of the input: ``--reader NAME 
 from __future__ import annotations
 
 import argparse
+import importlib
 import multiprocessing
 import os
 import random
@@ -205,8 +206,7 @@ def mutate(rng: random.Random, data: bytes, corpus: list[bytes]) -> bytes:
 
 def fuzz_with_atheris(name: str) -> None:
     """Inputs that coverage leads to; atheris is installed by whoever wants it."""
-    import atheris
-
+    atheris: Any = importlib.import_module("atheris")
     reader, folder = READERS[name], Path(tempfile.mkdtemp(prefix=f"rbdata-{name}-"))
     seeds = folder / "seeds"
     seeds.mkdir()
