@@ -62,7 +62,7 @@ def d4rl_many_rows(path: Path) -> str:
     rows = 100_000_000
     packed: dict[int, bytes] = {}
     with h5py.File(path / "x.hdf5", "w") as file:
-        shapes = {
+        shapes: dict[str, tuple[int, ...]] = {
             "observations": (rows, 2),
             "actions": (rows, 1),
             "rewards": (rows,),
