@@ -101,8 +101,8 @@ class NpyStream:
             raise self._error(f"holds no .npy array: it begins with {head!r}")
         head += self._take(4)
         version = head[6]
-        if version not in (1, 2, 3):
-            raise CorruptSourceError(f"{self._name}: .npy version {version} is unknown", hint=_DAMAGED)
+        if version not in (1, 2, 3) or head[7]:
+            raise CorruptSourceError(f"{self._name}: .npy version {version}.{head[7]} is unknown", hint=_DAMAGED)
         length = int.from_bytes(head[8:10], "little")
         if version > 1:
             extra = self._take(2)

@@ -13,8 +13,10 @@ from d4rl_truth import make, to_dataset, write
 from PIL import Image
 from rbdata.datasets.formats import limits, tf_example
 from rbdata.datasets.formats.arff import Reader
+from rbdata.datasets.formats.array_spec import Expected
 from rbdata.datasets.formats.jpeg import frame_shape
 from rbdata.datasets.formats.limits import LARGEST_ROW, check_row_bytes, check_rows, most_unpacked
+from rbdata.datasets.formats.npy import NpyStream
 from rbdata.datasets.formats.tf_example import WireError, parse_example
 from rbdata.errors import CorruptSourceError
 from rlu_writer import blobs, block, example, ints
@@ -131,3 +133,12 @@ def test_python_reads_numbers_that_arff_does_not_have(number):
     for row in (f"{number},x", f"'{number}',x", f"{{0 {number}}}"):
         with pytest.raises(CorruptSourceError, match="is not a number"):
             list(Reader(f"{HEAD}{row}\n".splitlines(), "t").blocks())
+
+
+def test_a_version_of_npy_that_there_is_not():
+    file = io.BytesIO()
+    np.save(file, np.zeros(3, "u1"))
+    data = bytearray(file.getvalue())
+    data[7] = 8
+    with pytest.raises(CorruptSourceError, match=r"version 1\.8 is unknown"):
+        NpyStream([bytes(data)], Expected("uint8", (-1,)), "x")
