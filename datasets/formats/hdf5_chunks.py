@@ -8,7 +8,8 @@ reads it itself.
 
 A chunk of shape ``chunks`` at grid position g holds the cells from ``g * chunks`` on; those at the far edges hang over.
 Filters, in the order they were applied: ``shuffle`` (2; byte i of all cells, then byte i + 1), ``deflate`` (1; a zlib
-stream), ``fletcher32`` (3; a checksum of 4 bytes behind the data).
+stream), ``fletcher32`` (3; a checksum of 4 bytes behind the data), and h5py's own ``lzf`` (32000).
+https://docs.h5py.org/en/stable/high/dataset.html#lossless-compression-filters
 https://support.hdfgroup.org/documentation/hdf5/latest/_f_m_t3.html
 """
 
@@ -28,7 +29,7 @@ from .limits import most_unpacked
 if TYPE_CHECKING:
     import h5py
 
-_DEFLATE, _SHUFFLE, _FLETCHER32 = 1, 2, 3
+_DEFLATE, _SHUFFLE, _FLETCHER32, _LZF = 1, 2, 3, 32000
 #: What is unpacked here; HDF5 reads the others once they are proved.
 _UNPACKED_HERE = ((_DEFLATE,), (_SHUFFLE, _DEFLATE))
 #: Smaller chunks cost more to hand to a thread than to unpack; larger ones are not unpacked ahead.
@@ -132,15 +133,18 @@ def check_chunks(array: Any, what: str) -> None:
     """
     properties = array.get_create_plist()
     filters, chunks = filters_of(properties), properties.get_chunk()
-    unknown = set(filters) - {_DEFLATE, _SHUFFLE, _FLETCHER32}
+    unknown = set(filters) - {_DEFLATE, _SHUFFLE, _FLETCHER32, _LZF} or {_DEFLATE, _LZF} <= set(filters)
     if unknown or len(set(filters)) < len(filters):
-        message = f"{what} is packed by HDF5's filters {list(filters)}, of which only shuffle, deflate and fletcher32 are read"
+        known = "shuffle, fletcher32, and deflate or lzf"
+        message = f"{what} is packed by HDF5's filters {list(filters)}, of which only {known} are read"
         raise CorruptSourceError(message, hint="repack it: h5repack -f GZIP=4 IN OUT")
     size, stored = math.prod(chunks) * array.get_type().get_size(), array.get_storage_size()
     if size > most_unpacked(stored):
         raise CorruptSourceError(f"{what} has chunks of {size} bytes, but holds {stored} bytes")
     if filters_unpacked_here(array) is not None:
         return
+    if _LZF in filters and max(properties.get_filter_by_id(_LZF)[1][2:3], default=0) > size:  # what it allocates first
+        raise CorruptSourceError(f"{what} states another size of its chunks to lzf than {size} bytes")
     offsets: list[tuple[int, ...]] = []
     array.chunk_iter(lambda info: offsets.append(info.chunk_offset))
     for offset in offsets:
@@ -165,9 +169,29 @@ def _unpacked(data: Any, size: int, filters: list[int], where: str) -> Any:
             raise CorruptSourceError(f"{where} is damaged: {error}") from error
         if len(data) == size and not stream.eof:  # its checksum is at the end
             raise CorruptSourceError(f"{where} is cut short")
-    if len(data) != size:
-        raise CorruptSourceError(f"{where} holds {len(data)} bytes instead of {size}")
+    held = _lzf_size(data) if _LZF in filters else len(data)
+    if held != size:
+        raise CorruptSourceError(f"{where} holds {held} bytes instead of {size}")
     return data
+
+
+def _lzf_size(data: bytes) -> int:
+    """What LZF data unpack to; 0 where they end in the middle.
+
+    A byte below 32 is followed by as many bytes and one more that stand for themselves. Others begin a repetition: its length
+    less 2 is in the upper three bits, and where those are all set, in the next byte as well; one more byte says of what.
+    http://oldhome.schmorp.de/marc/liblzf.html
+    """
+    at = size = 0
+    while at < len(data):
+        head = data[at]
+        if head < 32:
+            size, at = size + head + 1, at + head + 2
+        elif head >> 5 < 7:
+            size, at = size + (head >> 5) + 2, at + 2
+        else:
+            size, at = size + 9 + (data[at + 1] if at + 1 < len(data) else 0), at + 3
+    return size if at == len(data) else 0
 
 
 def plain_bools(rows: np.ndarray) -> np.ndarray:

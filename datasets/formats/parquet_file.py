@@ -10,8 +10,13 @@ Format: https://github.com/apache/parquet-format (parquet.thrift: PageHeader), t
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ...errors import CorruptSourceError
 from .limits import most_unpacked
@@ -20,6 +25,8 @@ from .limits import most_unpacked
 _MOST_ENTRIES = 1 << 18
 #: Fields of PageHeader: type, sizes, and the headers of data pages (version 1 and 2), which begin with the number of values.
 _TYPE, _UNPACKED, _PACKED, _DATA, _DATA_2 = 1, 2, 3, 5, 8
+#: Of the header of a data page of version 2: the bytes of its repetition levels.
+_LEVELS_2 = 6
 _DATA_PAGES = (0, 3)
 _LONGEST_HEADER, _DEEPEST = 1 << 16, 16
 #: What some old writers leave out of the size of a column.
@@ -43,6 +50,7 @@ def _check_pages(file: Any, data: Any, name: str) -> None:
     metadata, size = file.metadata, len(data)
     for number in range(metadata.num_row_groups):
         group, together = metadata.row_group(number), 0
+        large: list[tuple[Any, list[_Page], str]] = []
         for at in range(group.num_columns):
             chunk = group.column(at)
             where = f"{name}: {chunk.path_in_schema} of row group {number}"
@@ -52,27 +60,45 @@ def _check_pages(file: Any, data: Any, name: str) -> None:
             end = begin + chunk.total_compressed_size
             if not 4 <= begin <= end <= size:
                 raise CorruptSourceError(f"{where} lies outside of the file")
-            largest, values = _look_through(data, begin, min(end + _SLACK, size), chunk.num_values, where)
-            together += largest
+            pages = list(_pages(data, begin, min(end + _SLACK, size), chunk.num_values, where))
+            values = sum(page.values for page in pages)
+            together += sum(
+                max((page.unpacked for page in pages if page.has_rows is has), default=0) for has in (False, True)
+            )
             nested = metadata.schema.column(at).max_repetition_level > 0
             if values != chunk.num_values or (not nested and values != group.num_rows):
                 message = (
                     f"{where} has {values} values in its pages, {chunk.num_values} and {group.num_rows} rows are stated"
                 )
                 raise CorruptSourceError(message)
-            # All values of a nested column may be those of one row.
             width = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4}.get(chunk.physical_type, 8) + 4
             if nested and values * width > 4 * most_unpacked(size):
-                message = f"{where} has {values} values, more than the {size} bytes of the file justify"
-                raise CorruptSourceError(message, hint="write it in smaller row groups")
+                large.append((chunk, pages, where))
         if together > 3 * most_unpacked(size):
             message = f"{name}: the pages of row group {number} unpack to {together} bytes, from a file of {size}"
             raise CorruptSourceError(message)
+        for chunk, pages, where in large:
+            _check_lists(file.schema_arrow, chunk, group.num_rows, pages, data, where)
 
 
-def _look_through(data: Any, at: int, end: int, wanted: int, where: str) -> tuple[int, int]:
-    """What the largest page and the dictionary unpack to together, and the values of all data pages."""
-    largest = dictionary = values = 0
+@dataclass(frozen=True)
+class _Page:
+    """A page: whether it has rows or is a dictionary, how many values, and where its ``packed`` bytes begin.
+
+    ``levels``: bytes of the repetition levels in front, which are not packed; None where they are packed with the rest.
+    """
+
+    has_rows: bool
+    values: int
+    unpacked: int
+    begin: int
+    packed: int
+    levels: int | None
+
+
+def _pages(data: Any, at: int, end: int, wanted: int, where: str) -> Iterator[_Page]:
+    """The pages of a column, until they have as many values as are wanted."""
+    values = 0
     while at < end and values < wanted:
         try:
             header, at = _read_struct(data[at : min(end, at + _LONGEST_HEADER)], 0, 0, at)
@@ -86,16 +112,85 @@ def _look_through(data: Any, at: int, end: int, wanted: int, where: str) -> tupl
             or at + packed > end
         ):
             raise CorruptSourceError(f"{where} has a page that states {packed} bytes, unpacked {unpacked}")
-        inner = header.get(_DATA if header.get(_TYPE) == _DATA_PAGES[0] else _DATA_2)
-        if header.get(_TYPE) in _DATA_PAGES:
+        kind, count, levels = header.get(_TYPE), 0, None
+        if kind in _DATA_PAGES:
+            inner = header.get(_DATA if kind == _DATA_PAGES[0] else _DATA_2)
             count = inner.get(1, -1) if isinstance(inner, dict) else -1
             if not isinstance(count, int) or count < 0:
                 raise CorruptSourceError(f"{where} has a page of {count} values")
-            values, largest = values + count, max(largest, unpacked)
-        else:
-            dictionary = max(dictionary, unpacked)
+            levels = inner.get(_LEVELS_2, 0) if kind == _DATA_PAGES[1] else None
+            values += count
+        yield _Page(kind in _DATA_PAGES, count, unpacked, at, packed, levels)
         at += packed
-    return largest + dictionary, values
+
+
+def _check_lists(schema: Any, chunk: Any, rows: int, pages: list[_Page], data: Any, where: str) -> None:
+    """Raise CorruptSourceError unless each row of a column has the one length that its type states.
+
+    The rows of such a column may be read in pieces, of a size that is known: pictures, whose values are many and alike.
+    """
+    size = _list_size(schema, chunk.path_in_schema.split("."))
+    if size and chunk.num_values == size * rows:
+        longest = since = 0
+        for page in pages:
+            if page.has_rows:
+                longest, since = _longest_row(_levels(page, chunk.compression, data), page.values, longest, since)
+        if max(longest, since) == size:
+            return
+    message = f"{where} has {chunk.num_values} values, more than the {len(data)} bytes of the file justify"
+    raise CorruptSourceError(message, hint="write it in smaller row groups")
+
+
+def _list_size(schema: Any, path: Sequence[str]) -> int:
+    """The length of the lists of a column by its path, 0 where they have no fixed one."""
+    import pyarrow
+
+    kind = schema.field(path[0]).type if schema.names.count(path[0]) == 1 else None
+    for name in path[1:]:
+        if kind is None or not pyarrow.types.is_struct(kind):
+            break
+        kind = kind.field(name).type if kind.get_field_index(name) >= 0 else None
+    return int(kind.list_size) if kind is not None and pyarrow.types.is_fixed_size_list(kind) else 0
+
+
+def _levels(page: _Page, codec: str, data: Any) -> bytes:
+    """The repetition levels of a page, as they are encoded."""
+    import pyarrow
+
+    held = data[page.begin : page.begin + page.packed]
+    if page.levels is not None:
+        return bytes(held[: page.levels])
+    if codec != "UNCOMPRESSED":
+        try:
+            name = "lz4_raw" if codec == "LZ4" else codec.lower()
+            held = pyarrow.Codec(name).decompress(held, page.unpacked, asbytes=True)
+        except (pyarrow.ArrowException, ValueError, OSError):
+            return b""  # no levels: a row of length 0 is not what is wanted
+    return bytes(held[4 : 4 + int.from_bytes(held[:4], "little")])
+
+
+def _longest_row(levels: bytes, count: int, longest: int, since: int) -> tuple[int, int]:
+    """The longest row that ended so far, and the values since one began, behind ``count`` more levels; 0 begins a row.
+
+    Levels are runs of one value, or of eight bits at a time: https://parquet.apache.org/docs/file-format/data-pages/encodings/
+    """
+    at = 0
+    with suppress(IndexError, ValueError):
+        while count and at < len(levels):
+            head, at = _varint(levels, at)
+            if head & 1:
+                bits = np.unpackbits(np.frombuffer(levels, np.uint8, head >> 1, at), bitorder="little")[:count]
+                starts, run, at = np.flatnonzero(bits == 0), len(bits), at + (head >> 1)
+                if len(starts):
+                    longest = max(longest, since + int(starts[0]), int(np.diff(starts).max(initial=0)))
+                since = run - int(starts[-1]) if len(starts) else since + run
+            else:
+                run, value, at = min(head >> 1, count), levels[at], at + 1
+                if run and not value:
+                    longest = max(longest, since, min(run - 1, 1))
+                since = since + run if value else 1
+            count -= run
+    return (longest, since) if not count else (0, 0)
 
 
 def _read_struct(data: bytes, at: int, depth: int, base: int) -> tuple[dict[int, Any], int]:

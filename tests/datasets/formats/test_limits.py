@@ -63,19 +63,43 @@ def test_a_chunk_that_is_too_large_to_be_unpacked_as_a_whole(tmp_path):
 
 
 def test_filters_that_are_not_read(tmp_path):
-    write(tmp_path / "x.hdf5", make([3, 4], ["terminal", "terminal"]), compression="lzf")
+    arrays = make([3, 4], ["terminal", "terminal"])
+    write(tmp_path / "x.hdf5", {key: value for key, value in arrays.items() if key != "rewards"})
+    with h5py.File(tmp_path / "x.hdf5", "a") as file:
+        file.create_dataset("rewards", data=arrays["rewards"], scaleoffset=3)
     with pytest.raises(CorruptSourceError, match="packed by HDF5's filters"):
         to_dataset(tmp_path / "x.hdf5", tmp_path)
 
 
-@pytest.mark.parametrize("options", [{"fletcher32": True}, {"shuffle": True, "chunks": (3,)}])
-def test_filters_that_hdf5_undoes(tmp_path, options):
+@pytest.mark.parametrize("length", [7, 500])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"fletcher32": True},
+        {"shuffle": True, "chunks": (3,)},
+        {"compression": "lzf"},
+        {"compression": "lzf", "shuffle": True},
+    ],
+)
+def test_filters_that_hdf5_undoes(tmp_path, options, length):
+    arrays = make([3, length - 3], ["terminal", "terminal"])
+    arrays["rewards"][::2] = 1
+    write(tmp_path / "x.hdf5", {key: value for key, value in arrays.items() if key != "rewards"})
+    with h5py.File(tmp_path / "x.hdf5", "a") as file:
+        file.create_dataset("rewards", data=arrays["rewards"], **{"compression": "gzip", **options})
+    found = to_dataset(tmp_path / "x.hdf5", tmp_path)["next", "reward"].numpy()[:, 0]
+    assert np.array_equal(found, arrays["rewards"])
+
+
+@pytest.mark.parametrize("chunk", [b"\x1a" + bytes(27), b"\x1c" + bytes(29), b"\x1b" + bytes(20), b"\x00\x07\xe0\x10"])
+def test_lzf_chunks_that_hold_more_or_less_than_they_should(tmp_path, chunk):
     arrays = make([3, 4], ["terminal", "terminal"])
     write(tmp_path / "x.hdf5", {key: value for key, value in arrays.items() if key != "rewards"})
     with h5py.File(tmp_path / "x.hdf5", "a") as file:
-        file.create_dataset("rewards", data=arrays["rewards"], compression="gzip", **options)
-    found = to_dataset(tmp_path / "x.hdf5", tmp_path)["next", "reward"].numpy()[:, 0]
-    assert np.array_equal(found, arrays["rewards"])
+        made = file.create_dataset("rewards", (7,), "f4", chunks=(7,), compression="lzf")
+        made.id.write_direct_chunk((0,), chunk)
+    with pytest.raises(CorruptSourceError, match="bytes instead of 28"):
+        to_dataset(tmp_path / "x.hdf5", tmp_path)
 
 
 def test_truth_values_are_0_and_1(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from contextlib import suppress
 
 import numpy as np
@@ -77,3 +78,28 @@ def test_damaged_headers_are_refused(tmp_path, value):
         (tmp_path / "y").write_bytes(sound[:at] + bytes([value]) + sound[at + 1 :])
         with suppress(CorruptSourceError, pa.ArrowException, OSError):
             open_parquet(tmp_path / "y", "y").read()
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("compression", ["snappy", "gzip", "zstd", "lz4", "brotli", "none"])
+def test_pictures_have_many_values_for_their_bytes(tmp_path, monkeypatch, version, compression):
+    """Where every row has the length that its type states, rows are read in pieces, however many values there are."""
+    monkeypatch.setattr(parquet_file, "most_unpacked", lambda size: 1 << 14)
+    how = {"compression": compression, "data_page_version": version, "data_page_size": 4000}
+    values = np.random.default_rng(0).integers(0, 2, 40 * 900).astype(np.uint8)
+    for flat in (values, np.zeros_like(values)):
+        frames = pa.FixedSizeListArray.from_arrays(flat, 900)
+        table = pa.table({"frame": frames, "dict": pa.StructArray.from_arrays([frames], ["inner"])})
+        pq.write_table(table, tmp_path / "x", **how)
+        assert open_parquet(tmp_path / "x", "x").read().equals(table)
+        for lengths in ([36_000] + [0] * 39, [1799, 1] + [900] * 38, [899, 901] + [900] * 38):
+            ends = np.cumsum([0, *lengths]).astype(np.int32)
+            table = pa.table({"frame": pa.ListArray.from_arrays(ends, flat)})
+            with pq.ParquetWriter(tmp_path / "x", table.schema, store_schema=False, **how) as writer:
+                writer.write_table(table)
+                stated = pa.schema([("frame", pa.list_(pa.uint8(), 900))])
+                writer.add_key_value_metadata(
+                    {"ARROW:schema": base64.b64encode(stated.serialize().to_pybytes()).decode()}
+                )
+            with pytest.raises(CorruptSourceError, match="values, more than"):
+                open_parquet(tmp_path / "x", "x")
