@@ -114,8 +114,9 @@ def _pages(data: Any, at: int, end: int, wanted: int, where: str) -> Iterator[_P
             raise CorruptSourceError(f"{where} has a page that states {packed} bytes, unpacked {unpacked}")
         kind, count, levels = header.get(_TYPE), 0, None
         if kind in _DATA_PAGES:
-            inner = header.get(_DATA if kind == _DATA_PAGES[0] else _DATA_2)
-            count = inner.get(1, -1) if isinstance(inner, dict) else -1
+            found = header.get(_DATA if kind == _DATA_PAGES[0] else _DATA_2)
+            inner = found if isinstance(found, dict) else {}
+            count = inner.get(1, -1)
             if not isinstance(count, int) or count < 0:
                 raise CorruptSourceError(f"{where} has a page of {count} values")
             levels = inner.get(_LEVELS_2, 0) if kind == _DATA_PAGES[1] else None

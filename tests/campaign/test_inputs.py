@@ -38,8 +38,9 @@ def read(data, folder):
 def test_every_fault_is_found_and_can_be_repeated(monkeypatch):
     toy = Reader(1, lambda folder: [], read, lambda corpus, rng, number: b"%d" % number)
     monkeypatch.setitem(READERS, "toy", toy)
-    inputs.reset_peak()  # other tests may have taken more
-    monkeypatch.setattr(inputs, "LIMIT_BYTES", inputs.own_peak() + (60 << 20))
+    harmless = attack("toy", 1, 0)
+    assert not harmless.faults
+    monkeypatch.setattr(inputs, "LIMIT_BYTES", harmless.peak_memory + (60 << 20))
     report = attack("toy", 5, 0)
     found = [re.sub(r" \d+ MiB", "", fault.partition(":")[0]) for fault in report.faults]
     untyped = "KeyError \"'untyped'\" at test_inputs.py"
