@@ -37,10 +37,8 @@ class Crc32c:
     def update(self, data: Any) -> None:
         """Add bytes (anything with the buffer protocol)."""
         view = data if isinstance(data, bytes) else memoryview(data).cast("B")
-        at, most = (
-            0,
-            len(view) if isinstance(data, bytes) else _COPY,
-        )  # the library takes bytes only: small copies are cheap
+        # The library takes bytes only: copies that fit the cache cost little.
+        at, most = 0, len(view) if isinstance(data, bytes) else _COPY
         while at < len(view):
             if self._begin is not None and self.length > self._from and (self._begin + self.length) % BLOCK == 0:
                 self._before.append([self.length - self._from, f"{self._value:08x}"])
