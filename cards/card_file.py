@@ -1,11 +1,10 @@
-"""The files that pictures and cards are written to: checked before the work, written whole or not at all."""
+"""The files that pictures and cards are written to: checked before the work."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from ..errors import DatasetExistsError, UsageError
-from ..storage.durable import write_atomically
 from ..storage.manifest import FILENAME, Manifest
 
 #: Inside every picture and page of ours: such a file is replaced without asking.
@@ -53,8 +52,3 @@ def is_ours(path: Path) -> bool:
         head = file.read(_SEARCHED)
         file.seek(max(0, size - _SEARCHED))
         return not size or MARK.encode() in head + file.read()
-
-
-def write_card(target: Path, data: bytes) -> None:
-    """Write the whole file, replacing what is there."""
-    write_atomically(target, data)

@@ -59,19 +59,19 @@ class Pictures:
 
     def write(self, folder: Path, manifest: Manifest, table: EpisodeTable, found: Overview | None) -> Iterator[str]:
         """Write the files one after the other; yields what to print of each. Charts and cards need the overview."""
-        from ..cards.card_file import write_card
+        from ..storage.durable import write_atomically
 
         if self.plot is not None and found:
             from ..cards.figure import draw_figure, render_figure
 
-            write_card(self.plot, render_figure(draw_figure(manifest.id, found, table), self.plot.suffix))
+            write_atomically(self.plot, render_figure(draw_figure(manifest.id, found, table), self.plot.suffix))
             yield f"wrote {self.plot}"
         if self.frames is not None:
             from ..cards.frame_sheet import choose_strips, draw_sheet, encode
             from ..storage.dataset import Dataset
 
             dataset = Dataset(folder)
-            write_card(
+            write_atomically(
                 self.frames, encode(draw_sheet(dataset, choose_strips(dataset, self.episodes)), self.frames.suffix)
             )
             yield f"wrote {self.frames}"
@@ -82,7 +82,7 @@ class Pictures:
             number, target = self.video
             with count_progress(f"episode {number}") as show:
                 made = animate(Dataset(folder), number, target.suffix, show)
-            write_card(target, made.data)
+            write_atomically(target, made.data)
             every = f", one of {made.stride}" if made.stride > 1 else ""
             yield f"wrote {target}: episode {number}, {made.frames} frames{every}, {RATE} a second"
         yield from self._write_texts(folder, manifest, table, found)
@@ -90,17 +90,17 @@ class Pictures:
     def _write_texts(
         self, folder: Path, manifest: Manifest, table: EpisodeTable, found: Overview | None
     ) -> Iterator[str]:
-        from ..cards.card_file import write_card
         from ..cards.croissant import make_croissant
         from ..cards.html_card import make_html
         from ..cards.hub_card import make_readme
+        from ..storage.durable import write_atomically
 
         if self.html is not None and found:
-            write_card(self.html, make_html(folder, manifest, found, table).encode())
+            write_atomically(self.html, make_html(folder, manifest, found, table).encode())
             yield f"wrote {self.html}"
         if self.croissant is not None and found:
-            write_card(self.croissant, make_croissant(folder, manifest, found).encode())
+            write_atomically(self.croissant, make_croissant(folder, manifest, found).encode())
             yield f"wrote {self.croissant}"
         if self.card is not None and found:
-            write_card(self.card, make_readme(manifest, found).encode())
+            write_atomically(self.card, make_readme(manifest, found).encode())
             yield f"wrote {self.card}"

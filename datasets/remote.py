@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from .. import settings
 from ..amounts import plural
 from ..errors import DatasetNotFoundError, FetchError, NotADatasetError, ObjectNotFoundError
-from ..storage.manifest import FILENAME, Manifest
+from ..storage.manifest import FILENAME, LARGEST_MANIFEST, Manifest
 from ..storage.manifest_types import BLOCK_TABLE
 from .fetch import FetchOptions, Location, RemoteObject, open_location, read_all
 from .fetch.http_errors import replaced
@@ -84,7 +84,7 @@ def open_remote(
     }
     table = None
     if manifest.blocks:
-        table = read_all(location, objects[BLOCK_TABLE], limit_bytes=pull.LARGEST_MANIFEST)
+        table = read_all(location, objects[BLOCK_TABLE], limit_bytes=LARGEST_MANIFEST)
     return RemoteDataset(folder, manifest, text, LocatedFiles(location, item, objects), table=table, limit=limit)
 
 
@@ -143,7 +143,7 @@ def _find(url: str | os.PathLike[str], fetch: FetchOptions | None) -> tuple[Loca
     location = open_location(url, options=fetch)
     try:
         item = location.stat(FILENAME)
-        text = read_all(location, item, limit_bytes=pull.LARGEST_MANIFEST)
+        text = read_all(location, item, limit_bytes=LARGEST_MANIFEST)
     except ObjectNotFoundError as error:
         raise _explain(location, error) from error
     return location, item, text, pull.parse_manifest(text, item)

@@ -75,6 +75,14 @@ def sync_files(folder: Path, names: Iterable[str]) -> None:
         sync_folder(parent)
 
 
+def write_at(descriptor: int, data: Any, at: int) -> None:
+    """Write all bytes of a buffer into an open file, from a place on."""
+    left = memoryview(data)
+    while left:
+        written = os.pwrite(descriptor, left, at)
+        left, at = left[written:], at + written
+
+
 def preallocate(path: Path, size: int) -> None:
     """Create a file of its final size (or keep it, when it has it); rows are then written in place."""
     path.parent.mkdir(parents=True, exist_ok=True)

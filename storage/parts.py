@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import RbdataError
 from .checksums import Crc32c, crc32c
-from .durable import close_durably, open_plain, sync_folder, write_durably
+from .durable import close_durably, open_plain, sync_folder, write_at, write_durably
 from .leaf import Leaf
 
 PARTS = ".parts"  # a name that no leaf can have
@@ -82,9 +82,7 @@ class RowsInPlace:
             data = view[begin : begin + (high - low) * size]
             at = (self._first + position + low) * size
             self._pieces.add(position + low, high - low, at, data, in_place=True)
-            while data:
-                written = os.pwrite(self._descriptor, data, at)
-                data, at = data[written:], at + written
+            write_at(self._descriptor, data, at)
 
     def finish(self) -> dict[str, Any]:
         os.fsync(self._descriptor)

@@ -20,6 +20,7 @@ import numpy as np
 
 from ...errors import CorruptSourceError
 from .limits import most_unpacked
+from .tf_example import read_varint
 
 #: Columns, row groups, entries of the schema.
 _MOST_ENTRIES = 1 << 18
@@ -178,7 +179,7 @@ def _longest_row(levels: bytes, count: int, longest: int, since: int) -> tuple[i
     at = 0
     with suppress(IndexError, ValueError):
         while count and at < len(levels):
-            head, at = _varint(levels, at)
+            head, at = read_varint(levels, at)
             if head & 1:
                 bits = np.unpackbits(np.frombuffer(levels, np.uint8, head >> 1, at), bitorder="little")[:count]
                 starts, run, at = np.flatnonzero(bits == 0), len(bits), at + (head >> 1)
@@ -228,15 +229,15 @@ def _skip(data: bytes, at: int, kind: int, depth: int) -> int:
     if kind == 3:
         return at + 1
     if kind in (4, 5, 6):
-        return _varint(data, at)[1]
+        return read_varint(data, at)[1]
     if kind == 7:
         return at + 8
     if kind == 8:
-        length, at = _varint(data, at)
+        length, at = read_varint(data, at)
         return at + length
     if kind in (9, 10):
         head = data[at]
-        count, at = _varint(data, at + 1) if head >> 4 == 15 else (head >> 4, at + 1)
+        count, at = read_varint(data, at + 1) if head >> 4 == 15 else (head >> 4, at + 1)
         for _ in range(count):
             # In a list, a truth value takes a byte.
             at = at + 1 if head & 15 in (1, 2) else _skip(data, at, head & 15, depth + 1)
@@ -249,17 +250,5 @@ def _skip(data: bytes, at: int, kind: int, depth: int) -> int:
 
 
 def _zigzag(data: bytes, at: int) -> tuple[int, int]:
-    value, at = _varint(data, at)
+    value, at = read_varint(data, at)
     return value >> 1 ^ -(value & 1), at
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while shift < 70:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
-    raise ValueError("an integer is too long")

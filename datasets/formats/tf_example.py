@@ -158,7 +158,7 @@ def _fields(data: memoryview, budget: _Budget) -> Iterator[tuple[int, int, memor
     """All fields of a message: (field number, wire type, content); groups are passed over."""
     at, end = 0, len(data)
     while at < end:
-        tag, at = _varint(data, at)
+        tag, at = read_varint(data, at)
         number, wire = tag >> 3, tag & 7
         if not number:
             raise WireError("a field has number 0")
@@ -174,10 +174,10 @@ def _extent(data: memoryview, at: int, wire: int) -> tuple[int, int]:
     """Where the content of a field begins and ends."""
     begin = at
     if wire == _BYTES:
-        length, begin = _varint(data, at)
+        length, begin = read_varint(data, at)
         at = begin + length
     elif wire == _VARINT:
-        _, at = _varint(data, at)
+        _, at = read_varint(data, at)
     elif wire in (_FIXED32, _FIXED64):
         at += 4 if wire == _FIXED32 else 8
     else:
@@ -192,7 +192,7 @@ def _skip_group(data: memoryview, at: int, group: int, budget: _Budget) -> int:
     open_groups = [group]
     while open_groups:
         budget.spend(1)
-        tag, at = _varint(data, at)
+        tag, at = read_varint(data, at)
         number, wire = tag >> 3, tag & 7
         if wire == _GROUP:
             open_groups.append(number)
@@ -206,7 +206,8 @@ def _skip_group(data: memoryview, at: int, group: int, budget: _Budget) -> int:
     return at
 
 
-def _varint(data: memoryview, at: int) -> tuple[int, int]:
+def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
+    """An integer of 7 bits a byte, the lowest first, and the place behind it. Raises WireError."""
     value = shift = 0
     while True:
         if at >= len(data):

@@ -27,7 +27,7 @@ import numpy as np
 from ...amounts import size as amount
 from ...errors import CacheError, ChecksumError, DamagedDatasetError, DiskSpaceError
 from ..checksums import check_ranges
-from ..durable import sync_folder, write_atomically
+from ..durable import sync_folder, write_at, write_atomically
 from ..manifest import FILENAME, Manifest
 from . import block_states
 from .block_fetcher import BlockFetcher
@@ -305,10 +305,7 @@ class BlockCache:
 def _write_at(path: Path, start: int, data: bytes) -> None:
     file = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        left = memoryview(data)
-        while left:
-            count = os.pwrite(file, left, start)
-            start, left = start + count, left[count:]
+        write_at(file, data, start)
     finally:
         os.close(file)
 

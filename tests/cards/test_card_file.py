@@ -1,6 +1,7 @@
 import pytest
-from rbdata.cards.card_file import MARK, check_outside, check_target, write_card
+from rbdata.cards.card_file import MARK, check_outside, check_target
 from rbdata.errors import DatasetExistsError, UsageError
+from rbdata.storage.durable import write_atomically
 from rbdata.storage.manifest import read_manifest
 from storage_tools import Recipe, make_episodes
 
@@ -16,8 +17,8 @@ def test_names_that_cannot_be_written(name, tmp_path):
 def test_only_our_own_files_are_replaced(tmp_path):
     theirs, ours, large = (tmp_path / f"{name}.png" for name in ("theirs", "ours", "large"))
     theirs.write_bytes(b"a picture")
-    write_card(ours, f"a picture {MARK}".encode())
-    write_card(large, bytes(1 << 20) + MARK.encode())
+    write_atomically(ours, f"a picture {MARK}".encode())
+    write_atomically(large, bytes(1 << 20) + MARK.encode())
     for target in (ours, large, tmp_path / "new.png"):
         check_target(target, (".png",))
     with pytest.raises(DatasetExistsError, match="theirs"):
