@@ -1,10 +1,12 @@
-"""Keyword arguments of public functions: an unexpected one is an error that names the nearest."""
+"""Arguments of public functions: an unexpected keyword is an error that names the nearest; modules for annotations."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import wraps
+from importlib import import_module
 from inspect import Parameter, signature
+from types import ModuleType
 from typing import Any, TypeVar, get_type_hints
 
 from .errors import ArgumentTypeError
@@ -51,6 +53,16 @@ def with_options(options: type, *origins: Callable[..., Any]) -> Callable[[Funct
         return check_keywords(function)
 
     return decorate
+
+
+class LazyModule(ModuleType):
+    """A heavy module that annotations name: imported by the first use of a name in it, which `get_type_hints` is.
+
+    Type checkers read the real import beside it, under ``TYPE_CHECKING``.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module(self.__name__), name)
 
 
 def nearest(word: str, names: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .. import settings
 from ..errors import ArgumentTypeError, UsageError
-from ..keywords import check_keywords
+from ..keywords import LazyModule, check_keywords
 from ..storage.folder import DatasetPlace
 from . import acquire, catalogue
 from .ingest.existing import find_existing
@@ -21,12 +21,14 @@ from .ingest.run import run
 
 if TYPE_CHECKING:
     import gymnasium
-    from gymnasium.envs.registration import EnvSpec
+    import gymnasium.envs.registration
+else:
+    gymnasium = LazyModule("gymnasium")
 
 
 @check_keywords
 def record(
-    env: str | EnvSpec | gymnasium.Env | Callable[[], gymnasium.Env],
+    env: str | gymnasium.envs.registration.EnvSpec | gymnasium.Env | Callable[[], gymnasium.Env],
     policy: Any = "random",
     *,
     name: str | None = None,
@@ -99,12 +101,9 @@ def record(
 
 def _environment(env: Any, num_envs: int) -> tuple[str | None, Callable[[], Any] | None]:
     """The id of an environment, if it has one, and how it is made, if not by its id."""
-    import gymnasium
-    from gymnasium.envs.registration import EnvSpec
-
     if isinstance(env, str):
         return env, None
-    if isinstance(env, EnvSpec):
+    if isinstance(env, gymnasium.envs.registration.EnvSpec):
         return env.id, lambda: gymnasium.make(env)
     if isinstance(env, gymnasium.Env):
         if num_envs > 1:
@@ -123,8 +122,6 @@ def _environment(env: Any, num_envs: int) -> tuple[str | None, Callable[[], Any]
 
 
 def _kept_open(env: Any) -> Any:
-    import gymnasium
-
     class KeptOpen(gymnasium.Wrapper[Any, Any, Any, Any]):
         """An environment of the caller's, which closing this one leaves open."""
 

@@ -23,6 +23,7 @@ from .. import plugins
 from ..amounts import plural
 from ..amounts import size as amount
 from ..errors import RbdataError, UnknownKeyError, UsageError
+from ..keywords import LazyModule
 from .codecs import codec_of
 from .codecs.codec import Rows
 from .episodes import EpisodeTable, map_episodes
@@ -44,6 +45,8 @@ from .window import Pad, read_window
 
 if TYPE_CHECKING:
     import gymnasium
+else:
+    gymnasium = LazyModule("gymnasium")
 
 #: Bytes of consecutive rows that shuffling in blocks keeps together: a few blocks, so that those at the edges cost little.
 GROUP_BYTES = 16 << 20
