@@ -35,6 +35,12 @@ _COLUMNS = (
     Column("steps", text.count, right=True),
     Column("episodes", text.count, right=True, optional=True),
 )
+_HELD = (
+    Column("name"),
+    Column("files", text.count, right=True),
+    Column("size", text.size, right=True),
+    Column("mirror"),
+)
 
 
 def push(
@@ -121,8 +127,8 @@ def rm(
 
     fetch = FetchOptions(user_project=user_project)
     held = find_held(dataset, url, fetch=fetch)
-    what = f"{held.name}, {text.plural(len(held.files), 'file')}, {text.size(held.bytes)}, at {held.url}"
-    if not yes and not dry_run and not is_given(what, ()):
+    what = f"{held.name}, {text.plural(len(held.files), 'file')}, {text.size(held.bytes)}"
+    if not yes and not dry_run and not is_given(f"{what}, at {held.url}", ()):
         return 1
     if not dry_run:
         with count_progress(f"deleting {held.name}") as on_progress:
@@ -134,6 +140,8 @@ def rm(
     elif out.quiet:
         out.line(held.name)
     else:
+        if dry_run or yes:  # otherwise the question showed it
+            out.table(_HELD, [(held.name, len(held.files), held.bytes, held.url)])
         out.note(f"would delete {what}" if dry_run else f"deleted {what}")
     return 0
 

@@ -20,7 +20,7 @@ from ..storage.lock import WriterLock
 from ..storage.manifest import Manifest
 from . import catalogue
 from .fetch import open_location
-from .fetch.transports import open_raw
+from .fetch.transports import open_mirror, open_raw
 from .ingest.existing import announce_replacement, extend, find_existing, list_missing
 from .ingest.raw_files import FOLDER as RAW_FOLDER
 from .ingest.raw_files import fetch_all
@@ -63,9 +63,7 @@ def download(request: Request, listener: Listener | None = None) -> Outcome:
     name = dataset_id.partition("/")[2]
     url = mirror or (source.place(name) if source else "")
     if mirror or not (source and source.makes):  # what is made on this machine is looked for nowhere
-        where = open_location(url, options=request.fetch).url
-        if mirror and where.startswith("/") and not Path(where).exists():
-            raise ObjectNotFoundError(f"no such folder: {mirror}", hint="give the folder of the mirror with --mirror")
+        where = (open_mirror if mirror else open_location)(url, options=request.fetch).url
         listener.on_stage(f"looking for {dataset_id} at {where}")
     copied = _copy(url, place, request, listener) if mirror else None
     if isinstance(copied, Outcome):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from ...errors import ObjectNotFoundError
 from .location import FetchOptions, Location
 
 
@@ -40,6 +41,14 @@ def open_location(url: str | os.PathLike[str], *, options: FetchOptions | None =
     from .fsspec_store import FsspecLocation
 
     return FsspecLocation.from_url(text, options)
+
+
+def open_mirror(url: str, *, options: FetchOptions | None = None) -> Location:
+    """`open_location` for a place that somebody names: also raises ObjectNotFoundError for a folder that does not exist."""
+    location = open_location(url, options=options)
+    if location.url.startswith("/") and not Path(location.url).exists():
+        raise ObjectNotFoundError(f"no such folder: {url}", hint="check the spelling of the mirror")
+    return location
 
 
 def open_raw(path: Path, options: FetchOptions | None = None) -> Location:

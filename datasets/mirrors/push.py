@@ -34,6 +34,7 @@ from ...storage.snapshot import Pin, pinned
 from .. import catalogue, local
 from ..fetch import FetchOptions, Location, open_location
 from ..fetch.location import join_path
+from ..fetch.transports import open_mirror
 from ..fetch.upload import LocalFile, Uploader, open_uploader, upload
 from ..ingest.protocol import ConvertOptions
 from ..ingest.raw_files import FOLDER as RAW_FOLDER
@@ -219,7 +220,7 @@ class Entry:
 
 def ls(destination: str, *, fetch: FetchOptions | None = None) -> list[Entry]:
     """The entries of a mirror, sorted by kind and name. Reads listings and manifests; raises the fetch errors."""
-    location = open_location(destination, options=fetch)
+    location = open_mirror(destination, options=fetch)
     found: list[Entry] = []
     with ThreadPoolExecutor(8, "rbdata-ls") as pool:
         level = [""]

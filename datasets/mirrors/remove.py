@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from ...errors import ObjectNotFoundError, UnknownDatasetError, UsageError
 from ...storage.manifest import FILENAME
 from .. import catalogue
-from ..fetch import FetchOptions, Location, RemoteObject, open_location
+from ..fetch import FetchOptions, Location, RemoteObject
 from ..fetch.location import join_path
+from ..fetch.transports import open_mirror
 from ..fetch.upload import open_uploader
 from .push import CONNECTIONS, DEEPEST
 
@@ -30,7 +31,7 @@ def find_held(text: str, destination: str, *, fetch: FetchOptions | None = None)
 
     Raises ObjectNotFoundError where it holds nothing of that name, and the fetch errors.
     """
-    location = open_location(destination, options=fetch)
+    location = open_mirror(destination, options=fetch)
     for name in dict.fromkeys((text.strip("/"), _full_id(text))):
         objects = _objects(location, name) if name else {}
         if objects:
