@@ -39,7 +39,7 @@ def run(
     for place in places:
         rest = [path for path in (place.working, place.old) if place.path.exists() and path.exists()]
         rows.append((place.id, shown.get(place.id, 0) + sum(map(disk_use, rest)), str(place.path)))
-        raw[place.id] = sum(path.stat().st_size for path in kept_raw(place))
+        raw[place.id] = sum(map(disk_use, kept_raw(place)))
         if raw[place.id]:
             rows.append(
                 (f"{place.id} (raw files)", raw[place.id], str(place.root / ".raw" / place.id.partition("/")[0]))

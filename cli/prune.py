@@ -25,6 +25,7 @@ _WHAT = {
     "lock": "lock of a process that is gone",
     "part": "piece of a file",
     "raw": "raw files",
+    "empty": "empty folder",
 }
 
 

@@ -5,6 +5,7 @@
     lock         ``.NAME.lock*`` of a process that is gone
     part         ``*.part``, ``*.part.json`` and the like inside a finished dataset
     raw          ``.raw``: kept by ``download --keep-raw``
+    empty        a folder that a process which was killed made for a dataset, or had no time to remove
 
 What a running process uses is none of them.
 """
@@ -21,20 +22,20 @@ from typing import Literal
 
 from .. import settings
 from ..errors import DatasetBusyError, RbdataError
-from ..storage.folder import JOURNAL, DatasetPlace, disk_use, remove_tree
+from ..storage.folder import JOURNAL, DatasetPlace, disk_use, files_below, remove_empty, remove_tree
 from ..storage.manifest import FILENAME
 from . import catalogue
 from .fetch.to_file import is_being_fetched
 from .ingest.raw_files import FOLDER as RAW_FOLDER
 
-Kind = Literal["unfinished", "replaced", "lock", "part", "raw"]
+Kind = Literal["unfinished", "replaced", "lock", "part", "raw", "empty"]
 _BESIDE = re.compile(r"\.(?P<name>.+)\.(?P<kind>writing|old|lock(?:\.\w+)?)")
 _INSIDE = re.compile(r".+\.part(?:\.json(?:\.new)?)?|rbdata\.json\.tmp")
 
 
 @dataclass(frozen=True)
 class Leftover:
-    """One file or folder that could go: of which dataset (by id, empty for raw files), what it is, its bytes on disk."""
+    """One file or folder that could go: of which dataset (its id, or ""), what it is, its bytes on disk."""
 
     id: str
     kind: Kind
@@ -48,7 +49,7 @@ def find_leftovers(root: str | os.PathLike[str] | None = None, *, raw: bool = Fa
     found = list(_walk(top)) if top.is_dir() else []
     kept = top / RAW_FOLDER
     if kept.is_dir():
-        parts = [path for path in kept.rglob("*") if path.is_file() and _INSIDE.fullmatch(path.name)]
+        parts = [path for path in files_below(kept) if path.is_file() and _INSIDE.fullmatch(path.name)]
         busy = [path for path in parts if is_being_fetched(path)]
         if raw and not busy:
             found.append(Leftover("", "raw", kept, disk_use(kept)))
@@ -59,9 +60,11 @@ def find_leftovers(root: str | os.PathLike[str] | None = None, *, raw: bool = Fa
 
 def leftovers_of(place: DatasetPlace) -> list[Leftover]:
     """The left-overs of one dataset, without unfinished work: that is to be continued."""
-    if not place.path.parent.is_dir():
+    try:
+        names = [path.name for path in place.path.parent.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    beside = _beside(place.root, place.path.parent, [path.name for path in place.path.parent.iterdir()])
+    beside = _beside(place.root, place.path.parent, names)
     found = [one for one in beside if one.id == place.id and one.kind != "unfinished"]
     return [*found, *(_inside(place.id, place.path) if place.exists() else ())]
 
@@ -80,7 +83,7 @@ def remove_leftovers(leftovers: Iterable[Leftover], root: str | os.PathLike[str]
     for dataset_id, some in by_id.items():
         if not dataset_id:
             for one in some:
-                _remove(one.path)
+                remove_empty(one.path, top) if one.kind == "empty" else _remove(one.path)
             continue
         place = DatasetPlace(top, dataset_id)
         try:
@@ -119,6 +122,8 @@ def _walk(top: Path) -> Iterator[Leftover]:
         here = Path(folder)
         if here != top:
             yield from _beside(top, here, [*names, *files])
+            if not names and not files:
+                yield Leftover("", "empty", here, 0)
         names[:] = [name for name in names if not name.startswith(".")]
         if FILENAME in files:
             names.clear()
@@ -147,7 +152,7 @@ def _beside(top: Path, here: Path, names: Iterable[str]) -> Iterator[Leftover]:
 
 
 def _inside(dataset_id: str, folder: Path) -> Iterator[Leftover]:
-    for path in sorted(folder.rglob("*")):
+    for path in sorted(files_below(folder)):
         if _INSIDE.fullmatch(path.name) and path.is_file():
             yield Leftover(dataset_id, "part", path, disk_use(path))
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Literal
 from .. import settings
 from ..errors import DatasetNotFoundError, NotADatasetError, RbdataError, UnknownDatasetError, UsageError
 from ..storage.file_problems import check_sizes
-from ..storage.folder import JOURNAL, DatasetPlace, disk_use, find_datasets
+from ..storage.folder import JOURNAL, DatasetPlace, disk_use, find_datasets, is_empty_folder
 from ..storage.journal import Journal
 from ..storage.manifest import FILENAME
 from ..storage.snapshot import read_snapshot, wait_while_replaced
 from . import catalogue
-from .leftovers import kept_raw
+from .leftovers import kept_raw, leftovers_of
 
 if TYPE_CHECKING:
     from ..storage.dataset import Dataset
@@ -125,7 +125,7 @@ def deletable(text: str, root: str | os.PathLike[str] | None = None) -> DatasetP
     where = settings.root(root)
     there = {dataset_id for dataset_id, _, _ in find_datasets(where)}
     with contextlib.suppress(UsageError):  # what is left of one whose deletion was killed
-        there |= {text} if os.path.lexists(DatasetPlace(where, text).old) else set()
+        there |= {text} if _has_remains(DatasetPlace(where, text)) else set()
     try:
         dataset_id, _ = catalogue.resolve(text, there)
     except UnknownDatasetError:
@@ -133,13 +133,21 @@ def deletable(text: str, root: str | os.PathLike[str] | None = None) -> DatasetP
             raise
         dataset_id = text
     place = DatasetPlace(where, dataset_id)
-    if dataset_id not in there and not any(map(os.path.lexists, (place.path, place.working, place.old))):
+    is_there = dataset_id in there or any(map(os.path.lexists, (place.path, place.working)))
+    if not is_there and not _has_remains(place):
         message = f"{dataset_id} is not under {where}: nothing to delete"
         raise DatasetNotFoundError(message, hint=_see_local(root))
     if where.resolve() not in (place.path.parent.resolve(), *place.path.parent.resolve().parents):
         message = f"{place.path.parent} is a link that leads out of the root {where}: what is behind it is not deleted"
         raise UsageError(message, hint=f"remove the link itself, or delete with --root {place.path.parent.resolve()}")
     return place
+
+
+def _has_remains(place: DatasetPlace) -> bool:
+    """Whether a killed process left something of a dataset that is not there, if only its empty folder."""
+    parent = place.path.parent
+    is_empty = parent != place.root and is_empty_folder(parent)
+    return is_empty or os.path.lexists(place.old) or bool(leftovers_of(place))
 
 
 def delete(place: DatasetPlace) -> None:

@@ -79,7 +79,7 @@ class DatasetPlace:
         What replaces a folder removes everything in it, so no dataset may lie inside another. With ``force`` the files of a
         dataset that has lost its manifest are in nobody's way; anything else is never replaced.
         """
-        if os.path.lexists(self.path) and not self.exists() and not _is_empty_folder(self.path):
+        if os.path.lexists(self.path) and not self.exists() and not is_empty_folder(self.path):
             remains = holds_only_leaves(self.path)
             if not (remains and force):
                 message = f"{self.path} exists and is not a dataset" + " (it has no rbdata.json)" * remains
@@ -146,13 +146,17 @@ class DatasetPlace:
 
     def prune_parents(self) -> None:
         """Remove the folders between root and dataset that hold nothing any more."""
-        for parent in self.path.parents:
-            if parent == self.root or self.root not in parent.parents:
-                return
-            try:
-                parent.rmdir()
-            except OSError:
-                return
+        remove_empty(self.path.parent, self.root)
+
+
+def remove_empty(folder: Path, root: Path) -> None:
+    """Remove a folder below a root if it is empty, then those above it that are empty now."""
+    while root in folder.parents:
+        try:
+            folder.rmdir()
+        except OSError:
+            return
+        folder = folder.parent
 
 
 def check_id(dataset_id: str) -> None:
@@ -185,22 +189,36 @@ def _has_manifest(folder: Path) -> bool:
         return False
 
 
-def _is_empty_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
+def is_empty_folder(path: Path) -> bool:
+    """Whether there is a folder, no link, with nothing in it."""
+    try:
+        return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
+    except FileNotFoundError:  # another process removed it
+        return False
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """What is below a folder and is none itself, links not followed.
+
+    Unlike `Path.rglob` it leaves out folders that another process removes meanwhile; a file may be gone when it is used.
+    """
+    return (Path(here, name) for here, _, files in os.walk(folder) for name in files)
 
 
 def free_bytes(path: Path) -> int:
     """Free disk for the nearest existing folder at or above ``path``."""
-    while not path.exists():
+    while True:
+        if path.exists():
+            with suppress(FileNotFoundError):  # another process removed it
+                return shutil.disk_usage(path).free
         path = path.parent
-    return shutil.disk_usage(path).free
 
 
 def holds_only_leaves(path: Path) -> bool:
     """Whether a folder holds files that datasets consist of and nothing else: a dataset that has lost its manifest."""
     if path.is_symlink() or not path.is_dir():
         return False
-    files = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
+    files = list(files_below(path))
     return bool(files) and all(
         (one.suffix == ".memmap" or one.name in _FILES or one.name.startswith(FILENAME)) and not one.is_symlink()
         for one in files
@@ -210,7 +228,7 @@ def holds_only_leaves(path: Path) -> bool:
 def disk_use(path: Path) -> int:
     """Bytes that a folder or file takes on disk (holes in files do not count), links not followed, 0 if it is gone."""
     total = 0
-    for one in (path, *(Path(folder) / name for folder, _, files in os.walk(path) for name in files)):
+    for one in (path, *files_below(path)):
         with suppress(FileNotFoundError, NotADirectoryError):  # another process may be removing it
             status = one.lstat()
             total += 0 if stat.S_ISDIR(status.st_mode) else status.st_blocks * 512
@@ -231,15 +249,15 @@ def check_space(path: Path, needed: int, what: str) -> None:
 
 def remove_tree(path: Path) -> None:
     """Remove a folder, or what is in its place, never following links; nothing happens when it is not there."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    while path.is_dir() and not path.is_symlink():
+        with suppress(FileNotFoundError):  # another process removes it as well
+            shutil.rmtree(path)
+    path.unlink(missing_ok=True)
 
 
 def holds_files(path: Path) -> bool:
     """Whether there is a file anywhere in a folder."""
-    return any(files for _, _, files in os.walk(path))
+    return any(files_below(path))
 
 
 def remove_links(folder: Path) -> None:

@@ -46,7 +46,6 @@ class WriterLock:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> WriterLock:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         until = time.monotonic() + 2 * BREAKING_AFTER
         while not self._create():
             if time.monotonic() > until:
@@ -54,7 +53,7 @@ class WriterLock:
                 raise DatasetBusyError(message, hint=f"remove {self.path}*")
             owner = _read(self.path)
             if owner is None:
-                continue  # released in between
+                continue  # released in between, or the folder was removed
             if not _is_stale(self.path, owner):
                 process = f"process {owner.get('pid')!s:.20} on {owner.get('host')!s:.100}{_since(owner)}"
                 process = "".join(filter(str.isprintable, process))
@@ -98,10 +97,17 @@ class WriterLock:
         # Written aside and linked into place: the lock is never seen half-written.
         temporary = self.path.with_name(f"{self.path.name}.{self._token}")
         try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             temporary.write_bytes(json.dumps(record).encode())
             return _place(temporary, self.path)
+        except (FileNotFoundError, FileExistsError):
+            # Who deletes the last dataset of a folder removes it, which may be just now.
+            if os.path.lexists(self.path.parent) and not self.path.parent.is_dir():
+                raise
+            return False
         finally:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(NotADirectoryError):
+                temporary.unlink(missing_ok=True)
 
     def _break(self, owner: dict[str, Any]) -> None:
         """Take a stale lock away, unless another process is doing so or has done it."""
@@ -115,6 +121,8 @@ class WriterLock:
                     _remove(breaking)
             time.sleep(0.01)
             return
+        except FileNotFoundError:
+            return  # the lock went with its folder
         try:
             found = _read(self.path)
             if found is not None and found.get("token") == owner.get("token"):

@@ -95,3 +95,25 @@ def test_the_command_asks_shows_and_deletes(place, capsys, monkeypatch):
     code, answer, _ = call("--yes", "--json")
     assert code == 0 and all(one["deleted"] for one in json.loads(answer)["leftovers"])
     assert call("--yes")[2].splitlines()[-1] == "nothing to delete"
+
+
+def test_deleting_again_ends_a_deletion_that_was_killed(place):
+    """Its last moments: the dataset is gone, the lock or the folder is still there."""
+    shutil.rmtree(place.path.parent)
+    place.path.parent.mkdir(parents=True)
+    for left in (None, ".test.lock"):
+        if left:
+            place.path.parent.mkdir(parents=True)
+            (place.path.parent / left).write_text(GONE)
+        assert cli.run(["delete", ID, "--yes", "--root", str(place.root)]) == 0
+        assert list(place.root.iterdir()) == []
+    assert cli.run(["delete", ID, "--yes", "--root", str(place.root)]) == 2  # unknown now
+
+
+def test_empty_folders_are_left_overs(place, sound):
+    (place.root / "lab" / "deep" / "empty").mkdir(parents=True)
+    assert [str(one.path.relative_to(place.root)) for one in find_leftovers(place.root) if one.kind == "empty"] == [
+        "lab/deep/empty"
+    ]
+    remove_leftovers(find_leftovers(place.root), place.root)
+    assert [path.name for path in place.root.iterdir()] == ["my"] and contents(place.path) == contents(sound)

@@ -15,8 +15,11 @@ from rbdata.storage.folder import (
     DatasetPlace,
     check_id,
     check_space,
+    disk_use,
+    files_below,
     find_datasets,
     free_bytes,
+    is_empty_folder,
     make_writable,
     remove_tree,
 )
@@ -235,6 +238,32 @@ def test_remove_tree(tmp_path):
     link.symlink_to(precious)
     remove_tree(link)
     assert (precious / "deep" / "file").exists() and not os.path.lexists(link)
+
+
+def test_another_process_removes_what_is_walked(tmp_path):
+    for name in ("a", "b", "c"):
+        (tmp_path / "top" / name).mkdir(parents=True)
+        (tmp_path / "top" / name / "file").touch()
+    found = files_below(tmp_path / "top")
+    first = next(found)
+    shutil.rmtree(tmp_path / "top")
+    assert list(found) == [] and first.name == "file"
+    assert not is_empty_folder(tmp_path / "top") and disk_use(tmp_path / "top") == 0
+    remove_tree(tmp_path / "top")
+
+
+def test_two_processes_remove_a_folder(tmp_path, monkeypatch):
+    top, real = tmp_path / "top", shutil.rmtree
+    top.mkdir()
+    (top / "file").touch()
+
+    def other_is_faster(path, *args, **options):
+        real(path)
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(folders.shutil, "rmtree", other_is_faster)
+    remove_tree(top)
+    assert not top.exists()
 
 
 def test_prune_parents_stops_at_the_root_and_at_neighbours(tmp_path):

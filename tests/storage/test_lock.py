@@ -49,6 +49,24 @@ def test_exclusive_in_one_process(tmp_path):
     assert names(path.parent) == []
 
 
+def test_the_folder_goes_while_it_is_locked(tmp_path, monkeypatch):
+    """Another process deletes the last dataset of the folder between the making of folder and lock."""
+    path, real, removed = tmp_path / "a" / "b" / ".x.lock", Path.write_bytes, []
+
+    def write_bytes(self, data):
+        if not removed:
+            removed.append(self.parent.rmdir())
+        return real(self, data)
+
+    monkeypatch.setattr(Path, "write_bytes", write_bytes)
+    with WriterLock(path, "x"):
+        assert path.is_file() and removed
+    path.parent.rmdir()
+    path.parent.touch()
+    with pytest.raises(FileExistsError):
+        WriterLock(path, "x").__enter__()
+
+
 def test_used_again(tmp_path, monkeypatch):
     monkeypatch.setattr(locks, "TOUCH_EVERY", 0.01)
     lock = WriterLock(tmp_path / "lock", "x")
