@@ -14,7 +14,9 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 #: In place of the checkout's root, whose folders have names that other packages have too (``datasets``).
-sys.path[:] = [str(HERE), str(HERE.parent / "support"), *(one for one in sys.path if Path(one) != HERE.parents[1])]
+ROOT = HERE.parents[1]
+OWN = [HERE, HERE.parent / "support", ROOT / "examples"]
+sys.path[:] = [*map(str, OWN), *(one for one in sys.path if Path(one) != ROOT)]
 
 from report import page, table  # noqa: E402
 from runner import ROUNDS, campaigns, run  # noqa: E402

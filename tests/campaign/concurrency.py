@@ -8,7 +8,7 @@ rounds of its seed to come again.
 
 from __future__ import annotations
 
-import hashlib
+import faulthandler
 import os
 import random
 import shutil
@@ -17,17 +17,17 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import rbdata
 import torch
-from paths import DATA
+from atari_truth import write_run
 from rbdata.datasets import local
 from rbdata.datasets.leftovers import find_leftovers
 from rbdata.errors import DatasetBusyError, DatasetNotFoundError, NotADatasetError, UnknownDatasetError
+from rbdata.storage.checksums import Crc32c
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.folder import DatasetPlace
 from rbdata.storage.lock import WriterLock
@@ -36,7 +36,7 @@ from storage_tools import LAYOUTS, columns, make_episodes, write_dataset
 
 #: Seconds that any round may take: a hang, whatever else the machine does.
 LIMIT = 240
-ATARI, MIRROR = "atari/Pong/5", DATA / "atari"
+ATARI = "atari/Pong/5"
 #: Datasets that replace each other: each has a number of steps of its own.
 VARIANTS = [make_episodes([2 + n, 3, 1 + n], seed=n) for n in range(4)]
 TRUTH = {sum(map(len, one)): {name: torch.from_numpy(rows) for name, rows in columns(one).items()} for one in VARIANTS}
@@ -61,7 +61,7 @@ def run(rounds: int, seed: int) -> Report:
                     kind(round_)
                     found = [f"left: {', '.join(map(str, left))}"] if (left := round_.leftovers()) else []
                 except Exception:
-                    found = [traceback.format_exc(limit=-4)]
+                    found = [traceback.format_exc(limit=-4) + round_.end_all()]
                 finally:
                     signal.alarm(0)
                 report.faults += [f"{kind.__name__}, seed {seed + number}: {one}" for one in found + round_.faults]
@@ -78,9 +78,10 @@ def _too_long(*_: object) -> None:
 class Round:
     """One round: its root, what is random in it, and the processes that it starts."""
 
-    def __init__(self, root: Path, rng: random.Random, report: Report, references: dict[Any, str]) -> None:
+    def __init__(self, root: Path, rng: random.Random, report: Report, references: dict[tuple[int, ...], str]) -> None:
         self.root, self.rng, self.report, self.references = root, rng, report, references
         self.faults: list[str] = []
+        self.started: list[int] = []
         root.mkdir()
 
     def count(self, what: str) -> None:
@@ -91,10 +92,12 @@ class Round:
         delay = self.rng.random() * self.rng.choice((0, 0.005, 0.05))
         child = os.fork()
         if child:
+            self.started.append(child)
             return child
         status = 1
         try:
             signal.alarm(0)
+            faulthandler.register(signal.SIGUSR1, (self.root.parent / f"stacks-{os.getpid()}").open("w"))
             time.sleep(delay)
             work()
             status = 0
@@ -104,6 +107,19 @@ class Round:
             (self.root.parent / f"error-{os.getpid()}").write_text(traceback.format_exc(limit=-5))
         finally:
             os._exit(status)
+
+    def end_all(self) -> str:
+        """End what still runs, and say where it was."""
+        stacks = ""
+        for child in self.started:
+            with suppress(ChildProcessError, ProcessLookupError):
+                if os.waitpid(child, os.WNOHANG) == (0, 0):
+                    os.kill(child, signal.SIGUSR1)
+                    time.sleep(1)
+                    stacks += f"\na process that still ran:\n{(self.root.parent / f'stacks-{child}').read_text()}"
+                    os.kill(child, signal.SIGKILL)
+                    os.waitpid(child, 0)
+        return stacks
 
     def kill(self, child: int, within: float) -> None:
         time.sleep(self.rng.random() * within)
@@ -147,7 +163,7 @@ class Round:
 
     def check_atari(self, shards: tuple[int, ...]) -> None:
         found = fingerprint(self.root / ATARI)
-        if found != self.references[shards]:
+        if found != self.references.get(shards):
             self.faults.append(f"shards {shards} have other bytes than a download that nothing disturbs")
 
 
@@ -195,13 +211,15 @@ def grown(one: Round) -> None:
     with one.beside(grow) as works:
         while works():
             buffer = rbdata.load(ATARI, root=one.root, batch_size=8, seed=0)
-            buffer.sample()
-            dataset = rbdata.open_dataset(ATARI, root=one.root)
-            opened.append((dataset, rows_of(dataset)))
-            assert opened[-1][1] in one.references.values(), f"{len(dataset)} steps are of no number of shards"
+            for dataset in (buffer.storage.dataset, rbdata.open_dataset(ATARI, root=one.root)):
+                opened.append((dataset, rows_of(dataset)))
+                assert opened[-1][1] in one.references.values(), f"{len(dataset)} steps are of no number of shards"
+            check_sample(buffer)
+            time.sleep(one.rng.random() * 0.02)
             one.count("read while it grew")
     for dataset, rows in opened:
         assert rows_of(dataset) == rows, "a dataset that was opened before it grew has other rows now"
+    check_sample(buffer)
     one.check_atari((0, 1, 2))
 
 
@@ -314,7 +332,7 @@ KINDS = (same_id, same_root, grown, replaced, deleted, killed_owner)
 
 
 def download(root: Path, shards: tuple[int, ...]) -> None:
-    rbdata.download(ATARI, mirror=str(MIRROR), root=root, procs=1, shards=shards, codec="raw")
+    rbdata.download(ATARI, mirror=str(root.parent / "mirror"), root=root, procs=1, shards=shards, codec="raw")
 
 
 def check_rows(dataset: Dataset) -> None:
@@ -325,19 +343,29 @@ def check_rows(dataset: Dataset) -> None:
     assert len(dataset.episodes) == 3
 
 
+def check_sample(buffer: Any) -> None:
+    """A batch holds the rows of the dataset that the buffer was made of."""
+    batch, info = buffer.sample(return_info=True)
+    rows = buffer.storage.dataset[info["index"]]
+    for key in ("observation", ("next", "observation"), "action", ("next", "reward")):
+        assert torch.equal(batch[key], rows[key]), f"{key} is not what the dataset holds"
+
+
 def rows_of(dataset: Dataset) -> str:
     """A checksum of all rows."""
-    total = hashlib.sha256()
-    for name in sorted(dataset.schema.names):
-        total.update(np.ascontiguousarray(dataset[name].numpy()).view(np.uint8).data)
-    return total.hexdigest()
+    total = Crc32c()
+    for name in sorted(dataset.rows):
+        rows = dataset.rows[name]
+        total.update(rows.block(0, rows.count).contiguous().view(torch.uint8).numpy())
+    return f"{len(dataset)} steps, {total.hex}"
 
 
 def fingerprint(folder: Path) -> str:
     return rows_of(Dataset(folder)) if rbdata.verify(folder).ok else "damaged"
 
 
-def _references(folder: Path) -> dict[Any, str]:
+def _references(folder: Path) -> dict[tuple[int, ...], str]:
+    write_run(folder / "mirror" / "dqn" / "Pong" / "5", 60, [7, 30, 1, 40, 44, 50])
     found = {}
     for shards in ((0,), (0, 1), (0, 1, 2)):
         download(folder / "reference", shards)
