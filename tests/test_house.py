@@ -30,7 +30,7 @@ MODULES = sorted(
 LINES = {path: len((HOUSE / path).read_text().splitlines()) for path in MODULES}
 
 MOST_LINES_OF_A_MODULE = 400
-MOST_LINES = 50_380
+MOST_LINES = 50_520
 
 #: A folder may have one of each; all other base names are unique, so that a name alone finds the file.
 NAMES_OF_MANY = {"__init__.py", "__main__.py", "source.py", "job.py"}
@@ -68,11 +68,11 @@ TESTED_BY = {
     "datasets/catalogue": "datasets/sources/test_everywhere",
     "datasets/formats/array_spec": "datasets/sources/atari/test_traps",
     "datasets/formats/gunzip": "datasets/sources/atari/test_traps",
-    "datasets/formats/hdf5_checks": "datasets/sources/d4rl/test_traps",
     "datasets/formats/hdf5_chunks": "datasets/sources/d4rl/test_download",
     "datasets/formats/jpeg": "datasets/sources/minari/test_values",
     "datasets/formats/npy": "datasets/sources/atari/test_traps",
     "datasets/formats/parquet": "datasets/sources/openml/test_download",
+    "datasets/formats/thrift": "datasets/formats/test_parquet_file",
     "datasets/local": "cli/test_commands",
     "datasets/mirrors/pull": "datasets/mirrors/test_push",
     "datasets/mirrors/remove": "datasets/mirrors/test_push",

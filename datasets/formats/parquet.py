@@ -38,6 +38,9 @@ class Reader:
             # Texts as codes: a table may repeat one that is as long as the file.
             self._file = open_parquet(path, name, read_dictionary=list(nominal))
             schema = self._file.schema_arrow
+        except KeyError as error:
+            columns = ", ".join(repr(column) for column in nominal)
+            raise CorruptSourceError(f"{name} lacks one of the columns {columns}") from error
         except (pyarrow.ArrowException, OSError, ValueError, TypeError) as error:
             raise CorruptSourceError(f"{name} is not a Parquet file: {error}") from error
         self.rows = check_rows(self._file.metadata.num_rows, path.stat().st_size, name)

@@ -4,7 +4,10 @@ A column of a row group is a row of pages, each behind a header (thrift's compac
 to, which the reader allocates, and how many values it has. A page of zeros may unpack a thousandfold, and repeats of one value
 take no bytes at all; real files have both. So pages are bounded by the size of the file, and rows are read in pieces.
 
-Format: https://github.com/apache/parquet-format (parquet.thrift: PageHeader), thrift/doc/specs/thrift-compact-protocol.md
+pyarrow (26 at least) ends the process when it is asked about a column that is described wrongly: exceptions of Parquet's C++
+library do not get through there. So the footer is looked through first.
+
+Format: https://github.com/apache/parquet-format (parquet.thrift: FileMetaData, PageHeader)
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import numpy as np
 from ...errors import CorruptSourceError
 from .limits import most_unpacked
 from .tf_example import read_varint
+from .thrift import LIST, STRUCT, Cursor
 
 #: Columns, row groups, entries of the schema.
 _MOST_ENTRIES = 1 << 18
@@ -29,7 +33,10 @@ _TYPE, _UNPACKED, _PACKED, _DATA, _DATA_2 = 1, 2, 3, 5, 8
 #: Of the header of a data page of version 2: the bytes of its repetition levels.
 _LEVELS_2 = 6
 _DATA_PAGES = (0, 3)
-_LONGEST_HEADER, _DEEPEST = 1 << 16, 16
+#: Fields of FileMetaData, RowGroup, ColumnChunk, ColumnMetaData and SizeStatistics.
+_GROUPS, _COLUMNS, _ABOUT, _CRYPTO, _SIZES = 4, 1, 3, 8, 16
+_TEXT_BYTES, _REPETITIONS, _DEFINITIONS = 1, 2, 3
+_LONGEST_HEADER = 1 << 16
 #: What some old writers leave out of the size of a column.
 _SLACK = 100
 
@@ -42,8 +49,55 @@ def open_parquet(path: Path, name: str, **options: Any) -> Any:
         raise CorruptSourceError(f"{name} is empty")
     file: Any = parquet.ParquetFile(path, thrift_container_size_limit=_MOST_ENTRIES, **options)
     with path.open("rb") as source, mmap.mmap(source.fileno(), 0, prot=mmap.PROT_READ) as data:
+        _check_footer(file.metadata.schema, data, name)
         _check_pages(file, data, name)
     return file
+
+
+def _check_footer(schema: Any, data: Any, name: str) -> None:
+    """Raise CorruptSourceError where the description of a column would end the process."""
+    columns = [schema.column(at) for at in range(len(schema))]
+    end = len(data) - 8
+    footer = Cursor(data[max(0, end - int.from_bytes(data[end : end + 4], "little")) : end])
+    try:
+        for field, kind in footer.fields():
+            if field != _GROUPS or kind != LIST:
+                footer.skip(kind)
+                continue
+            for _ in footer.items():
+                _check_group(footer, columns)
+    except (IndexError, ValueError) as error:
+        raise CorruptSourceError(f"{name} has a malformed footer: {error}") from error
+
+
+def _check_group(footer: Cursor, columns: Sequence[Any]) -> None:
+    """Move past a row group. Raises ValueError where its columns are not those of the schema."""
+    count = 0
+    for field, kind in footer.fields():
+        if field != _COLUMNS or kind != LIST:
+            footer.skip(kind)
+            continue
+        count = 0
+        for item in footer.items():
+            if item != STRUCT or count == len(columns) or not _described_well(columns[count], footer.struct()):
+                raise ValueError(f"column {count} of a row group is not what its schema says")
+            count += 1
+    if count != len(columns):
+        raise ValueError(f"a row group has {count} columns, the schema {len(columns)}")
+
+
+def _described_well(column: Any, chunk: dict[int, Any]) -> bool:
+    """Whether what is said of the sizes in a column fits its type, and is not encrypted."""
+    about = chunk.get(_ABOUT)
+    sizes = about.get(_SIZES) if isinstance(about, dict) else None
+    if _CRYPTO in chunk:
+        return False
+    if not isinstance(sizes, dict):
+        return True
+    levels = ((_REPETITIONS, column.max_repetition_level), (_DEFINITIONS, column.max_definition_level))
+    return all(sizes.get(field) in (None, 0, most + 1) for field, most in levels) and (
+        sizes.get(_TEXT_BYTES) is None or column.physical_type == "BYTE_ARRAY"
+    )
 
 
 def _check_pages(file: Any, data: Any, name: str) -> None:
@@ -102,7 +156,8 @@ def _pages(data: Any, at: int, end: int, wanted: int, where: str) -> Iterator[_P
     values = 0
     while at < end and values < wanted:
         try:
-            header, at = _read_struct(data[at : min(end, at + _LONGEST_HEADER)], 0, 0, at)
+            cursor = Cursor(data[at : min(end, at + _LONGEST_HEADER)])
+            header, at = cursor.struct(), at + cursor.at
         except (IndexError, ValueError) as error:
             raise CorruptSourceError(f"{where} has a malformed page: {error}") from error
         unpacked, packed = header.get(_UNPACKED, -1), header.get(_PACKED, -1)
@@ -193,62 +248,3 @@ def _longest_row(levels: bytes, count: int, longest: int, since: int) -> tuple[i
                 since = since + run if value else 1
             count -= run
     return (longest, since) if not count else (0, 0)
-
-
-def _read_struct(data: bytes, at: int, depth: int, base: int) -> tuple[dict[int, Any], int]:
-    """The whole numbers and structs of a struct by field; returns it and the place behind it, counted from ``base``."""
-    if depth > _DEEPEST:
-        raise ValueError("it is nested too deeply")
-    found: dict[int, Any] = {}
-    number = 0
-    while True:
-        head = data[at]
-        at += 1
-        kind = head & 15
-        if not kind:
-            return found, base + at
-        if head >> 4:
-            number += head >> 4
-        else:
-            number, at = _zigzag(data, at)
-        if kind == 12:
-            found[number], behind = _read_struct(data, at, depth + 1, base)
-            at = behind - base
-        elif kind in (4, 5, 6):
-            found[number], at = _zigzag(data, at)
-        else:
-            at = _skip(data, at, kind, depth)
-
-
-def _skip(data: bytes, at: int, kind: int, depth: int) -> int:
-    """Past a value that is of no interest."""
-    if depth > _DEEPEST:
-        raise ValueError("it is nested too deeply")
-    if kind in (1, 2):  # truth values are in the head of their field
-        return at
-    if kind == 3:
-        return at + 1
-    if kind in (4, 5, 6):
-        return read_varint(data, at)[1]
-    if kind == 7:
-        return at + 8
-    if kind == 8:
-        length, at = read_varint(data, at)
-        return at + length
-    if kind in (9, 10):
-        head = data[at]
-        count, at = read_varint(data, at + 1) if head >> 4 == 15 else (head >> 4, at + 1)
-        for _ in range(count):
-            # In a list, a truth value takes a byte.
-            at = at + 1 if head & 15 in (1, 2) else _skip(data, at, head & 15, depth + 1)
-            if at > len(data):
-                raise ValueError("it is cut short")
-        return at
-    if kind == 12:
-        return _read_struct(data, at, depth + 1, 0)[1]
-    raise ValueError(f"it has a value of kind {kind}")
-
-
-def _zigzag(data: bytes, at: int) -> tuple[int, int]:
-    value, at = read_varint(data, at)
-    return value >> 1 ^ -(value & 1), at

@@ -158,7 +158,9 @@ def _fields(data: memoryview, budget: _Budget) -> Iterator[tuple[int, int, memor
     """All fields of a message: (field number, wire type, content); groups are passed over."""
     at, end = 0, len(data)
     while at < end:
-        tag, at = read_varint(data, at)
+        tag, at = data[at], at + 1
+        if tag >= 0x80:  # most are one byte
+            tag, at = read_varint(data, at - 1)
         number, wire = tag >> 3, tag & 7
         if not number:
             raise WireError("a field has number 0")

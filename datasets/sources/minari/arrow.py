@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -124,11 +124,12 @@ class ArrowReader:
         shape = (kind_here.list_size,) if is_list else ()
         dtype = _dtype(kind_here.value_type if is_list else kind_here)
         blocks = [np.empty((0, *shape), dtype)]
-        for array in self._read(episode, place, low, high):
-            flat = array.flatten() if is_list else array
-            if array.null_count or flat.null_count:
-                raise CorruptSourceError(f"{where} has empty cells")
-            blocks.append(flat.to_numpy(zero_copy_only=False).astype(dtype, copy=False).reshape(len(array), *shape))
+        with self._sound(episode):
+            for array in self._read(episode, place, low, high):
+                flat = array.flatten() if is_list else array
+                if array.null_count or flat.null_count:
+                    raise CorruptSourceError(f"{where} has empty cells")
+                blocks.append(flat.to_numpy(zero_copy_only=False).astype(dtype, copy=False).reshape(len(array), *shape))
         return np.concatenate(blocks)
 
     def space(self, place: Place) -> Json:
@@ -160,7 +161,8 @@ class ArrowReader:
         values, total = list[bytes](), 0
         for array in self._read(episode, place, low, high):
             for first in range(0, len(array), _AT_ONCE):
-                read = [value or b"" for value in array.slice(first, _AT_ONCE).to_pylist()]
+                with self._sound(episode):  # what should be text may be none
+                    read = [value or b"" for value in array.slice(first, _AT_ONCE).to_pylist()]
                 values += [value.encode() if isinstance(value, str) else value for value in read]
                 total += sum(map(len, values[-len(read) :]))
                 if total > max(_MOST_VALUES, self._open(episode).size):
@@ -227,7 +229,7 @@ class _Episode:
         self.schema = self._parts[0].schema
         if any(not part.schema.equals(self.schema) for part in self._parts):
             raise CorruptSourceError(f"{name}: its files have different columns")
-        str(self.schema)  # names that are not text are found here
+        _check_names(self.schema)
         self.rows = check_rows(sum(part.rows for part in self._parts), self.size, name)
 
     def read(self, path: tuple[str, ...], low: int, high: int, at_once: int) -> Iterator[Any]:
@@ -271,6 +273,14 @@ class _ParquetPart:
 
 #: NumPy's names of Arrow's types of numbers, where they differ.
 _FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}
+
+
+def _check_names(fields: Iterable[Any]) -> None:
+    """Raise UnicodeDecodeError where a name in a schema, or inside of a struct, is not text."""
+    for field in fields:
+        str(field.name)
+        if field.type.num_fields and hasattr(field.type, "get_field_index"):
+            _check_names(field.type.field(index) for index in range(field.type.num_fields))
 
 
 def _is_number(types: Any, kind: Any) -> bool:

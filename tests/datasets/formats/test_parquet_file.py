@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import base64
+import signal
+import subprocess
+import sys
 from contextlib import suppress
 
 import numpy as np
@@ -103,3 +106,30 @@ def test_pictures_have_many_values_for_their_bytes(tmp_path, monkeypatch, versio
                 )
             with pytest.raises(CorruptSourceError, match="values, more than"):
                 open_parquet(tmp_path / "x", "x")
+
+
+def ends_the_process(path):
+    """Whether pyarrow, asked about the first column, aborts."""
+    code = f"import pyarrow.parquet as pq; pq.ParquetFile({str(path)!r}).metadata.row_group(0).column(0)"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == -signal.SIGABRT
+
+
+def test_a_footer_that_would_end_the_process(tmp_path):
+    """A histogram of the levels of a column has one more entry than it should."""
+    pq.write_table(pa.table({"a": pa.array([None, 1.0, 2.0])}), tmp_path / "x")
+    sound = (tmp_path / "x").read_bytes()
+    histogram = bytes([0x19, 0x26, 2, 4])  # field 3 behind field 2: a list of two numbers, 1 and 2
+    at = sound.index(histogram, len(sound) - 300)
+    footer = int.from_bytes(sound[-8:-4], "little") + 1
+    longer = sound[: at + 1] + bytes([0x36, 2, 2, 2]) + sound[at + 4 : -8] + footer.to_bytes(4, "little") + b"PAR1"
+    (tmp_path / "x").write_bytes(longer)
+    assert ends_the_process(tmp_path / "x")
+    with pytest.raises(CorruptSourceError, match="column 0 of a row group"):
+        open_parquet(tmp_path / "x", "x")
+
+
+@pytest.mark.parametrize("nominal", ["class", ""])
+def test_a_column_that_is_stated_and_not_there(tmp_path, nominal):
+    pq.write_table(pa.table({"a": [1.0]}), tmp_path / "x")
+    with pytest.raises(CorruptSourceError, match="lacks one of the columns"):
+        parquet.Reader(tmp_path / "x", "x", {nominal: ("a", "b")})

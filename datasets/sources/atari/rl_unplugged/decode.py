@@ -49,8 +49,8 @@ from .episode import Episode, to_episode
 
 ROW_BYTES = SIDE * SIDE
 BLOCK_ROWS = 512
-#: Episodes that a file may hold whatever its size; larger ones hold one in 64 bytes.
-_MOST_EPISODES = 1 << 18
+#: Episodes that a file may hold whatever its size; larger ones hold one in 1 KiB, of which real ones take fifty and more.
+_MOST_EPISODES, _LEAST_EPISODE = 1 << 14, 1 << 10
 ROWS, ABOUT = "rows", "about.json"
 #: Columns of ``episodes.npy``.
 CHECKPOINT, INDEX, FILE_ROWS, STEPS, OUTCOME, BLANK = range(6)
@@ -230,8 +230,9 @@ class EpisodeStream:
             episode = self._parse(record, where)
             del record  # its bytes are not needed while the episode is worked on
             self.rows += len(episode)
-            if self.records > max(_MOST_EPISODES, self.fetched // 64):
-                message = f"{self._obj.url} holds more than {_MOST_EPISODES} episodes in {self.fetched} bytes"
+            most = max(_MOST_EPISODES, self.fetched // _LEAST_EPISODE)
+            if self.records > most:
+                message = f"{self._obj.url} holds more than {most} episodes in {self.fetched} bytes"
                 raise CorruptSourceError(message, hint="the file is not of RL Unplugged's Atari episodes")
             check_rows(self.rows, self.fetched, self._obj.url)
             yield where, episode

@@ -40,14 +40,15 @@ def take_sample(location: Location, files: Sequence[EpisodeFile]) -> Sample:
     for file in chosen:
         frames: list[memoryview] = []
         owners: list[tuple[int, str]] = []
-        size = 0
+        size = held = 0
         with closing(EpisodeStream(location, file.obj)) as source:
             for where, episode in source.episodes():
                 owners.append((len(frames), where))
                 frames += episode.frames
                 episodes += 1
-                size += sum(map(len, episode.frames)) + 13 * len(episode)
-                if len(frames) >= want * READ_FOR_EACH or sum(map(len, frames)) > _MOST_BYTES:
+                held += sum(map(len, episode.frames))
+                size = held + 13 * len(frames)
+                if len(frames) >= want * READ_FOR_EACH or held > _MOST_BYTES:
                     break
             packed += size * min(1.0, source.packed / max(1, source.unpacked))
         if not frames:

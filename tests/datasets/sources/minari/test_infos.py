@@ -383,6 +383,39 @@ def test_a_file_that_is_not_whole(tmp_path, size):
 
 
 @pytest.mark.parametrize("data_format", ["arrow", "parquet"])
+def test_arrow_texts_and_names_that_are_none(tmp_path, data_format):
+    space = spaces.Dict({"named": spaces.Text(8), "other": BOX})
+    for number, (old, new) in enumerate([(b"named", b"na\xffed"), (b"ABCDE", b"AB\xffDE")]):
+        write(f"tests/text{number}-v0", space, BOX, [3], data_format=data_format)
+        part = data_of(f"tests/text{number}-v0") / "0" / f"part-0.{data_format}"
+        table = with_texts(part, ["ABCDE"] * 4)
+        assert old in table
+        part.write_bytes(table.replace(old, new))
+        with pytest.raises(CorruptSourceError, match="the file of episode 0 cannot be read"):
+            convert(tmp_path / "root", f"tests/text{number}-v0")
+    assert_clean(tmp_path / "root")
+
+
+def with_texts(part: Path, texts: list[str]) -> bytes:
+    """The file again, plain, with these texts as observations."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    parquet = part.suffix == ".parquet"
+    table = pq.read_table(part) if parquet else pa.ipc.open_file(part).read_all()
+    states = table["observations"].combine_chunks()
+    pieces = [pa.array(texts) if field.name == "named" else states.field(field.name) for field in states.type]
+    states = pa.StructArray.from_arrays(pieces, [field.name for field in states.type])
+    table = table.set_column(table.schema.get_field_index("observations"), "observations", states)
+    if parquet:
+        pq.write_table(table, part, compression="none", use_dictionary=False, write_statistics=False)
+    else:
+        with pa.ipc.new_file(part, table.schema) as writer:
+            writer.write_table(table)
+    return part.read_bytes()
+
+
+@pytest.mark.parametrize("data_format", ["arrow", "parquet"])
 def test_arrow_files_that_are_not_whole(tmp_path, data_format):
     plain(data_format=data_format)
     folder = data_of("tests/plain-v0")

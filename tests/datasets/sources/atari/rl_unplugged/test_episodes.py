@@ -16,6 +16,7 @@ from paths import DATA
 from rbdata.datasets.acquire import convert, download
 from rbdata.datasets.ingest.protocol import ConvertOptions
 from rbdata.datasets.ingest.request import Listener, Request
+from rbdata.datasets.sources.atari.rl_unplugged import decode
 from rbdata.errors import CorruptSourceError, ObjectNotFoundError
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import verify
@@ -271,6 +272,16 @@ def refused(tmp_path: Path) -> str:
         get(tmp_path, tmp_path / "root")
     assert not (tmp_path / "root" / "atari" / "Qbert" / "1").exists()
     return str(caught.value)
+
+
+def test_more_episodes_than_bytes_justify(tmp_path, monkeypatch):
+    episodes = make_episodes([[1, 1]] * 20)
+    write_run(tmp_path, [episodes])
+    monkeypatch.setattr(decode, "_MOST_EPISODES", 19)
+    monkeypatch.setattr(decode, "_LEAST_EPISODE", 1 << 20)
+    assert "holds more than 19 episodes" in refused(tmp_path)
+    monkeypatch.setattr(decode, "_LEAST_EPISODE", 8)
+    assert_holds(get(tmp_path, tmp_path / "root"), episodes)
 
 
 SOUND = Made(1, 0, [10, 11, 12])
