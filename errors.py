@@ -196,6 +196,16 @@ class DatasetBusyError(RbdataError, BlockingIOError):
     code = "busy"
 
 
+class StoppedError(RbdataError):
+    """What was waited for will not come: the process that wrote the dataset has ended before it was complete."""
+
+    code = "stopped"
+
+
+class StoppedWarning(UserWarning):
+    """The dataset that is being read is incomplete, and nobody writes it any more."""
+
+
 class DiskSpaceError(RbdataError, OSError):
     """Not enough free disk space."""
 

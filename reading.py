@@ -29,14 +29,27 @@ def open_dataset(
     cache_dir: str | os.PathLike[str] | None = None,
     cache_limit: int | str | None = None,
     check: bool = False,
+    partial: bool = False,
+    wait: float = 0.0,
 ) -> Dataset:
     """Open a dataset read-only, by id (full or bare), by path, or by the URL of a converted dataset (``s3://...``).
 
     One at a URL is read where it lies: what is read is kept in ``cache_dir`` (default: ``.remote`` under the root), at most
     ``cache_limit`` bytes of it, such as ``"20GB"``. ``check=True`` compares what is read of a folder with its checksums, every
     block of 4 MiB once, when it is first read: DamagedDatasetError names the file and the block. (Of a URL, what is fetched is
-    checked at any rate.) Raises as `datasets.local.find` and `datasets.remote.open_remote` do.
+    checked at any rate.)
+
+    ``partial=True``: what is finished of a dataset that is still being downloaded, by this or another process; it grows with
+    ``dataset.refresh()``: see `PartialDataset`. ``wait``: the seconds that may pass until there is something.
+
+    Raises as `datasets.local.find`, `datasets.local.open_unfinished` and `datasets.remote.open_remote` do.
     """
+    if partial and (check or cache_dir is not None or cache_limit is not None or is_remote(id_or_path)):
+        raise UsageError("partial=True is for datasets on this machine, without check, cache_dir and cache_limit")
+    if partial:
+        return local.open_unfinished(id_or_path, root, wait=wait)
+    if wait:
+        raise UsageError("wait goes with partial=True")
     if is_remote(id_or_path):
         return open_remote(id_or_path, cache_dir=cache_dir, cache_limit=cache_limit, root=root)
     if cache_dir is not None or cache_limit is not None:
@@ -52,6 +65,7 @@ def load(
     cache_dir: str | os.PathLike[str] | None = None,
     cache_limit: int | str | None = None,
     check: bool = False,
+    growth: Sequence[Sequence[int]] | None = None,
     batch_size: int | None = None,
     frame_stack: int | None = None,
     stack_keys: Sequence[str] | None = None,
@@ -101,6 +115,8 @@ def load(
       datasets at a URL, of which the stretches are fetched ahead. ``"global"`` is the same as True.
     - ``cache_dir``, ``cache_limit``: of a dataset at a URL, see `open_dataset`.
     - ``check=True``: every block of the files is compared with its checksum when it is first read, see `open_dataset`.
+    - ``growth``: the batches that there were while the dataset was downloaded, again: for each, no more of it is shown than was
+      there. It is ``buffer.state_dict()["_storage"]["growth"]``, see `DatasetStorage`.
     - ``alpha``, ``beta``: sampling by priority; ``buffer.update_tensordict_priority(batch)`` sets priorities from
       ``priority_key``.
     - ``sampler``: one of your own instead of all these. ``sample_unit``: what is read for each step drawn

@@ -14,6 +14,7 @@ from ..storage.file_problems import check_sizes
 from ..storage.folder import JOURNAL, DatasetPlace, disk_use, find_datasets, is_empty_folder
 from ..storage.journal import Journal
 from ..storage.manifest import FILENAME
+from ..storage.plan_file import PLAN
 from ..storage.snapshot import read_snapshot, wait_while_replaced
 from . import catalogue
 from .leftovers import kept_raw, leftovers_of
@@ -81,6 +82,8 @@ def find(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None
     if place.working.is_dir():
         line = Journal(place.working / JOURNAL).command
         how = f"continue it with `{line}`" if line else "continue it with the call that began it"
+        if (place.working / PLAN).exists():
+            how += "; open_dataset(..., partial=True) reads what is finished"
         raise DatasetNotFoundError(f"{dataset_id} is not complete under {where}", hint=how)
     get_it = f"get it with `{settings.command('download', dataset_id, root=root)}`"
     elsewhere = "choose another folder with --root or RBDATA_ROOT"
@@ -118,6 +121,29 @@ def open_dataset(
     from ..storage.dataset import Dataset
 
     return (CheckedDataset if check else Dataset)(find(id_or_path, root))
+
+
+def open_unfinished(
+    id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None, *, wait: float = 0.0
+) -> Dataset:
+    """Open a dataset, or what is finished of it while it is being written, which `PartialDataset` describes.
+
+    ``wait``: the seconds that may pass until there is an episode. Raises DatasetNotFoundError when they have passed, and as
+    `find` and `PartialDataset` do.
+    """
+    from ..storage.partial_dataset import open_partial
+
+    text, where = os.fspath(id_or_path), settings.root(root)
+    path = Path(text).expanduser()
+    if path.is_absolute() or text.startswith((".", "~")):
+        path = path.absolute()
+        place = DatasetPlace(path.parent.parent, f"{path.parent.name}/{path.name}")
+    else:
+        found = [dataset_id for dataset_id, _, _ in find_datasets(where)] if where.is_dir() else []
+        place = DatasetPlace(where, catalogue.resolve(text, found)[0])
+    if not wait and not place.working.is_dir():
+        find(id_or_path, root)  # which raises, unless there is one
+    return open_partial(place, wait=wait)
 
 
 def deletable(text: str, root: str | os.PathLike[str] | None = None) -> DatasetPlace:

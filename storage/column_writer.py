@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import SchemaError
 from .checksums import Crc32c
-from .durable import open_plain
+from .durable import open_anew
 from .folder import check_space
 from .leaf import Leaf
 from .schema import Schema
@@ -39,7 +39,7 @@ class ColumnWriter:
             for leaf in self._leaves:
                 path = folder / leaf.memmap
                 path.parent.mkdir(parents=True, exist_ok=True)
-                self._files[leaf.name] = open_plain(path, "wb")
+                self._files[leaf.name] = open_anew(path)
 
     def reserve(self, rows: int) -> None:
         """Raise DiskSpaceError when this many rows in all do not fit on the disk."""
@@ -95,7 +95,7 @@ def _write_constant(path: Path, leaf: Leaf, rows: int) -> list[object]:
     value = np.full((), leaf.constant, leaf.np_dtype)
     block = np.full(min(total, _BLOCK) // leaf.np_dtype.itemsize, value).tobytes()
     checksum = Crc32c(0)
-    with open_plain(path, "wb") as file:
+    with open_anew(path) as file:
         if not any(value.tobytes()):
             file.truncate(total)
         while checksum.length < total:

@@ -189,11 +189,7 @@ class Dataset:
         return self._stored
 
     def _open(self, leaf: Leaf, count: int) -> Rows:
-        if leaf.constant is None:
-            return codec_of(leaf).open_rows(self.path, count)
-        if leaf.row_bytes > LARGE_ROW:  # not read, but made in memory: what is claimed of it must be there
-            map_array(self.path / leaf.memmap, np.dtype(np.uint8), count * leaf.row_bytes)
-        return ConstantRows(leaf, count)
+        return open_leaf(self.path, leaf, count)
 
     @property
     def group_steps(self) -> int:
@@ -342,6 +338,15 @@ class Dataset:
         if len(index) and (int(index.min()) < 0 or int(index.max()) >= len(self)):
             raise UsageError(f"steps {int(index.min())}..{int(index.max())} are not all below {len(self)}")
         return index
+
+
+def open_leaf(folder: Path, leaf: Leaf, count: int) -> Rows:
+    """The first ``count`` rows of a leaf, mapped."""
+    if leaf.constant is None:
+        return codec_of(leaf).open_rows(folder, count)
+    if leaf.row_bytes > LARGE_ROW:  # not read, but made in memory: what is claimed of it must be there
+        map_array(folder / leaf.memmap, np.dtype(np.uint8), count * leaf.row_bytes)
+    return ConstantRows(leaf, count)
 
 
 def reopen(kind: type[Dataset], arguments: tuple[Any, ...], content: str) -> Dataset:

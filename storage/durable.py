@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 from collections.abc import Iterable
 from pathlib import Path
@@ -26,6 +27,23 @@ def open_plain(path: Path, mode: str) -> BinaryIO:
         return descriptor
 
     return open(path, mode, opener=opener)  # type: ignore[return-value]
+
+
+def open_anew(path: Path) -> BinaryIO:
+    """Create a file in the place of one that others may have mapped: what they see stays as it is."""
+    path.unlink(missing_ok=True)
+    return open_plain(path, "xb")
+
+
+def copy_anew(path: Path) -> None:
+    """Put a copy in the place of a file that others may have mapped: what they see stays as it is."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        shutil.copyfile(path, temporary)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -95,11 +113,11 @@ def preallocate(path: Path, size: int) -> None:
 def append_blocks(path: Path, at: int, parts: Iterable[Iterable[bytes]], *, cut: bool = True) -> list[Crc32c]:
     """Write the blocks of parts from byte ``at`` on, and ``cut`` off whatever an interrupted run left behind them.
 
-    Returns the checksum of each part.
+    Where all is cut off the file is made anew. Returns the checksum of each part.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     checksums: list[Crc32c] = []
-    with open_plain(path, "r+b" if path.exists() else "w+b") as file:
+    with open_plain(path, "r+b") if (at or not cut) and path.exists() else open_anew(path) as file:
         file.seek(at)
         for blocks in parts:
             checksum = Crc32c(file.tell())

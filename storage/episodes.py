@@ -22,6 +22,7 @@ import numpy as np
 from ..amounts import count, real
 from ..errors import DamagedDatasetError, InvariantError
 from .checksums import record_of
+from .durable import open_anew
 from .html_table import html_table
 from .memory_map import map_array, verify_hint
 from .tensordict_folder import write_meta
@@ -106,7 +107,8 @@ class EpisodeTable:
         ranges: dict[str, list[list[object]]] = {}
         for name, array in zip(_COLUMNS, (self.start, self.length, self.returns, self.outcome, self.midway)):
             data = np.ascontiguousarray(array, np.dtype(_COLUMNS[name]).newbyteorder("<")).tobytes()
-            (target / f"{name}.memmap").write_bytes(data)
+            with open_anew(target / f"{name}.memmap") as file:
+                file.write(data)
             ranges[f"{FOLDER}/{name}.memmap"] = [record_of(data)]
         leaves: dict[str, tuple[str, tuple[int, ...]]] = {name: (dtype, ()) for name, dtype in _COLUMNS.items()}
         return {**ranges, **write_meta(folder, FOLDER, leaves, len(self))}

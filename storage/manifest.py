@@ -116,17 +116,17 @@ class Manifest:
         return record
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """Read a dataset's manifest.
+def read_manifest(folder: Path, name: str = FILENAME) -> Manifest:
+    """Read a dataset's manifest, or that of another ``name``.
 
     Raises NotADatasetError when there is none or it is something else, FormatVersionError when a newer rbdata wrote it,
     DamagedDatasetError when its own checksum does not match.
     """
-    path = folder / FILENAME
+    path = folder / name
     try:
         text = _read(path).decode()
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-        message = f"{folder} holds no dataset: there is no {FILENAME} in it"
+        message = f"{folder} holds no dataset: there is no {name} in it"
         raise NotADatasetError(message, hint="`rbdata list --local` shows the datasets that are there") from error
     except UnicodeDecodeError as error:
         raise DamagedDatasetError(f"{path} is not text", hint=_REDO) from error
@@ -176,9 +176,9 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write ``rbdata.json`` atomically and durably."""
-    write_atomically(folder / FILENAME, json.dumps(manifest.to_json(), indent=1).encode() + b"\n")
+def write_manifest(folder: Path, manifest: Manifest, name: str = FILENAME) -> None:
+    """Write ``rbdata.json``, or another ``name``, atomically and durably."""
+    write_atomically(folder / name, json.dumps(manifest.to_json(), indent=1).encode() + b"\n")
 
 
 def _checksum(record: dict[str, Any]) -> str:

@@ -27,8 +27,8 @@ _WAITS = (0.0, 0.001, 0.002, 0.004, 0.008, 0.016, 0.03, 0.06, 0.12, 0.25, 0.5)
 class Pin:
     """What a path led to when this was made: `is_unchanged` says whether it still does."""
 
-    def __init__(self, folder: Path, descriptor: int | None) -> None:
-        self.folder, self._descriptor = folder, descriptor
+    def __init__(self, folder: Path, descriptor: int | None, name: str) -> None:
+        self.folder, self._descriptor, self._name = folder, descriptor, name
         self._before = None if descriptor is None else self._state(os.fstat(descriptor))
 
     def is_unchanged(self) -> bool:
@@ -39,19 +39,19 @@ class Pin:
 
     def _state(self, folder: os.stat_result) -> tuple[int, ...] | None:
         with suppress(OSError):
-            manifest = (self.folder / FILENAME).stat()
+            manifest = (self.folder / self._name).stat()
             return folder.st_dev, folder.st_ino, manifest.st_ino, manifest.st_size, manifest.st_mtime_ns
         return None
 
 
 @contextmanager
-def pinned(folder: Path) -> Iterator[Pin]:
-    """A `Pin` of a folder. While it is open, the folder's inode is not another's."""
+def pinned(folder: Path, name: str = FILENAME) -> Iterator[Pin]:
+    """A `Pin` of a folder with its manifest ``name``. While it is open, the folder's inode is not another's."""
     descriptor = None
     with suppress(OSError, ValueError):
         descriptor = os.open(folder, getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield Pin(folder, descriptor)
+        yield Pin(folder, descriptor, name)
     finally:
         if descriptor is not None:
             os.close(descriptor)

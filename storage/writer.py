@@ -29,7 +29,7 @@ from .checksums import crc32c, join_ranges
 from .codecs import PLAIN, codec_of
 from .codecs.codec import Codec, Sink
 from .column_writer import ColumnWriter
-from .durable import preallocate, sync_files, write_atomically
+from .durable import copy_anew, preallocate, sync_files, write_atomically
 from .episodes import FOLDER as EPISODES
 from .episodes import EpisodeTable
 from .folder import JOURNAL, RAW, DatasetPlace, holds_files, remove_links
@@ -38,6 +38,7 @@ from .leaf import Leaf
 from .manifest import Manifest, write_manifest
 from .manifest_types import BLOCK_TABLE
 from .parts import PARTS, TedSink, remove_unfinished
+from .plan_file import remove_plan, write_plan
 from .proof import find_changed
 from .schema import Schema
 from .tensordict_folder import write_meta
@@ -135,6 +136,7 @@ class DatasetWriter:
 
     def columns(self) -> ColumnWriter:
         """Where the plan appends step rows; they are written anew on every run, and come out the same."""
+        remove_plan(self.folder)
         return ColumnWriter(self.folder, Schema(tuple(leaf for leaf in self.schema.steps if leaf not in self.bulk)))
 
     def planned(self, files: Mapping[str, list[list[Any]]], episodes: EpisodeTable, digest: str = "") -> None:
@@ -180,6 +182,11 @@ class DatasetWriter:
         elif self.stored_dictionary(leaf) is None:
             write_atomically(path, data)
         self.files[name] = [[len(data), crc32c(data)]]
+
+    def publish(self, manifest: Manifest) -> None:
+        """Let others read what is finished, from now on; when the dictionaries are stored. ``files`` are filled in here."""
+        manifest.files = {path: [record[:2] for record in records] for path, records in sorted(self.files.items())}
+        write_plan(self.folder, manifest)
 
     # -- fill ------------------------------------------------------------------------------------------------------
 
@@ -251,6 +258,9 @@ class DatasetWriter:
                 return False  # the rest of what was lost here is still to come
             if not inside:
                 self._forget_parts(range(numbers[-1] + 1, self.parts))
+                for codec in self._in_parts():  # those who have mapped what is about to be cut off keep it
+                    for name in codec.appended:
+                        copy_anew(self.folder / codec.path(name))
         entries: list[dict[str, Any]] = [{"kind": "merged", "number": number, "leaves": {}} for number in numbers]
         for codec in self._in_parts():
             name = codec.leaf.name

@@ -208,6 +208,8 @@ class _Run:
         samples = cache(job.sample_rows)
         dictionary = self._make_dictionary(samples)
         self._check_same_objects(plan)
+        if not job.staging and len(plan.parts) > 1:
+            writer.publish(_manifest(job, plan, self.place.id, url))
         if self.old:
             self._take_over(plan, self.old)
         writer.merge()

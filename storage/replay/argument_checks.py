@@ -63,7 +63,10 @@ def check_consumption(
     shared: bool = False,
     world_size: int = 1,
 ) -> None:
-    """Raise UsageError where a `ConsumingSampler` does not work with the other parts of a buffer."""
+    """Raise UsageError where the parts of a buffer do not work together: a `ConsumingSampler`, or shares of what grows."""
+    if world_size > 1 and not sampler.endless and isinstance(storage, DatasetStorage) and storage.is_growing:
+        message = f"{world_size} processes that share one pass must see the same steps, and {storage.source!r} grows"
+        raise UsageError(message, hint="wait until it is complete, or sample with replacement")
     if not isinstance(sampler, ConsumingSampler):
         return
     if not callable(getattr(writer, "write_at", None)):

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from ...errors import SamplingError
+from ...errors import SamplingError, UsageError
 from .batches import Prepared
 from .hindsight import Relabeling
 from .sample_units import SampleUnit, expand_draw
@@ -32,10 +32,18 @@ Prepare = Callable[[Sequence[Draw]], list[Any]]
 
 @dataclass
 class OrderState:
-    """The state of the generator and the position of the sampler before a draw."""
+    """The state of the generator and the position of the sampler before a draw, and the batches drawn before it."""
 
     generator: torch.Tensor
     sampler: Any
+    batches: int = 0
+
+
+def check_count(batches: Any) -> int:
+    """The batches drawn before a saved state. Raises UsageError for what is no count."""
+    if type(batches) is not int or not 0 <= batches < 1 << 62:
+        raise UsageError(f"{batches!r} is no number of batches")
+    return batches
 
 
 @dataclass
@@ -70,6 +78,7 @@ class BatchOrder:
         self._watched, self._left_at = watched, None if not watched else generator.get_state()
         self._drawn: deque[DrawnBatch] = deque()
         self._size = 0
+        self.batches = 0  # drawn so far
         self.version = 0  # that of the storage when the last batch taken was drawn
         self._ahead = 1
         #: Whether draws can be taken back; keeping the states costs time, and without them nothing is drawn ahead.
@@ -96,10 +105,12 @@ class BatchOrder:
         draws: list[Draw] = []
         states: list[OrderState | None] = []
         ends: list[bool] = []
+        before = self.batches
         try:
             for _ in range(count):
                 states.append(self._current() if self.keep_states else None)
                 draw = self.sampler.draw(self.storage, batch_size, self.generator)
+                self.batches += 1
                 ends.append(self.sampler.ran_out)
                 draws.append(draw if self.unit is None else expand_draw(self.unit, draw, self.storage))
                 if self.relabeling is not None:
@@ -108,7 +119,7 @@ class BatchOrder:
         except BaseException:
             if states[0] is not None:
                 self.go_to(states[0])
-            self._ahead = 1
+            self._ahead, self.batches = 1, before
             raise
         self._drawn.extend(map(DrawnBatch, prepared, states, ends))
         if self._watched:
@@ -116,7 +127,7 @@ class BatchOrder:
 
     def _current(self) -> OrderState:
         """The state after all that was drawn."""
-        return OrderState(self.generator.get_state(), self.sampler.position())
+        return OrderState(self.generator.get_state(), self.sampler.position(), self.batches)
 
     def _was_set(self) -> bool:
         """Whether somebody else has set the generator, or drawn from it."""
@@ -127,13 +138,14 @@ class BatchOrder:
         before = oldest or (self._drawn[0].state_before if self._drawn else None)
         if before is None:
             return self._current()
-        return OrderState(self.generator.get_state(), before.sampler) if self._was_set() else before
+        return replace(before, generator=self.generator.get_state()) if self._was_set() else before
 
     def go_to(self, state: OrderState) -> None:
         """Continue from a state; draws made ahead of time are discarded."""
         self._drawn.clear()
         self.generator.set_state(state.generator)
         self.sampler.set_position(state.sampler)
+        self.batches = state.batches
         if self._watched:
             self._left_at = self.generator.get_state()
 

@@ -295,16 +295,20 @@ class ReplayBuffer(SamplingMixin, ConditionalUpdateMixin, CheckpointMixin):
         if passes is not None and seed is not None:
             passes.seed(seed)
         self._make_pipeline(generator)
+        self._pipeline.order.batches = 0
+        self._storage.start_order()
 
     def _make_pipeline(self, generator: torch.Generator) -> None:
         """A pipeline of the parts there are now, in the place of the last one."""
         if "_pipeline" in self.__dict__:
             self._pipeline.retire()
+        batches = self._pipeline.order.batches if "_pipeline" in self.__dict__ else 0
         self._rng = generator
         self._sampler.share = (self._rank, self._world)
         self._pipeline = Pipeline(
             self._storage, self._sampler, generator, self._transforms, self._spec, self._lock, watched=self._rng_given
         )
+        self._pipeline.order.batches = batches
 
     # -- transforms ----------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 from ...errors import UsageError
@@ -17,11 +18,19 @@ from .storages.dataset_storage import DatasetStorage
 from .tensordict_buffer import TensorDictReplayBuffer
 
 
-def load_buffer(dataset: Dataset, *, sampler: Sampler | None = None, **options: Any) -> TensorDictReplayBuffer:
+def load_buffer(
+    dataset: Dataset,
+    *,
+    sampler: Sampler | None = None,
+    growth: Sequence[Sequence[int]] | None = None,
+    watch: bool = False,
+    **options: Any,
+) -> TensorDictReplayBuffer:
     """A buffer over a dataset, whose batches are TED TensorDicts with ``index`` (int64, the steps drawn).
 
     - options of `make_sampler`: slices, priorities, or one pass without replacement.
     - ``sampler``: one of your own instead of all of these.
+    - ``growth``, ``watch``: of a dataset that is being written, see `DatasetStorage`.
     - all other ``options`` are those of `ReplayBuffer`: ``batch_size``, ``sample_unit``, ``frame_stack``, ``n_step``,
       ``gamma``, ``transform``, ``prefetch``, ``pin_memory``, ``device``, ``seed``, ``generator``, ``rank``, ``world_size``, ...
 
@@ -33,10 +42,14 @@ def load_buffer(dataset: Dataset, *, sampler: Sampler | None = None, **options: 
         raise UsageError(f"shuffle is {shuffle!r}, not True, False, 'global' or 'blocks'")
     if shuffle != "blocks" and isinstance(dataset, RemoteDataset):
         dataset.plan_steps()
-    made = _block_sampler(dataset, chosen) if shuffle == "blocks" else make_sampler(len(dataset), **chosen)
+    storage = DatasetStorage(dataset, growth=growth, watch=watch)
+    blocks = shuffle == "blocks"
+    if blocks and (storage.is_growing or growth):
+        raise UsageError("shuffle='blocks' is for datasets that are complete", hint="give shuffle='global'")
+    made = _block_sampler(dataset, chosen) if blocks else make_sampler(storage.max_size, **chosen)
     if sampler is not None and (type(made) is not RandomSampler):
         raise UsageError("a sampler of your own leaves no room for slices, replacement and priorities")
-    return TensorDictReplayBuffer(storage=DatasetStorage(dataset), sampler=sampler or made, **options)
+    return TensorDictReplayBuffer(storage=storage, sampler=sampler or made, **options)
 
 
 def _block_sampler(dataset: Dataset, options: dict[str, Any]) -> Sampler:

@@ -96,7 +96,7 @@ class Pipeline:
         self._queue: Prefetcher[DrawnBatch] | None = None
         self._pace = Pace(spec.prefetch)
         self._retired = False
-        self._known: tuple[Any, BatchReader | None] | None = None
+        self._known: tuple[Any, int, BatchReader | None] | None = None
 
     def sample(self, size: int, ahead: bool) -> tuple[Any, Info, bool]:
         """A batch, what makes its info, and whether it ends a pass; ``ahead``: it may have been prefetched.
@@ -166,8 +166,10 @@ class Pipeline:
 
     def _reader(self) -> BatchReader | None:
         """What reads leaf by leaf; None where records can only be had whole."""
-        if self._known is not None and (self.storage.immutable or self._known[0] is self.storage.fields()):
-            return self._known[1]
+        if self._known is not None:
+            same_rows = self.storage.immutable and self._known[1] == self.storage.version
+            if same_rows or self._known[0] is self.storage.fields():
+                return self._known[2]
         fields, spec, reader = self.storage.fields(), self.spec, None
         windows = spec.frame_stack is not None or spec.n_step is not None
         # Whoever collates the records of a storage themselves gets them as the storage has them.
@@ -180,7 +182,7 @@ class Pipeline:
                 with_info=spec.info_in_batch,
                 edges=spec.edges,
             )
-        self._known = (fields, reader)
+        self._known = (fields, self.storage.version, reader)
         return reader
 
     # -- reading and finishing ---------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from tensordict import is_tensor_collection
 
 from ...errors import UsageError
 from ..dataset import Dataset
+from ..partial_dataset import PartialDataset
 from .argument_checks import check_batch_size
 from .pipeline import BatchSpec, Info, RetiredError
 from .storages.column_access import is_key, read_column, read_records
@@ -50,6 +51,8 @@ class SamplingMixin(WritingMixin):
 
     def _sample(self, size: int, ahead: bool) -> tuple[Any, Info]:
         """A batch, and what makes its info; ``ahead``: further batches of this size may be prefetched."""
+        if self._storage.may_grow:
+            self._grow_if_due()
         while True:
             with suppress(RetiredError):
                 batch, info, _thread.ran_out = self._pipeline.sample(size, ahead)
@@ -106,7 +109,42 @@ class SamplingMixin(WritingMixin):
         """The dataset below, where there is one."""
         if not isinstance(self._storage, DatasetStorage):
             raise UsageError(f"the buffer stands on a {type(self._storage).__name__}, not on a dataset")
-        return self._storage.dataset
+        return self._storage.source
+
+    # -- datasets that are being written -----------------------------------------------------------------------------
+
+    def refresh(self, wait: float = 0.0) -> bool:
+        """Sample from what was finished since of a dataset that is being written; returns whether that is more than before.
+
+        A pass without replacement goes on with what was there when it began: what is new comes with the next pass. ``wait``
+        and errors as in `PartialDataset.refresh`. Where less than a whole dataset is shown, since the state of a buffer was
+        loaded that had seen no more, all of it is.
+        """
+        dataset = self.dataset
+        if isinstance(dataset, PartialDataset):
+            dataset.refresh(wait)
+        return self._show(len(dataset))
+
+    def _grow_if_due(self) -> None:
+        storage = self._storage
+        assert isinstance(storage, DatasetStorage)
+        with self._lock:
+            batches = self._pipeline.state().batches
+        steps = storage.due(batches)
+        if steps is not None:
+            self._show(steps)
+
+    def _show(self, steps: int) -> bool:
+        storage = self._storage
+        if not isinstance(storage, DatasetStorage) or steps <= len(storage):
+            return False
+        with self._exclusive():
+            passes = getattr(self._sampler, "passes", None)
+            if passes is not None and passes.position()[2]:
+                storage.show_later()
+                return False
+            storage.show(steps, self._pipeline.state().batches)
+        return True
 
     # -- looking at it -----------------------------------------------------------------------------------------------
 
@@ -148,7 +186,7 @@ class SamplingMixin(WritingMixin):
         """Records by number or slice (through the transforms), or one column by key."""
         if is_key(index):
             by_leaf = type(self._storage) is DatasetStorage and not len(self._transforms)
-            whole = self.dataset if by_leaf else self[:]
+            whole = self._storage.dataset if by_leaf else self[:]  # type: ignore[attr-defined]
             return read_column(self._storage, whole, index)
         with self._lock:
             data = self._storage.read_whole(partial(read_records, self._storage, index, self._swapped_dim))

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ....errors import DamagedDatasetError, RbdataError, UsageError
-from ..batch_order import OrderState
+from ..batch_order import OrderState, check_count
 from ..state_files import read_state, write_state
 from ..storages.memmap_storage import LazyMemmapStorage
 from ..storages.storage import Storage
@@ -65,7 +65,10 @@ def dump_into(buffer: Any, folder: CheckpointWriter) -> None:
     writer.dumps(folder.path / "writer")
     write_state(folder.path / "sampler", buffer.sampler.state_dict())
     state: OrderState = buffer._pipeline.state()
-    write_state(folder.path / "position", {"generator": state.generator, "sampler": _plain(state.sampler)})
+    write_state(
+        folder.path / "position",
+        {"generator": state.generator, "sampler": _plain(state.sampler), "batches": state.batches},
+    )
     write_state(folder.path / "transforms", buffer.transform.state_dict())
     consumed_after = getattr(buffer.sampler, "max_sample_count", None)
     metadata = {"batch_size": buffer.batch_size, "consume_after_n_samples": consumed_after}
@@ -107,7 +110,8 @@ def load_from(buffer: Any, checkpoint: Checkpoint) -> None:
         raise UsageError(message, hint="pass the buffer's state_dict()")
     if own:
         try:
-            order = OrderState(states["position"]["generator"], states["position"]["sampler"])
+            batches = check_count(states["position"].get("batches", 0))
+            order = OrderState(states["position"]["generator"], states["position"]["sampler"], batches)
         except KeyError as error:
             raise DamagedDatasetError(f"{checkpoint.path / 'position'} lacks {error}") from error
     before = buffer._pipeline.state()

@@ -17,7 +17,7 @@ from typing_extensions import Self
 
 from ....errors import UsageError
 from ..argument_checks import check_consumption, make_generator, rank_seed
-from ..batch_order import OrderState
+from ..batch_order import OrderState, check_count
 from ..locking import LockMixin
 from ..pipeline import BatchSpec
 from ..samplers.uniform import Sampler
@@ -89,6 +89,7 @@ class CheckpointMixin(LockMixin):
                 "_batch_size": self.batch_size,
                 "_rng": (order.generator, "cpu"),
                 "position": order.sampler,
+                "batches": order.batches,
             }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -112,7 +113,8 @@ class CheckpointMixin(LockMixin):
                 raise UsageError(f"the state is that of a buffer made of other parts: it has no {error}") from error
             self.batch_size = state["batch_size"]
             now = self._rng.get_state() if generator is None else generator
-            self._pipeline.go_to(OrderState(now, state.get("position", self._sampler.position())))
+            position = state.get("position", self._sampler.position())
+            self._pipeline.go_to(OrderState(now, position, check_count(state.get("batches", 0))))
 
     def _restore(self, states: dict[str, Any], load_storage: Callable[[], None]) -> None:
         """Load the states of the parts, the storage last: it writes nothing when what it is given does not fit.
@@ -215,10 +217,10 @@ class CheckpointMixin(LockMixin):
             order, seed = self._pipeline.state(), self._rng.initial_seed()
         left_out = ("_lock", "_saving", "_pipeline", "_rng")
         state = {name: value for name, value in self.__dict__.items() if name not in left_out}
-        return {**state, "_order": (order.generator.numpy().tobytes(), order.sampler, seed)}
+        return {**state, "_order": (order.generator.numpy().tobytes(), order.sampler, seed, order.batches)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        generator, position, seed = state.pop("_order", (None, None, None))
+        generator, position, seed, batches = state.pop("_order", (None, None, None, 0))
         self.__dict__.update(state)
         self._make_lock()
         if self._unmade is not None:
@@ -226,4 +228,4 @@ class CheckpointMixin(LockMixin):
         if parent_process() is not None:  # a process of multiprocessing: other processes have the same rows
             self._made_in = state["_made_in"]
         self._make_pipeline(make_generator(seed))
-        self._pipeline.go_to(OrderState(torch.frombuffer(bytearray(generator), dtype=torch.uint8), position))
+        self._pipeline.go_to(OrderState(torch.frombuffer(bytearray(generator), dtype=torch.uint8), position, batches))

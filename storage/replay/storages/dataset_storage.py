@@ -2,18 +2,25 @@
 
 Its steps are in order of time and its episode table is at hand, so that slices and windows cost the same however large
 the dataset is.
+
+Of a dataset that is still being written the storage shows the first episodes, and more of them between two batches
+(`show`). The batches that a seed gives follow from the steps that were shown for each of them: ``growth`` records that.
 """
 
 from __future__ import annotations
 
 import os
+import time
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from ....errors import ReadOnlyError, UsageError
+from ....errors import RbdataError, ReadOnlyError, StoppedWarning, UsageError
 from ...dataset import Dataset
+from ...dataset_prefix import DatasetPrefix
+from ...partial_dataset import PartialDataset
 from ...remote.remote_dataset import RemoteDataset
 from ..windows.draw import Key
 from ..windows.edges import Edges
@@ -21,18 +28,115 @@ from ..windows.timeline import Timeline
 from .gather import Readable
 from .storage import Storage
 
+#: Seconds between two looks at a dataset that is being written, where it is looked at before every batch.
+LOOK_EVERY = 1.0
+
 
 class DatasetStorage(Storage):
-    """The steps of a dataset (an open `Dataset`, or the path of one), read-only."""
+    """The steps of a dataset (an open `Dataset`, or the path of one), read-only.
+
+    ``growth``: show no more than these steps, as ``growth`` of a storage said it: pairs of the batches drawn before and the
+    steps shown from then on. ``watch``: look for more of a `PartialDataset` before a batch; otherwise `show` alone changes what
+    is shown. Raises UsageError for a ``growth`` that is not this dataset's.
+    """
 
     immutable = True
 
-    def __init__(self, dataset: Dataset | str | os.PathLike[str]) -> None:
-        self.dataset = dataset if isinstance(dataset, Dataset) else Dataset(dataset)
-        super().__init__(max(1, len(self.dataset)))
+    def __init__(
+        self,
+        dataset: Dataset | str | os.PathLike[str],
+        *,
+        growth: Sequence[Sequence[int]] | None = None,
+        watch: bool = False,
+    ) -> None:
+        self.source = dataset if isinstance(dataset, Dataset) else Dataset(dataset)
+        self.dataset = self.source
+        super().__init__(max(1, self._plan.steps))
+        self.version = 0
         self._own: Timeline | None = None
+        #: What was shown: (batches drawn before, steps from then on); empty where all of it always was.
+        self.growth: list[list[int]] = []
+        self._to_come = self._checked(growth or [])
+        self._watch, self._looked, self._waiting = watch, time.monotonic(), False
+        if self._to_come:
+            self.show(self._to_come.pop(0)[1], 0)
+        elif isinstance(self.source, PartialDataset) and not self.source.complete:
+            self.show(len(self.source), 0)
 
     version = 0
+
+    @property
+    def _plan(self) -> Any:
+        """The manifest of the whole dataset."""
+        return self.source.plan if isinstance(self.source, PartialDataset) else self.source.manifest
+
+    # -- growing -----------------------------------------------------------------------------------------------------
+
+    @property
+    def may_grow(self) -> bool:  # type: ignore[override]
+        return self._watch or self._waiting or bool(self._to_come)
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether the dataset is incomplete, so that processes may see different parts of it."""
+        return isinstance(self.source, PartialDataset) and not self.source.complete
+
+    def due(self, batches: int) -> int | None:
+        """The steps to be shown for the next batch, after so many; None where that is what is shown."""
+        if self._to_come:
+            return self._to_come[0][1] if self._to_come[0][0] <= batches else None
+        if self._watch and isinstance(self.source, PartialDataset) and time.monotonic() - self._looked >= LOOK_EVERY:
+            try:
+                self.source.refresh()
+                self._watch = not self.source.complete
+            except RbdataError as error:
+                self._watch = False
+                warnings.warn(
+                    f"no more of {self.source.id} will be shown: {error.message}", StoppedWarning, stacklevel=5
+                )
+            self._looked = time.monotonic()
+        return len(self.source) if len(self.source) > len(self.dataset) else None
+
+    def start_order(self) -> None:
+        if self.growth:
+            self.growth = [[0, len(self.dataset)]]
+
+    def show_later(self) -> None:
+        """What is there is to be shown as soon as the sampler may see it."""
+        self._waiting = True
+
+    def show(self, steps: int, batches: int) -> None:
+        """Show the first steps, whole episodes; ``batches`` were drawn before. Only while nobody samples."""
+        self._show(steps)
+        self.growth = [*(entry for entry in self.growth if entry[0] < batches), [batches, steps]]
+        self._waiting = False
+        while self._to_come and self._to_come[0][1] <= steps:
+            self._to_come.pop(0)
+
+    def _show(self, steps: int) -> None:
+        starts = self.source.episode_starts
+        episodes = int(torch.searchsorted(starts, steps))
+        if episodes >= len(starts) or int(starts[episodes]) != steps:
+            raise UsageError(f"{steps} steps are not whole episodes at the beginning of {self.source!r}")
+        whole = episodes == self._plan.episodes and not self.is_growing
+        self.dataset = self.source if whole else DatasetPrefix(self.source, episodes)
+        self._own, self._timelines = None, {}
+        self.version += 1
+
+    def _checked(self, growth: Any) -> list[list[int]]:
+        """What `growth` of a storage gave. Raises UsageError for anything else."""
+        pairs = [list(pair) for pair in growth] if isinstance(growth, (list, tuple)) else [[]]
+        if not all(len(pair) == 2 and all(type(number) is int and number >= 0 for number in pair) for pair in pairs):
+            raise UsageError(f"growth is pairs of batches and steps, not {growth!r}")
+        columns = [list(column) for column in zip(*pairs)]
+        if any(column != sorted(column) for column in columns) or (pairs and pairs[0][0] != 0):
+            raise UsageError("growth begins with batch 0, and neither batches nor steps become fewer")
+        if pairs and pairs[-1][1] > len(self.source):
+            message = f"{pairs[-1][1]} steps were shown, and there are {len(self.source)} of {self.source!r}"
+            raise UsageError(message, hint="wait until more of it is downloaded")
+        return pairs
+
+    # -- contents ----------------------------------------------------------------------------------------------------
 
     @property
     def filled(self) -> int:
@@ -88,21 +192,36 @@ class DatasetStorage(Storage):
         """Whether there are leaves with a row for every state."""
         return bool(self.dataset.schema.states)
 
+    # -- saving ------------------------------------------------------------------------------------------------------
+
     def state_dict(self) -> dict[str, Any]:
-        """What names the dataset; its data stay where they are."""
-        manifest = self.dataset.manifest
-        return {"id": self.dataset.id, "steps": manifest.steps, "episodes": manifest.episodes}
+        """What names the dataset, and the ``growth`` of what was shown of it, if it grew; its data stay where they are."""
+        named = {"id": self.source.id, "steps": self._plan.steps, "episodes": self._plan.episodes}
+        return {**named, "growth": [list(entry) for entry in self.growth]} if self.growth else named
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state != self.state_dict():
-            message = f"the state belongs to {state.get('id')} with {state.get('steps')} steps, not to {self.dataset!r}"
+        """Show what was shown when the state was taken: all of it, or the last of its ``growth``.
+
+        Raises UsageError for the state of another dataset, and where less of it is there now.
+        """
+        named = {"id": self.source.id, "steps": self._plan.steps, "episodes": self._plan.episodes}
+        if {**state, "growth": None} != {**named, "growth": None}:
+            message = f"the state belongs to {state.get('id')} with {state.get('steps')} steps, not to {self.source!r}"
             raise UsageError(message)
+        growth = self._checked(state.get("growth") or [])
+        steps = growth[-1][1] if growth else self._plan.steps
+        if steps > len(self.source):
+            message = f"the state is of all {steps} steps, and there are {len(self.source)} of {self.source!r}"
+            raise UsageError(message, hint="wait until more of it is downloaded")
+        if steps != len(self.dataset):
+            self._show(steps)
+        self.growth, self._to_come, self._waiting = growth, [], False
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_timelines": {}, "_own": None}
 
     def __repr__(self) -> str:
-        return f"DatasetStorage({self.dataset!r})"
+        return f"{type(self).__name__}({self.dataset!r})"
 
 
 def read_only(dataset: Any) -> ReadOnlyError:

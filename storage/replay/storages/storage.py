@@ -39,6 +39,8 @@ class Storage:
 
     #: Whether nothing can be written; reads then need no lock, and what was drawn stays valid.
     immutable = False
+    #: Whether records come by themselves: `DatasetStorage.due` is then asked before every batch.
+    may_grow = False
     #: Stamps of the rows, where a writer tracks them.
     generations: SlotGenerations | None = None
 
@@ -109,6 +111,9 @@ class Storage:
 
     def will_read(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Rows ``start..stop-1`` of these ranges are drawn next: what lies elsewhere may be fetched ahead of time."""
+
+    def start_order(self) -> None:
+        """The first batch of an order comes next: that of another seed, or the first of all."""
 
     # -- derived -----------------------------------------------------------------------------------------------------
 

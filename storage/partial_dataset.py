@@ -1,0 +1,198 @@
+"""A dataset that is still being written, opened for reading: the episodes of the parts that are finished."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ..amounts import plural
+from ..errors import DatasetNotFoundError, RbdataError, StoppedError, StoppedWarning, UsageError
+from .codecs.codec import Rows
+from .dataset import Dataset, open_leaf
+from .episodes import EpisodeTable, map_episodes
+from .folder import JOURNAL, DatasetPlace
+from .journal import Journal
+from .manifest import Manifest
+from .memory_map import keep_freed_memory
+from .plan_file import PLAN, finished_in_order, first_episodes, is_outcome, read_plan, whole_episodes
+from .snapshot import pinned
+
+#: Seconds between two looks at what a writer has finished.
+POLL = 0.1
+#: How often a folder is looked for that a writer is renaming, every 10 ms.
+_TRIES = 20
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What there was at one moment, all of one folder: so many ``finished`` parts of the ``plan``."""
+
+    path: Path
+    plan: Manifest
+    finished: int
+    complete: bool
+    manifest: Manifest
+    table: EpisodeTable
+    stored: dict[str, Rows]
+
+
+class PartialDataset(Dataset):
+    """The dataset of a place, or what there is of it while it is being written: a `Dataset` that grows by `refresh`.
+
+    It holds the first episodes of the dataset to be, whole ones, whose steps have the numbers, and whose rows the values,
+    that they will have in it; ``plan`` is the manifest of all of it. Nothing changes between two calls of `refresh`. What was
+    opened is read on when the writer is interrupted, and when the files are renamed or deleted.
+
+    ``plan``: that of the dataset that is meant, where another one may be in its place. ``unfinished``: the dataset that is
+    being written, also where one is complete that it will replace.
+
+    Raises DatasetNotFoundError where no episode can be read yet, and as `Dataset`.
+    """
+
+    def __init__(self, place: DatasetPlace, plan: Manifest | None = None, *, unfinished: bool = False) -> None:
+        self.place, self._warned = place, False
+        keep_freed_memory()
+        found = self._look(plan, unfinished=unfinished)
+        if found is None or not (found.complete or found.manifest.episodes):
+            finished = "none of its parts" if found is None else f"{found.finished} of {len(found.plan.parts)} parts"
+            message = f"of {place.id} no episode can be read yet: {finished} are finished"
+            hint = "wait for it: partial=True, wait=SECONDS. What its source has as one file can be read when it is complete"
+            raise DatasetNotFoundError(message, hint=hint)
+        self._take(found)
+
+    def _take(self, found: _Found) -> None:
+        # Rows first: another thread that reads meanwhile finds too many of them, never too few.
+        self.path, self._stored, self.plan = found.path, found.stored, found.plan
+        self.finished, self.complete = found.finished, found.complete
+        self._table, self.manifest = found.table, found.manifest
+        for name in ("episodes", "episode_starts"):
+            self.__dict__.pop(name, None)
+
+    def _look(self, plan: Manifest | None, *, unfinished: bool = False) -> _Found | None:
+        """What can be read now; None where that is nothing, or not what was planned."""
+        folder = self.place.working
+        for _ in range(_TRIES):
+            if not unfinished and self.place.exists():
+                whole = Dataset(self.place.path)
+                if plan is None or is_outcome(plan, whole.manifest):
+                    parts = len(whole.manifest.parts)
+                    return _Found(whole.path, whole.manifest, parts, True, whole.manifest, whole._table, whole._stored)
+            with pinned(folder, PLAN) as pin:
+                try:
+                    found = _map_finished(folder) if (folder / PLAN).exists() else None
+                    if pin.is_unchanged() and (found is not None or not folder.exists()):
+                        return found if found is None or plan is None or is_outcome(plan, found.plan) else None
+                except (RbdataError, OSError):
+                    if pin.is_unchanged():
+                        raise
+            time.sleep(0.01)  # the plan is not made yet, or all is finished and about to be renamed
+        return None
+
+    # -- growing -----------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> Literal["complete", "being written", "interrupted"]:
+        """Whether all of it is shown, or what has become of its writer."""
+        if self.complete:
+            return "complete"
+        return "being written" if self.place.lock().is_held() else "interrupted"
+
+    @property
+    def progress(self) -> str:
+        """How much of it is shown, such as "12 of 50 parts"."""
+        return f"{self.finished} of {plural(len(self.plan.parts), 'part')}"
+
+    def refresh(self, wait: float = 0.0) -> bool:
+        """Show what was finished since; returns whether there is more than before, or all of it now.
+
+        ``wait``: the seconds that may pass until there is more. Where nobody writes the dataset any more, a StoppedError is
+        raised then; without ``wait`` a StoppedWarning is given, once. Raises DatasetNotFoundError where the dataset was deleted
+        or begun anew with other options. What was shown before stays in any case.
+        """
+        until = time.monotonic() + wait
+        while not self.complete:
+            is_written = self.place.lock().is_held()  # before the look, so that what was written last is seen
+            found = self._look(self.plan)
+            if found is not None and (found.complete or found.manifest.episodes > self.manifest.episodes):
+                self._take(found)
+                return True
+            if self._is_another_written() or not (is_written or self.place.working.is_dir()):
+                message = f"the unfinished {self.id} was deleted, or replaced by another dataset"
+                hint = "what was read of it can still be used; open it again for the other one"
+                raise DatasetNotFoundError(message, hint=hint)
+            if not is_written:
+                self._report_stop(as_error=wait > 0)
+                return False
+            left = until - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(POLL, left))
+        return False
+
+    def _is_another_written(self) -> bool:
+        try:
+            return not is_outcome(self.plan, read_plan(self.place.working))
+        except (RbdataError, OSError):
+            return False  # there is no plan, or not yet
+
+    def _report_stop(self, *, as_error: bool) -> None:
+        message = f"{self.id} is not being written any more, with {self.progress} finished"
+        line = Journal(self.place.working / JOURNAL).command
+        hint = f"continue it with `{line}`" if line else "continue it with the call that began it"
+        if as_error:
+            raise StoppedError(message, hint=hint)
+        if not self._warned:
+            self._warned = True
+            warnings.warn(f"{message}; {hint}", StoppedWarning, stacklevel=3)
+
+    # -- as a dataset ------------------------------------------------------------------------------------------------
+
+    def _count(self, name: str) -> int:
+        # Of all that was planned: step leaves are written before the first part.
+        leaf = self.schema[name]
+        if self.complete or leaf.kind == "state":
+            return super()._count(name)
+        return int(open_leaf(self.path, leaf, self.plan.steps).block(0, self.plan.steps).max()) + 1
+
+    def __repr__(self) -> str:
+        shown = f"steps={len(self)} of {self.plan.steps}, episodes={self.manifest.episodes} of {self.plan.episodes}"
+        return f"PartialDataset({self.id!r}, {self.state}, {self.progress}, {shown}, path={str(self.path)!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self.place.root.absolute(), self.place.id, self.plan, self.manifest.episodes)
+
+
+def open_partial(place: DatasetPlace, *, wait: float = 0.0, unfinished: bool = False) -> PartialDataset:
+    """A `PartialDataset` once it has an episode, which may take ``wait`` seconds. Raises as it does when they have passed."""
+    until = time.monotonic() + wait
+    while True:
+        try:
+            return PartialDataset(place, unfinished=unfinished)
+        except DatasetNotFoundError:
+            if time.monotonic() >= until:
+                raise
+        time.sleep(POLL)
+
+
+def _map_finished(folder: Path) -> _Found:
+    """The episodes whose parts are finished, of a working folder with a plan."""
+    plan, finished = read_plan(folder), finished_in_order(folder)
+    table = map_episodes(folder, plan.episodes)
+    manifest, table = first_episodes(plan, table, whole_episodes(table, plan.parts[:finished]))
+    stored = {leaf.name: open_leaf(folder, leaf, manifest.rows(leaf)) for leaf in manifest.schema}
+    return _Found(folder, plan, finished, False, manifest, table, stored)
+
+
+def _reopen(root: Path, dataset_id: str, plan: Manifest, episodes: int) -> PartialDataset:
+    """A dataset from its pickle, by now perhaps with more. Raises UsageError where another one is in its place."""
+    try:
+        opened = PartialDataset(DatasetPlace(root, dataset_id), plan)
+    except DatasetNotFoundError as error:
+        message = f"{dataset_id} under {root} is not there any more, or was replaced since it was pickled"
+        raise UsageError(message, hint="open it again, and pickle that") from error
+    if opened.manifest.episodes < episodes:
+        raise UsageError(f"{opened!r} had {episodes} episodes when it was pickled")
+    return opened
