@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
@@ -19,6 +19,32 @@ from .storage.replay.sample_units import SampleUnit
 from .storage.replay.samplers.slices import Span, UniformOver
 from .storage.replay.samplers.uniform import Sampler
 from .storage.replay.tensordict_buffer import TensorDictReplayBuffer
+
+if TYPE_CHECKING:
+    from .storage.partial_dataset import PartialDataset
+
+
+@overload
+def open_dataset(
+    id_or_path: str | os.PathLike[str],
+    *,
+    root: str | os.PathLike[str] | None = None,
+    partial: Literal[True],
+    wait: float = 0.0,
+) -> PartialDataset: ...
+
+
+@overload
+def open_dataset(
+    id_or_path: str | os.PathLike[str],
+    *,
+    root: str | os.PathLike[str] | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_limit: int | str | None = None,
+    check: bool = False,
+    partial: bool = False,
+    wait: float = 0.0,
+) -> Dataset: ...
 
 
 @check_keywords

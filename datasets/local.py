@@ -21,6 +21,7 @@ from .leftovers import kept_raw, leftovers_of
 
 if TYPE_CHECKING:
     from ..storage.dataset import Dataset
+    from ..storage.partial_dataset import PartialDataset
 
 State = Literal["complete", "partial", "damaged"]
 
@@ -125,7 +126,7 @@ def open_dataset(
 
 def open_unfinished(
     id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None, *, wait: float = 0.0
-) -> Dataset:
+) -> PartialDataset:
     """Open a dataset, or what is finished of it while it is being written, which `PartialDataset` describes.
 
     ``wait``: the seconds that may pass until there is an episode. Raises DatasetNotFoundError when they have passed, and as

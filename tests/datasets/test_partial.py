@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import rbdata
@@ -26,7 +27,7 @@ ID = "atari/Qbert/2"
 LAYOUTS = [{"codec": "raw"}, {"codec": "zstd"}, {"layout": "ted"}]
 each_layout = pytest.mark.parametrize("options", LAYOUTS, ids=["raw", "zstd", "ted"])
 #: Buffers of every kind; all see other steps when more of them are there.
-BUFFERS = {
+BUFFERS: dict[str, dict[str, Any]] = {
     "steps": {},
     "stacks": {"frame_stack": 3, "n_step": 2},
     "ahead": {"frame_stack": 2, "prefetch": 3},
@@ -287,22 +288,24 @@ def test_batches_follow_from_the_seed_and_the_growth(tmp_path, mirror, whole, ki
 
 def test_passes_grow_when_they_begin(tmp_path, mirror, whole):
     seen: list[list[int]] = []
+    buffer: Any = None
 
     def train(index: int) -> None:
+        nonlocal buffer
         if index == 2:
-            train.buffer = rbdata.load(PartialDataset(place(tmp_path)), replacement=False, batch_size=50, seed=1)
-            batch = train.buffer.sample()
+            buffer = rbdata.load(PartialDataset(place(tmp_path)), replacement=False, batch_size=50, seed=1)
+            batch = buffer.sample()
             seen.append(batch["index"].tolist())
         if index == 4:
-            assert not train.buffer.refresh()  # in the middle of a pass
-            seen[0] += [step for batch in train.buffer for step in batch["index"].tolist()]
-            seen.append([step for batch in train.buffer for step in batch["index"].tolist()])
+            assert not buffer.refresh()  # in the middle of a pass
+            seen[0] += [step for batch in buffer for step in batch["index"].tolist()]
+            seen.append([step for batch in buffer for step in batch["index"].tolist()])
 
     run(mirror, tmp_path, train)
     first, second = seen
     assert sorted(first) == list(range(len(first))) and sorted(second) == list(range(len(second)))
     assert len(first) < len(second) < len(whole)
-    growth = train.buffer.state_dict()["_storage"]["growth"]
+    growth = buffer.state_dict()["_storage"]["growth"]
     assert growth == [[0, len(first)], [-(-len(first) // 50), len(second)]]
     again = rbdata.load(whole, growth=growth, replacement=False, batch_size=50, seed=1)
     for expected in seen:
