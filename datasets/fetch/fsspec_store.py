@@ -83,13 +83,17 @@ class FsspecLocation(BaseLocation):
 
     def _read_range(self, url: str, start: int, end: int) -> bytes:
         files = self.file_system()
-        limit = self.options.silence_timeout + (end - start) / LEAST_RANGE_RATE
-        return files.call(url, lambda fs, path: bytes(fs.cat_file(path, start=start, end=end, **files.within(limit))))
+        limit = files.within(self._range_seconds(end - start))
+        return files.call(url, lambda fs, path: bytes(fs.cat_file(path, start=start, end=end, **limit)))
+
+    def _range_seconds(self, length: int) -> float:
+        return self.options.silence_timeout + length / LEAST_RANGE_RATE
 
     def _read_once(self, obj: RemoteObject, start: int, length: int) -> bytes:
         files = self.file_system()
         if files.protocol in _S3 and obj.version is not None:
-            data = files.call(obj.url, lambda fs, path: _read_pinned(fs, path, obj, start, length))
+            seconds = self._range_seconds(length)
+            data = files.call(obj.url, lambda fs, path: _read_pinned(fs, path, obj, start, length, seconds))
         else:
             data = self._read_range(obj.url, start, start + length)
             self._check_unchanged(obj)
@@ -180,8 +184,8 @@ class _Files:
         return no_login and self.protocol in _S3 and not self._anonymous and self._options.anonymous == "auto"
 
 
-def _read_pinned(fs: Any, path: str, obj: RemoteObject, start: int, length: int) -> bytes:
-    """A range of this version of an S3 object."""
+def _read_pinned(fs: Any, path: str, obj: RemoteObject, start: int, length: int, seconds: float) -> bytes:
+    """A range of this version of an S3 object, within so many seconds."""
     from fsspec.asyn import sync
 
     bucket, key, _ = fs.split_path(path)
@@ -195,7 +199,7 @@ def _read_pinned(fs: Any, path: str, obj: RemoteObject, start: int, length: int)
             answer["Body"].close()
 
     try:
-        return bytes(sync(fs.loop, read))
+        return bytes(sync(fs.loop, read, timeout=seconds))
     except OSError as error:
         answer = getattr(error.__cause__, "response", None) or {}
         if answer.get("ResponseMetadata", {}).get("HTTPStatusCode") in (412, 416):

@@ -16,6 +16,7 @@ import errno
 import os
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -67,9 +68,15 @@ class BlockCache:
         self._fetcher = BlockFetcher(self._load, CONNECTIONS)
         self._most = None if limit is None else (limit - layout.whole_bytes) // layout.block_bytes
         self._planned = np.empty(0, np.int64)
-        self._process, self._wanted_lock = os.getpid(), threading.Lock()
-        self._wanted: Counter[int] = Counter()
         self._failure: Exception | None = None
+        self._begin()
+        _caches.add(self)
+
+    def _begin(self) -> None:
+        """What belongs to one process: what it wants now, and its threads."""
+        self._wanted_lock = threading.Lock()
+        self._wanted: Counter[int] = Counter()
+        self._fetcher.begin()
 
     # -- what there is -------------------------------------------------------------------------------------------------
 
@@ -158,8 +165,6 @@ class BlockCache:
     @contextmanager
     def _keep(self, blocks: list[int]) -> Iterator[None]:
         """Keep blocks from being evicted by this process."""
-        if self._process != os.getpid():  # forked: what the parent's threads want or have locked means nothing here
-            self._process, self._wanted_lock, self._wanted = os.getpid(), threading.Lock(), Counter()
         with self._wanted_lock:
             self._wanted.update(blocks)
         try:
@@ -167,6 +172,15 @@ class BlockCache:
         finally:
             with self._wanted_lock:
                 self._wanted -= Counter(blocks)
+
+    def forget(self, blocks: np.ndarray) -> bool:
+        """Have those of the blocks fetched again that no checksums cover, as their rows are damaged; whether there are any."""
+        unproven = [block for block in blocks.tolist() if self.layout.place(block)[0] not in self._expected]
+        if not unproven or self.finished:
+            return False
+        with self._lock.exclusive():
+            self.states[unproven] = ABSENT
+        return True
 
     # -- one block -----------------------------------------------------------------------------------------------------
 
@@ -300,6 +314,18 @@ class BlockCache:
                     self._failure = ChecksumError(message, hint="open the dataset again: they are fetched again")
                     raise self._failure
                 at += length
+
+
+_caches: weakref.WeakSet[BlockCache] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for cache in list(_caches):
+        cache._begin()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _write_at(path: Path, start: int, data: bytes) -> None:

@@ -6,7 +6,6 @@ They are started when there is something to fetch and end when there has been no
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -16,14 +15,14 @@ IDLE_SECONDS = 5.0
 
 
 class BlockFetcher:
-    """Runs ``load(number)`` in at most ``connections`` threads. After a fork, the child has threads of its own."""
+    """Runs ``load(number)`` in at most ``connections`` threads. `begin` is called in a forked child, which has none of them."""
 
     def __init__(self, load: Callable[[int], None], connections: int) -> None:
         self._load, self._connections = load, connections
-        self._begin()
+        self.begin()
 
-    def _begin(self) -> None:
-        self._process = os.getpid()
+    def begin(self) -> None:
+        """Forget what was under way: its threads, and who waits, are another process's."""
         self._changed = threading.Condition()
         self._asked: deque[int] = deque()
         self._futures: dict[int, Future[None]] = {}
@@ -41,24 +40,17 @@ class BlockFetcher:
 
     def plan(self, numbers: Iterable[int]) -> None:
         """What to fetch when nobody waits, in this order, instead of what was planned before; errors end it silently."""
-        self._check_process()
         with self._changed:
             self._plan = iter(numbers)
             self._start(self._connections)
 
     def close(self) -> None:
         """End the threads when they have done what they are at."""
-        if self._process == os.getpid():
-            with self._changed:
-                self._closed, self._plan = True, iter(())
-                self._changed.notify_all()
-
-    def _check_process(self) -> None:
-        if self._process != os.getpid():
-            self._begin()
+        with self._changed:
+            self._closed, self._plan = True, iter(())
+            self._changed.notify_all()
 
     def _ask(self, number: int) -> Future[None]:
-        self._check_process()
         with self._changed:
             future = self._futures.get(number)
             if future is None:

@@ -51,41 +51,26 @@ class CacheLock:
             fcntl.flock(main, fcntl.LOCK_UN)
 
     def _files(self) -> tuple[int, int]:
-        files = getattr(self._own, "files", None)
-        if files is None or files.process != os.getpid():
-            files = self._own.files = _Files(self._folder)
-        return files.main, files.gate
-
-
-class _Files:
-    """Two open files of one thread, closed with it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.process = os.getpid()
-        self.main = open_lock(folder / ".rbdata-lock")
-        self.gate = open_lock(folder / ".rbdata-gate")
-
-    def __del__(self) -> None:
-        for name in ("main", "gate"):
-            if name in self.__dict__:
-                os.close(self.__dict__[name])
+        main, gate = _of_thread(self._own, self._folder / ".rbdata-lock", self._folder / ".rbdata-gate")
+        return main, gate
 
 
 class Claims:
-    """Which process fetches which block, so that no two fetch the same one: a locked byte a block.
+    """Which thread of which process fetches which block, so that no two fetch the same one: a locked byte a block.
 
     Where the system has no such locks every claim is granted: two processes then store the same bytes.
     """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / ".rbdata-claims"
-        self._file, self._process = -1, -1
+        self._own = threading.local()
 
     def take(self, number: int) -> bool:
-        """Claim a number; False while another process has it."""
+        """Claim a number; False while another process, or another cache of this one, has it."""
         return self._set(number, fcntl.F_WRLCK)
 
     def release(self, number: int) -> None:
+        """Give up a claim of this thread."""
         self._set(number, fcntl.F_UNLCK)
 
     def _set(self, number: int, kind: int) -> bool:
@@ -93,13 +78,33 @@ class Claims:
 
         if _OFD_LOCK is None:
             return True
-        if self._process != os.getpid():  # after a fork: the parent's file has the parent's claims
-            self._file, self._process = open_lock(self._path), os.getpid()
+        (file,) = _of_thread(self._own, self._path)
         try:
-            fcntl.fcntl(self._file, _OFD_LOCK, struct.pack(_STRUCT_FLOCK, kind, os.SEEK_SET, number, 1, 0))
+            fcntl.fcntl(file, _OFD_LOCK, struct.pack(_STRUCT_FLOCK, kind, os.SEEK_SET, number, 1, 0))
         except (BlockingIOError, PermissionError):
             return False
         return True
+
+
+def _of_thread(own: threading.local, *paths: Path) -> list[int]:
+    """Open files to lock of this thread alone, as locks belong to an open file; a forked process opens its own."""
+    files = getattr(own, "files", None)
+    if files is None or files.process != os.getpid():
+        files = own.files = _Files(paths)
+    return files.opened
+
+
+class _Files:
+    """Open files of one thread, closed with it."""
+
+    def __init__(self, paths: tuple[Path, ...]) -> None:
+        self.process, self.opened = os.getpid(), []
+        for path in paths:
+            self.opened.append(open_lock(path))
+
+    def __del__(self) -> None:
+        for file in self.opened:
+            os.close(file)
 
 
 def open_lock(path: Path) -> int:

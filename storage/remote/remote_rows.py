@@ -8,6 +8,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from ...errors import DamagedDatasetError
 from ..codecs import codec_of
 from ..codecs.codec import StoredRows
 from .block_cache import BlockCache
@@ -44,17 +45,23 @@ class RemoteRows:
             if path == self._file:
                 return found
 
-    def _read(self, first: np.ndarray, length: int, read: Callable[[], T]) -> T:
+    def _read(self, first: np.ndarray, length: int, read: Callable[[], T], *, again: bool = True) -> T:
         if self._cache.finished or not len(first) or length < 1:
             return read()
         found = np.empty(0, np.int64)
         extents = self._rows.extents(first, length)
-        while True:
-            with self._cache.hold(found):
-                extent = next(extents, None)
-                if extent is None:
-                    return read()
-            found = self._with(found, *extent)
+        try:
+            while True:
+                with self._cache.hold(found):
+                    extent = next(extents, None)
+                    if extent is None:
+                        return read()
+                found = self._with(found, *extent)
+        except DamagedDatasetError:
+            # Blocks without checksums of their own may have arrived damaged.
+            if not (again and self._cache.forget(found)):
+                raise
+        return self._read(first, length, read, again=False)
 
     def _with(self, found: np.ndarray, path: str, low: np.ndarray, high: np.ndarray) -> np.ndarray:
         layout = self._cache.layout

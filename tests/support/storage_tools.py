@@ -12,18 +12,21 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
 import torch
+from rbdata.storage.checksums import crc32c
 from rbdata.storage.codecs import codec_of
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeBuilder, EpisodeTable
 from rbdata.storage.folder import DatasetPlace
-from rbdata.storage.manifest import Manifest
+from rbdata.storage.manifest import Manifest, read_manifest, write_manifest
+from rbdata.storage.manifest_types import BLOCK_TABLE
 from rbdata.storage.schema import Leaf, Schema, ted_flags
 from rbdata.storage.writer import DatasetWriter, open_sink
 
@@ -252,6 +255,18 @@ def write_dataset(
 ) -> Path:
     """Write a dataset; ``more`` are fields of `Recipe`."""
     return Recipe(episodes, layout, **more).write(root)
+
+
+def add_block_table(folder: Path, size: int) -> None:
+    """Give a dataset's rows of observations checksums by block of so many bytes, as large datasets have them."""
+    before = read_manifest(folder)
+    path = codec_of(before.schema["observation"]).path("blob")
+    data = (folder / path).read_bytes()
+    values = [google_crc32c.value(data[low : low + size]) for low in range(0, len(data), size)]
+    table = np.array(values, "<u4").tobytes()
+    (folder / BLOCK_TABLE).write_bytes(table)
+    listed = {**before.files, BLOCK_TABLE: [[len(table), crc32c(table)]]}
+    write_manifest(folder, replace(before, files=listed, blocks={"size": size, "files": [path]}))
 
 
 def contents(folder: Path) -> dict[str, bytes]:

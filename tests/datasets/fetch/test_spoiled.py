@@ -15,6 +15,7 @@ from rbdata.datasets.fetch.html_index import parse_index
 from rbdata.datasets.fetch.http_errors import retry_after_seconds
 from rbdata.datasets.fetch.location import RemoteObject
 from rbdata.errors import ChecksumError, FetchError, TransientFetchError
+from s3_server import s3_server
 from servers import gcs_server, http_server
 
 DATA = random.Random(4).randbytes(150_000)
@@ -107,6 +108,20 @@ def test_a_byte_now_and_then_times_out(place: tuple[Proxy, str], kind: str) -> N
         b"".join(stream(location, obj))
     with pytest.raises(TransientFetchError, match="timed out"):
         location.list()
+
+
+def test_a_range_of_s3_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time-outs begin anew with every byte: a request of a range has one of its own."""
+    with s3_server("lab") as server, faulty_proxy(server.url) as proxy:
+        server.client.put_object(Bucket="lab", Key="run/x", Body=DATA)
+        for name, value in {**server.environment, "AWS_ENDPOINT_URL": proxy.url}.items():
+            monkeypatch.setenv(name, value)
+        location = open_location("s3://lab/run", options=QUICK)
+        obj = location.stat("x")
+        assert location.read_range(obj, 7, 100) == DATA[7:107]
+        proxy.spoil = lambda asked: Fault("drip-headers")
+        with pytest.raises(TransientFetchError, match="timed out; gave up after 2 attempts"):
+            location.read_range(obj, 7, 100)
 
 
 def test_an_index_that_ends_early_is_not_taken(web: Proxy) -> None:

@@ -6,19 +6,18 @@ import os
 import shutil
 import signal
 import time
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from rbdata.errors import CacheError, ChecksumError, DamagedDatasetError, DiskSpaceError, ObjectChangedError
-from rbdata.storage.checksums import crc32c
 from rbdata.storage.dataset import Dataset
-from rbdata.storage.manifest import read_manifest, write_manifest
+from rbdata.storage.manifest import read_manifest
 from rbdata.storage.remote import block_cache, cache_folder, remote_dataset
 from rbdata.storage.remote.remote_dataset import RemoteDataset
-from storage_tools import make_episodes, write_dataset
+from storage_tools import add_block_table, make_episodes, write_dataset
 
 BLOCK = 4096
 
@@ -69,13 +68,7 @@ def files(stored, tmp_path) -> Folder:
 def tabled(stored, tmp_path) -> Folder:
     """The same with a table of checksums by block."""
     folder = Path(shutil.copytree(stored, tmp_path / "store"))
-    data = (folder / "observation/blob").read_bytes()
-    values = [int(crc32c(data[low : low + BLOCK]), 16) for low in range(0, len(data), BLOCK)]
-    table = np.array(values, "<u4").tobytes()
-    (folder / "blocks.crc32c").write_bytes(table)
-    before = read_manifest(folder)
-    listed = {**before.files, "blocks.crc32c": [[len(table), crc32c(table)]]}
-    write_manifest(folder, replace(before, files=listed, blocks={"size": BLOCK, "files": ["observation/blob"]}))
+    add_block_table(folder, BLOCK)
     return Folder(folder, tmp_path / "log")
 
 
@@ -161,6 +154,30 @@ def test_damage_without_checksums_of_blocks_is_found_at_the_end(files, tmp_path)
         dataset.fetch()
     assert not (tmp_path / "cache/rbdata.json").exists()
     assert opened(files, tmp_path / "cache").fetch() == tmp_path / "cache"
+
+
+def test_rows_that_cannot_be_decoded_are_fetched_again(files, tmp_path):
+    files.flip, files.times = "observation/blob", 1
+    dataset, steps = opened(files, tmp_path / "cache"), torch.tensor([0])  # of the block that arrives damaged
+    assert (dataset.read(steps) == Dataset(files.path).read(steps)).all()
+    assert files.reads.count("observation/blob 0") == 2
+    files.times = 99
+    with pytest.raises(DamagedDatasetError):
+        opened(files, tmp_path / "another").read(steps)
+
+
+def test_threads_of_a_forked_process_begin_at_once(files, tmp_path):
+    """They once met what the parent's threads had under way, and waited for it for ever."""
+    files.seconds = 0.02
+    dataset, truth = opened(files, tmp_path / "cache"), Dataset(files.path)
+    dataset.plan_steps()  # under way in the parent
+    child = os.fork()
+    if not child:
+        torch.set_num_threads(1)
+        with ThreadPoolExecutor(4) as pool:
+            right = pool.map(lambda step: bool((dataset.read([step]) == truth.read([step])).all()), range(0, 143, 9))
+            os._exit(0 if all(right) else 1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_what_is_planned_arrives_and_completes_the_dataset(tabled, tmp_path):
