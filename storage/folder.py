@@ -23,7 +23,7 @@ from .durable import sync_folder
 from .lock import WriterLock
 from .manifest import FILENAME, read_manifest
 from .manifest_types import BLOCK_TABLE
-from .snapshot import wait_while_replaced
+from .snapshot import aside, wait_while_replaced
 
 JOURNAL = "journal.jsonl"
 #: Names of the files of datasets, beside ``*.memmap`` and the manifest.
@@ -59,7 +59,7 @@ class DatasetPlace:
     @property
     def old(self) -> Path:
         """The dataset that a finished one is about to replace."""
-        return self._beside("old")
+        return aside(self.path)
 
     def lock(self) -> WriterLock:
         """The writer's lock, to be entered."""

@@ -85,9 +85,13 @@ def wait_while_replaced(folder: Path) -> None:
         time.sleep(wait)
 
 
+def aside(folder: Path) -> Path:
+    """Where a dataset stands for the moment between two renames in which another takes its place (`folder.DatasetPlace`)."""
+    return folder.with_name(f".{folder.name}.old")
+
+
 def _is_being_replaced(folder: Path) -> bool:
-    """Whether the dataset stands aside, for the moment between two renames, as `folder.DatasetPlace.install` does it."""
     try:
-        return not folder.exists() and (folder.with_name(f".{folder.name}.old") / FILENAME).exists()
+        return not folder.exists() and (aside(folder) / FILENAME).exists()
     except (OSError, ValueError):  # no name that a folder could have
         return False

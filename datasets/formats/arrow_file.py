@@ -45,7 +45,8 @@ class ArrowFile:
         self._batches: list[Any] = []
         for message in pyarrow.ipc.MessageReader.open_stream(pyarrow.BufferReader(data.slice(_BEGIN))):
             if message.type == "dictionary":
-                raise CorruptSourceError(f"{name} has dictionary-encoded columns, which are not read")
+                hint = "write those columns plain (pyarrow: column.dictionary_decode()), as Minari does"
+                raise CorruptSourceError(f"{name} has dictionary-encoded columns, which are not read", hint=hint)
             if message.type == "record batch":
                 self._batches.append(message)
         if len(self._batches) != footer.num_record_batches:

@@ -105,7 +105,7 @@ def _check_pages(file: Any, data: Any, name: str) -> None:
     metadata, size = file.metadata, len(data)
     for number in range(metadata.num_row_groups):
         group, together = metadata.row_group(number), 0
-        large: list[tuple[Any, list[_Page], str]] = []
+        large: list[tuple[Any, tuple[int, int], str]] = []
         for at in range(group.num_columns):
             chunk = group.column(at)
             where = f"{name}: {chunk.path_in_schema} of row group {number}"
@@ -115,11 +115,11 @@ def _check_pages(file: Any, data: Any, name: str) -> None:
             end = begin + chunk.total_compressed_size
             if not 4 <= begin <= end <= size:
                 raise CorruptSourceError(f"{where} lies outside of the file")
-            pages = list(_pages(data, begin, min(end + _SLACK, size), chunk.num_values, where))
-            values = sum(page.values for page in pages)
-            together += sum(
-                max((page.unpacked for page in pages if page.has_rows is has), default=0) for has in (False, True)
-            )
+            values, most = 0, {False: 0, True: 0}
+            for page in _pages(data, begin, min(end + _SLACK, size), chunk.num_values, where):
+                values += page.values
+                most[page.has_rows] = max(most[page.has_rows], page.unpacked)
+            together += sum(most.values())
             nested = metadata.schema.column(at).max_repetition_level > 0
             if values != chunk.num_values or (not nested and values != group.num_rows):
                 message = (
@@ -128,11 +128,12 @@ def _check_pages(file: Any, data: Any, name: str) -> None:
                 raise CorruptSourceError(message)
             width = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4}.get(chunk.physical_type, 8) + 4
             if nested and values * width > 4 * most_unpacked(size):
-                large.append((chunk, pages, where))
+                large.append((chunk, (begin, min(end + _SLACK, size)), where))
         if together > 3 * most_unpacked(size):
             message = f"{name}: the pages of row group {number} unpack to {together} bytes, from a file of {size}"
             raise CorruptSourceError(message)
-        for chunk, pages, where in large:
+        for chunk, place, where in large:
+            pages = _pages(data, *place, chunk.num_values, where)
             _check_lists(file.schema_arrow, chunk, group.num_rows, pages, data, where)
 
 
@@ -181,7 +182,7 @@ def _pages(data: Any, at: int, end: int, wanted: int, where: str) -> Iterator[_P
         at += packed
 
 
-def _check_lists(schema: Any, chunk: Any, rows: int, pages: list[_Page], data: Any, where: str) -> None:
+def _check_lists(schema: Any, chunk: Any, rows: int, pages: Iterator[_Page], data: Any, where: str) -> None:
     """Raise CorruptSourceError unless each row of a column has the one length that its type states.
 
     The rows of such a column may be read in pieces, of a size that is known: pictures, whose values are many and alike.

@@ -13,6 +13,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -270,8 +271,9 @@ def _read_api(data: bytes, folder: Path) -> None:
             ask()
         except Exception as error:
             refused.append(error)
-    for error in sorted(refused, key=lambda one: hasattr(one, "hint")):
-        raise error
+    refused.sort(key=lambda error: hasattr(error, "hint"))  # untyped ones first
+    if refused and (len(refused) == 2 or not hasattr(refused[0], "hint")):
+        raise refused[0]
 
 
 # -- whole conversions -------------------------------------------------------------------------------------------------
@@ -469,12 +471,19 @@ def _copy_of(name: str) -> Callable[[Path], Path]:
     return make
 
 
+@lru_cache(maxsize=2)
+def _manifest_of(folder: Path) -> Any:
+    """The manifest of a folder of which other files are changed."""
+    from rbdata.storage.manifest import read_manifest
+
+    return read_manifest(folder)
+
+
 def _use_rows(folder: Path) -> None:
     import torch
     from rbdata.storage.codecs import codec_of
-    from rbdata.storage.manifest import read_manifest
 
-    manifest = read_manifest(folder)
+    manifest = _manifest_of(folder)
     leaf = manifest.schema["observation"]
     rows = codec_of(leaf).open_rows(folder, manifest.steps + manifest.episodes)
     found = rows.take(torch.arange(0, rows.count, 7))
@@ -484,9 +493,8 @@ def _use_rows(folder: Path) -> None:
 
 def _use_episodes(folder: Path) -> None:
     from rbdata.storage.episodes import open_episodes
-    from rbdata.storage.manifest import read_manifest
 
-    manifest = read_manifest(folder)
+    manifest = _manifest_of(folder)
     table = open_episodes(folder, manifest.episodes, manifest.steps)
     if table.steps != manifest.steps:
         raise Wrong("other steps")

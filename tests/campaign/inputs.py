@@ -204,22 +204,28 @@ def mutate(rng: random.Random, data: bytes, corpus: list[bytes]) -> bytes:
     return bytes(out)
 
 
-def fuzz_with_atheris(name: str) -> None:
-    """Inputs that coverage leads to; atheris is installed by whoever wants it."""
+def fuzz_with_atheris(name: str, seconds: int) -> None:
+    """Inputs that coverage of the package leads to, until the first fault, whose file is left in the folder that is printed.
+
+    atheris is installed by whoever wants it.
+    """
     atheris: Any = importlib.import_module("atheris")
     reader, folder = READERS[name], Path(tempfile.mkdtemp(prefix=f"rbdata-{name}-"))
     seeds = folder / "seeds"
     seeds.mkdir()
-    for number, data in enumerate(reader.corpus(folder / "corpus")):
-        (seeds / str(number)).write_bytes(data)
+    warnings.simplefilter("ignore")
+    with atheris.instrument_imports(include=["rbdata"]):  # imports at the point of use, so every file is read once
+        for number, data in enumerate(reader.corpus(folder / "corpus")):
+            (seeds / str(number)).write_bytes(data)
+            try_input(reader.read, data, folder)
 
     def one(data: bytes) -> None:
         _, fault = try_input(reader.read, data, folder)
         if fault:
             raise AssertionError(fault)
 
-    atheris.instrument_all()
-    atheris.Setup([sys.argv[0], str(seeds), f"-rss_limit_mb={LIMIT_BYTES >> 20}", f"-timeout={LIMIT_SECONDS:.0f}"], one)
+    bounds = [f"-rss_limit_mb={2 * LIMIT_BYTES >> 20}", f"-timeout={LIMIT_SECONDS:.0f}", f"-max_total_time={seconds}"]
+    atheris.Setup([sys.argv[0], str(seeds), *bounds, f"-artifact_prefix={folder}/", "-max_len=1000000"], one)
     atheris.Fuzz()
 
 
@@ -230,9 +236,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--from", dest="first", type=int, default=0, help="number of the first input")
     parser.add_argument("--atheris", choices=READERS)
+    parser.add_argument("--seconds", type=int, default=600, help="for atheris")
     given = parser.parse_args()
     if given.atheris:
-        fuzz_with_atheris(given.atheris)
+        fuzz_with_atheris(given.atheris, given.seconds)
         return
     for name in given.reader or READERS:
         rounds = min(given.rounds, (READERS[name].rounds or given.rounds) - given.first)

@@ -6,9 +6,9 @@ from folders import run
 
 
 def test_a_few_rounds():
-    report = run(12, 1)
+    report = run(30, 1)
     assert not report.faults, "\n".join(report.faults)
-    assert report.rounds == 12 and sum(report.outcomes.values()) == 36
+    assert report.rounds == 30 and sum(report.outcomes.values()) == 90
 
 
 def test_faults_are_noticed(monkeypatch):

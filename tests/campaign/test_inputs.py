@@ -1,4 +1,7 @@
-"""A few seconds of the campaign `inputs`: the frame of it, and the readers that are quick to start."""
+"""A few seconds of the campaign `inputs`: the frame of it, and the readers that are quick to start.
+
+Here they are also given to Hypothesis, which makes what it finds as small as it can.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,39 @@ import time
 
 import inputs
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from input_readers import READERS, Reader, Wrong
-from inputs import attack
+from inputs import attack, try_input
+
+QUICK = ["npy", "gzip", "tfrecord", "png", "jpeg", "arff", "metadata", "api", "manifest", "episodes", "parquet"]
+#: A place in a file, what is put there, and how many bytes it replaces.
+EDITS = st.lists(st.tuples(st.integers(0, 1 << 15), st.binary(max_size=9), st.integers(0, 9)), min_size=1, max_size=4)
 
 
-@pytest.mark.parametrize("name", ["npy", "gzip", "tfrecord", "png", "jpeg", "arff", "metadata", "manifest", "episodes"])
+@pytest.mark.parametrize("name", QUICK)
 def test_no_reader_is_fooled(name):
-    report = attack(name, 60, 1)
-    assert report.rounds == sum(report.outcomes.values()) == 60
+    report = attack(name, 200, 1)
+    assert report.rounds == sum(report.outcomes.values()) == 200
     assert report.faults == [] and report.peak_memory > 0
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_no_reader_is_fooled_by_hypothesis(name, tmp_path):
+    reader = READERS[name]
+    corpus = reader.corpus(tmp_path / "corpus")
+
+    @settings(max_examples=40, deadline=None)
+    @given(st.sampled_from(range(len(corpus))), EDITS)
+    def check(which: int, edits: list[tuple[int, bytes, int]]) -> None:
+        data = bytearray(corpus[which])
+        first = 1 if name == "episodes" else 0  # which names the file
+        for place, put, replaced in edits:
+            at = first + place % max(1, len(data) - first)
+            data[at : at + replaced] = put
+        assert try_input(reader.read, bytes(data), tmp_path)[1] == ""
+
+    check()
 
 
 def read(data, folder):
