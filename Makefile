@@ -68,14 +68,15 @@ campaign: $(STAMP)
 
 # The tests on the least versions that pyproject.toml states, over the built wheel instead of the checkout; not part of `test`.
 # The independent reader of Minari datasets wants a newer NumPy, and does without; it needs Python 3.11. Tests beside
-# TorchRL need a newer tensordict, and are left out. TESTS chooses.
+# TorchRL need a newer tensordict, and are left out. TESTS chooses. aiobotocore's extra states the boto3 that goes with it;
+# without that pip tries hundreds of versions.
 OLDEST := build/oldest
 TESTS ?= --ignore tests/examples --ignore tests/campaign --ignore tests/test_house.py
 oldest:
 	rm -rf $(OLDEST) && mkdir -p $(OLDEST)/suite
 	$(PYTHON) -m venv $(OLDEST)/venv
 	$(OLDEST)/venv/bin/python -m pip wheel -q --no-deps -w $(OLDEST) .
-	$(OLDEST)/venv/bin/python -m pip install -q -c constraints-oldest.txt "$$(ls $(OLDEST)/rbdata-*.whl)[atari,parquet,plot,ray,remote]" 'pytest>=9' hypothesis gcp-storage-emulator psutil scikit-learn 'moto[s3]>=5' flask flask-cors setuptools
+	$(OLDEST)/venv/bin/python -m pip install -q -c constraints-oldest.txt "$$(ls $(OLDEST)/rbdata-*.whl)[atari,parquet,plot,ray,remote]" 'pytest>=9' hypothesis gcp-storage-emulator psutil scikit-learn 'moto[s3]>=5' 'aiobotocore[boto3]' flask flask-cors setuptools
 	-$(OLDEST)/venv/bin/python -m pip install -q --no-deps 'minari>=0.5.4'
 	cp -r tests examples benchmarks docs pyproject.toml README.md $(OLDEST)/suite
 	cd $(OLDEST)/suite && OMP_NUM_THREADS=1 ../venv/bin/python -m pytest -W ignore $$(grep -rlE '^ *(import|from) torchrl' tests | sed 's/^/--ignore=/') $(TESTS)

@@ -14,6 +14,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -86,6 +88,14 @@ def lasting(value: Any, loose: set[str], digits: int = 9) -> Any:
     if isinstance(value, list):
         return [lasting(one, loose, digits) for one in value]
     return float(f"{value:.{digits}g}") if isinstance(value, float) else value
+
+
+def times(value: Any) -> Iterator[str]:
+    """All times and dates of a JSON answer."""
+    for key, one in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        if key in ("created", "date"):
+            yield one
+        yield from times(one)
 
 
 def contents(folder: Path) -> dict[str, Any]:
@@ -344,6 +354,7 @@ def test_batches_of_buffers():
 #: Of a JSON answer only the keys of these are frozen: times, versions, prose, hashes of source code.
 LOOSE = {"seconds", "created", "rbdata_version", "gymnasium_version", "version", "versions", "environment", "engine"}
 LOOSE |= {"message", "hint", "notes", "note", "citation", "licence", "problem", "what", "free_bytes"}
+LOOSE |= {"date", "figures", "tags"}  # of the catalogue
 LOOSE |= {"source_sha256", "file_sha256", "fingerprint"}
 
 
@@ -359,7 +370,7 @@ def test_commands(root, capsys, monkeypatch):
     monkeypatch.setenv("RBDATA_ROOT", str(root))
     found = {}
     for number, line in enumerate((FROZEN / "commands.txt").read_text().splitlines()):
-        words = line.replace("DATA", str(DATA)).split()
+        words = line.replace("DATA", str(DATA)).replace("MIRROR", f"{root.parent}/mirror").split()
         if words[:1] == ["damage"]:
             with (root / words[1]).open("r+b") as file:
                 file.write(b"damaged")
@@ -367,7 +378,9 @@ def test_commands(root, capsys, monkeypatch):
         capsys.readouterr()
         code = command_line([*words, "--json"])
         answer = capsys.readouterr().out.replace(str(root), "ROOT").replace(str(DATA), "DATA")
+        answer = answer.replace(str(root.parent), "PARENT")
         document = json.loads(answer) if answer.startswith("{") else answer.strip() and "text"
+        assert all(datetime.fromisoformat(one.replace("Z", "+00:00")) for one in times(document))  # ISO 8601
         loose = LOOSE | ({"bytes"} if words[:1] == ["delete"] else set())  # how many depends on the disk
         found[f"{number:02} {line}"] = [code, lasting(document, loose, 5)]
     check("commands", "commands", found, "torch", "zstandard")

@@ -32,7 +32,9 @@ def find_held(text: str, destination: str, *, fetch: FetchOptions | None = None)
     Raises ObjectNotFoundError where it holds nothing of that name, and the fetch errors.
     """
     location = open_mirror(destination, options=fetch)
-    for name in dict.fromkeys((text.strip("/"), _full_id(text))):
+    named = text.strip("/")
+    # A bare name of a dataset that its source does not list is looked for below every source.
+    for name in dict.fromkeys((named, _full_id(text), *(f"{one}/{named}" for one in catalogue.source_names()))):
         objects = _objects(location, name) if name else {}
         if objects:
             files = sorted(objects, key=lambda path: (not path.endswith("/" + FILENAME), path))

@@ -196,7 +196,7 @@ def test_datasets_with_goals(tmp_path, layout, achieved):
         for step, goal, reward in zip(
             batch["index"], batch["observation", "desired_goal"][:, 0], batch["next", "reward"]
         ):
-            assert goal in truth[list(allowed("future", int(step), starts, sum(lengths)))] and reward == goal
+            assert float(goal) in truth[list(allowed("future", int(step), starts, sum(lengths)))] and reward == goal
     stored = torch.as_tensor(columns(episodes)["observation/desired_goal"])
     assert torch.equal(buffer.dataset["observation/desired_goal"], stored)
 
