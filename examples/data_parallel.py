@@ -1,11 +1,16 @@
-"""Data-parallel training: each process of `torchrun` draws from its own share of one folder.
+"""Data-parallel training: each process of `torchrun` draws from its own share of one dataset.
 
     torchrun --nproc-per-node 2 examples/data_parallel.py
     torchrun --nproc-per-node 8 examples/data_parallel.py --dataset hopper-medium-v2 --updates 10000
+    torchrun --nproc-per-node 2 examples/data_parallel.py --dataset s3://lab/rbdata/atari/Pong/5 --shuffle blocks
 
-`rank` and `world_size` give every process a share of each pass, disjoint from the others'; the files are mapped, so all
-processes of a machine share one copy of the page cache. The processes start from the same weights and average their gradients
-(gloo on CPUs), so they have the same weights at the end. The task: predict the sum of the next rewards from an observation.
+`rank` and `world_size` give every process a share of each pass, disjoint from the others'. The files are mapped, so all
+processes of a machine share one copy of the page cache; of a dataset at a URL they share the cache of blocks on disk. The
+processes start from the same weights and average their gradients (gloo on CPUs), so they have the same weights at the end.
+
+With `--state FILE` a run ends by writing where it is, and the next one goes on there: with the same number of processes in the
+same batches, with any other in the same order, so that together both runs draw every step of the pass once. The task: predict
+the sum of the next rewards from an observation.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ from __future__ import annotations
 import argparse
 import os
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 import rbdata
 import torch
@@ -25,8 +31,10 @@ from torch.nn import functional as F
 class Args:
     """One line for each option; all of them are flags."""
 
-    dataset: str = "gymnasium/CartPole-v1"
-    root: str = ".demo/data-parallel"  # where the dataset is stored
+    dataset: str = "gymnasium/CartPole-v1"  # or the URL of a converted dataset
+    root: str = ".demo/data-parallel"  # where the dataset is stored, or the cache of one at a URL
+    shuffle: str = "global"  # or "blocks", for datasets at a URL
+    state: str = ""  # a file: where the last run ended
     updates: int = 500  # gradient steps
     batch_size: int = 128  # steps of each process
     n_step: int = 10  # rewards summed
@@ -37,7 +45,7 @@ class Args:
 def main(args: Args) -> None:
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    if rank == 0:
+    if rank == 0 and "://" not in args.dataset:
         rbdata.download(args.dataset, root=args.root)
     dist.barrier()  # the folder is complete: it appears by one rename
     buffer = rbdata.load(
@@ -47,6 +55,7 @@ def main(args: Args) -> None:
         n_step=args.n_step,
         gamma=1.0,
         replacement=False,
+        shuffle="blocks" if args.shuffle == "blocks" else "global",
         rank=rank,
         world_size=world_size,
         seed=args.seed,
@@ -55,8 +64,15 @@ def main(args: Args) -> None:
     inputs = buffer.dataset[0]["observation"].numel()
     net = nn.Sequential(nn.Linear(inputs, 64), nn.ReLU(), nn.Linear(64, 1))
     optimizer = torch.optim.Adam(net.parameters(), args.learning_rate)
-    seen = torch.zeros(len(buffer.dataset), dtype=torch.int64)
-    one_pass = len(seen) // (args.batch_size * world_size)  # updates
+    steps, drawn = len(buffer.dataset), 0
+    seen = torch.zeros(steps, dtype=torch.int64)  # how often this process drew each step of the first pass
+    if args.state and Path(args.state).exists():
+        state = torch.load(args.state)  # written by process 0, which has as many places of the pass as any
+        buffer.load_state_dict(state["buffer"])
+        net.load_state_dict(state["net"])
+        optimizer.load_state_dict(state["optimizer"])
+        drawn = state["drawn"]
+        seen += state["seen"] if rank == 0 else 0
     first = last = 0.0
     for update in range(args.updates):
         batch = buffer.sample()
@@ -68,7 +84,8 @@ def main(args: Args) -> None:
             dist.all_reduce(parameter.grad)
             parameter.grad /= world_size
         optimizer.step()
-        if update < one_pass:
+        drawn += args.batch_size * world_size
+        if drawn <= steps:
             seen[batch["index"]] += 1
         last = loss.item()
         first = last if update == 0 else first
@@ -78,6 +95,9 @@ def main(args: Args) -> None:
     others = [torch.empty_like(weights) for _ in range(world_size)]
     dist.all_gather(others, weights)
     if rank == 0:
+        if args.state:
+            where = {"buffer": buffer.state_dict(), "drawn": drawn, "seen": seen}
+            torch.save({**where, "net": net.state_dict(), "optimizer": optimizer.state_dict()}, args.state)
         same = all(torch.equal(weights, other) for other in others)
         print(f"{world_size} processes, {buffer.dataset!r}")
         print(f"loss of process 0: {first:.3f} at first, {last:.3f} at last")

@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from rbdata.cli import run
 from rbdata.datasets.fetch import FetchOptions
 from rbdata.datasets.remote import open_remote
 from rbdata.errors import CacheError, DamagedDatasetError, NotADatasetError, ObjectChangedError
+from rbdata.storage import dataset as dataset_module
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.remote import remote_dataset
 from rbdata.storage.remote.remote_dataset import RemoteDataset
@@ -219,6 +221,41 @@ def test_a_forked_process_shares_the_cache(mirror, tmp_path):
         os._exit(0 if same(remote, Dataset(mirror / "my/zstd")) else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert remote.cache.are_resident(remote.blocks_of(3, 4))
+
+
+@pytest.mark.parametrize("shuffle", ["global", "blocks"])
+def test_processes_divide_a_pass_and_another_number_goes_on(mirror, tmp_path, shuffle, monkeypatch):
+    monkeypatch.setattr(dataset_module, "GROUP_BYTES", 16 << 10)
+    url = (mirror / "my/zstd").as_uri()
+
+    def share(rank, world, state=None):
+        options = {"batch_size": 8, "seed": 4, "shuffle": shuffle, "replacement": False}
+        buffer = rbdata.load(url, cache_dir=tmp_path, rank=rank, world_size=world, **options)
+        if state is not None:
+            buffer.load_state_dict(state)
+        return buffer
+
+    def index(buffer, count):
+        return torch.cat([buffer.sample()["index"] for _ in range(count)]).tolist()
+
+    two = [share(rank, 2) for rank in range(2)]
+    begun = [index(buffer, 3) for buffer in two]
+    states = [buffer.state_dict() for buffer in two]
+    ended = [index(buffer, 4) for buffer in two]
+    assert sorted(chain(*begun, *ended)) == list(range(100))
+    assert [index(share(rank, 2, states[rank]), 4) for rank in range(2)] == ended
+    assert sorted(chain(*(index(share(rank, 3, states[0]), 3) for rank in range(3)))) == sorted(chain(*ended))
+
+
+def test_workers_of_a_data_loader_share_the_cache(mirror, tmp_path):
+    with http_server(mirror) as server:
+        url = f"{server.url}/my/zstd"
+        buffer = rbdata.load(url, cache_dir=tmp_path, batch_size=10, shuffle="blocks", seed=1)
+        loader = buffer.as_iterable().loader(num_workers=2, multiprocessing_context="fork")
+        drawn = torch.cat([batch["index"] for batch in loader])
+        asked = [one for one in server.faults.gets() if one[0].endswith("blob")]
+    assert torch.equal(drawn.sort().values, torch.arange(100))
+    assert len(asked) == len(set(asked)) == -(-(mirror / "my/zstd/observation/blob").stat().st_size // BLOCK)
 
 
 class TestCommands:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from openml_server import openml_server
 from paths import DATA
+from servers import http_server
 
 EXAMPLES = DATA.parents[1] / "examples"
 
@@ -106,22 +107,46 @@ def test_arrays_for_d3rlpy(tmp_path):
     np.testing.assert_array_equal(np.load(tmp_path / "arrays.npz")["observations"], dataset[:]["observation"].numpy())
 
 
-def test_processes_draw_disjoint_shares(tmp_path):
-    """As torchrun starts them, without its own start-up time."""
+def test_processes_draw_disjoint_shares_and_the_next_run_goes_on(tmp_path):
+    """As torchrun starts them, without its own start-up time; of a dataset at a URL, whose cache they share."""
     record(tmp_path)
+    state = tmp_path / "state.pt"
+    with http_server(tmp_path) as server:
+        url = f"{server.url}/gymnasium/CartPole-v1"
+        words = ["--dataset", url, "--shuffle", "blocks", "--root", tmp_path / "here", "--state", state]
+        printed = data_parallel([*words, "--updates", "4", "--batch-size", "50"], 2)
+        fetched = [path for path, span in server.faults.gets() if span and path.endswith(".memmap")]
+    assert len(fetched) == len(set(fetched)) > 5
+    assert "first pass: 400 steps drawn, 0 of them twice" in printed
+    assert "the same weights everywhere: True" in printed
+    import rbdata
+
+    buffer = rbdata.load("CartPole-v1", root=tmp_path, batch_size=50, shuffle="blocks", seed=0)
+    buffer.load_state_dict(torch.load(state)["buffer"])  # one process goes on where two were
+    seen = torch.load(state)["seen"]
+    for _ in range(12):
+        seen[buffer.sample()["index"]] += 1
+    assert (seen == 1).all()
+
+
+def data_parallel(words, count):
+    """What the processes of a run print."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    words = [sys.executable, EXAMPLES / "data_parallel.py", "--root", tmp_path, "--updates", "12", "--batch-size", "50"]
+    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
     running = [
-        subprocess.Popen(words, env={**shared, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
-        for rank in range(2)
+        subprocess.Popen(
+            [sys.executable, EXAMPLES / "data_parallel.py", *words],
+            env={**shared, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(count)
     ]
-    printed = running[0].communicate(timeout=120)[0] + running[1].communicate(timeout=120)[0]
-    assert [process.returncode for process in running] == [0, 0]
-    assert "first pass: 1,000 steps drawn, 0 of them twice" in printed
-    assert "the same weights everywhere: True" in printed
+    printed = "".join(process.communicate(timeout=120)[0] for process in running)
+    assert [process.returncode for process in running] == [0] * count
+    return printed
 
 
 def test_cells_of_the_notebook(tmp_path, monkeypatch, capsys):

@@ -176,6 +176,9 @@ class Passes:
         order        4 1 7 0 6 2 5 3
         share 0 of 2 4   7   6   5
         share 1 of 2   1   0   2   3
+
+    All w are taken to be equally far, so that any other number of processes can divide what is left of a pass: those that
+    go on from a position take of the places behind it what is theirs, together every place once.
     """
 
     def __init__(self, *, shuffle: bool, drop_last: bool, order: Callable[[int, int], Any] = Permutation) -> None:
@@ -183,6 +186,7 @@ class Passes:
         self.ran_out = False
         self._seed: int | None = None
         self._pass = self._next = self._size = 0
+        self._world = 1  # of which _next places each are behind
         self._order: Callable[[np.ndarray], np.ndarray] | None = None
         self._given: torch.Tensor | None = None  # what was left of the first pass, where that was given as a list
 
@@ -196,6 +200,10 @@ class Passes:
         if self.drop_last and count > own:
             message = f"a batch of {count} cannot be drawn from {own} without replacement and without a short batch"
             raise SamplingError(message, hint="take smaller batches, or drop_last=False")
+        if world != self._world:
+            self._next, self._world = -(-max(0, self._next * self._world - rank) // world), world
+            if self._next >= own:  # others take the last places
+                self._next, self._pass, self._order = 0, self._pass + 1, None
         if self.shuffle and self._seed is None:
             self._seed = int(torch.randint(1 << 62, (), generator=generator))
         order = self._current_order()
@@ -236,9 +244,9 @@ class Passes:
         given = {} if self._given is None or self._pass else {"rest": self._given.clone()}
         return {"passes": list(self.position()), **given}
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def load_state(self, state: dict[str, Any], world: int = 1) -> None:
         """Continue from what ``state`` gave; ``rest`` (int64 ``[n]``) is what the first pass ends with."""
-        self.set_position(state["passes"])
+        self.set_position(state["passes"], world)
         rest = state.get("rest")
         if rest is not None:
             rest = torch.as_tensor(rest).reshape(-1).long().clone()
@@ -256,18 +264,24 @@ class Passes:
         """Forget the pass under way."""
         self._next, self._size, self._order, self._given, self.ran_out = 0, 0, None, None, False
 
-    def position(self) -> tuple[int, int, int, int, bool]:
-        return (-1 if self._seed is None else self._seed, self._pass, self._next, self._size, self.ran_out)
+    def position(self) -> tuple[int, int, int, int, bool, int]:
+        seed = -1 if self._seed is None else self._seed
+        return (seed, self._pass, self._next, self._size, self.ran_out, self._world)
 
-    def set_position(self, position: Any) -> None:
-        """Continue from what ``position`` gave. Raises UsageError for anything else."""
+    def set_position(self, position: Any, world: int = 1) -> None:
+        """Continue from what ``position`` gave; ``world``: of how many processes, where it does not say that.
+
+        Raises UsageError for anything else.
+        """
         given = list(position) if isinstance(position, (list, tuple)) else []
-        if len(given) != 5 or not all(type(value) in (int, bool) and -1 <= value < 1 << 63 for value in given):
+        if len(given) == 5:  # of TorchRL, and before the position had it
+            given.append(world)
+        if len(given) != 6 or not all(type(value) in (int, bool) and -1 <= value < 1 << 63 for value in given):
             raise UsageError(f"{position!r} is not the position of a sampler without replacement")
-        seed, number, after, size, ran_out = (int(value) for value in given)
-        if min(number, after) < 0 or not 0 <= after <= size:
+        seed, number, after, size, ran_out, world = (int(value) for value in given)
+        if min(number, after) < 0 or not 0 <= after <= size or world < 1:
             raise UsageError(f"{position!r} is not the position of a sampler without replacement")
-        self._pass, self._next, self._size = number, after, size
+        self._pass, self._next, self._size, self._world = number, after, size, world
         self._seed, self.ran_out, self._order = None if seed < 0 else seed, bool(ran_out), None
 
 
@@ -309,7 +323,7 @@ class SamplerWithoutReplacement(Sampler):
         return self.passes.position()
 
     def set_position(self, position: Any) -> None:
-        self.passes.set_position(position)
+        self.passes.set_position(position, self.share[1])
 
     def state_dict(self) -> dict[str, Any]:
         return {**self.passes.state(), "drop_last": self.drop_last, "shuffle": self.shuffle}
@@ -320,9 +334,9 @@ class SamplerWithoutReplacement(Sampler):
             self.drop_last = self.passes.drop_last = bool(state["drop_last"])
             rest, size = state["_sample_list"], int(state["len_storage"])
             position = (-1, 0, size - (size if rest is None else len(rest)), size, bool(state["_ran_out"]))
-            self.passes.load_state({"passes": position, "rest": rest})
+            self.passes.load_state({"passes": position, "rest": rest}, self.share[1])
         elif "passes" in state:
-            self.passes.load_state(state)
+            self.passes.load_state(state, self.share[1])
         else:
             raise UsageError(f"the state is not that of a {type(self).__name__}")
 

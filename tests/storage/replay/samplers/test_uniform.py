@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,6 +22,9 @@ from rbdata.storage.replay import (
     SliceSamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
+from rbdata.storage.replay.samplers.block_order import BlockOrder
+from rbdata.storage.replay.samplers.permutation import Permutation
+from rbdata.storage.replay.samplers.uniform import Passes
 from replay_tools import chi_square, equal, rollout
 from storage_tools import make_episodes, write_dataset
 
@@ -86,6 +90,44 @@ def test_a_pass_has_every_step_once(size, batch, shuffle, drop_last, world):
         assert sorted(taken) == list(range(size))
     if not shuffle and world == 1:
         assert taken == list(range(len(taken)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.integers(1, 60),
+    before=st.integers(1, 4),
+    after=st.integers(1, 5),
+    drawn=st.integers(0, 20),
+    order=st.sampled_from([Permutation, partial(BlockOrder, group=3, pool=2)]),
+)
+def test_another_number_of_processes_takes_the_rest_of_a_pass(size, before, after, drawn, order):
+    drawn, taken, generator = min(drawn, (size - 1) // before), [], torch.Generator()
+
+    def passes(state=None):
+        one = Passes(shuffle=True, drop_last=False, order=order)
+        one.seed(3) if state is None else one.load_state(state)
+        return one
+
+    for rank in reversed(range(before)):  # that of rank 0 goes on: the others may have fewer places
+        one = passes()
+        taken += one.take(size, drawn, generator, (rank, before)).tolist()
+    for rank in range(after):
+        again = passes(one.state())
+        left = len([place for place in range(drawn * before, size) if place % after == rank])
+        if left:
+            taken += again.take(size, left, generator, (rank, after)).tolist()
+            assert again.ran_out
+        elif size > rank:
+            again.take(size, 1, generator, (rank, after))
+            assert again.position()[1] > 0  # the next pass
+    assert sorted(taken) == list(range(size))
+
+
+def test_a_position_without_a_number_of_processes_is_of_as_many_as_now():
+    one = SamplerWithoutReplacement()
+    one.share = (1, 2)
+    one.set_position((3, 0, 4, 20, False))
+    assert one.draw(list(range(20)), 1, torch.Generator()) and one.position()[2:] == (5, 20, False, 2)
 
 
 def test_ten_in_fours():
