@@ -98,8 +98,7 @@ def run(arguments: Sequence[str]) -> int:
         from .group import invoke
 
         code = invoke([*arguments])  # `list` is a module of this package
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        out.flush()
     except (BrokenPipeError, OutputClosed):
         pass  # the reader of stdout has ended (``| head``): not a failure
     except BaseException as error:

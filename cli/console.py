@@ -12,8 +12,8 @@ import os
 import shutil
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -101,10 +101,14 @@ class Console:
         self._print(self._painted(text.printable(content), style))
 
     def _print(self, content: str) -> None:
-        try:
+        with _named_stdout():
             print(content, file=sys.stdout)
-        except BrokenPipeError as error:
-            raise OutputClosed from error
+
+    def flush(self) -> None:
+        """Write what is buffered of the result."""
+        with _named_stdout():
+            if sys.stdout is not None:
+                sys.stdout.flush()
 
     def table(self, columns: Sequence[Column], rows: Iterable[Sequence[Any]]) -> None:
         """Print rows of bare values."""
@@ -226,6 +230,17 @@ class Console:
 
     def _painted(self, content: str, style: str) -> str:
         return colour.paint(content, style) if colour.is_wanted(terminal=self.on_terminal, messages=False) else content
+
+
+@contextmanager
+def _named_stdout() -> Iterator[None]:
+    """Errors of stdout state that they are: its disk may be full, not that of the datasets."""
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise OutputClosed from error
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "standard output") from error
 
 
 def _is_terminal(stream: TextIO | None) -> bool:

@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..amounts import size
 from ..errors import DatasetExistsError, DiskSpaceError, RbdataError, RootNotWritableError, UsageError
 from .durable import sync_folder
 from .lock import WriterLock
@@ -241,8 +242,8 @@ def check_space(path: Path, needed: int, what: str) -> None:
     reserve = max(needed // 50, 64 << 20)
     if needed + reserve > free:
         message = (
-            f"{what} needs about {needed / 1e9:.2f} GB on {path}, where {free / 1e9:.2f} GB are free "
-            f"({reserve / 1e9:.2f} GB are kept in reserve)"
+            f"{what} needs about {size(needed)} on {path}, where {size(free)} are free "
+            f"({size(reserve)} are kept in reserve)"
         )
         raise DiskSpaceError(message, hint="make room, or choose another disk with --root or RBDATA_ROOT")
 

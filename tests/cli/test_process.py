@@ -175,7 +175,7 @@ class TestPipes:
         with Path("/dev/full").open("w") as full:
             done = subprocess.run([*RBDATA, "list"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
         assert done.returncode == 1
-        assert done.stderr.startswith("error: No space left on device")
+        assert done.stderr.startswith("error: No space left on device: standard output\n")
 
 
 class TestTerminal:
