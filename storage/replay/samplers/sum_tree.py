@@ -19,7 +19,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-FANOUT = 16
+FANOUT_BITS = 4
+FANOUT = 1 << FANOUT_BITS
 #: A level of at most so many rows is the top: its running sum is worked out at the first draw after a change.
 TOP = 256
 _ONES = np.ones(FANOUT)
@@ -75,7 +76,7 @@ class SumTree:
         self._current = False
         rows = index
         for level in range(len(self._levels) - 1):
-            rows = rows // FANOUT
+            rows = rows >> FANOUT_BITS
             if len(rows) > len(self._levels[level]) // 4:
                 self._sum_all(level)
             else:
@@ -91,7 +92,7 @@ class SumTree:
         if 0 < value <= self._smallest[0]:
             # Unless the same index came again with another value.
             self._smallest = (value, where) if self._arrays[0][where] == value else None
-        elif (index == self._smallest[1]).any():
+        elif self._arrays[0][self._smallest[1]] != self._smallest[0]:  # it was replaced by a larger one, or by zero
             self._smallest = None
 
     def fill(self, values: torch.Tensor) -> None:
@@ -119,7 +120,7 @@ class SumTree:
         total = self.total
         found = self.find(torch.rand(count, dtype=torch.float64, generator=generator).numpy() * total)
         values = self._arrays[0][found]
-        while values.min() <= 0:  # rounding, once in very many draws
+        while values[values.argmin()] <= 0:  # rounding, once in very many draws
             bad = values <= 0
             again = torch.rand(int(bad.sum()), dtype=torch.float64, generator=generator).numpy()
             found[bad] = self.find(again * total)
