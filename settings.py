@@ -256,22 +256,36 @@ def _parse(name: str, value: str) -> Any:
 
 
 def _replace(file: Path, content: str) -> None:
-    import tempfile
+    """Write the file whole or not at all, and remove what was left beside it where this was killed before."""
+    import glob
 
+    host = os.uname().nodename
+    temporary = file.with_name(f".{file.name}.{host}.{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+        for left in file.parent.glob(f"{glob.escape(f'.{file.name}.{host}')}.*"):
+            if not _is_running(left.suffix[1:]):  # it was killed here
+                left.unlink(missing_ok=True)
         try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            with temporary.open("x", encoding="utf-8") as stream:
+                os.fchmod(stream.fileno(), file.stat().st_mode & 0o777 if file.exists() else 0o600)
                 stream.write(content)
                 stream.flush()
                 os.fsync(stream.fileno())
-            if file.exists():
-                Path(temporary).chmod(file.stat().st_mode & 0o777)
-            Path(temporary).replace(file)
+            temporary.replace(file)
         except BaseException:
-            Path(temporary).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
     except OSError as error:
         message = f"{file} cannot be written: {error.strerror}"
         raise UsageError(message, hint="RBDATA_CONFIG names another configuration file") from error
+
+
+def _is_running(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ValueError, OverflowError, ProcessLookupError):
+        return False
+    except OSError:
+        pass  # another user's
+    return int(pid) != os.getpid()

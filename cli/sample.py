@@ -126,15 +126,30 @@ def _check_target(target: Path) -> None:
 
 
 def _write(batch: TensorDict, target: Path) -> None:
-    """Write a batch as ``.npz`` (keys as paths, readable with allow_pickle=False) or as a memory-mapped TensorDict."""
-    if target.suffix != ".npz":
-        batch.memmap(str(target))
-        return
-    import numpy as np
+    """Write a batch as ``.npz`` (keys as paths, readable with allow_pickle=False) or as a memory-mapped TensorDict.
 
-    arrays = {name: value.numpy() for name, value in _tensors(batch)}
-    with target.open("xb") as file:
-        np.savez(file, **arrays)
+    Under another name first: an interrupted command leaves nothing at the path, and the next one replaces its rest.
+    """
+    from ..storage.durable import close_durably, open_plain, sync_files
+    from ..storage.folder import files_below, remove_tree
+
+    target = target.absolute()
+    made = target.with_name(f".{target.name}.writing")
+    remove_tree(made)
+    try:
+        if target.suffix == ".npz":
+            import numpy as np
+
+            with open_plain(made, "xb") as file:
+                np.savez(file, **{name: value.numpy() for name, value in _tensors(batch)})
+                close_durably(file)
+        else:
+            batch.memmap(str(made))
+            sync_files(made, [str(path.relative_to(made)) for path in files_below(made)])
+        made.rename(target)
+    except BaseException:
+        remove_tree(made)
+        raise
 
 
 def _measure(sample: Callable[[], TensorDict], batch: TensorDict) -> dict[str, float]:

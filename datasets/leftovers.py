@@ -101,7 +101,10 @@ def remove_leftovers(leftovers: Iterable[Leftover], root: str | os.PathLike[str]
 
 
 def kept_raw(place: DatasetPlace) -> list[Path]:
-    """The raw files of a dataset that ``download --keep-raw`` kept below its root."""
+    """The raw files of a dataset that ``download --keep-raw`` kept below its root.
+
+    Where not all of them are there, those in a folder with the name of the dataset.
+    """
     from .fetch import open_location
     from .ingest.protocol import ConvertOptions
 
@@ -112,8 +115,8 @@ def kept_raw(place: DatasetPlace) -> list[Path]:
     try:
         job = catalogue.load_source(source_name).open(name, open_location(kept), ConvertOptions())
         paths = [Path(raw.item.url) for raw in job.raw_objects()]
-    except RbdataError:  # none of it, or not all
-        return []
+    except RbdataError:  # none of it, or not all: a download or a deletion was interrupted
+        return [path for path in files_below(kept) if f"/{name}/" in f"/{path.relative_to(kept).as_posix()}"]
     return [path for path in paths if kept in path.parents and path.is_file()]
 
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Literal
 from .. import settings
 from ..errors import DatasetNotFoundError, NotADatasetError, RbdataError, UnknownDatasetError, UsageError
 from ..storage.file_problems import check_sizes
-from ..storage.folder import JOURNAL, DatasetPlace, disk_use, find_datasets, is_empty_folder
+from ..storage.folder import JOURNAL, DatasetPlace, disk_use, find_datasets, is_empty_folder, remove_empty
 from ..storage.journal import Journal
 from ..storage.manifest import FILENAME
 from ..storage.plan_file import PLAN
-from ..storage.snapshot import read_snapshot, wait_while_replaced
+from ..storage.snapshot import pinned, read_snapshot, wait_while_replaced
 from . import catalogue
 from .leftovers import kept_raw, leftovers_of
 
@@ -179,32 +179,38 @@ def _has_remains(place: DatasetPlace) -> bool:
 
 def delete(place: DatasetPlace) -> None:
     """Remove a dataset, its remains and the raw files kept of it; raises DatasetBusyError while another process writes it."""
-    raw = kept_raw(place)
     with place.lock():
+        # The dataset last: where this is interrupted, it shows that there is something to delete.
+        for path in kept_raw(place):
+            path.unlink(missing_ok=True)
+            remove_empty(path.parent, place.root)
         place.remove()
     place.prune_parents()
-    for path in raw:
-        path.unlink(missing_ok=True)
-        for parent in path.relative_to(place.root).parents:
-            with contextlib.suppress(OSError):  # until one is not empty
-                if parent.parts:
-                    (place.root / parent).rmdir()
 
 
 def _describe(dataset_id: str, path: Path, complete: bool) -> LocalDataset | None:
     """What a folder holds; None where it was removed since it was found."""
-    try:
-        if not complete:
-            journal = Journal(path / JOURNAL)
-            done = len(journal.find("part"))
-            total = journal.find("plan").get(None, {}).get("parts", 0)
-            return LocalDataset(dataset_id, path, "partial", None, None, disk_use(path), done / total if total else 0.0)
-        manifest, wrong = read_snapshot(path, lambda manifest: (manifest, check_sizes(path, manifest)))
-    except Exception as error:  # whatever one folder holds, the others are listed
-        if not os.path.lexists(path):
-            return None
-        problem = error.message if isinstance(error, RbdataError) else f"cannot be read: {error!r}"
+    for tries_left in range(10, -1, -1):
+        with pinned(path) as pin:
+            try:
+                return _read(dataset_id, path, complete)
+            except Exception as error:  # whatever one folder holds, the others are listed
+                if not os.path.lexists(path):
+                    return None
+                if tries_left and not pin.is_unchanged():
+                    continue  # another dataset is there by now
+                problem = error.message if isinstance(error, RbdataError) else f"cannot be read: {error!r}"
         return LocalDataset(dataset_id, path, "damaged", None, None, disk_use(path), 0.0, problem)
+    return None
+
+
+def _read(dataset_id: str, path: Path, complete: bool) -> LocalDataset:
+    if not complete:
+        journal = Journal(path / JOURNAL)
+        done = len(journal.find("part"))
+        total = journal.find("plan").get(None, {}).get("parts", 0)
+        return LocalDataset(dataset_id, path, "partial", None, None, disk_use(path), done / total if total else 0.0)
+    manifest, wrong = read_snapshot(path, lambda manifest: (manifest, check_sizes(path, manifest)))
     problem = "; ".join(f"{one.path} {one.what}" for one in wrong[:3]) + f" and {len(wrong) - 3} more" * (
         len(wrong) > 3
     )

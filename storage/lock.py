@@ -16,11 +16,12 @@ import glob
 import json
 import os
 import re
+import secrets
 import socket
 import stat
 import threading
 import time
-import uuid
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ class WriterLock:
     def __init__(self, path: Path, what: str) -> None:
         self.path = path
         self.what = what
-        self._token = uuid.uuid4().hex
+        self._token = ""
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -88,10 +89,11 @@ class WriterLock:
 
     def is_stale(self, path: Path) -> bool:
         """Whether a file that belongs to the lock was left by a process that is gone."""
-        return _is_stale(path, _read(path) or {})
+        return _is_stale(path, _read(path) or _named(path))
 
     def _create(self) -> bool:
         pid = os.getpid()
+        self._token = f"{_machine()}{pid:08x}{secrets.token_hex(8)}"
         record = {"pid": pid, "host": socket.gethostname(), "space": _pid_space(), "started": _started(pid)}
         record.update(token=self._token, since=time.time())
         # Written aside and linked into place: the lock is never seen half-written.
@@ -158,6 +160,19 @@ def _read(path: Path) -> dict[str, Any] | None:
             raise
         return {}
     return owner if isinstance(owner, dict) else {}
+
+
+def _named(path: Path) -> dict[str, Any]:
+    """The owner of a lock that was not written before its process was killed, by the name of its temporary file."""
+    token = path.name.rpartition(".")[2]
+    if re.fullmatch(r"[0-9a-f]{32}", token) and token.startswith(_machine()):
+        return {"pid": int(token[8:16], 16) % (1 << 31), "host": socket.gethostname(), "space": _pid_space()}
+    return {}
+
+
+def _machine() -> str:
+    """Eight hex digits of what process numbers are unique in."""
+    return f"{zlib.crc32(f'{socket.gethostname()} {_pid_space()}'.encode()):08x}"
 
 
 def _since(owner: dict[str, Any]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -176,3 +178,21 @@ class TestChangingTheFile:
 def test_commands_for_hints() -> None:
     assert settings.command("inspect", "a b") == "rbdata inspect 'a b'"
     assert settings.command("inspect", "my/x", root=Path("/data")) == "rbdata inspect my/x --root /data"
+
+
+def test_what_a_killed_change_left_is_removed_by_the_next(file: Path) -> None:
+    settings.store("procs", "3")
+    file.chmod(0o640)
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    host = os.uname().nodename
+    left = file.with_name(f".{file.name}.{host}.{gone.pid}")
+    others = [
+        file.with_name(f".{file.name}.{host}.{os.getppid()}"),
+        file.with_name(f".{file.name}.elsewhere.{gone.pid}"),
+    ]
+    for one in (left, *others):
+        one.touch()
+    settings.store("procs", "4")
+    assert sorted(file.parent.iterdir()) == sorted([file, *others])
+    assert effective()["procs"][0] == 4 and file.stat().st_mode & 0o777 == 0o640

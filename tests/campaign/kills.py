@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import faulthandler
 import importlib
 import json
 import os
@@ -33,6 +34,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from kills_calls import CALLS, call, lengths_of, wrong_loop
 from kills_damage import change_working, plant_lock
 from paths import DATA
 from rbdata import cli
@@ -49,13 +51,18 @@ _FORBIDDEN = ("Traceback (most recent call last)", '"internal"', "this is a bug"
 
 @dataclass(frozen=True)
 class Scenario:
-    """A command line (``{root}``, ``{web}``, ``{base}`` are filled in), and those that prepare its root, undisturbed."""
+    """A command line (``{root}``, ``{web}``, ``{base}`` are filled in), and those that prepare its root, undisturbed.
+
+    What begins with the name of one of `kills_calls.CALLS` calls that; ``NAME=value`` in front sets a variable.
+    """
 
     name: str
     words: str
     before: Sequence[str] = ()
-    #: Whether the working folder goes on at all: deleting has none.
+    #: Whether it has a working folder that is gone on with.
     continues: bool = True
+    #: What it says, and ends with 1, where it was done already.
+    done: str = "-"
 
 
 _ATARI = f"--mirror {DATA}/atari --root {{root}} --procs 1"
@@ -65,6 +72,13 @@ _FILE = f"{DATA}/minari/cartpole/random-v0/data/main_data.hdf5"
 _RLU = f"--mirror {DATA}/rl_unplugged --root {{root}} --procs 1"
 _RESIZE = "preprocess Pong/5 --fn rbdata:resize_frames --args height=42 --args width=42 --batch-size 64"
 _NORMALIZE = "preprocess d4rl/hopper-full-replay-v2 --fn rbdata:normalize_observations --batch-size 500"
+_KEEP = f"download Pong/5 {_ATARI} --keep-raw --shards 0"
+_NAMED = "download gymnasium/CartPole-v1 --steps 90 --root {root} --procs 1 --name a"
+_PUSH = "mirror push Pong/5 {root}/pushed --root {base}/mirror"
+_REPAIR = "verify Pong/5 --repair --mirror {base}/mirror --root {root} --procs 1"
+_SAMPLE = "sample Pong/5 --seed 1 --root {root} --out {root}"
+_CARD = "inspect Pong/5 --html {root}/card.html --croissant {root}/c.json --root {root} --force"
+_SET = "RBDATA_CONFIG={root}/a.toml config set mirrors.atari /somewhere"
 SCENARIOS = (
     Scenario("download", f"download Pong/5 {_ATARI}"),
     Scenario("raw", f"download Breakout/1 {_ATARI} --codec raw"),
@@ -82,7 +96,28 @@ SCENARIOS = (
     Scenario("push", "mirror push Pong/5 {root}/pushed --root {base}/mirror"),
     Scenario("preprocess", f"{_RESIZE} --dest my/small --root {{root}} --procs 1", (_PULL,)),
     Scenario("fit", f"{_NORMALIZE} --dest my/normal --root {{root}} --procs 1", (_WEB,)),
-    Scenario("delete", "delete Pong/5 --yes --root {root}", (_PULL,), continues=False),
+    Scenario("named", "download gymnasium/CartPole-v1 --name mine --steps 300 --root {root} --procs 1"),
+    Scenario("another name", "download gymnasium/CartPole-v1@b --steps 90 --root {root} --procs 1", (_NAMED,)),
+    Scenario("recorder", "record_loop {root}", continues=False),
+    Scenario("push raw", "mirror push Pong/5 {root}/pushed --raw --root {root}", (_KEEP,)),
+    Scenario("delete", "delete Pong/5 --yes --root {root}", (_PULL,), continues=False, done="nothing to delete"),
+    Scenario("delete raw", "delete Pong/5 --yes --root {root}", (_KEEP,), continues=False, done="nothing to delete"),
+    Scenario("prune", "prune --yes --root {root}", (_PULL, "leave {root} atari/Pong/5"), continues=False),
+    Scenario("prune raw", "prune --raw --yes --root {root}", (_KEEP, "leave {root} atari/Pong/5"), continues=False),
+    Scenario("mirror rm", "mirror rm Pong/5 {root}/pushed --yes", (_PUSH,), continues=False, done="holds no dataset"),
+    Scenario("repair", _REPAIR, (_PULL, "flip {root}/atari/Pong/5/observation/blob 5000"), continues=False),
+    Scenario(
+        "repair raw",
+        f"verify Pong/5 --repair {_ATARI}",
+        (f"download Pong/5 {_ATARI} --codec raw --shards 1", "flip {root}/atari/Pong/5/observation.memmap 50"),
+        continues=False,
+    ),
+    Scenario("config", "RBDATA_CONFIG={root}/a.toml config set procs 3", (_SET,), continues=False),
+    Scenario("config new", "RBDATA_CONFIG={root}/c/a.toml config set mirrors.atari /somewhere", continues=False),
+    Scenario("cache", "fill_cache {base}/mirror/atari/Pong/5 {root}/cache", continues=False),
+    Scenario("batch", f"{_SAMPLE}/b.npz", (_PULL,), continues=False, done="already exists"),
+    Scenario("batch folder", f"{_SAMPLE}/b", (_PULL,), continues=False, done="already exists"),
+    Scenario("card", _CARD, (_PULL,), continues=False),
 )
 
 
@@ -143,7 +178,11 @@ def _fork(words: str, moment: Moment, setup: Callable[[], None], output: Path, f
         moment.synced = synced  # type: ignore[attr-defined]
         setup()
         sys.addaudithook(moment.hook)
-        code = cli.run(words.split())
+        faulthandler.register(signal.SIGUSR1)
+        given = words.split()
+        while "=" in given[0]:
+            os.environ.update([given.pop(0).split("=", 1)])
+        code = (call if given[0] in CALLS else cli.run)(given)
         moment.on = False
         if facts:
             facts.write_text(json.dumps({"calls": moment.seen, "modules": [*sys.modules]}))
@@ -165,7 +204,9 @@ def _wait(pid: int) -> int:
         if found:
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.004)
-    os.killpg(pid, signal.SIGKILL)
+    for number in (signal.SIGUSR1, signal.SIGKILL):  # the first shows where it is
+        os.killpg(pid, number)
+        time.sleep(1)
     os.waitpid(pid, 0)
     return 1000
 
@@ -272,6 +313,8 @@ class Campaign:
             root = self._prepared(one)
             self.calls[one.name] = self._run(self._words(one, root), root)
             self.truth[one.name] = tree(root)
+            if one.name == "recorder":
+                self.loop = lengths_of(root)
         (base / "outside").write_bytes(b"precious" * 100)
 
     def _words(self, one: Scenario, root: Path) -> str:
@@ -322,6 +365,8 @@ class Campaign:
             setup = partial(_limit, resource.RLIMIT_NOFILE, rng.randrange(8, 40))
         elif kind == "file size":
             setup = partial(_limit, resource.RLIMIT_FSIZE, int(10 ** rng.uniform(2, 6)))
+        elif kind == "memory":
+            setup = partial(_limit_memory, int(10 ** rng.uniform(6, 8.5)))
         elif kind == "pipe":
             setup = _break_pipes
         output.unlink(missing_ok=True)
@@ -386,24 +431,41 @@ class Campaign:
         left = _reap()
         if left:
             self._fault(seed, f"{name}: processes are left: {left}")
+        if code < 0 and name.partition(" at ")[0] not in KILLS:
+            self._fault(
+                seed, f"{name}: ended by signal {-code}: {output.read_text()[-600:] if output.exists() else ''}"
+            )
         outcome = "killed" if code < 0 else "finished" if code == 0 else "failed"
-        if code == 0 and tree(root) != self.truth[one.name]:
-            self._fault(seed, f"{name}: ended with 0, and {differences(tree(root), self.truth[one.name])}")
+        # A folder that the disk refused to remove may stay, where nothing else is left.
+        refused = name.partition(" at ")[0] in ERRORS
+        if code == 0 and (wrong := self._wrong(one, root, refused)):
+            self._fault(seed, f"{name}: ended with 0, and {wrong}")
         output.unlink(missing_ok=True)
         again = _wait(_fork(self._words(one, root), Moment(""), lambda: None, output))
         self._check_output(seed, f"rerun: {name}", again, output)
-        is_done = again == 0 or (not one.continues and "nothing to delete" in output.read_text())
+        is_done = again == 0 or (again == 1 and one.done in output.read_text())
         if not is_done:
             self._fault(seed, f"{name}: run again it ended with {again}: {output.read_text()[-600:]}")
-        elif tree(root) != self.truth[one.name]:
-            self._fault(seed, f"{name}: run again, {differences(tree(root), self.truth[one.name])}")
+        elif wrong := self._wrong(one, root, refused):
+            self._fault(seed, f"{name}: run again, {wrong}")
         self.report.outcomes[f"{outcome}, then the right bytes"] += 1
         _reap()
+
+    def _wrong(self, one: Scenario, root: Path, refused: bool) -> str:
+        """What a root has that an undisturbed run does not leave; with ``refused`` empty folders do not count."""
+        found, truth = tree(root), self.truth[one.name]
+        if refused:
+            found = {name: data for name, data in found.items() if data != b"empty folder" or name in truth}
+        if one.name != "recorder":
+            return differences(found, truth) if found != truth else ""
+        if set(found) != set(truth):
+            return differences(found, truth)
+        return wrong_loop(root, self.loop)
 
     def _check_output(self, seed: int, name: str, code: int, output: Path, *, refusal: bool = True) -> None:
         text = output.read_text() if output.exists() else ""
         if code == 1000:
-            self._fault(seed, f"{name}: still running after {LIMIT:.0f} s")
+            self._fault(seed, f"{name}: still running after {LIMIT:.0f} s: {text[-3000:]}")
         if any(word in text for word in _FORBIDDEN) or code == 99:
             self._fault(seed, f"{name}: {text[-1500:]}")
         elif code > 0 and not refusal:
@@ -427,7 +489,10 @@ ERRORS = {
     "EROFS": errno.EROFS,
     "EACCES": errno.EACCES,
 }
-FAULTS = ("SIGKILL",) * 5 + ("power cut",) * 5 + (*SIGNALS, *ERRORS, "descriptors", "file size", "pipe", "disk", "disk")
+FAULTS = ("SIGKILL",) * 5 + ("power cut",) * 5 + (*SIGNALS, *ERRORS, *("descriptors", "file size", "pipe", "memory"))
+FAULTS += ("disk", "disk")
+#: A run may end by a signal where it got one.
+KILLS = {*SIGNALS, "power cut", "worker", "parent"}
 
 
 def run(rounds: int, seed: int, names: Sequence[str] = (), *, workers: bool = True) -> Report:
@@ -438,8 +503,8 @@ def run(rounds: int, seed: int, names: Sequence[str] = (), *, workers: bool = Tr
     report = Report("kills", seed)
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # what a killed run leaves behind becomes a child of this process
     with tempfile.TemporaryDirectory(prefix="rbdata-kills-") as folder, report.measured():
-        campaign = Campaign(Path(folder), report, names, workers=workers)
         try:
+            campaign = Campaign(Path(folder), report, names, workers=workers)
             for number in range(rounds):
                 is_damage = number % 10 < DAMAGED_SHARE * 10
                 (campaign.damage if is_damage else campaign.disturb)(seed * 1_000_000 + number)
@@ -457,6 +522,8 @@ def tree(root: Path) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root).as_posix()
+        if path.name.startswith(".rbdata-") and name.startswith("cache/"):
+            continue  # which stay in a cache
         if path.is_symlink() or not (path.is_dir() or path.is_file()):
             found[name] = b"link or pipe"
         elif path.is_file():
@@ -479,6 +546,12 @@ def differences(found: dict[str, bytes], wanted: dict[str, bytes]) -> str:
 
 def _limit(kind: int, value: int) -> None:
     resource.setrlimit(kind, (value, resource.getrlimit(kind)[1]))
+
+
+def _limit_memory(room: int) -> None:
+    """Limit the address space to what it is, and some bytes."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    _limit(resource.RLIMIT_AS, pages * resource.getpagesize() + room)
 
 
 def _break_pipes() -> None:
@@ -507,6 +580,7 @@ def _serve(folder: Path) -> str:
     pid = os.fork()
     if not pid:
         try:
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # it ends with its parent
             server.serve_forever()
         finally:
             os._exit(0)

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from paths import DATA
 from rbdata import cli
+from rbdata.datasets import local
 from rbdata.datasets.acquire import download
+from rbdata.datasets.ingest.protocol import ConvertOptions
 from rbdata.datasets.ingest.request import Request
 from rbdata.datasets.leftovers import find_leftovers, leftovers_of, remove_leftovers
 from rbdata.datasets.local import deletable, delete
@@ -117,3 +119,43 @@ def test_empty_folders_are_left_overs(place, sound):
     ]
     remove_leftovers(find_leftovers(place.root), place.root)
     assert [path.name for path in place.root.iterdir()] == ["my"] and contents(place.path) == contents(sound)
+
+
+def test_a_dataset_that_goes_and_comes_while_it_is_listed_is_sound(tmp_path, monkeypatch):
+    write_dataset(tmp_path, make_episodes([3, 5]), "raw")
+    real, tries = local.read_snapshot, []
+
+    def read_snapshot(folder, read):
+        tries.append(folder)
+        if len(tries) > 1:
+            return real(folder, read)
+        delete(deletable(ID, tmp_path))
+        try:
+            return real(folder, read)
+        finally:
+            write_dataset(tmp_path, make_episodes([2]), "raw")
+
+    monkeypatch.setattr(local, "read_snapshot", read_snapshot)
+    (found,) = local.list_local(tmp_path)
+    assert (found.state, found.steps, len(tries)) == ("complete", 2, 2)
+
+
+def test_a_deletion_with_raw_files_that_was_killed_is_ended_by_the_next(tmp_path, monkeypatch):
+    request = Request(
+        "atari/Pong/5", tmp_path, str(DATA / "atari"), procs=1, keep_raw=True, options=ConvertOptions(parts=(0,))
+    )
+    download(request)
+    real, gone = Path.unlink, []
+
+    def unlink(self, missing_ok=False):
+        if len(gone) == 2:
+            raise KeyboardInterrupt
+        gone.extend([self] * (".raw" in self.parts))
+        real(self, missing_ok)
+
+    with monkeypatch.context() as context, pytest.raises(KeyboardInterrupt):
+        context.setattr(Path, "unlink", unlink)
+        delete(deletable(request.id, tmp_path))
+    (tmp_path / "atari" / "Pong" / ".5.lock").unlink()
+    delete(deletable(request.id, tmp_path))
+    assert list(tmp_path.iterdir()) == []

@@ -67,6 +67,19 @@ def test_the_folder_goes_while_it_is_locked(tmp_path, monkeypatch):
         WriterLock(path, "x").__enter__()
 
 
+def test_an_owner_killed_before_it_wrote_its_lock_leaves_nothing(tmp_path):
+    path, gone = tmp_path / ".x.lock", subprocess.Popen(["true"])
+    gone.wait()
+    with WriterLock(path, "x") as lock:
+        mine = path.with_name(f"{path.name}.{lock._token}")
+        its = path.with_name(f"{path.name}.{lock._token[:8]}{gone.pid:08x}{0:016x}")
+        mine.touch()
+        its.touch()
+        assert lock.is_stale(its) and not lock.is_stale(mine)
+    with WriterLock(path, "x"):
+        assert not its.exists() and mine.exists()
+
+
 def test_used_again(tmp_path, monkeypatch):
     monkeypatch.setattr(locks, "TOUCH_EVERY", 0.01)
     lock = WriterLock(tmp_path / "lock", "x")
