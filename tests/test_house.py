@@ -7,6 +7,8 @@ that it cannot state.
 from __future__ import annotations
 
 import ast
+import os
+import re
 import sys
 from collections import Counter
 from fnmatch import fnmatch
@@ -169,6 +171,19 @@ def test_the_oldest_versions_are_those_of_the_bounds():
     lines = (HOUSE / "constraints-oldest.txt").read_text().splitlines()
     pinned = {line for line in lines if line and not line.startswith("#")}
     assert wanted == pinned
+
+
+def test_links_of_the_documents_lead_into_the_installed_package():
+    """Outside a checkout too: messages name pages of the installed package, and pages others."""
+    tables = tomllib.loads((HOUSE / "pyproject.toml").read_text())["tool"]["setuptools"]
+    installed = {path for pattern in tables["package-data"]["rbdata"] for path in HOUSE.glob(pattern)}
+    known = installed | {path.parent for path in installed}
+    dead = []
+    for page in sorted(installed):
+        for link in re.findall(r"\]\(([^)#\s]+)", page.read_text() if page.parent.name in ("docs", "sources") else ""):
+            if "://" not in link and Path(os.path.normpath(page.parent / link)) not in known:
+                dead.append(f"{page.name}: {link}")
+    assert not dead and HOUSE / "docs" / "mirrors.md" in installed
 
 
 def test_folders_are_packages():
