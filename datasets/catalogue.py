@@ -180,6 +180,8 @@ def split_address(text: str) -> tuple[str, str] | None:
 
 def suggestion(text: str, local: Iterable[str] = ()) -> str:
     """The nearest names to one that is not known."""
+    if "://" in text or text.startswith(("/", "./", "../", "~")):
+        return "give the dataset's id, and the place that has it with --mirror"
     ids = [*local, *known_ids()]
     bare = {dataset.partition("/")[2].lower(): dataset for dataset in ids} | {
         dataset.lower(): dataset for dataset in ids

@@ -158,6 +158,11 @@ class TestEveryCommand:
         assert call("inspect", path)[2].startswith(f"error: no such folder: {path}\n")
         assert "error: no such folder: ./" in call("download", "Pong/5", "--mirror", f"./{path}")[2]
 
+    @pytest.mark.parametrize("place", ["s3://lab/rbdata/atari/Pong/5", "/mnt/rbdata/atari/Pong/5"])
+    def test_a_place_is_no_id(self, call, place, tmp_path):
+        code, _, notes = call("download", place, "--root", tmp_path)
+        assert code == 2 and "hint: give the dataset's id, and the place that has it with --mirror" in notes
+
 
 class TestList:
     def test_in_a_pipe_every_dataset_is_a_row(self, call, made):
