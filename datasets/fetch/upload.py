@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import hashlib
 import io
-from contextlib import suppress
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from ...errors import ChecksumError, ForbiddenError, ObjectNotFoundError, RootNotWritableError, UsageError
+from ...storage.folder import remove_empty
 from .directory import DirectoryLocation
 from .fsspec_store import FsspecLocation
 from .gcs import GcsLocation, translate_error
@@ -170,10 +171,13 @@ class DirectoryUploader:
         except OSError as error:
             message = f"{target} cannot be removed: {error.strerror}"
             raise RootNotWritableError(message, hint="check the owner and permissions of the mirror") from error
-        for parent in target.relative_to(top).parents:
-            with suppress(OSError):  # until one is not empty
-                if parent.parts:
-                    (top / parent).rmdir()
+        remove_empty(target.parent, top)
+
+    def prune(self, folder: str) -> None:
+        """Remove the empty folders in a folder, and those above it that are empty then."""
+        top = Path(self.location.url)
+        for here, _, _ in os.walk(top / folder, topdown=False):
+            remove_empty(Path(here), top)
 
 
 @dataclass

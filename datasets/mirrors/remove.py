@@ -5,20 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 from ...errors import ObjectNotFoundError, UnknownDatasetError, UsageError
+from ...storage.folder import holds_files
 from ...storage.manifest import FILENAME
 from .. import catalogue
 from ..fetch import FetchOptions, Location, RemoteObject
+from ..fetch.directory import DirectoryLocation
 from ..fetch.location import join_path
 from ..fetch.transports import open_mirror
-from ..fetch.upload import open_uploader
+from ..fetch.upload import DirectoryUploader, open_uploader
 from .push import CONNECTIONS, DEEPEST
 
 
 @dataclass(frozen=True)
 class Held:
-    """What a mirror holds under a name: ``files`` by path, the manifest first; ``bytes`` as far as they are stated."""
+    """What a mirror holds under a name: ``files`` by path, in the order in which they go; ``bytes`` as far as they are stated.
+
+    The manifest goes first, and last the file by which the rest of an interrupted removal is found. Of a folder, ``files`` are
+    none where only empty folders are left.
+    """
 
     name: str
     url: str
@@ -36,8 +43,9 @@ def find_held(text: str, destination: str, *, fetch: FetchOptions | None = None)
     # A bare name of a dataset that its source does not list is looked for below every source.
     for name in dict.fromkeys((named, _full_id(text), *(f"{one}/{named}" for one in catalogue.source_names()))):
         objects = _objects(location, name) if name else {}
-        if objects:
-            files = sorted(objects, key=lambda path: (not path.endswith("/" + FILENAME), path))
+        if objects or (name and _is_empty(location, name)):
+            last = f"{name}/meta.json"
+            files = sorted(objects, key=lambda path: (not path.endswith("/" + FILENAME), path == last, path))
             return Held(name, location.url, tuple(files), sum(item.size or 0 for item in objects.values()))
     message = f"{location.url} holds no dataset and no raw files named {text}"
     raise ObjectNotFoundError(message, hint="`rbdata mirror ls` shows what it holds")
@@ -52,12 +60,24 @@ def remove(
 ) -> None:
     """Remove it. ``on_progress(files removed, files in all)``. Raises UsageError for a read-only place, and fetch errors."""
     uploader = open_uploader(destination, fetch)
-    first, rest = held.files[:1], held.files[1:]
-    for path in first:
-        uploader.remove(path)
+    first, rest, last = held.files[:1], held.files[1:-1], held.files[1:][-1:]
+    done = 0
     with ThreadPoolExecutor(CONNECTIONS, "rbdata-remove") as pool:
-        for done, _ in enumerate(pool.map(uploader.remove, rest), 2):
-            on_progress(done, len(held.files))
+        for some in (first, rest, last):
+            for _ in pool.map(uploader.remove, some):
+                done += 1
+                on_progress(done, len(held.files))
+    if isinstance(uploader, DirectoryUploader):
+        uploader.prune(held.name)
+
+
+def _is_empty(location: Location, name: str) -> bool:
+    """Whether a folder on disk, behind no link, holds no file."""
+    if not isinstance(location, DirectoryLocation):
+        return False
+    top = Path(location.url).resolve()
+    folder = top / name
+    return folder.is_dir() and folder.resolve() == folder and not holds_files(folder)
 
 
 def _full_id(text: str) -> str:

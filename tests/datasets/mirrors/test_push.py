@@ -279,7 +279,7 @@ def test_what_is_removed_is_gone_and_nothing_else(root: Path, place: str) -> Non
     mirror.push("my/team/breakout", place, root=root, fetch=QUICK)
     held = find_held("Breakout/1", place, fetch=QUICK)
     assert held.name == ID and held.files[0] == f"{ID}/rbdata.json"
-    assert held.files[1:] == tuple(f"{ID}/{name}" for name in sorted(read_manifest(root / ID).files))
+    assert sorted(held.files[1:]) == [f"{ID}/{name}" for name in sorted(read_manifest(root / ID).files)]
     remove(held, place, fetch=QUICK)
     assert [entry.name for entry in mirror.ls(place, fetch=QUICK)] == ["my/team/breakout"]
     if place.startswith("/"):
@@ -395,3 +395,24 @@ def test_removal_stays_inside_the_mirror(tmp_path):
     remove(find_held("my/test", str(tmp_path / "mirror")), str(tmp_path / "mirror"))
     assert sorted(path.name for path in outside.iterdir()) == ["blob", "dictionary", "offsets"]
     assert not folder.exists()
+
+
+def test_a_removal_that_was_killed_is_ended_by_the_next(tmp_path):
+    """After any number of files, folders that became empty still there."""
+    from storage_tools import make_episodes, write_dataset
+
+    place = tmp_path / "mirror"
+    write_dataset(tmp_path / "made", make_episodes([3]), "zstd")
+    files = find_held("my/test", str(tmp_path / "made")).files
+    for number in range(len(files) + 1):
+        shutil.copytree(tmp_path / "made", place)
+        for path in files[:number]:
+            (place / path).unlink()
+        remove(find_held("my/test", str(place)), str(place))
+        assert list(place.iterdir()) == [], number
+        place.rmdir()
+    (tmp_path / "outside" / "empty").mkdir(parents=True)
+    (place / "my").mkdir(parents=True)
+    (place / "my" / "test").symlink_to(tmp_path / "outside")
+    with pytest.raises(ObjectNotFoundError):
+        find_held("my/test", str(place))
