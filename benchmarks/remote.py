@@ -52,6 +52,7 @@ def serve(root: Path, rate: float, latency: float, pipe: Any) -> None:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # which would hold the first bytes of a body back for 40 ms
 
         def do_HEAD(self) -> None:
             self.do_GET(body=False)

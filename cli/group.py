@@ -28,6 +28,7 @@ COMMANDS = {
     "preprocess": "Make a new dataset with a Python function.",
     "inspect": "Show what a dataset holds: tensors, episodes, returns, origin.",
     "sample": "Draw a batch: show it, save it, or measure the speed.",
+    "bench": "Measure rates by access pattern, here or at a URL, and what bounds them.",
     "verify": "Check datasets against their checksums.",
     "delete": "Delete datasets from this machine.",
     "prune": "Delete what interrupted work left behind.",

@@ -165,14 +165,14 @@ def count_progress(title: str) -> Iterator[Callable[[int, int], None]]:
 
 
 @contextmanager
-def phase(title: str) -> Iterator[None]:
-    """Show what goes on inside the block."""
+def phase(title: str) -> Iterator[Callable[[str, float], None]]:
+    """Show what goes on inside the block, and by the callback ``(what, share)`` how much of it is done."""
     if out.quiet:
-        yield
+        yield lambda what, share: None
         return
     with _display(title) as display:
         display.phase(title)
-        yield
+        yield lambda what, share: display.share(title, share, what)
 
 
 @contextmanager

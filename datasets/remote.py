@@ -22,6 +22,7 @@ from ..storage.manifest import FILENAME, LARGEST_MANIFEST, Manifest
 from ..storage.manifest_types import BLOCK_TABLE
 from .fetch import FetchOptions, Location, RemoteObject, open_location, read_all
 from .fetch.http_errors import replaced
+from .fetch.location import CONNECTIONS
 from .matching import parse_size
 from .mirrors import pull
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 #: Where caches are, under the root: a name that lists of datasets leave out.
 CACHE = ".remote"
-CONNECTIONS = 16
 
 
 @dataclass(frozen=True)

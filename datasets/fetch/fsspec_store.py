@@ -16,6 +16,7 @@ from ...errors import FetchError, ForbiddenError, MissingExtraError, ObjectNotFo
 from .base_location import FIRST_RANGE, BaseLocation, split_ranges
 from .http_errors import DENIED, MISSING, NO_RANGES, malformed, network_error, reason, replaced, transient
 from .location import (
+    CONNECTIONS,
     LEAST_RATE,
     FetchOptions,
     Names,
@@ -172,6 +173,7 @@ class _Files:
                     "connect_timeout": self._options.connect_timeout,
                     "read_timeout": self._options.silence_timeout,
                     "retries": {"max_attempts": 1},
+                    "max_pool_connections": CONNECTIONS,
                 }
                 settings |= {"anon": self._anonymous, "config_kwargs": timeouts}
             self._file_system = self._class(**settings)

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .location import FetchOptions, check_endpoint
+from .location import CONNECTIONS, FetchOptions, check_endpoint
 
 if TYPE_CHECKING:
     from google.cloud.storage import Client
@@ -77,7 +77,7 @@ def make_client(login: bool, access: str = "read_only") -> Client:
     from .least_rate import PacedAdapter
 
     for scheme in ("https://", "http://"):
-        client._http.mount(scheme, PacedAdapter())
+        client._http.mount(scheme, PacedAdapter(pool_maxsize=CONNECTIONS))
     # From release 3.13 on, the client requests the bucket's metadata in a background thread before every call, for
     # telemetry that rbdata does not use. Anonymous readers are denied that, so it would be requested every time.
     if hasattr(client, "_bucket_metadata_cache"):

@@ -12,7 +12,7 @@ from .base_location import BaseLocation
 from .headers import accepted_encoding, check_same_object, is_web_page, length, stated_checksums, stated_version
 from .html_index import parse_index
 from .http_errors import MISSING, NO_RANGES, raise_network_error, status_error, status_of, transient
-from .location import FetchOptions, Names, Objects, RemoteObject, check_offset, require_inside
+from .location import CONNECTIONS, FetchOptions, Names, Objects, RemoteObject, check_offset, require_inside
 from .per_process import PerProcess
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ FIRST_PIECE = 1 << 16
 PIECE = 1 << 18
 LONGEST_PAGE = 64 << 20
 LONGEST_EXPLANATION = 1 << 16
-CONNECTIONS = 8
 
 
 @dataclass(frozen=True)

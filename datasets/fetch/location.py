@@ -15,6 +15,8 @@ from ...errors import UsageError
 
 #: Bytes per second, on average over the time-out for silence: a connection that is slower is considered lost.
 LEAST_RATE = 1024
+#: Connections of a process that are kept for further requests: as many as readers of remote datasets use at once.
+CONNECTIONS = 16
 
 
 @dataclass(frozen=True)

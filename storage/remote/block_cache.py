@@ -158,9 +158,9 @@ class BlockCache:
         """Whether the limit leaves room for everything."""
         return self._most is None or self._most >= int(self.layout.evictable.sum())
 
-    def close(self) -> None:
-        """Stop fetching what is planned."""
-        self._fetcher.close()
+    def close(self, *, wait: bool = False) -> None:
+        """Fetch only what is wanted from now on; ``wait`` until what is planned and under way is there."""
+        self._fetcher.close(wait=wait)
 
     @contextmanager
     def _keep(self, blocks: list[int]) -> Iterator[None]:

@@ -41,14 +41,16 @@ class BlockFetcher:
     def plan(self, numbers: Iterable[int]) -> None:
         """What to fetch when nobody waits, in this order, instead of what was planned before; errors end it silently."""
         with self._changed:
-            self._plan = iter(numbers)
-            self._start(self._connections)
+            if not self._closed:
+                self._plan = iter(numbers)
+                self._start(self._connections)
 
-    def close(self) -> None:
-        """End the threads when they have done what they are at."""
+    def close(self, *, wait: bool = False) -> None:
+        """Plan no more, and end the threads when they have done what they are at; ``wait``: until they have."""
         with self._changed:
             self._closed, self._plan = True, iter(())
             self._changed.notify_all()
+            self._changed.wait_for(lambda: not (wait and self._threads))
 
     def _ask(self, number: int) -> Future[None]:
         with self._changed:
@@ -74,6 +76,7 @@ class BlockFetcher:
                     job = self._next()
                 if job is None:
                     self._threads -= 1
+                    self._changed.notify_all()
                     return
             number, future, planned = job
             try:

@@ -1,0 +1,86 @@
+"""``rbdata bench``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from typer import Option
+
+from . import text
+from .console import Column, Fact, out
+from .options import CacheDir, LocalId, Root
+from .progress import phase
+
+EXAMPLES = """
+  rbdata bench s3://lab/rbdata/atari/Pong/5
+  rbdata bench https://data.example.org/atari/Pong/5 --cache-dir /fast/cache --seconds 60
+  rbdata bench Pong/5 --json
+"""
+
+
+def _rate(value: float) -> str:
+    return f"{text.count(round(value))}" if value >= 10 else f"{value:.1f}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f} s" if value < 10 else f"{value:.0f} s"
+
+
+_PATTERN = Column("pattern")
+_FIRST = Column("first", _seconds, right=True, optional=True)
+_REMOTE = (
+    _PATTERN,
+    _FIRST,
+    Column("steps/s", _rate, right=True),
+    Column("cached", _rate, right=True, optional=True),
+    Column("link allows", _rate, right=True, optional=True),
+    Column("bytes/step", text.size, right=True, optional=True),
+    Column("bound by", right=True),
+)
+_LOCAL = (_PATTERN, _FIRST, Column("steps/s", _rate, right=True), Column("bound by", right=True))
+
+
+def run(
+    dataset: LocalId,
+    seconds: Annotated[float, Option(metavar="S", min=0.5, help="About how long to measure.")] = 15.0,
+    n: Annotated[int, Option("-n", "--batch-size", min=1, metavar="N", help="Steps in a batch.")] = 256,
+    cache_dir: CacheDir = None,
+    root: Root = None,
+) -> None:
+    """Measure how fast a dataset gives batches from where it lies, and what bounds that.
+
+    Patterns: transitions, stacks of 4 and slices of 16, drawn from everywhere (global) or from a few places at a time (blocks).
+    At a URL each begins with an empty cache, in a temporary folder. "first" is the time to the first batch, "steps/s" the rate
+    while blocks arrive, "cached" that of the same batches when they are there, "link allows" what plain reads of as many bytes
+    would take.
+    """
+    from ..datasets.rates import measure
+
+    with phase("measuring") as on_progress:
+        found = measure(dataset, seconds=seconds, batch_size=n, cache_dir=cache_dir, root=root, on_progress=on_progress)
+    if out.json:
+        out.document(found.to_json())
+        return
+    link = found.link
+    if out.quiet:
+        for rate in found.rates:
+            out.line(f"{rate.pattern}\t{rate.steps_per_second:.1f}")
+        return
+    facts = [Fact("dataset", f"{found.id}, {text.count(found.steps)} steps, {text.size(found.bytes)}", found.id)]
+    if link is not None:
+        slow = f"{link.latency * 1e3:.1f} ms, slowest of ten {link.slow_latency * 1e3:.0f} ms"
+        by = f"{link.connections} connections, {text.size(link.block_bytes)} a request"
+        facts += [
+            Fact("latency", slow, link.latency),
+            Fact("link", f"{text.size(link.bytes_per_second)}/s by {by}", link.bytes_per_second),
+        ]
+    out.facts(facts)
+    out.heading("rates by access pattern")
+    rows: list[tuple[Any, ...]] = []
+    for rate in found.rates:
+        bound = f"{rate.bound} (calculated)" if rate.calculated else rate.bound
+        row = (rate.pattern, rate.first_batch, rate.steps_per_second, rate.again_per_second, rate.link_per_second)
+        rows.append((*row, rate.bytes_per_step, bound) if link else (*row[:3], bound))
+    out.table(_REMOTE if link else _LOCAL, rows)
+    if any(rate.calculated for rate in found.rates):
+        out.note("calculated: a batch would take longer than there is time; more --seconds measure it")

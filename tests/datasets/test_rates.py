@@ -1,0 +1,74 @@
+"""Rates by access pattern: of a dataset at a URL and of one here, and the command that shows them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rbdata.cli import run
+from rbdata.datasets import rates
+from rbdata.datasets.rates import Link, measure
+from rbdata.errors import UsageError
+from rbdata.storage.remote import remote_dataset
+from servers import http_server
+from storage_tools import make_episodes, write_dataset
+
+
+@pytest.fixture(scope="module")
+def mirror(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("mirror")
+    episodes = make_episodes([40, 30, 30], shape=(2048,), dtype="uint8", seed=3)
+    write_dataset(root, episodes, "zstd", id="my/zstd", dictionary=False)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(remote_dataset, "BLOCK_BYTES", 4096)
+
+
+def test_at_a_url(mirror, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(rates, "TOO_LONG", 1e9)  # measured, however slow this machine is
+    with http_server(mirror) as server:
+        words = ["bench", f"{server.url}/my/zstd", "--seconds", "0.5", "-n", "16", "--cache-dir", str(tmp_path)]
+        assert run([*words, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert run(["bench", f"{server.url}/my", "--cache-dir", str(tmp_path)]) == 1
+        assert "holds no converted dataset" in capsys.readouterr().err
+    assert (found["id"], found["steps"]) == ("my/zstd", 100)
+    assert 0 < found["link"]["latency"] <= found["link"]["slow_latency"] and found["link"]["bytes_per_second"] > 0
+    assert [rate["pattern"] for rate in found["rates"]] == list(rates.PATTERNS)
+    for rate in found["rates"]:
+        assert rate["first_batch"] > 0 and rate["steps_per_second"] > 0 and rate["again_per_second"] > 0
+        assert rate["bound"] in ("link", "requests", "decoding", "processor") and not rate["calculated"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_on_this_machine(mirror, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    assert run(["bench", str(mirror / "my/zstd"), "--seconds", "0.5", "-n", "16"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "dataset\tmy/zstd"
+    assert [line.split("\t")[0] for line in lines[1:]] == list(rates.PATTERNS)
+    assert {len(line.split("\t")) for line in lines[1:]} == {4}
+
+
+def test_a_slow_link_is_calculated(mirror, tmp_path):
+    url, options = (mirror / "my/zstd").as_uri(), rates.PATTERNS["stacks of 4, global"]
+    with rates._opened(url, tmp_path, None, None) as dataset:
+        slow = Link(0.02, 0.03, 16, 4 << 20, 1000.0)
+        rate = rates._calculated(dataset, "stacks", options, 16, slow, 1.0)
+        assert rates._calculated(dataset, "stacks", options, 16, Link(0.02, 0.03, 16, 4 << 20, 1e9), 1.0) is None
+        assert rate is not None and rate.calculated and rate.bound == "link"
+        assert rate.first_batch == pytest.approx((dataset.cache.layout.whole_bytes + 16 * rate.bytes_per_step) / 1000)
+    assert rates._of_link(Link(0.5, 0.5, 16, 1 << 20, 100e6)) == "requests"
+
+
+def test_bad_input(mirror, tmp_path, capsys):
+    with pytest.raises(UsageError, match=r"at least 0\.5"):
+        measure(mirror / "my/zstd", seconds=0.1)
+    assert run(["bench", str(mirror / "my/zstd"), "--seconds", "0"]) == 2
+    (tmp_path / "file").write_text("")
+    assert run(["bench", (mirror / "my/zstd").as_uri(), "--cache-dir", str(tmp_path / "file")]) == 1
+    assert "cannot be written" in capsys.readouterr().err
