@@ -109,7 +109,7 @@ class CountedFiles:
 
     files: RemoteFiles
     requests: int = 0
-    bytes: int = 0
+    received: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -119,7 +119,7 @@ class CountedFiles:
     def read(self, path: str, start: int, stop: int) -> bytes:
         data = self.files.read(path, start, stop)
         with self.lock:
-            self.requests, self.bytes = self.requests + 1, self.bytes + len(data)
+            self.requests, self.received = self.requests + 1, self.received + len(data)
         return data
 
     def check(self) -> None:
@@ -269,9 +269,9 @@ def _remote_rate(
     buffer = _buffer(dataset, options, batch_size)
     buffer.sample()
     first = time.perf_counter() - began
-    requests, received = files.requests, files.bytes
+    requests, received = files.requests, files.received
     count, took = _batches(buffer, seconds * (1 - AGAIN_SHARE))
-    requests, received = files.requests - requests, files.bytes - received
+    requests, received = files.requests - requests, files.received - received
     dataset.cache.close(wait=True)
     again, spent = _batches(_buffer(dataset, options, batch_size), seconds * AGAIN_SHARE, most=count + 1)
     steps = count * batch_size
