@@ -311,9 +311,11 @@ class BlockCache:
                 if not sound:
                     self.states[self.layout.of_bytes(path, np.array([at]), np.array([at + length]))] = ABSENT
                     message = f"{self.files.url}/{path}: bytes {at}-{at + length} arrived damaged"
-                    self._failure = ChecksumError(message, hint="open the dataset again: they are fetched again")
-                    raise self._failure
+                    hint = "open the dataset again: what is damaged is fetched again"
+                    self._failure = self._failure or ChecksumError(message, hint=hint)
                 at += length
+        if self._failure is not None:
+            raise self._failure
 
 
 _caches: weakref.WeakSet[BlockCache] = weakref.WeakSet()

@@ -156,6 +156,20 @@ def test_damage_without_checksums_of_blocks_is_found_at_the_end(files, tmp_path)
     assert opened(files, tmp_path / "cache").fetch() == tmp_path / "cache"
 
 
+def test_all_damage_is_found_at_once(tmp_path):
+    """Only the first damaged file was fetched again, and rows of the others stayed wrong."""
+    episodes = make_episodes([60, 80], a=((2048,), "uint8"), b=((2048,), "uint8"))
+    files = Folder(write_dataset(tmp_path / "store", episodes, "raw"), tmp_path / "log")
+    dataset = opened(files, tmp_path / "cache")
+    for name in ("a.memmap", "b.memmap"):
+        files.flip, files.times = name, 1
+        dataset.read(torch.tensor([0]), keys=[name.partition(".")[0]])
+    with pytest.raises(ChecksumError, match=r"a\.memmap: bytes"):
+        dataset.fetch()
+    again = opened(files, tmp_path / "cache")
+    assert (again.read(torch.arange(140)) == Dataset(files.path).read(torch.arange(140))).all()
+
+
 def test_rows_that_cannot_be_decoded_are_fetched_again(files, tmp_path):
     files.flip, files.times = "observation/blob", 1
     dataset, steps = opened(files, tmp_path / "cache"), torch.tensor([0])  # of the block that arrives damaged
