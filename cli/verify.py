@@ -77,7 +77,7 @@ def run(
         try:
             record = _check(given, root, quick)
             records.append(record)
-            if repair and record["problems"]:
+            if repair:
                 _repair(record, mirror, procs)
         except Exception as error:
             failure = explain(error)
@@ -115,13 +115,16 @@ def run(
 
 
 def _repair(record: dict[str, Any], mirror: str | None, procs: int | None) -> None:
-    """Make a damaged dataset whole, and check it again."""
-    from ..datasets.repair import repair
+    """Make a damaged dataset whole, and check it again; remove what an interrupted repair left."""
+    from ..datasets.repair import end_repair, repair
     from ..storage.file_problems import Problem
     from ..storage.integrity import verify
     from .report import work
 
     folder, problems = Path(record["path"]), [Problem(**problem) for problem in record["problems"]]
+    if not problems:
+        end_repair(folder)
+        return
     done = work(record["id"], lambda listener: repair(folder, problems, mirror=mirror, procs=procs, listener=listener))
     left = verify(folder).problems
     record["result"] = "damaged" if left else "repaired"

@@ -32,6 +32,7 @@ from .fetch.upload import find_object
 from .ingest.protocol import ConvertOptions, Job
 from .ingest.request import Listener, Request
 from .ingest.run import restore
+from .leftovers import leftovers_of, remove_leftovers
 from .mirrors import pull as converted
 from .sources.source import Source
 
@@ -89,6 +90,13 @@ def repair(
     if wrong:
         raise DamagedDatasetError(f"{wrong[0].path} {wrong[0].what} after the repair")
     return Repaired(folder, files, url, fetched)
+
+
+def end_repair(folder: Path) -> None:
+    """Remove what a repair left beside a dataset that was killed when the dataset was whole again."""
+    folder = folder.resolve()
+    place = _place(folder, read_manifest(folder))
+    remove_leftovers(leftovers_of(place), place.root)
 
 
 def _place(folder: Path, manifest: Manifest) -> DatasetPlace:
