@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from .datasets import local
 from .datasets.fetch.location import is_remote
 from .datasets.remote import open_remote
-from .errors import UsageError
+from .errors import UnknownDatasetError, UsageError
 from .keywords import check_keywords
 from .storage.dataset import Dataset
 from .storage.replay.loading import load_buffer
@@ -91,6 +92,7 @@ def load(
     cache_dir: str | os.PathLike[str] | None = None,
     cache_limit: int | str | None = None,
     check: bool = False,
+    download: bool | Mapping[str, Any] = False,
     growth: Sequence[Sequence[int]] | None = None,
     batch_size: int | None = None,
     frame_stack: int | None = None,
@@ -141,6 +143,9 @@ def load(
       datasets at a URL, of which the stretches are fetched ahead. ``"global"`` is the same as True.
     - ``cache_dir``, ``cache_limit``: of a dataset at a URL, see `open_dataset`.
     - ``check=True``: every block of the files is compared with its checksum when it is first read, see `open_dataset`.
+    - ``download=True``: a dataset that is not there is downloaded by another process, and sampled from as soon as there is an
+      episode; what is finished is added between batches, see docs/remote.md. ``download={"mirror": ...}``: with arguments of
+      `rbdata.download`.
     - ``growth``: the batches that there were while the dataset was downloaded, again: for each, no more of it is shown than was
       there. It is ``buffer.state_dict()["_storage"]["growth"]``, see `DatasetStorage`.
     - ``alpha``, ``beta``: sampling by priority; ``buffer.update_tensordict_priority(batch)`` sets priorities from
@@ -154,7 +159,7 @@ def load(
 
     Raises UsageError for options that make no sense together, and as `open_dataset` does.
     """
-    elsewhere = ("id_or_path", "root", "cache_dir", "cache_limit", "check")
+    elsewhere = ("id_or_path", "root", "cache_dir", "cache_limit", "check", "download")
     options = {name: value for name, value in locals().items() if name not in (*elsewhere, "elsewhere")}
     if isinstance(id_or_path, Dataset):
         if check:
@@ -162,5 +167,23 @@ def load(
                 "check=True is for ids and paths", hint="open the dataset with open_dataset(..., check=True)"
             )
         return load_buffer(id_or_path, **options)
+    if download is not False:
+        if check or cache_dir is not None or cache_limit is not None or is_remote(id_or_path):
+            raise UsageError("download is for ids, without check, cache_dir and cache_limit")
+        return load_buffer(_open_downloading(id_or_path, root, download), watch=True, **options)
     dataset = open_dataset(id_or_path, root=root, cache_dir=cache_dir, cache_limit=cache_limit, check=check)
     return load_buffer(dataset, **options)
+
+
+def _open_downloading(
+    dataset_id: str | os.PathLike[str], root: str | os.PathLike[str] | None, options: bool | Mapping[str, Any]
+) -> Dataset:
+    """The dataset if it is there, otherwise what there is of it as soon as there is something."""
+    from .datasets.background_download import open_when_begun
+
+    if options is True:
+        with suppress(UnknownDatasetError):  # by its mirror alone
+            if (place := local.find_place(dataset_id, root)).exists():
+                return local.open_unfinished(place.path)
+    arguments = {} if options is True else dict(options)  # type: ignore[arg-type]
+    return open_when_begun("rbdata.api:download", {"dataset_id": os.fspath(dataset_id), "root": root, **arguments})

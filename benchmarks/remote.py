@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 from harness import machine, table
 
@@ -59,7 +60,16 @@ def serve(root: Path, rate: float, latency: float, pipe: Any) -> None:
 
         def do_GET(self, body: bool = True) -> None:
             time.sleep(link.latency)
-            path = root / self.path.strip("/")
+            path = root / unquote(self.path).strip("/")
+            if path.is_dir():
+                names = (one.name + "/" * one.is_dir() for one in sorted(path.iterdir()))
+                page = "".join(f'<a href="{quote(name)}">{name}</a>\n' for name in names).encode()
+                self.send_response(200)
+                self.send_header("Content-Type", "text/html")
+                self.send_header("Content-Length", str(len(page)))
+                self.end_headers()
+                self.wfile.write(page if body else b"")
+                return
             if not path.is_file():
                 self.send_response(404)
                 self.send_header("Content-Length", "0")

@@ -53,6 +53,9 @@ def run(
         Option("--out", metavar="PATH", help="Write the batch: NAME.npz, or a folder for TensorDict.load_memmap."),
     ] = None,
     bench: Annotated[bool, Option("--bench", help="Measure the batches per second.")] = False,
+    partial: Annotated[
+        bool, Option("--partial", help="Of an unfinished dataset: draw from the shards that are finished.")
+    ] = False,
     cache_dir: CacheDir = None,
     cache_limit: CacheLimit = None,
     root: Root = None,
@@ -65,11 +68,14 @@ def run(
     if save is not None:
         _check_target(save)
     from ..reading import load, open_dataset
+    from ..storage.partial_dataset import PartialDataset
 
     with phase("loading"):
-        opened = open_dataset(dataset, root=root, cache_dir=cache_dir, cache_limit=cache_limit)
+        opened = open_dataset(dataset, root=root, partial=partial, cache_dir=cache_dir, cache_limit=cache_limit)
         buffer = load(opened, batch_size=n, slice_len=slice_len, frame_stack=frame_stack, seed=seed)
         batch = buffer.sample()
+    if isinstance(opened, PartialDataset):
+        out.note(f"drawn from {opened.progress}")
     if save is not None:
         _write(batch, save)
     if bench:

@@ -124,6 +124,17 @@ def open_dataset(
     return (CheckedDataset if check else Dataset)(find(id_or_path, root))
 
 
+def find_place(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> DatasetPlace:
+    """Where a dataset is or would be, by id (full or bare) or path. Raises UnknownDatasetError when nothing has that name."""
+    text, where = os.fspath(id_or_path), settings.root(root)
+    path = Path(text).expanduser()
+    if path.is_absolute() or text.startswith((".", "~")):
+        path = path.absolute()
+        return DatasetPlace(path.parent.parent, f"{path.parent.name}/{path.name}")
+    found = [dataset_id for dataset_id, _, _ in find_datasets(where)] if where.is_dir() else []
+    return DatasetPlace(where, catalogue.resolve(text, found)[0])
+
+
 def open_unfinished(
     id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None, *, wait: float = 0.0
 ) -> PartialDataset:
@@ -134,14 +145,7 @@ def open_unfinished(
     """
     from ..storage.partial_dataset import open_partial
 
-    text, where = os.fspath(id_or_path), settings.root(root)
-    path = Path(text).expanduser()
-    if path.is_absolute() or text.startswith((".", "~")):
-        path = path.absolute()
-        place = DatasetPlace(path.parent.parent, f"{path.parent.name}/{path.name}")
-    else:
-        found = [dataset_id for dataset_id, _, _ in find_datasets(where)] if where.is_dir() else []
-        place = DatasetPlace(where, catalogue.resolve(text, found)[0])
+    place = find_place(id_or_path, root)
     if not wait and not place.working.is_dir():
         find(id_or_path, root)  # which raises, unless there is one
     return open_partial(place, wait=wait)

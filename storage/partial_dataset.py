@@ -98,7 +98,10 @@ class PartialDataset(Dataset):
         """Whether all of it is shown, or what has become of its writer."""
         if self.complete:
             return "complete"
-        return "being written" if self.place.lock().is_held() else "interrupted"
+        return "being written" if self._is_written() else "interrupted"
+
+    def _is_written(self) -> bool:
+        return self.place.lock().is_held()
 
     @property
     def progress(self) -> str:
@@ -114,7 +117,7 @@ class PartialDataset(Dataset):
         """
         until = time.monotonic() + wait
         while not self.complete:
-            is_written = self.place.lock().is_held()  # before the look, so that what was written last is seen
+            is_written = self._is_written()  # before the look, so that what was written last is seen
             found = self._look(self.plan)
             if found is not None and (found.complete or found.manifest.episodes > self.manifest.episodes):
                 self._take(found)
@@ -182,7 +185,8 @@ def _map_finished(folder: Path) -> _Found:
     plan, finished = read_plan(folder), finished_in_order(folder)
     table = map_episodes(folder, plan.episodes)
     manifest, table = first_episodes(plan, table, whole_episodes(table, plan.parts[:finished]))
-    stored = {leaf.name: open_leaf(folder, leaf, manifest.rows(leaf)) for leaf in manifest.schema}
+    leaves = manifest.schema if manifest.episodes else ()  # files that are appended to are not there before
+    stored = {leaf.name: open_leaf(folder, leaf, manifest.rows(leaf)) for leaf in leaves}
     return _Found(folder, plan, finished, False, manifest, table, stored)
 
 

@@ -75,6 +75,7 @@ TESTED_BY = {
     "datasets/formats/npy": "datasets/sources/atari/test_traps",
     "datasets/formats/parquet": "datasets/sources/openml/test_download",
     "datasets/formats/thrift": "datasets/formats/test_parquet_file",
+    "datasets/download_process": "datasets/test_background_download",
     "datasets/local": "cli/test_commands",
     "datasets/mirrors/pull": "datasets/mirrors/test_push",
     "datasets/mirrors/remove": "datasets/mirrors/test_push",

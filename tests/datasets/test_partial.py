@@ -57,7 +57,7 @@ def place(root: Path) -> DatasetPlace:
 
 def run(mirror: Path, root: Path, after_part: Callable[[int], None] = lambda index: None, **fields) -> Path:
     """Download in this process, calling ``after_part`` whenever a part is finished: nothing goes on meanwhile."""
-    options = ConvertOptions(**fields.pop("options", {}))
+    options = ConvertOptions(**{"codec": "raw", **fields.pop("options", {})})  # no dictionary to train
     request = Request(ID, root=root, mirror=str(mirror), options=options, procs=1, **fields)
     return download(request, Listener(on_part_done=after_part)).path
 

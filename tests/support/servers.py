@@ -26,7 +26,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -79,6 +79,8 @@ class Faults:
     """Basic authentication that is asked for."""
     headers: dict[str, str] = field(default_factory=dict)
     """More headers on every file, on top of the ordinary ones."""
+    before: Callable[[Path], object] = lambda path: None
+    """Called before a file is sent: it may wait."""
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
     released: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -268,6 +270,8 @@ def http_server(root: Path) -> Iterator[HttpServer]:
             return self.send_small(200, index_page(path, raw, style[0]).encode(), "text/html;charset=utf-8")
 
         def send_file(self, path: Path) -> None:
+            if self.command == "GET":
+                faults.before(path)
             if faults.redirect is not None:
                 return self.send_small(302, b"", "text/plain", {"Location": faults.redirect})
             if faults.html:

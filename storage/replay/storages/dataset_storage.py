@@ -92,7 +92,7 @@ class DatasetStorage(Storage):
             except RbdataError as error:
                 self._watch = False
                 warnings.warn(
-                    f"no more of {self.source.id} will be shown: {error.message}", StoppedWarning, stacklevel=5
+                    f"no more of {self.source.id} will be shown: {error.message}", StoppedWarning, stacklevel=6
                 )
             self._looked = time.monotonic()
         return len(self.source) if len(self.source) > len(self.dataset) else None
@@ -221,7 +221,8 @@ class DatasetStorage(Storage):
         return {**self.__dict__, "_timelines": {}, "_own": None}
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.dataset!r})"
+        shown = "" if len(self.dataset) == len(self.source) else f", shown={len(self.dataset)}"
+        return f"{type(self).__name__}({self.source!r}{shown})"
 
 
 def read_only(dataset: Any) -> ReadOnlyError:

@@ -1,0 +1,185 @@
+"""A download in a process of its own, read by this one while it goes on.
+
+The process is a fresh interpreter: forking the program would copy its locks and threads. It is told by one line of JSON what
+to do, and says by lines of JSON what happens: the calls of a `Listener`, then the path of the dataset or an error. It ends
+with the program, by Ctrl-C as the program does, and by `BackgroundDownload.stop`; what is finished then is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from .. import errors
+from ..errors import DatasetBusyError, DatasetNotFoundError, RbdataError, StoppedError, UnknownDatasetError
+from ..storage.folder import DatasetPlace
+from ..storage.partial_dataset import POLL, PartialDataset
+from . import download_process
+from .download_process import PATIENCE, plain
+from .ingest.progress_bar import progress_listener
+from .ingest.request import Estimate, Listener
+from .local import find_place
+from .workers.task import TaskProgress
+
+_BOOT = "import json, sys; order = json.loads(sys.stdin.readline()); sys.path[:] = order['path']; \
+import importlib; importlib.import_module(order['module']).serve(order)"
+
+#: Processes that were started here: what is still running is not collected.
+_started: set[subprocess.Popen[bytes]] = set()
+
+
+class BackgroundDownload:
+    """A running call of ``function``, given as ``module:name``, with the ``arguments`` of `rbdata.download`.
+
+    ``error`` is what it raised, ``path`` what it returned; both are None before. ``begun``: it writes, to ``place``.
+    """
+
+    def __init__(self, function: str, arguments: Mapping[str, Any]) -> None:
+        self.id = str(arguments["dataset_id"])
+        self.path: Path | None = None
+        self.begun = False
+        self.error: BaseException | None = None
+        shown = {name: arguments[name] for name in ("progress", "listener") if name in arguments}
+        given = {name: value for name, value in arguments.items() if name not in shown}
+        order = {"module": download_process.__name__, "path": sys.path, "function": function, "arguments": given}
+        line = json.dumps(order, default=plain).encode() + b"\n"
+        self._process = subprocess.Popen([sys.executable, "-c", _BOOT], stdin=-1, stdout=-1, bufsize=0)
+        _started.add(self._process)
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(line)
+        self._ended = threading.Event()
+        follow = threading.Thread(target=self._follow, args=(shown,), name="rbdata-download", daemon=True)
+        follow.start()
+
+    @property
+    def has_ended(self) -> bool:
+        return self._ended.is_set()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Until it has ended, at most so long; returns whether it has."""
+        return self._ended.wait(seconds)
+
+    def stop(self) -> None:
+        """End it, as Ctrl-C does, and wait for that."""
+        self._interrupt()
+        if not self._ended.wait(PATIENCE):
+            self._process.kill()
+            self._ended.wait()
+
+    def _interrupt(self) -> None:
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGINT)
+
+    def _follow(self, shown: Mapping[str, Any]) -> None:
+        assert self._process.stdout is not None
+        try:
+            with progress_listener(self.id, shown.get("listener"), bool(shown.get("progress"))) as listener:
+                for name, values in self._events():
+                    self._hear(listener, name, values)
+                if self.path is None and self.error is None:
+                    status = self._process.wait()
+                    how = f"ended by {signal.Signals(-status).name}" if status < 0 else f"over, with status {status}"
+                    self.error = StoppedError(f"the process that downloads {self.id} was {how}", hint="load it again")
+                if self.error is not None:
+                    raise self.error  # so that the bar stops
+        except BaseException as error:  # of a listener as well: it ends the download
+            self.error = self.error or error
+            self._process.stdout.close()
+            self._interrupt()
+        finally:
+            self._process.wait()
+            _started.discard(self._process)
+            self._ended.set()
+
+    def _events(self) -> Any:
+        """What it says, line by line. Read without Python's buffers, whose lock a fork of this program would copy."""
+        assert self._process.stdout is not None
+        rest = b""
+        while data := os.read(self._process.stdout.fileno(), 1 << 16):
+            *lines, rest = (rest + data).split(b"\n")
+            for line in filter(None, lines):
+                with suppress(ValueError):  # one that was interrupted
+                    yield json.loads(line)
+
+    def _hear(self, listener: Listener, name: str, values: list[Any]) -> None:
+        if name == "done":
+            self.path = Path(values[0])
+        elif name == "error":
+            self.error = _error(*values)
+        elif name == "on_estimate":
+            listener.on_estimate(Estimate(**{**values[0], "path": Path(values[0]["path"])}))
+        elif name == "on_progress":
+            listener.on_progress([TaskProgress(**task) for task in values[0]])
+        else:
+            self.begun = self.begun or name == "on_planned"  # what an earlier run had published is withdrawn by then
+            getattr(listener, name)(*values)
+
+
+class DownloadingDataset(PartialDataset):
+    """A `PartialDataset` that a `BackgroundDownload` of this process writes. `refresh` raises what that raised."""
+
+    def __init__(self, place: DatasetPlace, download: BackgroundDownload) -> None:
+        self.download = download
+        super().__init__(place, unfinished=not download.has_ended)
+
+    def _is_written(self) -> bool:
+        return not self.download.has_ended or super()._is_written()
+
+    def _report_stop(self, *, as_error: bool) -> None:
+        error = self.download.error
+        if isinstance(error, RbdataError) and not isinstance(error, DatasetBusyError):
+            raise error
+        super()._report_stop(as_error=as_error)
+
+
+def open_when_begun(function: str, arguments: Mapping[str, Any]) -> PartialDataset:
+    """Start a download, or follow that of another process; the dataset, once the first of its episodes can be read.
+
+    Raises what the download raises. It is stopped where this call is interrupted.
+    """
+    place = _place_of(arguments)
+    while True:
+        download = BackgroundDownload(function, arguments)
+        try:
+            while not download.has_ended:
+                if place is not None and download.begun:
+                    with suppress(DatasetNotFoundError):
+                        return DownloadingDataset(place, download)
+                download.wait(POLL)
+        except BaseException:
+            download.stop()
+            raise
+        if download.path is not None:
+            return PartialDataset(find_place(download.path))
+        assert download.error is not None
+        if place is None or not isinstance(download.error, DatasetBusyError):
+            raise download.error
+        while place.lock().is_held():
+            with suppress(DatasetNotFoundError):
+                return PartialDataset(place, unfinished=True)
+            time.sleep(POLL)
+
+
+def _place_of(arguments: Mapping[str, Any]) -> DatasetPlace | None:
+    """Where a dataset will be; None where only its mirror has that name: it is copied as a whole."""
+    try:
+        return find_place(arguments["dataset_id"], arguments.get("root"))
+    except UnknownDatasetError:
+        return None
+
+
+def _error(name: str, message: str, hint: str | None) -> RbdataError:
+    kind = getattr(errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, RbdataError):
+        return kind(message, hint=hint)
+    return StoppedError(message, hint=hint)
