@@ -59,7 +59,11 @@ def measure(url: str, procs: int, batch: int) -> list[float]:
     shutil.rmtree(root, ignore_errors=True)
     finished: dict[int, float] = {}
     began = time.perf_counter()
-    listener = Listener(on_part_done=lambda index: finished.setdefault(index, time.perf_counter() - began))
+
+    def note(index: int) -> None:
+        finished[index] = time.perf_counter() - began
+
+    listener = Listener(on_part_done=note)
     options: dict[str, Any] = {"mirror": url, "procs": procs, "listener": listener}
     buffer = rbdata.load(NAME, root=root, download=options, batch_size=batch, frame_stack=4, seed=1)
     buffer.sample()
