@@ -189,7 +189,7 @@ def _existing(folder: Path, key: str, suffix: str) -> Path:
     """The file or folder of a key: under its encoded name or, from older versions of tensordict, under the key itself."""
     encoded = encoded_name(key)
     path = folder / f"{encoded}{suffix}"
-    if encoded != key and not {"/", "\\", "\0"}.intersection(key) and key not in ("", ".", ".."):
+    if encoded != key and not {"/", "\\", "\0"}.intersection(key) and f"{key}{suffix}" not in ("", ".", ".."):
         older = folder / f"{key}{suffix}"
         if not os.path.lexists(path) and os.path.lexists(older):
             return older

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +21,7 @@ from rbdata.storage.manifest import FILENAME, read_manifest, write_manifest
 from rbdata.storage.schema import Schema
 from rbdata.storage.ted import check_invariants
 from storage_tools import LAYOUTS, columns, contents, make_episodes, names, write_dataset
+from ted_tools import load_plainly
 from tensordict import TensorDict
 
 EPISODES = make_episodes([5, 1, 9, 2, 12, 1], shape=(3, 2), dtype="float32")
@@ -33,13 +33,6 @@ def no_waiting_for_the_disk(monkeypatch):
 
 
 # -- plain readers ----------------------------------------------------------------------------------------------------
-
-
-def load_plainly(folder: Path) -> TensorDict:
-    """As a program without rbdata would, with pickling disabled where tensordict can."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        return TensorDict.load_memmap(folder, allow_pickle=False)
 
 
 def as_tensordict(arrays: dict[str, np.ndarray], rows: int) -> TensorDict:

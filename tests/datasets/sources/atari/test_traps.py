@@ -27,7 +27,7 @@ from rbdata.errors import CorruptSourceError, DiskSpaceError, ObjectNotFoundErro
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import verify
 from rbdata.storage.ted import check_invariants
-from tensordict import TensorDict
+from ted_tools import load_plainly
 
 REAL = DATA / "atari"
 LAYOUTS = [{"codec": "raw"}, {"codec": "zstd"}, {"layout": "ted"}]
@@ -457,7 +457,7 @@ def test_trap_62_opens_without_pickle(options, tmp_path, monkeypatch):
 
     for module, name in ((pickle, "load"), (pickle, "loads"), (pickle, "Unpickler"), (torch, "load")):
         monkeypatch.setattr(module, name, refuse)
-    td = TensorDict.load_memmap(dataset.path, allow_pickle=False)
+    td = load_plainly(dataset.path)
     assert td.batch_size == torch.Size([len(dataset)])
     steps = set(td.keys(True, True))
     assert {"action", ("next", "reward"), ("next", "done"), "done"} <= steps
@@ -466,7 +466,7 @@ def test_trap_62_opens_without_pickle(options, tmp_path, monkeypatch):
     if "layout" in options:
         assert torch.equal(td["observation"], dataset["observation"])
         assert torch.equal(td["next", "observation"], dataset["next/observation"])
-    episodes = TensorDict.load_memmap(dataset.path / "episodes", allow_pickle=False)
+    episodes = load_plainly(dataset.path / "episodes")
     assert episodes["length"].tolist() == dataset.episodes.length.tolist()
     files = [path for path in dataset.path.rglob("*") if path.is_file()]
     assert not [path for path in files if path.suffix in (".pkl", ".pickle", ".pt")]
