@@ -13,10 +13,12 @@ A fault names the reader, the seed and the number of the input: ``--reader NAME 
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import multiprocessing
 import os
 import random
+import resource
 import shutil
 import sys
 import tempfile
@@ -126,17 +128,19 @@ def _work(name: str, seed: int, first: int, last: int, current: Any, answer: Con
     reader = READERS[name]
     corpus = reader.corpus(folder / "corpus")
     outcomes, faults, peak = Counter[str](), list[str](), 0
+    gc.freeze()  # modules and corpus are not looked through again and again
+    reset_peak()
     for number in range(first, last):
         current.value = number
         rng = random.Random(f"{seed} {name} {number}")
         data = reader.change(corpus, rng, number) if reader.change else mutate(rng, rng.choice(corpus), corpus)
         data = data[:LARGEST_INPUT]
-        reset_peak()
         outcome, fault = try_input(reader.read, data, folder)
         used = own_peak()
         peak = max(peak, used)
         if used > LIMIT_BYTES and not fault:
             outcome, fault = "too large", f"took {used >> 20} MiB"
+            reset_peak()
         outcomes[outcome] += 1
         if fault:
             faults.append(f"{fault}: --reader {name} --seed {seed} --rounds 1 --from {number}")
@@ -150,8 +154,8 @@ def _work(name: str, seed: int, first: int, last: int, current: Any, answer: Con
 
 def own_peak() -> int:
     """The most memory in bytes that this process, without its children, took since `reset_peak`."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) * 1024 if "VmHWM:" in status else 0
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def try_input(read: Callable[[bytes, Path], Any], data: bytes, folder: Path) -> tuple[str, str]:
