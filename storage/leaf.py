@@ -94,7 +94,9 @@ class Leaf:
         """Raises SchemaError on anything that ``to_json`` does not write."""
         try:
             name, dtype, codec = (str(record[key]) for key in ("name", "dtype", "codec"))
-            shape = tuple(int(size) for size in record["shape"])
+            shape = tuple(record["shape"])
+            if not all(isinstance(size, int) for size in shape):
+                raise TypeError("shape")
             return cls(name, record["kind"], dtype, shape, codec, record.get("constant"))
         except SchemaError:
             raise

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import math
-import mmap
 import os
-import re
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from itertools import product, repeat
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ...errors import CorruptSourceError, RbdataError
-from .hdf5_chunks import check_chunks
+from .hdf5_chunks import check_chunks, unpack_chunk
+from .hdf5_structure import check_structure
 
 #: HDF5's filters shrink data at most about 1030-fold (deflate): an array that declares more holds nothing.
 _LARGEST_RATIO = 1200
 #: Bytes of one attribute, or of the texts that it lists.
 _LARGEST_ATTRIBUTE = 64 << 20
-#: How a global heap begins: the texts, and arrays of any length, of a file. Behind it the size of the heap, and its objects.
-_HEAP, _HEAP_HEAD, _HEAP_LEAST = re.compile(rb"GCOL\x01"), 16, 4096
-_HEAP_OBJECT = struct.Struct("<HHIQ")
+#: A text, or an array of any length, as it is stored: how many, and where in which heap.
+_REFERENCE = np.dtype([("length", "<u4"), ("heap", "<u8"), ("number", "<u4")])
 #: Groups inside each other.
 DEEPEST = 16
 
@@ -32,9 +31,10 @@ def root_names(path: Path) -> set[str]:
     import h5py
 
     try:
+        check_structure(path, path.name)
         with h5py.File(path) as file:
             return {*file, *file.attrs}
-    except (OSError, RuntimeError, LookupError, TypeError, ValueError):
+    except (CorruptSourceError, OSError, RuntimeError, LookupError, TypeError, ValueError):
         return set()
 
 
@@ -65,8 +65,6 @@ def check_storage(array: Any, what: str, *, least: int, size: int) -> int:
     properties = array.get_create_plist()
     if properties.get_external_count() or properties.get_layout() == h5d.VIRTUAL:
         raise CorruptSourceError(f"{what} is kept in another file, which is not read")
-    if array.dtype.hasobject:
-        check_heaps(array)
     stored: int = array.get_storage_size()
     if stored > size:
         raise CorruptSourceError(f"{what} claims {stored} bytes of a file that has {size}")
@@ -90,8 +88,6 @@ def read_attributes(owner: Any, name: str, size: int) -> dict[str, Any]:
         attribute = owner.attrs.get_id(key)
         count = math.prod(attribute.shape or ())
         texts = attribute.dtype.hasobject
-        if texts:
-            check_heaps(attribute)
         if (
             texts and count > 16 and count * size > _LARGEST_ATTRIBUTE
         ) or attribute.get_storage_size() > _LARGEST_ATTRIBUTE:
@@ -100,37 +96,38 @@ def read_attributes(owner: Any, name: str, size: int) -> dict[str, Any]:
     return found
 
 
-def check_heaps(item: Any) -> None:
-    """Refuse the file of an open object if it has a heap in which HDF5 (2.0 at least) searches without end.
+def check_lengths(array: Any, low: int, high: int, size: int, what: str) -> None:
+    """Refuse rows of texts, or of arrays of any length, that state more bytes than a file of ``size`` has.
 
-    That is where an object, or free space (number 0), takes no bytes. Raises CorruptSourceError.
+    HDF5 allocates what is stated before it looks for it. ``array`` is a ``h5py.h5d.DatasetID``; one value counts as a row.
+    Raises CorruptSourceError that names ``what``.
     """
-    from h5py import h5i
+    from h5py import h5t
 
-    file = h5i.get_file_id(item)
-    path = Path(os.fsdecode(file.name))
-    if file.get_create_plist().get_sizes()[1] != 8:
-        raise CorruptSourceError(f"{path.name} was written with lengths of other than 8 bytes, which are not read")
-    about = path.stat()
-    _check_heaps(path, about.st_size, about.st_mtime_ns)
+    kind = array.get_type()
+    if not isinstance(kind, (h5t.TypeVlenID, h5t.TypeStringID)):
+        raise CorruptSourceError(f"{what} holds {array.dtype}, which is not read")
+    width = kind.get_super().get_size() if isinstance(kind, h5t.TypeVlenID) else 1
+    for data in _references(array, low, high, what):
+        found = np.frombuffer(data, _REFERENCE)["length"]
+        if int(found.max(initial=0)) * width > size:
+            raise CorruptSourceError(f"{what} states values of {int(found.max()) * width} bytes, the file has {size}")
 
 
-@lru_cache(maxsize=64)
-def _check_heaps(path: Path, size: int, _: int) -> None:
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
-        left = size // 4  # objects, that no crowd of heaps inside each other is looked through again and again
-        for found in _HEAP.finditer(data):
-            begin = found.start()
-            if begin + _HEAP_HEAD > size:
-                break
-            (length,) = struct.unpack_from("<Q", data, begin + 8)
-            at, end = begin + _HEAP_HEAD, begin + length
-            if length < _HEAP_LEAST or end > size:
-                continue  # HDF5 refuses it
-            while at + _HEAP_OBJECT.size <= end:
-                number, _, _, held = _HEAP_OBJECT.unpack_from(data, at)
-                at += _HEAP_OBJECT.size + (held + 7 & ~7) if number else held
-                left -= 1
-                if at > end or left < 0 or not (number or held):
-                    message = f"{path.name}: the heap at byte {begin}, where texts are kept, is damaged"
-                    raise CorruptSourceError(message, hint="fetch it again, or use another mirror (--mirror)")
+def _references(array: Any, low: int, high: int, what: str) -> Iterator[bytes]:
+    """What is stored of rows ``low..high-1``, of more where they are in chunks."""
+    from h5py import h5d, h5i
+
+    properties = array.get_create_plist()
+    row = math.prod(array.shape[1:]) * _REFERENCE.itemsize
+    if properties.get_layout() == h5d.CHUNKED:
+        chunks = properties.get_chunk()
+        places = [range(low - low % chunks[0], high, chunks[0]), *map(range, repeat(0), array.shape[1:], chunks[1:])]
+        for offset in product(*places):
+            yield unpack_chunk(array, offset, what)
+    elif properties.get_layout() != h5d.CONTIGUOUS:
+        raise CorruptSourceError(f"{what} is kept in its header, where texts are not read")
+    elif array.get_offset() is not None:
+        with Path(os.fsdecode(h5i.get_file_id(array).name)).open("rb") as file:
+            file.seek(array.get_offset() + low * row)
+            yield file.read((high - low) * row)

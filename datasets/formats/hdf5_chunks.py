@@ -138,7 +138,7 @@ def check_chunks(array: Any, what: str) -> None:
         known = "shuffle, fletcher32, and deflate or lzf"
         message = f"{what} is packed by HDF5's filters {list(filters)}, of which only {known} are read"
         raise CorruptSourceError(message, hint="repack it: h5repack -f GZIP=4 IN OUT")
-    size, stored = math.prod(chunks) * array.get_type().get_size(), array.get_storage_size()
+    size, stored = math.prod(chunks) * _cell_bytes(array), array.get_storage_size()
     if size > most_unpacked(stored):
         raise CorruptSourceError(f"{what} has chunks of {size} bytes, but holds {stored} bytes")
     if filters_unpacked_here(array) is not None:
@@ -154,6 +154,28 @@ def check_chunks(array: Any, what: str) -> None:
             data = data[:-4]
         behind = 4 if _FLETCHER32 in applied[:-1] else 0  # the checksum was packed with the data
         _unpacked(data, size + behind, applied, f"{what}, the chunk at {offset}")
+
+
+def _cell_bytes(array: Any) -> int:
+    """Bytes of a value in a chunk. Of a text h5py says what a pointer to it takes; in the file it is a length and its place."""
+    from h5py import h5t
+
+    kind = array.get_type()
+    return 16 if isinstance(kind, h5t.TypeStringID) and kind.is_variable_str() else int(kind.get_size())
+
+
+def unpack_chunk(array: Any, offset: tuple[int, ...], where: str) -> bytes:
+    """The bytes of one chunk of an array (``h5py.h5d.DatasetID``); empty where it was never written."""
+    properties = array.get_create_plist()
+    if array.get_chunk_info_by_coord(offset).byte_offset is None:
+        return b""
+    mask, data = array.read_direct_chunk(offset)
+    applied = [filter for number, filter in enumerate(filters_of(properties)) if not mask >> number & 1]
+    if not set(applied) <= {_DEFLATE, _SHUFFLE}:
+        raise CorruptSourceError(f"{where}: texts are packed by HDF5's filters {applied}, which is not read")
+    width = _cell_bytes(array)
+    plain = _unpacked(data, math.prod(properties.get_chunk()) * width, applied, where)
+    return np.frombuffer(plain, np.uint8).reshape(width, -1).T.tobytes() if _SHUFFLE in applied else bytes(plain)
 
 
 def _unpacked(data: Any, size: int, filters: list[int], where: str) -> Any:

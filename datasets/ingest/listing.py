@@ -51,7 +51,7 @@ def kept(source: str, remote: str, root: Path | None = None) -> RemoteListing | 
             return None
         datasets = tuple(RemoteDataset(**entry) for entry in record["datasets"])
         return RemoteListing(remote, str(record["date"]), datasets)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None  # not there, or of another time: it is asked for again
 
 

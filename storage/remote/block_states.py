@@ -77,7 +77,7 @@ def read_facts(path: Path) -> dict[str, Any] | None:
             whole = os.fstat(file.fileno()).st_size == _size(int(facts["blocks"]))
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return None
     return facts if whole else None
 

@@ -67,7 +67,7 @@ def read_state(folder: Path) -> dict[str, Any]:
             for name, entry in record["tensors"].items()
         }
         return {**record["values"], **tensors}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
         raise DamagedDatasetError(f"the state in {folder} is damaged: {reason(error)}") from error
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from ....errors import CorruptSourceError
 from ....storage.checksums import crc32c
 from ....storage.leaf import DTYPES
-from ...formats.hdf5_checks import DEEPEST, check_storage, damage_reported, read_attributes
+from ...formats.hdf5_checks import DEEPEST, check_lengths, check_storage, damage_reported, read_attributes
 from ...formats.hdf5_chunks import Rows
 from ...formats.limits import LARGEST_ROW, check_row_bytes, check_rows
 
@@ -196,6 +196,9 @@ def _metadata(dataset: h5py.Dataset, name: str) -> Any:
         return None
     if dataset.nbytes > _LARGEST_METADATA or (dataset.size > _FEW and dataset.dtype.hasobject):
         return {"shape": list(dataset.shape), "dtype": str(dataset.dtype)}
+    if dataset.dtype.hasobject:
+        rows, size = len(dataset) if dataset.shape else 1, dataset.file.id.get_filesize()
+        check_lengths(dataset.id, 0, rows, size, f"{name}: {dataset.name}")
     if dataset.dtype.hasobject and dataset.shape:  # texts one by one: each may be as long as the file
         texts = [_plain(np.asarray(dataset[place])) for place in np.ndindex(dataset.shape)]
         return np.array(texts, object).reshape(dataset.shape).tolist()

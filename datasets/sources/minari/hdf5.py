@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 
 from ....errors import CorruptSourceError
-from ...formats.hdf5_checks import DEEPEST, check_storage, damage_reported, read_attributes
+from ...formats.hdf5_checks import DEEPEST, check_lengths, check_storage, damage_reported, read_attributes
 from ...formats.hdf5_chunks import Rows, plain_bools
+from ...formats.hdf5_structure import check_structure
 from ...formats.jpeg import frame_shape, is_jpeg
 from ...formats.limits import check_row_bytes
 from ...ingest.spaces import Json
@@ -50,6 +51,8 @@ class Hdf5Reader:
         self._name, self._checked = data.name, data.checked
         path = data.files[FILE]
         self._size, self._stored = path.stat().st_size, 0
+        if not data.checked:
+            check_structure(path, self._name)
         with self._sound():
             self._file = h5py.File(h5py.h5f.open(bytes(path), h5py.h5f.ACC_RDONLY, self._access()))
             if not data.checked:
@@ -134,6 +137,8 @@ class Hdf5Reader:
         dataset, values, total = self._h5py.Dataset(array), list[bytes](), 0
         width = math.prod(array.shape[1:]) * array.dtype.itemsize
         size = _AT_ONCE if array.dtype.hasobject else max(1, _BYTES_AT_ONCE // width)
+        if array.dtype.hasobject:
+            check_lengths(array, low, high, self._size, f"{self._name}: {dataset.name}")
         for first in range(low, high, size):
             rows = dataset[first : min(first + size, high)]
             read = [row.tobytes() if kind == "jpeg" else _text(row) for row in rows]

@@ -42,7 +42,7 @@ def _facts(path: Path) -> dict[str, Any]:
                 kind = observation_kind if ours == "observations" else action_kind
                 facts[ours], facts[theirs] = kind(space), space_text(space)
         spec = _parsed(record.get("env_spec"))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return {}  # not there, or not what Minari writes: the download says what is wrong with it
     return {**facts, **({"environment": spec["id"]} if spec and isinstance(spec.get("id"), str) else {})}
 

@@ -122,7 +122,7 @@ class Api:
             return []
         try:
             return [listed(entry) for entry in _sequence(_mapping(answer.get("data")).get("dataset") or [])]
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise CorruptSourceError(f"{self.location.url}/{path} is not a list of datasets") from error
 
     def _features(self, number: int) -> tuple[Feature, ...]:
@@ -187,7 +187,7 @@ def description(content: Mapping[str, Any], number: int, features: tuple[Feature
             citation=_text(content.get("citation")),
             features=features,
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise CorruptSourceError(f"OpenML's description of dataset {number} is malformed: {error!r}") from error
 
 

@@ -144,7 +144,7 @@ class Checkpoint:
             return record
         except UsageError:
             raise
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise DamagedDatasetError(f"{self.path / FILENAME} is damaged: {reason(error)}") from error
 
     def _check(self, files: dict[str, Any]) -> None:

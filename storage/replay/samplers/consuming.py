@@ -155,7 +155,7 @@ class ConsumingSampler(Sampler):
             if not 0 <= size <= len(counts):
                 raise ValueError(f"{len(counts)} counts for {size} rows")
             free = free[int(state.get("_free_head", 0)) :]
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
             message = f"the state is not that of a {type(self).__name__}: {type(error).__name__}: {reason(error)}"
             raise UsageError(message) from error
         before, self.max_sample_count = self.max_sample_count, most

@@ -30,7 +30,7 @@ def priorities_of(state: dict[str, Any], capacity: int, *, within_buffer: bool) 
         tree = torch.as_tensor(np.asarray(state["_sum_tree"][np.arange(capacity)]), dtype=torch.float64)
         top = None if state["_max_priority"] is None else state["_max_priority"][0]
         largest = None if top is None else float(top)
-    except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, RuntimeError, OverflowError) as error:
         raise UsageError(f"the state is not that of a prioritized sampler: {reason(error)}") from error
     raw = (tree ** (1 / alpha) - eps).clamp(min=0) if alpha else torch.full_like(tree, largest or 1.0)
     priorities = torch.where(tree > 0, raw, math.nan)
@@ -58,6 +58,6 @@ def read_torchrl_state(folder: Path) -> dict[str, Any] | None:
         if (folder / "meta.json").exists():
             leaves = read_memmap(folder).items()
             return {name: leaf if leaf.ndim else leaf.item() for name, leaf in leaves}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
         raise DamagedDatasetError(f"the state in {folder} is damaged: {reason(error)}") from error
     return None

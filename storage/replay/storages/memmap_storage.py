@@ -163,7 +163,7 @@ class LazyMemmapStorage(LazyTensorStorage):
                 raise ValueError(f"it counts {self.filled} rows of {self.capacity}")
         except UsageError:
             raise
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
             message = f"the storage in {self.scratch_dir} is damaged: {reason(error)}"
             raise DamagedDatasetError(message, hint="remove the folder, or name another scratch_dir") from error
 

@@ -63,7 +63,7 @@ def open_tree(folder: Path, description: Any) -> Any:
         return _build(
             description, lambda path, leaf: map_tensor(folder / f"{path}.memmap", leaf["dtype"], leaf["shape"])
         )
-    except (KeyError, TypeError, AttributeError, ValueError, SchemaError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, SchemaError, OverflowError) as error:
         if isinstance(error, DamagedDatasetError):
             raise
         raise DamagedDatasetError(f"the tree in {folder} is malformed: {reason(error)}") from error
