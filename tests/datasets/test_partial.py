@@ -14,6 +14,7 @@ import pytest
 import rbdata
 import torch
 from atari_truth import write_run
+from rbdata import cli
 from rbdata.datasets.acquire import download
 from rbdata.datasets.ingest.protocol import ConvertOptions
 from rbdata.datasets.ingest.request import Listener, Request
@@ -135,7 +136,7 @@ def test_a_shard_that_is_finished_too_early_waits_for_those_before_it(tmp_path, 
     assert len(partial) == before
 
 
-def test_what_it_says_of_itself(tmp_path, mirror):
+def test_what_it_says_of_itself(tmp_path, mirror, capsys):
     run_until(2, mirror, tmp_path)
     partial = rbdata.open_dataset("Qbert/2", root=tmp_path, partial=True)
     assert partial.state == "interrupted" and partial.progress == "3 of 6 parts"
@@ -144,6 +145,9 @@ def test_what_it_says_of_itself(tmp_path, mirror):
     with pytest.raises(DatasetNotFoundError, match="is not complete") as caught:
         rbdata.open_dataset("Qbert/2", root=tmp_path)
     assert "partial=True" in caught.value.hint
+    assert cli.run(["sample", "Qbert/2", "--partial", "-n", "4", "--seed", "1", "--root", str(tmp_path)]) == 0
+    printed = capsys.readouterr()
+    assert "observation" in printed.out and "drawn from 3 of 6 parts" in printed.err
     (only,) = rbdata.list_datasets(root=tmp_path)
     assert (only.state, only.done) == ("partial", 0.5)
 
