@@ -75,9 +75,15 @@ class Job(Generic[Item]):
             self.is_read = True
 
     def withdraw(self) -> None:
-        """Have nothing of the job done that has not begun; on return nothing reads any more."""
+        """Have nothing of the job done that has not begun; on return nothing reads any more.
+
+        One that has not begun ends here: nobody need take it out of the pool's queue, which may be emptied, for the job after
+        it to end.
+        """
         with self._reading:
             self.withdrawn = self.is_read = True
+        if self._begun.acquire(blocking=False):
+            self._end()
 
     def run(self) -> None:
         """Do the job, unless another thread has begun it."""
@@ -97,10 +103,13 @@ class Job(Generic[Item]):
             self._error = error
         finally:
             _thread.running -= 1
-            # The functions hold the pipeline, which holds this job.
-            self._previous = None
-            self._read = self._collate = self._finish = _nothing
-            self._ended.set()
+            self._end()
+
+    def _end(self) -> None:
+        # The functions hold the pipeline, which holds this job.
+        self._previous = None
+        self._read = self._collate = self._finish = _nothing
+        self._ended.set()
 
     def wait(self) -> None:
         """Wait until the job is done."""

@@ -66,7 +66,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
         """As `ReplayBuffer.__setitem__`; records without ``index`` keep the one that is stored."""
         if isinstance(value, TensorDictBase) and "index" not in value.keys() and not is_key(index):  # noqa: SIM118
             stored = self[index]
-            if isinstance(stored, TensorDictBase) and "index" in stored.keys():  # noqa: SIM118
+            fits = isinstance(stored, TensorDictBase) and stored.batch_size[: value.ndim] == value.batch_size
+            if fits and "index" in stored.keys():  # noqa: SIM118
                 value = value.copy().set("index", stored.get("index").clone())
         super().__setitem__(index, value)
 

@@ -88,9 +88,10 @@ class WritingMixin(LockMixin):
                 update(index, priority, storage=self._storage)
 
     def mark_update(self, index: Any) -> None:
-        """Give rows the priority of new records."""
+        """Give rows the priority of new records. Raises SamplingError for rows that are not there."""
         mark = getattr(self._sampler, "mark_update", None)
         if mark is not None:
+            self._check_process()
             with self._lock:
                 mark(index, storage=self._storage)
 

@@ -331,12 +331,13 @@ class Caller:
             column = self.buffer["action" if self.case.read_only else "number"]
             assert low <= column.numel() <= max(ROWS, low)
 
-    def length(self) -> None:
+    def length(self, written: int | None = None) -> None:
+        """``written``: how many records this process must have, where it does not share those of the others."""
         if self.case.read_only:
             assert len(self.buffer) == len(self.truth)
             return
         unit = self.case.beside or 1
-        low = int(self.log[:, 1].sum())
+        low = int(self.log[:, 1].sum()) if written is None else written
         found = len(self.buffer)
         high = int(self.log[:, 0].sum())
         assert 0 <= found <= ROWS and found % unit == 0, found
@@ -471,6 +472,7 @@ class Caller:
 
     def fork(self) -> None:
         """A child while the other threads go on: it reads, and writes where the rows are shared."""
+        written = None if self.case.shared else int(self.log[:, 1].sum())
         child = os.fork()
         if child:
             status = os.waitpid(child, 0)[1]
@@ -486,7 +488,7 @@ class Caller:
                 self.extend()
                 self.add()
             self.sample_or_not()
-            self.length()
+            self.length(written)
             status = 0
         except BaseException:
             traceback.print_exc()

@@ -126,9 +126,7 @@ class PrioritizedSampler(Sampler):
             values = np.broadcast_to(values, rows.shape)
         words = rows.view(np.uint64)
         if words[words.argmax()] >= known:  # negative numbers are huge ones as well
-            outside = rows[(rows < -1) | (rows >= known)]
-            if len(outside):
-                raise SamplingError(f"row {outside[0]} has no priority: there are {known}")
+            self._check_rows(rows, known)
             rows, values = rows[rows >= 0], values[rows >= 0]
             if not len(rows):
                 return
@@ -136,17 +134,29 @@ class PrioritizedSampler(Sampler):
         self._largest = max(float(largest), self._largest if self._largest is not None else 0.0)
         self._set(rows, values)
 
+    @staticmethod
+    def _check_rows(rows: np.ndarray, known: int) -> None:
+        """Raise SamplingError where a row is none of ``known`` ones, nor -1."""
+        outside = rows[(rows < -1) | (rows >= known)]
+        if len(outside):
+            raise SamplingError(f"row {outside[0]} has no priority: there are {known}")
+
     def _set(self, rows: np.ndarray, values: np.ndarray) -> None:
         """Store priorities (float64 ``[n]``) of rows (int64 ``[n]``)."""
         self._priorities.numpy()[rows] = values
         self.tree.update(rows, self._raised(values))
 
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
-        """Give rows the priority of new records."""
+        """Give rows the priority of new records; rows of -1 are passed over.
+
+        Raises SamplingError for rows that the ``storage`` does not have; without one the sampler grows.
+        """
         rows = _flat(index, storage)
         rows = rows[rows >= 0]
         if not len(rows):
             return
+        if storage is not None:
+            self._check_rows(rows, len(storage))
         if rows.max() >= self.room:
             self.reserve(max(int(rows.max()) + 1, 2 * self.room))
         if self.max_priority_within_buffer:
@@ -180,16 +190,29 @@ class PrioritizedSampler(Sampler):
 
     def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
         self.add_missing_priorities(storage)
-        if self.tree.total <= 0:
-            raise SamplingError("no record has a priority above zero", hint="give the sampler an eps above zero")
-        rows, values = self.tree.draw(batch_size, generator)
+        rows, values = self._draw_rows(batch_size, generator)
+        if rows[rows.argmax()] >= len(storage):  # marked by somebody who did not say in which storage
+            self._forget(len(storage))
+            rows, values = self._draw_rows(batch_size, generator)
         return Draw(torch.from_numpy(rows), info=self._info(values))
 
+    def _draw_rows(self, batch_size: int, generator: torch.Generator) -> tuple[np.ndarray, np.ndarray]:
+        if self.tree.total <= 0:
+            raise SamplingError("no record has a priority above zero", hint="give the sampler an eps above zero")
+        return self.tree.draw(batch_size, generator)
+
+    def _forget(self, size: int) -> None:
+        """Take the priorities of all rows but the first ``size`` away."""
+        self._priorities[size:] = torch.nan
+        self._refill()
+
     def add_missing_priorities(self, storage: Storage) -> None:
-        """Give records that were there before the sampler was the priority of new ones."""
+        """Give records that were there before the sampler was the priority of new ones, and rows that are gone none."""
         size = require_records(storage)
         if size == self._checked_rows:
             return
+        if size < self._checked_rows:  # another storage, or one that was emptied behind the buffer's back
+            self._forget(size)
         self.reserve(size)
         new = self._priorities.numpy()[self._checked_rows : size]  # rows before these were looked at when they came
         missing = self._checked_rows + np.flatnonzero(np.isnan(new))

@@ -19,7 +19,7 @@ import torch
 from tensordict import LazyStackedTensorDict, is_tensor_collection
 from torch.utils import _pytree as pytree
 
-from ....errors import SchemaError, UsageError
+from ....errors import SchemaError, UsageError, reason
 from ..windows.draw import Key
 from .gather import Readable
 from .process_lock import ProcessLock
@@ -226,7 +226,10 @@ class TensorStorage(SavedTensors):
         check_same(self._data, data, self.ndim, lead, same_keys=not (new or missing))
         if new:
             data = self._add_leaves(data, new, self.ndim if lead is None else lead)
-        self._write(cursor, data)
+        try:
+            self._write(cursor, data)
+        except RuntimeError as error:  # of the first leaf: nothing was written
+            raise SchemaError(f"the records do not fit into the places given: {reason(error)}") from error
         if missing and set_cursor:
             self._warn_once(f"records come without {', '.join(map(path_of, missing))}: zeros are stored")
             for key in missing:

@@ -46,6 +46,17 @@ def test_columns_that_are_not_there(folder, kind, key):
     assert isinstance(caught.value, KeyError) and isinstance(caught.value, ValueError)
 
 
+@pytest.mark.parametrize("rows", [slice(0, 1), slice(2, 4), torch.arange(3)], ids=str)
+def test_more_records_than_places(rows):
+    buffer = made()
+    if isinstance(rows, slice) and not rows.start:
+        buffer.empty()
+    before = len(buffer)
+    with pytest.raises(SchemaError, match="do not fit into the places given"):
+        buffer[rows] = rollout([5])
+    assert len(buffer) == before
+
+
 def test_columns_that_cannot_be_written(folder):
     buffer = made()
     with pytest.raises(UnknownKeyError, match="no nonsense"):

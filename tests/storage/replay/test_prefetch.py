@@ -15,6 +15,7 @@ from rbdata.storage.replay import (
     LazyTensorStorage,
     TensorDictReplayBuffer,
 )
+from rbdata.storage.replay.prefetch import Prefetcher
 from replay_tools import equal, rollout
 from storage_tools import make_episodes, write_dataset
 
@@ -120,6 +121,30 @@ def test_a_process_ends_with_batches_on_their_way(folder):
     code = f"import rbdata; b = rbdata.load({str(folder)!r}, batch_size=8, prefetch=3); b.sample(); print('done')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and done.stdout == "done\n" and not done.stderr
+
+
+def test_a_job_never_waits_for_one_that_was_taken_back():
+    """Closing empties the pool's queue while its threads take jobs out of it: a later job may be taken, an earlier one not."""
+    queue = Prefetcher(1)
+    held, freed = threading.Event(), threading.Event()
+
+    def collate(value):
+        held.set()
+        freed.wait()
+        return value
+
+    queue.submit(0, lambda: 0, collate, lambda value: value)
+    for item in (1, 2):
+        queue.submit(item, lambda: 0, lambda value: value, lambda value: value)
+    first, _, last = queue._queue
+    held.wait()
+    assert queue.withdraw() == [first]
+    freed.set()
+    taken = threading.Thread(target=last.run, daemon=True)
+    taken.start()
+    taken.join(30)
+    assert not taken.is_alive()
+    queue.close()
 
 
 def test_writes_and_prefetching():

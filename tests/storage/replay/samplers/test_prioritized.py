@@ -12,6 +12,7 @@ import torch
 from rbdata.errors import DamagedDatasetError, SamplingError, UsageError
 from rbdata.storage.replay import (
     LazyTensorStorage,
+    ListStorage,
     PrioritizedSampler,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
@@ -224,3 +225,43 @@ def test_pickled_and_saved():
         assert equal(batch, other.sample()) and equal(batch, third.sample())
     with pytest.raises(UsageError, match="100 priorities, the sampler 50"):
         prioritized(50).sampler.load_state_dict(buffer.sampler.state_dict())
+
+
+class TestRowsThatAreGone:
+    """A row beyond the storage is never drawn: what would be read there is whatever lay in memory, or nothing."""
+
+    @pytest.fixture(params=[LazyTensorStorage, ListStorage])
+    def buffer(self, request) -> TensorDictReplayBuffer:
+        buffer = TensorDictReplayBuffer(
+            storage=request.param(50), sampler=PrioritizedSampler(50, 0.7, 0.5), batch_size=200, seed=0
+        )
+        buffer.extend(rollout([40]))
+        return buffer
+
+    def test_marked_after_emptying(self, buffer):
+        old = buffer.sample()["index"]
+        buffer.empty()
+        buffer.extend(rollout([3]))
+        with pytest.raises(SamplingError, match="has no priority: there are 3"):
+            buffer.mark_update(old)
+        assert buffer.sample()["index"].max() < 3
+
+    def test_marked_without_the_storage(self, buffer):
+        buffer.empty()
+        buffer.extend(rollout([3]))
+        buffer.sampler.mark_update(torch.tensor([40]))
+        batch = buffer.sample()
+        assert batch["index"].max() < 3 and buffer.sample()["index"].max() < 3
+
+    def test_a_smaller_storage(self, buffer):
+        buffer.sample()
+        smaller = TensorDictReplayBuffer(storage=type(buffer.storage)(50), batch_size=4)
+        smaller.extend(rollout([2]))
+        buffer.set_storage(smaller.storage)
+        batch = buffer.sample()
+        assert batch["index"].max() < 2 and torch.all(batch["priority_weight"] == 1)
+
+    def test_emptied_behind_the_buffer(self, buffer):
+        buffer.storage.empty()
+        buffer.extend(rollout([2]))
+        assert buffer.sample()["index"].max() < 2
