@@ -12,7 +12,7 @@ from ..amounts import plural
 from ..errors import DatasetNotFoundError, RbdataError, StoppedError, StoppedWarning, UsageError
 from .codecs.codec import Rows
 from .dataset import Dataset, open_leaf
-from .episodes import EpisodeTable, map_episodes
+from .episodes import EpisodeTable, open_episodes
 from .folder import JOURNAL, DatasetPlace
 from .journal import Journal
 from .manifest import Manifest
@@ -183,7 +183,7 @@ def open_partial(place: DatasetPlace, *, wait: float = 0.0, unfinished: bool = F
 def _map_finished(folder: Path) -> _Found:
     """The episodes whose parts are finished, of a working folder with a plan."""
     plan, finished = read_plan(folder), finished_in_order(folder)
-    table = map_episodes(folder, plan.episodes)
+    table = open_episodes(folder, plan.episodes, plan.steps)
     manifest, table = first_episodes(plan, table, whole_episodes(table, plan.parts[:finished]))
     leaves = manifest.schema if manifest.episodes else ()  # files that are appended to are not there before
     stored = {leaf.name: open_leaf(folder, leaf, manifest.rows(leaf)) for leaf in leaves}

@@ -50,7 +50,7 @@ def finished_in_order(folder: Path) -> int:
 
 def whole_episodes(table: EpisodeTable, parts: Sequence[dict[str, int]]) -> int:
     """How many episodes lie wholly in the first parts (as the manifest records them); ``table`` is of the whole dataset."""
-    states = sum(part["states"] for part in parts)
+    states = sum(part.get("states", 0) for part in parts)
     ends = table.start + table.length + np.arange(1, len(table) + 1)  # an episode of n steps has n + 1 states
     return int(np.searchsorted(ends, states, "right"))
 

@@ -18,7 +18,7 @@ from rbdata import cli
 from rbdata.datasets.acquire import download
 from rbdata.datasets.ingest.protocol import ConvertOptions
 from rbdata.datasets.ingest.request import Listener, Request
-from rbdata.errors import DatasetNotFoundError, StoppedError, StoppedWarning, UsageError
+from rbdata.errors import DamagedDatasetError, DatasetNotFoundError, StoppedError, StoppedWarning, UsageError
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.folder import JOURNAL, DatasetPlace
 from rbdata.storage.partial_dataset import PartialDataset
@@ -230,6 +230,20 @@ def test_nothing_to_read(tmp_path, mirror):
     assert rbdata.open_dataset("Qbert/2", root=tmp_path, partial=True).complete
     assert rbdata.open_dataset(path, partial=True).complete
     assert not (path / PLAN).exists()
+
+
+def test_a_damaged_plan_is_named(tmp_path, mirror):
+    run_until(1, mirror, tmp_path)
+    working = place(tmp_path).working
+    starts = working / "episodes/start.memmap"
+    good = starts.read_bytes()
+    starts.write_bytes(good[8:] + good[:8])
+    with pytest.raises(DamagedDatasetError, match="episode table"):
+        PartialDataset(place(tmp_path))
+    starts.write_bytes(good)
+    (working / PLAN).write_bytes((working / PLAN).read_bytes().replace(b'"steps": ', b'"steps": 9', 1))
+    with pytest.raises(DamagedDatasetError, match="checksum"):
+        PartialDataset(place(tmp_path))
 
 
 # -- buffers -----------------------------------------------------------------------------------------------------------
