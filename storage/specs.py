@@ -159,5 +159,5 @@ def _basic(space: Space, leaf: Leaf | None, count: Count, name: str = "") -> gym
         return spaces.Box(np.broadcast_to(low, shape), np.broadcast_to(high, shape), dtype=dtype.type)
     except RbdataError:
         raise
-    except (AssertionError, LookupError, TypeError, ValueError, OverflowError) as error:
+    except (AssertionError, LookupError, TypeError, ValueError, OverflowError, SyntaxError) as error:
         raise SchemaError(f"{name}: {str(space)[:80]} is not a space: {error}") from error

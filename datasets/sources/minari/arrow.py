@@ -289,7 +289,10 @@ def _is_number(types: Any, kind: Any) -> bool:
 
 def _dtype(kind: Any) -> np.dtype:
     """NumPy's type of an Arrow number. Arrow's own conversion needs pandas before version 15."""
-    return np.dtype(_FLOATS.get(str(kind), str(kind)))
+    try:
+        return np.dtype(_FLOATS.get(str(kind), str(kind)))
+    except TypeError as error:
+        raise CorruptSourceError(f"values of type {str(kind)[:40]} are not numbers") from error
 
 
 def _stated_shape(field: Any) -> tuple[int, ...]:

@@ -114,7 +114,7 @@ def _space(stated: Any, where: str, depth: int) -> Json:
             }
         if kind == "Text":
             return text_json(stated.get("min_length", 1), stated["max_length"], stated.get("charset"))
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, SyntaxError) as error:
         raise CorruptSourceError(f"{where} is a malformed {kind}: {type(error).__name__} {reason(error)}") from error
     message = f"{where} is a {str(kind)[:40]} space, which Minari's own readers do not support either"
     raise UsageError(message, hint="rbdata reads Box, Discrete, MultiDiscrete, MultiBinary, Text, Dict and Tuple")

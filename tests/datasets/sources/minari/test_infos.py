@@ -529,3 +529,25 @@ def test_the_fixture_is_as_minari_reads_it(tmp_path, monkeypatch):
     """In place of a network: the whole path, from a root of Minari's to rows."""
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(FIXTURES))
     compare(convert(tmp_path, "cartpole/random-v0"), truth("cartpole/random-v0"))
+
+
+def test_a_dtype_that_numpy_takes_for_a_program(tmp_path):
+    from rbdata.datasets.sources.minari.metadata import parse_metadata
+
+    space = {"type": "Box", "shape": [2], "low": 0, "high": 1, "dtype": "9" * 5000}
+    with pytest.raises(CorruptSourceError, match="malformed Box"):
+        parse_metadata(json.dumps({"observation_space": space, "action_space": space}).encode(), "x")
+
+
+def test_lists_of_nothing_in_arrow(tmp_path):
+    import pyarrow as pa
+
+    plain(data_format="arrow", lengths=[3])
+    part = data_of("tests/plain-v0") / "0" / "part-0.arrow"
+    table = pa.ipc.open_file(part).read_all()
+    nothing = pa.nulls(len(table), pa.list_(pa.null(), 3))
+    table = table.set_column(table.schema.get_field_index("observations"), "observations", nothing)
+    with pa.ipc.new_file(part, table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(CorruptSourceError):
+        convert(tmp_path / "root", "tests/plain-v0")
