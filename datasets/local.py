@@ -175,8 +175,10 @@ def deletable(text: str, root: str | os.PathLike[str] | None = None) -> DatasetP
 
 
 def _has_remains(place: DatasetPlace) -> bool:
-    """Whether a killed process left something of a dataset that is not there, if only its empty folder."""
+    """Whether a killed process left something of a dataset that is not there, if only an empty folder above it."""
     parent = place.path.parent
+    while parent != place.root and not parent.exists():
+        parent = parent.parent
     is_empty = parent != place.root and is_empty_folder(parent)
     return is_empty or os.path.lexists(place.old) or bool(leftovers_of(place))
 

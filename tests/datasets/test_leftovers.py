@@ -110,6 +110,9 @@ def test_deleting_again_ends_a_deletion_that_was_killed(place):
         assert cli.run(["delete", ID, "--yes", "--root", str(place.root)]) == 0
         assert list(place.root.iterdir()) == []
     assert cli.run(["delete", ID, "--yes", "--root", str(place.root)]) == 2  # unknown now
+    (place.root / "atari").mkdir()
+    assert cli.run(["delete", "atari/Pong/5", "--yes", "--root", str(place.root)]) == 0
+    assert list(place.root.iterdir()) == []
 
 
 def test_empty_folders_are_left_overs(place, sound):

@@ -87,6 +87,18 @@ def test_every_file_damaged(layout, damage, stopped, truth, tmp_path):
         assert names(place.path.parent) == ["test"]
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_added_when_all_is_appended_goes(layout, truth, tmp_path):
+    recipe = {**RECIPE, "stop_after": RECIPE["parts"]}
+    with pytest.raises(Stopped):
+        Recipe(EPISODES, layout, **recipe).write(tmp_path)
+    place = DatasetPlace(tmp_path, "my/test")
+    for name in contents(place.working):
+        DAMAGE["long"](place.working / name)
+    path = Recipe(EPISODES, layout, **RECIPE).write(tmp_path)
+    assert contents(path) == truth[layout] and verify(path).ok
+
+
 @pytest.mark.parametrize("layout", ["raw", "zstd"])
 def test_nothing_is_written_through_links(layout, stopped, truth, tmp_path):
     outside = tmp_path / "outside"
