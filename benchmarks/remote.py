@@ -19,10 +19,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from harness import machine, table
 
@@ -37,10 +38,12 @@ class Link:
     def __init__(self, rate: float, latency: float) -> None:
         self.rate, self.latency = rate, latency
         self._free, self._lock = 0.0, threading.Lock()
+        self.sent = 0
 
     def send(self, count: int) -> None:
         """Wait until so many bytes have passed."""
         with self._lock:
+            self.sent += count
             self._free = max(self._free, time.monotonic() - 0.005) + count / self.rate
             wait = self._free - time.monotonic()
         if wait > 0:
@@ -48,7 +51,10 @@ class Link:
 
 
 def serve(root: Path, rate: float, latency: float, pipe: Any) -> None:
-    """Serve the files under ``root`` with ranges; sends its port."""
+    """Serve the files under ``root`` with ranges, as much of S3 as readers need; sends its port.
+
+    ``/bucket/folder/file`` is a file, ``/bucket?list-type=2&prefix=folder/`` a listing, ``/sent`` the bytes sent so far.
+    """
     link = Link(rate, latency)
 
     class Handler(BaseHTTPRequestHandler):
@@ -59,21 +65,22 @@ def serve(root: Path, rate: float, latency: float, pipe: Any) -> None:
             self.do_GET(body=False)
 
         def do_GET(self, body: bool = True) -> None:
+            if self.path == "/sent":
+                self.answer(200, str(link.sent))
+                return
             time.sleep(link.latency)
-            path = root / unquote(self.path).strip("/")
+            parts = urlsplit(self.path)
+            query = dict(parse_qsl(parts.query))
+            path = root / unquote(parts.path).strip("/")
+            if "list-type" in query:
+                self.answer(200, listing(path, query.get("prefix", ""), query.get("delimiter", "")))
+                return
             if path.is_dir():
                 names = (one.name + "/" * one.is_dir() for one in sorted(path.iterdir()))
-                page = "".join(f'<a href="{quote(name)}">{name}</a>\n' for name in names).encode()
-                self.send_response(200)
-                self.send_header("Content-Type", "text/html")
-                self.send_header("Content-Length", str(len(page)))
-                self.end_headers()
-                self.wfile.write(page if body else b"")
+                self.answer(200, "".join(f'<a href="{quote(name)}">{name}</a>\n' for name in names), "text/html")
                 return
             if not path.is_file():
-                self.send_response(404)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
+                self.answer(404, "")
                 return
             size = path.stat().st_size
             start, stop = 0, size
@@ -87,6 +94,7 @@ def serve(root: Path, rate: float, latency: float, pipe: Any) -> None:
                 self.send_response(200)
             self.send_header("Content-Length", str(stop - start))
             self.send_header("ETag", f'"{path.stat().st_mtime_ns:x}"')
+            self.send_header("Last-Modified", formatdate(path.stat().st_mtime, usegmt=True))
             self.end_headers()
             if body:
                 with path.open("rb") as file:
@@ -95,6 +103,13 @@ def serve(root: Path, rate: float, latency: float, pipe: Any) -> None:
                         link.send(count)
                         start += os.sendfile(self.connection.fileno(), file.fileno(), start, count)
 
+        def answer(self, status: int, text: str, kind: str = "application/xml") -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.encode() if self.command != "HEAD" else b"")
+
         def log_message(self, *_: Any) -> None:
             pass
 
@@ -102,6 +117,26 @@ def serve(root: Path, rate: float, latency: float, pipe: Any) -> None:
     server.daemon_threads = True
     pipe.send(server.server_address[1])
     server.serve_forever()
+
+
+def listing(bucket: Path, prefix: str, delimiter: str) -> str:
+    """A page of S3's ListObjectsV2 with everything below a prefix, or up to the next delimiter."""
+    entries, folders = [], set()
+    for path in sorted(bucket.rglob("*")):
+        key = path.relative_to(bucket).as_posix()
+        if path.is_file() and key.startswith(prefix):
+            head, cut, _ = key[len(prefix) :].partition(delimiter) if delimiter else (key, "", "")
+            if cut:
+                folders.add(f"<CommonPrefixes><Prefix>{prefix}{head}{cut}</Prefix></CommonPrefixes>")
+                continue
+            found = path.stat()
+            when = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(found.st_mtime))
+            tag = f"&quot;{found.st_mtime_ns:x}&quot;"
+            what = f"<Key>{key}</Key><Size>{found.st_size}</Size><LastModified>{when}</LastModified><ETag>{tag}</ETag>"
+            entries.append(f"<Contents>{what}<StorageClass>STANDARD</StorageClass></Contents>")
+    head = f"<Name>{bucket.name}</Name><Prefix>{prefix}</Prefix><KeyCount>{len(entries)}</KeyCount>"
+    rest = "<MaxKeys>1000</MaxKeys><IsTruncated>false</IsTruncated>"
+    return f"<ListBucketResult>{head}{rest}{''.join(entries)}{''.join(sorted(folders))}</ListBucketResult>"
 
 
 @contextmanager
