@@ -93,6 +93,7 @@ class Round:
     chance: random.Random
     faults: list[str] = field(default_factory=list)
     other: Made | None = None
+    forked: bool = False
 
     def new_cache(self) -> None:
         """Have a folder of its own for what is opened from now on; who still fetches into the other one is not disturbed."""
@@ -133,7 +134,7 @@ class Round:
             return "untyped error"
         return "same batches"
 
-    def in_child(self, work: Callable[[], None]) -> int:
+    def in_child(self, work: Callable[[], object]) -> int:
         """Do something in a forked process."""
         child = os.fork()
         if child:
@@ -141,6 +142,7 @@ class Round:
         status, before = 1, len(self.faults)
         try:
             signal.alarm(0)
+            self.forked = True
             work()
             status = 3 if len(self.faults) > before else 0
         except BaseException:
@@ -264,7 +266,7 @@ def blame(one: Round, outcome: str) -> bool:
     if not outcome.endswith("differs"):
         return False
     kinds = {fault.kind for _, fault in one.store.proxy.done}
-    if kinds & UNSEEN and not one.made.tabled:
+    if not one.made.tabled and (kinds & UNSEEN or one.forked):  # the proxy's record is the parent's
         return True
     one.faults.append(outcome)
     return False
