@@ -62,3 +62,8 @@ def test_messages_do_not_speak_to_terminals():
     """Tracebacks print them as they are; ends of lines stay."""
     error = errors.DamagedDatasetError("\x1b]0;x\x07 is\ndamaged \u202e", hint="\x9b2J")
     assert str(error) == "\\x1b]0;x\\x07 is\ndamaged \\u202e\nhint: \\x9b2J"
+
+
+def test_no_further_thread_is_no_bug():
+    assert explain(RuntimeError("can't start new thread")).code == "memory"
+    assert explain(RuntimeError("another")).code == "internal"
