@@ -101,6 +101,7 @@ class ListStorage(Storage):
             self._records[place] = record
 
     def seek(self, row: int) -> None:
+        row = min(row, len(self._records))  # a list grows at its end alone
         if self._records and row != self.cursor:
             self._newest = (row - 1) % self.capacity
             self._version += 1
@@ -129,6 +130,11 @@ class ListStorage(Storage):
         if len(records) > self.capacity:
             raise SchemaError(f"{len(records)} records do not fit into a storage of {self.capacity}")
         newest = state.get("newest", len(records) - 1)
+        in_range = type(newest) is int and -1 <= newest < self.capacity
+        if not in_range or (newest + 1) % self.capacity > len(
+            records
+        ):  # the next place, which must be there or the end
+            raise SchemaError(f"the record written last is {newest!r:.50}, of {len(records)}")
         self.empty()
         for place, record in enumerate(self._to_records(records)):
             self._write(place, record)

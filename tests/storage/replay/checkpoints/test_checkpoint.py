@@ -140,3 +140,28 @@ def test_other_keys(tmp_path):
     with pytest.raises(SchemaError, match="with action"):
         buffer.loads(tmp_path / "checkpoint")
     assert equal(buffer[:], before)
+
+
+class TestListsGrowAtTheirEnd:
+    @pytest.mark.parametrize("newest", [5, 8, -2, "2", None], ids=repr)
+    def test_a_place_that_is_not_there(self, newest):
+        storage = ListStorage(8)
+        storage.set([0, 1, 2], [1, 2, 3])
+        with pytest.raises(SchemaError, match="record written last"):
+            storage.load_state_dict({"_storage": [4, 5], "newest": newest})
+        assert storage.get([0, 1, 2]) == [1, 2, 3]
+
+    def test_a_cursor_beyond_the_end(self):
+        buffer = ReplayBuffer(storage=ListStorage(8), batch_size=2)
+        buffer.extend([1, 2, 3])
+        buffer.load_state_dict({**buffer.state_dict(), "_writer": {"_cursor": 6, "_write_count": 6}})
+        buffer.extend([4, 5])
+        assert buffer.storage.get(slice(None)) == [1, 2, 3, 4, 5]
+
+    def test_a_cursor_at_the_beginning(self):
+        buffer = ReplayBuffer(storage=ListStorage(8), batch_size=2)
+        buffer.extend([1, 2, 3])
+        buffer.load_state_dict({**buffer.state_dict(), "_writer": {"_cursor": 0, "_write_count": 3}})
+        buffer.load_state_dict(buffer.state_dict())
+        buffer.extend([4])
+        assert buffer.storage.get(slice(None)) == [4, 2, 3]
