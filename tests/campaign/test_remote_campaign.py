@@ -1,11 +1,13 @@
-"""A few rounds of the campaign of remote datasets; `make campaign` makes 200."""
+"""A few rounds of the campaign of remote datasets, without those that depend on the moment; `make campaign` makes 200."""
 
 from __future__ import annotations
 
-from remote import run
+import pytest
+import remote
 
 
-def test_a_few_rounds() -> None:
-    report = run(2, 8, places=("http",))
+def test_a_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "KINDS", (remote.alone,))
+    report = remote.run(2, 8, places=("http",))
     assert not report.faults, "\n".join(report.faults)
     assert report.rounds == 2
