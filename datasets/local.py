@@ -14,7 +14,6 @@ from ..storage.file_problems import check_sizes
 from ..storage.folder import JOURNAL, DatasetPlace, disk_use, find_datasets, is_empty_folder, remove_empty
 from ..storage.journal import Journal
 from ..storage.manifest import FILENAME
-from ..storage.plan_file import PLAN
 from ..storage.snapshot import pinned, read_snapshot, wait_while_replaced
 from . import catalogue
 from .leftovers import kept_raw, leftovers_of
@@ -83,8 +82,6 @@ def find(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None
     if place.working.is_dir():
         line = Journal(place.working / JOURNAL).command
         how = f"continue it with `{line}`" if line else "continue it with the call that began it"
-        if (place.working / PLAN).exists():
-            how += "; open_dataset(..., partial=True) reads what is finished"
         raise DatasetNotFoundError(f"{dataset_id} is not complete under {where}", hint=how)
     get_it = f"get it with `{settings.command('download', dataset_id, root=root)}`"
     elsewhere = "choose another folder with --root or RBDATA_ROOT"

@@ -531,7 +531,9 @@ def test_worker_is_killed(original, tmp_path):
 def test_disk_is_too_small(mirror, tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1 << 30, (1 << 30) - (1 << 20), 1 << 20))
-    error = refused(DiskSpaceError, "atari/Qbert/2 needs about .* GB", mirror, tmp_path / "root")
+    error = refused(
+        DiskSpaceError, r"atari/Qbert/2 needs about .* kB on .* 1\.05 MB are free", mirror, tmp_path / "root"
+    )
     assert "--root" in error.hint
 
 
