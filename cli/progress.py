@@ -244,7 +244,8 @@ class _Lines:
         printed = 0
         while not self._over.wait(LINE_INTERVAL if printed < LINES else LINES * LINE_INTERVAL):
             if self._status:
-                out.note(f"{self._title}: {self._status}")
+                words = self._status.removeprefix(self._title).removeprefix(", ")
+                out.note(f"{self._title}: {words}" if words else self._title)
                 printed += 1
 
 

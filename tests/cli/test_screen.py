@@ -163,3 +163,7 @@ def test_a_log_gets_a_line_now_and_then_also_while_nothing_is_reported(monkeypat
         wait_for("verifying a/b: 50%, 1 byte of 2 bytes")
         show(2, 2)
         wait_for("verifying a/b: checking the episodes")
+    with progress.count_progress("listing a/b") as count:
+        wait_for("listing a/b")
+        count(3, 0)
+        wait_for("listing a/b: 3")
