@@ -23,6 +23,10 @@ from .checksums import BLOCK, crc32c, cut_ranges, join_ranges, sum_blocks
 from .durable import write_atomically
 from .manifest import Manifest
 from .manifest_types import BLOCK_TABLE
+from .memory_map import read_file
+
+#: Bytes of a table: four for each 4 MiB, so that of 256 TiB.
+_LARGEST_TABLE = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -114,10 +118,7 @@ def read_block_checksums(folder: Path, manifest: Manifest) -> BlockChecksums:
     """The blocks of a dataset folder. Raises DamagedDatasetError where its table is missing or damaged."""
     if not manifest.blocks:
         return BlockChecksums(manifest, None)
-    try:
-        return BlockChecksums(manifest, (folder / BLOCK_TABLE).read_bytes())
-    except OSError as error:
-        raise DamagedDatasetError(f"{folder / BLOCK_TABLE} cannot be read: {error.strerror}") from error
+    return BlockChecksums(manifest, read_file(folder / BLOCK_TABLE, _LARGEST_TABLE))
 
 
 def write_table(

@@ -7,9 +7,11 @@ import os
 import shlex
 import stat
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
@@ -45,24 +47,38 @@ def map_array(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
     Raises DamagedDatasetError when the file is missing, too short, or no file but a pipe, device or folder.
     """
     size = count * dtype.itemsize
+    with _regular_file(path) as file:
+        found = os.fstat(file.fileno()).st_size
+        if found < size:
+            raise DamagedDatasetError(f"{path} has {found} bytes instead of {size}", hint=verify_hint(path))
+        if not size:
+            return np.empty(0, dtype)
+        data = mmap.mmap(file.fileno(), size, flags=_FLAGS, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    if size >= _READ_AHEAD_BELOW:
+        data.madvise(mmap.MADV_RANDOM)
+    return np.frombuffer(data, dtype, count)
+
+
+def read_file(path: Path, most: int) -> bytes:
+    """All of a file of at most ``most`` bytes. Raises DamagedDatasetError as `map_array` does, and when it is larger."""
+    with _regular_file(path) as file:
+        found = os.fstat(file.fileno()).st_size
+        if found > most:
+            raise DamagedDatasetError(f"{path} has {found} bytes, more than {most}", hint=verify_hint(path))
+        return file.read()
+
+
+@contextmanager
+def _regular_file(path: Path) -> Iterator[BinaryIO]:
     try:
         with open(path, "rb", opener=open_at_once) as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise DamagedDatasetError(f"{path} is not a file", hint=verify_hint(path))
-            found = status.st_size
-            if found < size:
-                raise DamagedDatasetError(f"{path} has {found} bytes instead of {size}", hint=verify_hint(path))
-            if not size:
-                return np.empty(0, dtype)
-            data = mmap.mmap(file.fileno(), size, flags=_FLAGS, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-        if size >= _READ_AHEAD_BELOW:
-            data.madvise(mmap.MADV_RANDOM)
+            yield file
     except FileNotFoundError as error:
         raise DamagedDatasetError(f"{path} is missing", hint=verify_hint(path)) from error
     except OSError as error:
         raise DamagedDatasetError(f"{path} cannot be read: {error.strerror}", hint=verify_hint(path)) from error
-    return np.frombuffer(data, dtype, count)
 
 
 def will_read(array: np.ndarray, start: int, stop: int) -> None:

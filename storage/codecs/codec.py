@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
-from ...errors import DamagedDatasetError
 from ..checksums import check_ranges, crc32c, sum_range
 from ..durable import append_blocks, has_bytes
 from ..leaf import Leaf
-from ..memory_map import verify_hint
+from ..memory_map import read_file
 from ..parts import PartFile, lengths_path, part_path, read_pieces, sum_piece
 
 if TYPE_CHECKING:
     import torch
 
+#: Bytes of a dictionary; those of zstd have about 100 kB.
+LARGEST_DICTIONARY = 64 << 20
 #: Checksum ranges of files by path, as the manifest has them.
 Files = Mapping[str, Sequence[Sequence[Any]]]
 #: A part of a finished dataset: its number, its first row and its rows.
@@ -191,12 +192,7 @@ class Codec(ABC):
 
     def read_dictionary(self, folder: Path) -> bytes:
         """The dictionary of the leaf. Raises DamagedDatasetError when there should be one and is none."""
-        if not self.uses_dictionary:
-            return b""
-        try:
-            return (folder / self.path("dictionary")).read_bytes()
-        except FileNotFoundError as error:
-            raise DamagedDatasetError(f"{error.filename} is missing", hint=verify_hint(folder)) from error
+        return read_file(folder / self.path("dictionary"), LARGEST_DICTIONARY) if self.uses_dictionary else b""
 
     @classmethod
     def train(cls, samples: Iterable[np.ndarray]) -> bytes:

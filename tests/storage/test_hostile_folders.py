@@ -151,6 +151,26 @@ def test_a_manifest_that_is_no_file_to_read(folder, kind):
         Dataset(folder)
 
 
+@pytest.mark.parametrize("kind", ["folder", "pipe", "endless device", "of gigabytes"])
+def test_a_dictionary_that_is_no_file_to_read(tmp_path, sound, kind):
+    found = [path for layout in sound for path in layout.rglob("dictionary")]
+    target = tmp_path / "root" / "my" / "test"
+    shutil.copytree(found[0].parents[1], target)
+    dictionary = target / found[0].relative_to(found[0].parents[1])
+    dictionary.unlink()
+    if kind == "folder":
+        dictionary.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(dictionary)
+    elif kind == "endless device":
+        dictionary.symlink_to("/dev/zero")
+    else:
+        with dictionary.open("wb") as file:
+            file.truncate(8 << 30)
+    with pytest.raises(DamagedDatasetError, match="dictionary"):
+        read_rows(target)
+
+
 def test_no_rows(folder):
     change_manifest(folder, lambda record: record.update(steps=0, episodes=0))
     dataset = Dataset(folder)
