@@ -52,7 +52,6 @@ class DatasetStorage(Storage):
         self.source = dataset if isinstance(dataset, Dataset) else Dataset(dataset)
         self.dataset = self.source
         super().__init__(max(1, self._plan.steps))
-        self.version = 0
         self._own: Timeline | None = None
         #: What was shown: (batches drawn before, steps from then on); empty where all of it always was.
         self.growth: list[list[int]] = []
