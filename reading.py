@@ -71,9 +71,8 @@ def open_dataset(
 
     Raises as `datasets.local.find`, `datasets.local.open_unfinished` and `datasets.remote.open_remote` do.
     """
-    if partial and (check or cache_dir is not None or cache_limit is not None or is_remote(id_or_path)):
-        raise UsageError("partial=True is for datasets on this machine, without check, cache_dir and cache_limit")
     if partial:
+        _check_is_here("partial=True is for datasets on this machine", id_or_path, check, cache_dir, cache_limit)
         return local.open_unfinished(id_or_path, root, wait=wait)
     if wait:
         raise UsageError("wait goes with partial=True")
@@ -168,11 +167,15 @@ def load(
             )
         return load_buffer(id_or_path, **options)
     if download is not False:
-        if check or cache_dir is not None or cache_limit is not None or is_remote(id_or_path):
-            raise UsageError("download is for ids, without check, cache_dir and cache_limit")
+        _check_is_here("download is for ids", id_or_path, check, cache_dir, cache_limit)
         return load_buffer(_open_downloading(id_or_path, root, download), watch=True, **options)
     dataset = open_dataset(id_or_path, root=root, cache_dir=cache_dir, cache_limit=cache_limit, check=check)
     return load_buffer(dataset, **options)
+
+
+def _check_is_here(what: str, id_or_path: str | os.PathLike[str], check: bool, *cache: object) -> None:
+    if check or is_remote(id_or_path) or any(option is not None for option in cache):
+        raise UsageError(f"{what}, without check, cache_dir and cache_limit")
 
 
 def _open_downloading(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from typer import Option
@@ -24,6 +25,11 @@ def _rate(value: float) -> str:
 
 def _seconds(value: float) -> str:
     return f"{value:.2f} s" if value < 10 else f"{value:.0f} s"
+
+
+def _rounded(value: Any) -> Any:
+    """A measurement with four significant digits: another run differs in the third."""
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 _PATTERN = Column("pattern")
@@ -59,7 +65,7 @@ def run(
     with phase("measuring") as on_progress:
         found = measure(dataset, seconds=seconds, batch_size=n, cache_dir=cache_dir, root=root, on_progress=on_progress)
     if out.json:
-        out.document(found.to_json())
+        out.document(asdict(found, dict_factory=lambda fields: {name: _rounded(value) for name, value in fields}))
         return
     link = found.link
     if out.quiet:
@@ -71,8 +77,8 @@ def run(
         slow = f"{link.latency * 1e3:.1f} ms, slowest of ten {link.slow_latency * 1e3:.0f} ms"
         by = f"{link.connections} connections, {text.size(link.block_bytes)} a request"
         facts += [
-            Fact("latency", slow, link.latency),
-            Fact("link", f"{text.size(link.bytes_per_second)}/s by {by}", link.bytes_per_second),
+            Fact("latency", slow, _rounded(link.latency)),
+            Fact("link", f"{text.size(link.bytes_per_second)}/s by {by}", _rounded(link.bytes_per_second)),
         ]
     out.facts(facts)
     out.heading("rates by access pattern")
@@ -81,6 +87,6 @@ def run(
         bound = f"{rate.bound} (calculated)" if rate.calculated else rate.bound
         row = (rate.pattern, rate.first_batch, rate.steps_per_second, rate.again_per_second, rate.link_per_second)
         rows.append((*row, rate.bytes_per_step, bound) if link else (*row[:3], bound))
-    out.table(_REMOTE if link else _LOCAL, rows)
+    out.table(_REMOTE if link else _LOCAL, [[_rounded(value) for value in row] for row in rows])
     if any(rate.calculated for rate in found.rates):
         out.note("calculated: a batch would take longer than there is time; more --seconds measure it")

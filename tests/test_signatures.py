@@ -10,10 +10,8 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, Literal, get_args
 
-import gymnasium
 import pytest
 import rbdata
-from gymnasium.envs.registration import EnvSpec
 from rbdata import plugins
 from rbdata.datasets import catalogue
 from rbdata.datasets.sources.source_option import RESERVED, SourceOption
@@ -97,13 +95,13 @@ def public() -> Iterator[tuple[str, Any]]:
 
 
 def test_hints_can_be_resolved():
-    """`typing.get_type_hints` needs no names of the caller's, although Gymnasium is imported where it is needed only."""
+    """`typing.get_type_hints` needs no names of the caller's, although Gymnasium is imported where it is needed only.
+
+    Gymnasium's own classes annotate an attribute with a name that it imports for type checkers alone."""
     failed = {}
     for name, value in public():
-        # Gymnasium's own classes annotate an attribute with a name that it imports for type checkers alone.
-        of_gymnasium = inspect.isclass(value) and issubclass(value, gymnasium.Env)
         try:
-            typing.get_type_hints(value, localns={"EnvSpec": EnvSpec} if of_gymnasium else None)
+            typing.get_type_hints(value)
         except NameError as error:
             failed[name] = str(error)
     assert not failed

@@ -14,6 +14,7 @@ from ...storage.checksums import Crc32c
 from ...storage.folder import RAW, remove_tree
 from ...storage.parts import PARTS
 from ...storage.writer import DatasetWriter
+from ..fetch import RemoteObject
 from .whole_file import hash_file
 
 KIND = "kept"
@@ -25,6 +26,12 @@ def remember_kept(writer: DatasetWriter) -> None:
     for path in _complete(writer.folder / RAW):
         if path.name not in known:
             writer.remember(KIND, {"files": {name: _sum(path / name) for name in _names(path)}}, path.name)
+
+
+def remember_fetched(writer: DatasetWriter, path: Path, found: RemoteObject) -> None:
+    """Record a file that was just fetched, with the size and checksum of what was received."""
+    summed = found.checksums.get("crc32c")  # others are summed again: the provider states another algorithm
+    writer.remember(KIND, {"files": {".": [found.size, summed] if summed else _sum(path)}}, path.name)
 
 
 def drop_changed(writer: DatasetWriter) -> None:

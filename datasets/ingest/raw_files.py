@@ -27,12 +27,13 @@ def fetch_all(
     folder: Path,
     objects: Sequence[RawObject],
     on_bytes: Callable[[str, int, int], None],
-    on_stored: Callable[[], None] = lambda: None,
+    on_stored: Callable[[Path, RemoteObject], None] = lambda path, found: None,
 ) -> None:
     """Store objects by their paths in a folder: over several connections, resumable across processes, checked.
 
     What is there already and sound is not fetched again; what was begun is continued. ``on_bytes`` receives a name, the bytes
-    stored so far and the bytes in all; ``on_stored`` is called in this thread when a file is complete.
+    stored so far and the bytes in all; ``on_stored`` is called in this thread when a file is complete, with the size and
+    checksum that were found.
     """
     missing = [raw for raw in objects if not _is_sound(folder / raw.path, raw.item)]
     for raw in objects:
@@ -42,28 +43,27 @@ def fetch_all(
     check_space(folder, total, "the raw data")
     stored, lock, stop = 0, Lock(), Event()
 
-    def fetch(raw: RawObject) -> None:
+    def fetch(raw: RawObject) -> tuple[Path, RemoteObject]:
         if stop.is_set():
-            return
+            raise InterruptedError  # another object has failed
         target = folder / raw.path
         target.parent.mkdir(parents=True, exist_ok=True)
 
         def count(length: int) -> None:
             nonlocal stored
             if stop.is_set():
-                raise InterruptedError  # another object has failed
+                raise InterruptedError
             with lock:
                 stored += length
             on_bytes(raw.item.name, stored, total)
 
-        fetch_to_file(raw.location, raw.item, target, on_bytes=count, on_resume=count)
+        return target, fetch_to_file(raw.location, raw.item, target, on_bytes=count, on_resume=count)
 
     pool = ThreadPoolExecutor(CONNECTIONS, "rbdata-raw")
     fetches = [pool.submit(fetch, raw) for raw in missing]
     try:
         for one in as_completed(fetches):
-            one.result()
-            on_stored()
+            on_stored(*one.result())
     except BaseException as error:
         # The others end with their next bytes; what they hold is free for the next try of this process.
         stop.set()

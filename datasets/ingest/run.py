@@ -47,7 +47,7 @@ from .estimate import (
 )
 from .existing import announce_replacement, find_existing, read_objects
 from .fill import fill_tasks
-from .kept import drop_changed, remember_kept
+from .kept import drop_changed, remember_fetched
 from .protocol import Job, Plan, RawObject
 from .raw_files import fetch_all
 from .request import Estimate, Listener, Outcome, Request
@@ -235,7 +235,7 @@ class _Run:
             self.listener.on_estimate(estimate_fetch(job, self.place, _bytes_left(remote, folder)))
             self.listener.on_stage("fetching the raw files")
             raw = [RawObject(_file_name(item), item, job.location) for item in remote]
-            fetch_all(folder, raw, self.listener.on_fetched, lambda: remember_kept(self.writer))
+            fetch_all(folder, raw, self.listener.on_fetched, partial(remember_fetched, self.writer))
         return {item.url: Path(item.url) if is_local(item) else folder / _file_name(item) for item in job.files()}
 
     def _plan(self, paths: dict[str, Path]) -> Plan:

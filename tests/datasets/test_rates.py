@@ -40,6 +40,7 @@ def test_at_a_url(mirror, tmp_path, capsys, monkeypatch):
     assert 0 < found["link"]["latency"] <= found["link"]["slow_latency"] and found["link"]["bytes_per_second"] > 0
     assert [rate["pattern"] for rate in found["rates"]] == list(rates.PATTERNS)
     for rate in found["rates"]:
+        assert all(value == float(f"{value:.4g}") for value in rate.values() if isinstance(value, float))
         assert rate["first_batch"] > 0 and rate["steps_per_second"] > 0 and rate["again_per_second"] > 0
         assert rate["bound"] in ("link", "requests", "decoding", "processor") and not rate["calculated"]
     assert list(tmp_path.iterdir()) == []
@@ -52,6 +53,8 @@ def test_on_this_machine(mirror, capsys, monkeypatch):
     assert lines[0] == "dataset\tmy/zstd"
     assert [line.split("\t")[0] for line in lines[1:]] == list(rates.PATTERNS)
     assert {len(line.split("\t")) for line in lines[1:]} == {4}
+    shown = [number for line in lines[1:] for number in line.split("\t")[1:3]]
+    assert all(number == str(float(f"{float(number):.4g}")) for number in shown)
 
 
 def test_a_slow_link_is_calculated(mirror, tmp_path):

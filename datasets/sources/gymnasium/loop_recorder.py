@@ -207,6 +207,9 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
     under the same name, UsageError for spaces that cannot be stored.
     """
 
+    # Gymnasium annotates attributes with names that it imports for type checkers alone: `get_type_hints` would fail.
+    __no_type_check__ = True
+
     @overload
     def __new__(cls, env: gymnasium.Env[Any, Any], **options: Unpack[RecorderOptions]) -> Recorder: ...
     @overload
