@@ -39,6 +39,7 @@ from .checksums import crc32c
 from .durable import open_at_once, write_atomically
 from .leaf import Leaf
 from .manifest_types import BLOCK_TABLE, check_types
+from .outside_json import parse_json
 from .schema import Schema, check_ted
 
 FILENAME = "rbdata.json"
@@ -131,7 +132,7 @@ def read_manifest(folder: Path, name: str = FILENAME) -> Manifest:
     except UnicodeDecodeError as error:
         raise DamagedDatasetError(f"{path} is not text", hint=_REDO) from error
     try:
-        record = json.loads(text, object_pairs_hook=_unique_keys)
+        record = parse_json(text, _unique_keys)
         whole = isinstance(record, dict) and record.get("checksum") == _checksum(record)
     except (ValueError, RecursionError) as error:
         raise DamagedDatasetError(f"{path} is not JSON: {reason(error)}", hint=_REDO) from error

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import DamagedDatasetError, UsageError, reason
 from .checksums import crc32c
 from .durable import write_atomically
+from .outside_json import parse_json
 
 if TYPE_CHECKING:
     import torch
@@ -83,8 +84,8 @@ def read_json(path: Path, limit: int = _META_BYTES) -> dict[str, Any]:
     if size > limit:
         raise DamagedDatasetError(f"{path} has {size} bytes, more than the {limit} that such a file may have")
     try:
-        record = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        record = parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
         raise DamagedDatasetError(f"{path} cannot be read as JSON: {reason(error)}") from error
     if not isinstance(record, dict):
         raise DamagedDatasetError(f"{path} holds no JSON object")

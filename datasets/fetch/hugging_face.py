@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import quote, urlsplit
 
 from ...errors import FetchError, ForbiddenError, ObjectNotFoundError, UsageError
+from ...storage.outside_json import parse_json
 from .base_location import BaseLocation
 from .http import HttpLocation, read_page
 from .http_errors import MISSING, status_of, transient
@@ -203,14 +204,12 @@ class _Session:
             raise ObjectNotFoundError(message, hint=_PRIVATE) from error
 
     def _request_once(self, url: str, is_valid: Callable[[Any], bool]) -> tuple[Any, str | None]:
-        import json
-
         with self.http.request("GET", url) as response:
             body = read_page(response, url, "the response")
             next_url = response.links.get("next", {}).get("url")
         try:
-            answer = json.loads(body)
-        except (ValueError, RecursionError) as error:
+            answer = parse_json(body)
+        except ValueError as error:
             raise transient(f"{url}: the response is not JSON ({body[:60]!r})") from error
         if not is_valid(answer):
             raise transient(f"{url}: the response is malformed ({body[:60]!r})")

@@ -38,9 +38,9 @@ def main() -> None:
         print(f"{name}: {rounds:,} rounds, seed {given.seed}", file=sys.stderr, flush=True)
         reports.append(run(name, rounds, given.seed))
         print(table(reports[-1:]), file=sys.stderr, flush=True)
+        if given.report:  # after each, so that one which is ended early leaves the others'
+            given.report.write_text(page(reports, given.rounds_scale))
     print(table(reports), end="")
-    if given.report:
-        given.report.write_text(page(reports, given.rounds_scale))
     sys.exit(any(report.faults for report in reports))
 
 

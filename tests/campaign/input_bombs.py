@@ -372,8 +372,9 @@ def ring_of_zeros(path: Path) -> str:
 
 
 def json_of_lists(path: Path) -> str:
-    """Three million empty lists, and as deep ones."""
+    """Three million empty lists, nearly as many with something between them, and as deep ones."""
     (path / "wide.json").write_bytes(b'{"env_spec": [' + b"[]," * 3_000_000 + b"[]]}")
+    (path / "less.json").write_bytes(b'{"observation_space": [' + b"[],1," * 1_800_000 + b"[]]}")
     (path / "deep.json").write_bytes(b'{"env_spec": ' + b"[" * 4_000_000 + b"]" * 4_000_000 + b"}")
     return "metadata"
 
@@ -464,9 +465,9 @@ def read_bomb(kind: str, path: Path) -> None:
         from rbdata.datasets.sources.minari.metadata import parse_metadata
         from rbdata.errors import CorruptSourceError
 
-        json.dumps(parse_metadata((path / "wide.json").read_bytes(), "x").environment)
-        with suppress(CorruptSourceError):
-            parse_metadata((path / "deep.json").read_bytes(), "x")
+        for name in ("wide", "less", "deep"):
+            with suppress(CorruptSourceError):
+                json.dumps(parse_metadata((path / f"{name}.json").read_bytes(), "x").environment)
     elif kind == "jpeg":
         from rbdata.datasets.formats.jpeg import decode, frame_shape
         from rbdata.errors import CorruptSourceError

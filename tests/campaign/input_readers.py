@@ -38,6 +38,8 @@ class Reader:
     change: Callable[[Corpus, random.Random, int], bytes] | None = None
     #: How often, where it does not depend on the rounds.
     rounds: int | None = None
+    #: Whether each input is read in a process of its own: what an earlier one left with the allocator does not count.
+    apart: bool = False
 
 
 # -- bytes -------------------------------------------------------------------------------------------------------------
@@ -568,7 +570,7 @@ def _manifest_corpus(_: Path) -> Corpus:
 
 READERS: dict[str, Reader] = {
     "bombs": Reader(
-        0, lambda folder: [], set_off, lambda corpus, rng, number: list(BOMBS)[number].encode(), len(BOMBS)
+        0, lambda folder: [], set_off, lambda corpus, rng, number: list(BOMBS)[number].encode(), len(BOMBS), apart=True
     ),
     "npy": Reader(20, _npy_corpus, _read_npy),
     "gzip": Reader(20, _gzip_corpus, _read_gzip),

@@ -57,14 +57,16 @@ def buffers(
     infos: Callable[[int, int], Any] | None = None,
     ends: Callable[[int], tuple[bool, bool]] = lambda number: (number % 2 == 0, number % 2 == 1),
 ) -> list[Any]:
-    """Episodes of random values; ``infos(number, n)`` gives what belongs to episode ``number`` of n steps."""
+    """Episodes of random values; ``infos(number, n)`` gives what belongs to episode ``number`` of n steps, ``ends(number)``
+    whether it is terminated and truncated: at its last step, or ``[2, k]`` for the last k."""
     observation.seed(seed)
     action.seed(seed + 1)
     rng = np.random.default_rng(seed)
     made = []
     for number, length in enumerate(lengths):
         flags = np.zeros((2, length), bool)
-        flags[:, -1:] = np.array(ends(number))[:, None]
+        last = np.array(ends(number)).reshape(2, -1)
+        flags[:, length - last.shape[1] :] = last
         made.append(
             minari().data_collector.EpisodeBuffer(
                 id=number,

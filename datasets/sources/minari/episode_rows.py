@@ -85,16 +85,36 @@ def state_rows(reader: Reader, source: Source, found: Survey, index: int, low: i
     return rows
 
 
+class ColumnRows:
+    """Rows of one column by ranges in ascending order: ``size`` rows are read at once, whatever is asked for."""
+
+    def __init__(self, reader: Reader, source: Source, found: Survey, size: int, name: str) -> None:
+        self._reader, self._source, self._found, self._size, self._name = reader, source, found, size, name
+        self._rows, self._episode, self._first = np.zeros(0), -1, 0
+
+    def read(self, index: int, low: int, high: int) -> np.ndarray:
+        """Rows ``low..high-1`` in the episode of this index, as `state_rows` gives them; not to be written to."""
+        if index != self._episode or low < self._first or high > self._first + len(self._rows):
+            end = max(high, min(low + self._size, int(self._found.steps[index]) + 1))
+            self._rows = state_rows(self._reader, self._source, self._found, index, low, end, self._name)
+            self._episode, self._first = index, low
+        return self._rows[low - self._first : high - self._first]
+
+
 class Planner:
     """Appends all small columns of a dataset, and keeps where the states of its episodes come from."""
 
     def __init__(self, reader: Reader, found: Survey, name: str, unknown_next: str, columns: ColumnWriter) -> None:
-        #: Each takes a read of every column, so a small file may not have a million of them.
+        #: Each is an episode of the dataset, so a small file may not have a million of them.
         self._most_runs = len(found.episodes) + max(_FEW_RUNS, found.size // 32)
         self._reader, self._found, self._name, self._unknown_next = reader, found, name, unknown_next
         self._writer = TrajectoryWriter(columns, found.columns)
-        self._small = [source for source in found.sources if not source.column.large]
         self._size = block_steps(found.columns)
+        self._small = {
+            source.column: ColumnRows(reader, source, found, self._size + 1, name)
+            for source in found.sources
+            if not source.column.large
+        }
         #: Segments that wait until there are enough for a block: rows by key, rewards, and flags and outcomes uint8 [3, n].
         self._waiting: list[tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]] = []
         self._waiting_steps = 0
@@ -138,9 +158,8 @@ class Planner:
         for low in range(run.first, run.first + run.steps, self._size):
             high = min(low + self._size, run.first + run.steps)
             rows = {}
-            for source in self._small:
-                beyond = high + 1 if source.column.per == "state" else high
-                rows[source.column.key] = state_rows(self._reader, source, self._found, index, low, beyond, self._name)
+            for column, reader in self._small.items():
+                rows[column.key] = reader.read(index, low, high + 1 if column.per == "state" else high)
             flags = np.zeros((3, high - low), np.uint8)
             if high == run.first + run.steps:
                 flags[:, -1] = (run.terminated, run.truncated, run.outcome)

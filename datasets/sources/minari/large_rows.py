@@ -9,7 +9,7 @@ import numpy as np
 
 from ....storage.schema import Leaf
 from ...ingest.row_source import BLOCK_BYTES, Block, RowSource, block_of_rows
-from .episode_rows import state_rows
+from .episode_rows import ColumnRows, state_rows
 from .open_reader import open_reader
 from .reader import Data, Reader
 from .survey import Source, Survey
@@ -44,10 +44,10 @@ class LargeRows(RowSource):
 
     def _read(self, reader: Reader, source: Source) -> Iterator[np.ndarray]:
         size = max(1, BLOCK_BYTES // source.column.row_bytes)
+        column = ColumnRows(reader, source, self.found, size, self.data.name)
         for index, first, states in self.runs.tolist():
             for low in range(first, first + states, size):
-                high = min(low + size, first + states)
-                yield state_rows(reader, source, self.found, index, low, high, self.data.name)
+                yield column.read(index, low, min(low + size, first + states))
 
 
 def part_bounds(states: np.ndarray, row_bytes: int, part_bytes: int = PART_BYTES) -> list[tuple[int, int]]:

@@ -15,14 +15,14 @@ Spaces there are ``{"type": ..., ...}`` in Minari's own form (minari/serializati
 from __future__ import annotations
 
 import contextlib
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ....errors import CorruptSourceError, UsageError, reason
+from ....storage.outside_json import parse_json
 from ...ingest.spaces import Json, box_json, multi_discrete_json, text_json
 
 FORMATS = ("hdf5", "arrow", "parquet")
@@ -32,6 +32,8 @@ _PLACED = {
     *("data_format", "total_steps", "total_episodes", "dataset_size"),
 }
 _DEEPEST = 16
+#: Values that are kept in the manifest beside the spaces: a description of the environment and its author has some dozens.
+_MOST_KEPT = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,10 @@ def metadata_from(record: Mapping[str, Any], where: str) -> Metadata:
             spaces[name] = _space(_parse(stated, inside) if isinstance(stated, str) else stated, inside, 0)
     environment = record.get("env_spec")
     with contextlib.suppress(ValueError):  # a string is as good for the manifest
-        environment = json.loads(environment) if isinstance(environment, str) else environment
+        environment = parse_json(environment) if isinstance(environment, str) else environment
+    other = [environment, *(value for key, value in record.items() if key not in _PLACED)]
+    if any(number >= _MOST_KEPT for number, _ in enumerate(_values(other))):
+        raise CorruptSourceError(f"{where} holds more than {_MOST_KEPT} values beside its spaces")
     about = {str(key): _plain(value) for key, value in sorted(record.items()) if key not in _PLACED}
     return Metadata(
         data_format, spaces, _plain(environment), _count(record, "total_episodes"), _count(record, "total_steps"), about
@@ -83,8 +88,8 @@ def metadata_from(record: Mapping[str, Any], where: str) -> Metadata:
 
 def _parse(text: str | bytes, where: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return parse_json(text)
+    except ValueError as error:
         raise CorruptSourceError(f"{where} is not JSON: {reason(error)}") from error
 
 
@@ -114,6 +119,8 @@ def _space(stated: Any, where: str, depth: int) -> Json:
             }
         if kind == "Text":
             return text_json(stated.get("min_length", 1), stated["max_length"], stated.get("charset"))
+    except CorruptSourceError:
+        raise
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, SyntaxError) as error:
         raise CorruptSourceError(f"{where} is a malformed {kind}: {type(error).__name__} {reason(error)}") from error
     message = f"{where} is a {str(kind)[:40]} space, which Minari's own readers do not support either"
@@ -145,6 +152,19 @@ def _is_number(value: Any) -> bool:
         and not isinstance(value, bool)
         and bool(np.isfinite(value))
     )
+
+
+def _values(value: Any) -> Iterator[Any]:
+    """Everything inside of lists and mappings."""
+    waiting = [iter([value])]
+    while waiting:
+        for one in waiting[-1]:
+            yield one
+            if isinstance(one, (Mapping, list, tuple)):
+                waiting.append(iter(one.values() if isinstance(one, Mapping) else one))
+                break
+        else:
+            waiting.pop()
 
 
 def _plain(value: Any) -> Any:

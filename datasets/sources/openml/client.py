@@ -9,13 +9,13 @@ that is overloaded, can pass; the others are answers.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 from ....errors import CorruptSourceError, FetchError, ObjectNotFoundError
+from ....storage.outside_json import parse_json
 from ...fetch import Location, RemoteObject
 from ...fetch.http_errors import transient
 from ...fetch.retry import call_with_retries
@@ -241,8 +241,8 @@ def _check_refused(url: str, answer: Any, cause: FetchError | None = None) -> No
 
 def _loads(text: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json(text)
+    except ValueError:
         return None
 
 

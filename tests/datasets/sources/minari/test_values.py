@@ -17,6 +17,7 @@ from minari_tools import minari as require_minari
 from rbdata.datasets.acquire import download
 from rbdata.datasets.ingest.protocol import ConvertOptions
 from rbdata.datasets.ingest.request import Listener, Request
+from rbdata.datasets.sources.minari import episode_rows
 from rbdata.datasets.sources.minari.episode_rows import split_episode
 from rbdata.datasets.sources.minari.large_rows import part_bounds
 from rbdata.storage.dataset import Dataset
@@ -288,6 +289,23 @@ def test_a_flag_inside_an_episode_ends_one(tmp_path):
     assert np.array_equal(dataset["observation"].numpy(), observations[:-1])
     assert np.array_equal(dataset["next/observation"].numpy(), observations[1:])
     assert dataset.manifest.counts["split_episodes"] == 2
+
+
+@each_format
+@pytest.mark.parametrize("space", [BOX, spaces.Box(0, 255, (40, 40, 3), np.uint8)], ids=["vectors", "pictures"])
+def test_an_episode_of_many_ends_is_read_in_blocks(tmp_path, monkeypatch, data_format, space):
+    ends = np.array([np.arange(90) % 3 == 0, np.arange(90) % 3 == 2])
+    made = write(
+        "tests/ends-v0", space, BOX, [90], data_format=data_format, jpeg_encoding=False, ends=lambda number: ends
+    )
+    reads, read = [], episode_rows.state_rows
+    monkeypatch.setattr(episode_rows, "state_rows", lambda *given: reads.append(given) or read(*given))
+    dataset = convert(tmp_path / "root", "tests/ends-v0")
+    assert dataset.episodes.length.tolist() == [1, *[2, 1] * 29, 2]
+    assert len(reads) < 5
+    observations = np.asarray(made[0].observations)
+    assert np.array_equal(dataset["observation"].numpy(), observations[:-1])
+    assert np.array_equal(dataset["next/observation"].numpy(), observations[1:])
 
 
 def test_data_in_another_dtype_than_the_space_says(tmp_path):
