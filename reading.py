@@ -12,7 +12,7 @@ import torch
 from .datasets import local
 from .datasets.fetch.location import is_remote
 from .datasets.remote import open_remote
-from .errors import UnknownDatasetError, UsageError
+from .errors import NotADatasetError, UnknownDatasetError, UsageError
 from .keywords import check_keywords
 from .storage.dataset import Dataset
 from .storage.replay.loading import load_buffer
@@ -185,7 +185,7 @@ def _open_downloading(
     from .datasets.background_download import open_when_begun
 
     if options is True:
-        with suppress(UnknownDatasetError):  # by its mirror alone
+        with suppress(UnknownDatasetError, NotADatasetError):  # by its mirror alone
             if (place := local.find_place(dataset_id, root)).exists():
                 return local.open_unfinished(place.path)
     arguments = {} if options is True else dict(options)  # type: ignore[arg-type]

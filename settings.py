@@ -49,7 +49,15 @@ class Setting:
 
 def root(flag: str | os.PathLike[str] | None = None) -> Path:
     """The folder of the datasets, absolute; ``flag`` overrides the settings. Nothing is created."""
-    return Path(flag).expanduser().absolute() if flag else _root().value
+    return expanded(flag).absolute() if flag else _root().value
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """A path that a user gave, without ``~``. Raises UsageError for the home folder of a user that there is not."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise UsageError(f"{os.fspath(path)}: there is no such home folder") from error
 
 
 def command(*words: object, root: str | os.PathLike[str] | None = None) -> str:
@@ -89,7 +97,7 @@ def path() -> Path | None:
     """The path of the configuration file, which need not exist; None if RBDATA_CONFIG is empty."""
     chosen = os.environ.get("RBDATA_CONFIG")
     if chosen is not None:
-        return Path(chosen).expanduser().absolute() if chosen else None
+        return expanded(chosen).absolute() if chosen else None
     import platformdirs
 
     return Path(platformdirs.user_config_dir("rbdata")) / FILENAME
@@ -109,7 +117,7 @@ def _root() -> Setting:
     import platformdirs
 
     def check(value: Any, origin: str) -> Path:
-        return Path(_check_string(value, "root", origin)).expanduser().absolute()
+        return expanded(_check_string(value, "root", origin)).absolute()
 
     places = (("RBDATA_ROOT", os.environ), ("root", _file()))
     return _setting("root", check, places, Path(platformdirs.user_cache_dir("rbdata")))
@@ -252,7 +260,7 @@ def _parse(name: str, value: str) -> Any:
     for option in plugins.options_from_settings():
         if option.name == name:
             return option.check(value, "config set")
-    return value if "://" in value else str(Path(value).expanduser().absolute())
+    return value if "://" in value else str(expanded(value).absolute())
 
 
 def _replace(file: Path, content: str) -> None:

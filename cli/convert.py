@@ -48,11 +48,12 @@ def run(
     from ..api import make_request
     from ..datasets.acquire import convert
     from ..datasets.workers.engines import open_cluster
+    from ..settings import expanded
     from .report import Result, finish, this_command, work
     from .source_options import selected_options
 
     extra = selected_options(ctx)
-    path = path.expanduser()
+    path = expanded(path)
     name = name or f"my/{path.resolve().name.removesuffix(path.suffix)}"
     more: dict[str, Any] = {"procs": procs, "force": force, "dry_run": dry_run, "command": this_command()}
     with open_cluster(engine, procs=procs, address=address) as cluster:

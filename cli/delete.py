@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from . import text
 from .consent import Yes, is_given
 from .console import Column, out
@@ -13,7 +15,12 @@ EXAMPLES = """
   rbdata delete my/pong --yes
 """
 
-_COLUMNS = (Column("id"), Column("size", text.size, right=True), Column("path"))
+
+def _with_target(path: Path) -> str:
+    return f"{path} (only the link to {path.readlink()})" if path.is_symlink() else str(path)
+
+
+_COLUMNS = (Column("id"), Column("size", text.size, right=True), Column("path", _with_target))
 
 
 def run(
@@ -33,21 +40,19 @@ def run(
 
     # Look up every id before deleting anything: with one wrong id the command stops and deletes nothing.
     places = list({place.id: place for place in (deletable(one, root) for one in ids)}.values())
-    shown = {one.id: one.bytes for one in list_local(root)}
-    rows: list[tuple[str, int, str]] = []
+    shown = {one.id: 0 if one.path.is_symlink() else one.bytes for one in list_local(root)}
+    rows: list[tuple[str, int, Path]] = []
     raw: dict[str, int] = {}
     for place in places:
         rest = [path for path in (place.working, place.old) if place.path.exists() and path.exists()]
-        rows.append((place.id, shown.get(place.id, 0) + sum(map(disk_use, rest)), str(place.path)))
+        rows.append((place.id, shown.get(place.id, 0) + sum(map(disk_use, rest)), place.path))
         raw[place.id] = sum(map(disk_use, kept_raw(place)))
         if raw[place.id]:
-            rows.append(
-                (f"{place.id} (raw files)", raw[place.id], str(place.root / ".raw" / place.id.partition("/")[0]))
-            )
+            rows.append((f"{place.id} (raw files)", raw[place.id], place.root / ".raw" / place.id.partition("/")[0]))
     what = places[0].id if len(places) == 1 else text.plural(len(places), "dataset")
     total = f"{what}, {text.size(sum(size for _, size, _ in rows))}"
 
-    lines = [f"{one}  {text.size(size)}  {path}" for one, size, path in rows]
+    lines = [f"{one}  {text.size(size)}  {_with_target(path)}" for one, size, path in rows]
     if not yes and not dry_run and not is_given(total, lines):
         return 1
     if not dry_run:

@@ -60,7 +60,7 @@ def run(
     out.facts([*facts, *_facts(entry, local, mirror, recorded)])
     if local and local.state == "complete":
         out.hint(settings.command("inspect", entry.id, root=root))
-    elif mirror or entry.available:
+    elif listed and (mirror or entry.available):
         out.hint(settings.command("download", entry.id, root=root) if mirror else entry.command_at(root))
     elif listed:
         out.note("no place that is known lets anybody read it: name a copy with --mirror, or RBDATA_MIRROR")

@@ -20,7 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from .. import errors
-from ..errors import DatasetBusyError, DatasetNotFoundError, RbdataError, StoppedError, UnknownDatasetError
+from ..errors import (
+    DatasetBusyError,
+    DatasetNotFoundError,
+    NotADatasetError,
+    RbdataError,
+    StoppedError,
+    UnknownDatasetError,
+)
 from ..storage.folder import DatasetPlace
 from ..storage.partial_dataset import POLL, PartialDataset
 from . import download_process
@@ -174,7 +181,7 @@ def _place_of(arguments: Mapping[str, Any]) -> DatasetPlace | None:
     """Where a dataset will be; None where only its mirror has that name: it is copied as a whole."""
     try:
         return find_place(arguments["dataset_id"], arguments.get("root"))
-    except UnknownDatasetError:
+    except (UnknownDatasetError, NotADatasetError):
         return None
 
 

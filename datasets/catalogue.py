@@ -178,9 +178,14 @@ def split_address(text: str) -> tuple[str, str] | None:
     return None
 
 
+def is_path(text: str) -> bool:
+    """Whether a text begins like a path: it is no id then, whatever there is."""
+    return text.startswith(("/", ".", "~"))
+
+
 def suggestion(text: str, local: Iterable[str] = ()) -> str:
     """The nearest names to one that is not known."""
-    if "://" in text or text.startswith(("/", "./", "../", "~")):
+    if "://" in text or is_path(text):
         return "give the dataset's id, and the place that has it with --mirror"
     ids = [*local, *known_ids()]
     bare = {dataset.partition("/")[2].lower(): dataset for dataset in ids} | {

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Literal
 from .. import settings
 from ..errors import DatasetNotFoundError, NotADatasetError, RbdataError, UnknownDatasetError, UsageError
 from ..storage.file_problems import check_sizes
-from ..storage.folder import JOURNAL, DatasetPlace, disk_use, find_datasets, is_empty_folder, remove_empty
+from ..storage.folder import JOURNAL, DatasetPlace, disk_use, find_datasets, has_manifest, is_empty_folder, remove_empty
 from ..storage.journal import Journal
-from ..storage.manifest import FILENAME
+from ..storage.manifest import FILENAME, why_missing
 from ..storage.snapshot import pinned, read_snapshot, wait_while_replaced
 from . import catalogue
 from .leftovers import kept_raw, leftovers_of
@@ -21,6 +21,7 @@ from .leftovers import kept_raw, leftovers_of
 if TYPE_CHECKING:
     from ..storage.dataset import Dataset
     from ..storage.partial_dataset import PartialDataset
+    from .sources.source import Source
 
 State = Literal["complete", "partial", "damaged"]
 
@@ -59,26 +60,17 @@ def find(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None
     Raises DatasetNotFoundError when the id is known but not here, UnknownDatasetError when nothing has that name,
     NotADatasetError when a path is given that holds none.
     """
-    text = os.fspath(id_or_path)
-    as_path = Path(text).expanduser()
-    wait_while_replaced(as_path)
-    if (as_path / FILENAME).is_file():
-        return as_path.absolute()
-    if as_path.is_absolute() or text.startswith((".", "~")):
-        raise _no_dataset(as_path, text, root)
-    where = settings.root(root)
-    with contextlib.suppress(UsageError):  # no full id
-        if (direct := DatasetPlace(where, text)).exists():
-            return direct.path
-    try:
-        dataset_id, source = catalogue.resolve(text, [dataset_id for dataset_id, _, _ in find_datasets(where)])
-    except UnknownDatasetError as error:
-        if _is_meant_as_folder(text, str(error.hint)):
-            raise _no_dataset(as_path, text, root) from error
-        raise
-    place = DatasetPlace(where, dataset_id)
+    folder = _folder_of(id_or_path)
+    if folder is not None:
+        if has_manifest(folder):
+            return folder
+        raise _no_dataset(folder, id_or_path, root)
+    place, source = _resolve(os.fspath(id_or_path), root)
+    where, dataset_id = place.root, place.id
     if place.exists():
         return place.path
+    if place.path.is_symlink():
+        raise _no_dataset(place.path, dataset_id, root)
     if place.working.is_dir():
         line = Journal(place.working / JOURNAL).command
         how = f"continue it with `{line}`" if line else "continue it with the call that began it"
@@ -91,17 +83,41 @@ def find(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None
     raise DatasetNotFoundError(f"{dataset_id} is not under {where}{missing}", hint=get_it if source else elsewhere)
 
 
+def _folder_of(id_or_path: str | os.PathLike[str]) -> Path | None:
+    """The folder that is meant, absolute; None where it is an id, which leads to no dataset from the working directory."""
+    text = os.fspath(id_or_path)
+    folder = settings.expanded(text).absolute()
+    wait_while_replaced(folder)
+    return folder if catalogue.is_path(text) or (text and has_manifest(folder)) else None
+
+
+def _resolve(text: str, root: str | os.PathLike[str] | None) -> tuple[DatasetPlace, Source | None]:
+    """The place of a dataset that is named by its id, full or bare, and the source that has it.
+
+    Raises UnknownDatasetError when nothing has that name, NotADatasetError when it is rather meant as a path.
+    """
+    where = settings.root(root)
+    with contextlib.suppress(UsageError):  # no full id
+        if (direct := DatasetPlace(where, text)).exists():
+            return direct, None
+    try:
+        dataset_id, source = catalogue.resolve(text, [dataset_id for dataset_id, _, _ in find_datasets(where)])
+    except UnknownDatasetError as error:
+        if _is_meant_as_folder(text, str(error.hint)):
+            raise _no_dataset(Path(text), text, root) from error
+        raise
+    return DatasetPlace(where, dataset_id), source
+
+
 def _is_meant_as_folder(text: str, suggestion: str) -> bool:
-    """Whether what is no id is a path: it ends like one, it begins with a folder that exists, or no id resembles it."""
+    """Whether what is no id is a path: it is there, ends like one or begins with a folder that is, or no id resembles it."""
     head, slash, _ = text.partition("/")
     no_id = head not in (*catalogue.source_names(), catalogue.MINE) and "did you mean" not in suggestion
-    return bool(slash) and (text.endswith("/") or Path(head).is_dir() or no_id)
+    return os.path.lexists(text) or (bool(slash) and (text.endswith("/") or Path(head).is_dir() or no_id))
 
 
-def _no_dataset(path: Path, text: str, root: str | os.PathLike[str] | None) -> NotADatasetError:
-    there = path.is_dir()
-    message = f"{text} holds no dataset: there is no {FILENAME} in it" if there else f"no such folder: {text}"
-    return NotADatasetError(message, hint=_see_local(root))
+def _no_dataset(folder: Path, text: str | os.PathLike[str], root: str | os.PathLike[str] | None) -> NotADatasetError:
+    return NotADatasetError(why_missing(folder, os.fspath(text)), hint=_see_local(root))
 
 
 def _see_local(root: str | os.PathLike[str] | None) -> str:
@@ -122,14 +138,16 @@ def open_dataset(
 
 
 def find_place(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> DatasetPlace:
-    """Where a dataset is or would be, by id (full or bare) or path. Raises UnknownDatasetError when nothing has that name."""
-    text, where = os.fspath(id_or_path), settings.root(root)
-    path = Path(text).expanduser()
-    if path.is_absolute() or text.startswith((".", "~")):
-        path = path.absolute()
-        return DatasetPlace(path.parent.parent, f"{path.parent.name}/{path.name}")
-    found = [dataset_id for dataset_id, _, _ in find_datasets(where)] if where.is_dir() else []
-    return DatasetPlace(where, catalogue.resolve(text, found)[0])
+    """Where a dataset is or would be, by id (full or bare) or path. Raises as `find` does for what is no id."""
+    folder = _folder_of(id_or_path)
+    if folder is None:
+        return _resolve(os.fspath(id_or_path), root)[0]
+    try:
+        return DatasetPlace.of_folder(folder)
+    except UsageError as error:  # the folder has no names of which an id could be made
+        if has_manifest(folder):
+            raise
+        raise _no_dataset(folder, id_or_path, root) from error
 
 
 def open_unfinished(
@@ -151,6 +169,8 @@ def open_unfinished(
 def deletable(text: str, root: str | os.PathLike[str] | None = None) -> DatasetPlace:
     """The place of a dataset, complete or not, that can be deleted; raises DatasetNotFoundError when nothing is there."""
     where = settings.root(root)
+    if catalogue.is_path(text):
+        raise UnknownDatasetError(f"{text} is a path: datasets are deleted by their id", hint=_see_local(root))
     there = {dataset_id for dataset_id, _, _ in find_datasets(where)}
     with contextlib.suppress(UsageError):  # what is left of one whose deletion was killed
         there |= {text} if _has_remains(DatasetPlace(where, text)) else set()

@@ -149,7 +149,7 @@ def measure(
             on_progress(pattern, number / len(PATTERNS))
             found.rates.append(_local_rate(dataset, pattern, options, batch_size, seconds / len(PATTERNS)))
         return found
-    top = settings.root(root) / CACHE if cache_dir is None else Path(cache_dir).expanduser()
+    top = settings.root(root) / CACHE if cache_dir is None else settings.expanded(cache_dir)
     with _opened(str(id_or_url), top, fetch, CACHE_BYTES) as dataset:
         found = Measurement(without_login(str(id_or_url)), dataset.id, len(dataset), dataset.manifest.bytes)
         on_progress("the link", 0.0)

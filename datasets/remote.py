@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import settings
@@ -75,7 +74,7 @@ def open_remote(
 
     limit = None if cache_limit is None else parse_size(cache_limit)
     location, item, text, manifest = _find(url, fetch)
-    where = settings.root(root) / CACHE if cache_dir is None else Path(cache_dir).expanduser().absolute()
+    where = settings.root(root) / CACHE if cache_dir is None else settings.expanded(cache_dir).absolute()
     folder = where / manifest.id
     if (folder / FILENAME).is_file() and (folder / FILENAME).read_bytes() == text:
         return Dataset(folder)

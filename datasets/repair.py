@@ -70,7 +70,7 @@ def repair(
     if any(not problem.path for problem in problems):
         what = "; ".join(problem.what for problem in problems)
         raise DamagedDatasetError(f"{manifest.id} is what its manifest lists, but breaks the rules of TED: {what}")
-    place = _place(folder, manifest)
+    place = DatasetPlace.of_folder(folder, manifest.id)
     if manifest.blocks and all(problem.path == BLOCK_TABLE for problem in problems):
         listener.on_stage("summing the blocks of files")
         with place.lock():
@@ -95,16 +95,8 @@ def repair(
 def end_repair(folder: Path) -> None:
     """Remove what a repair left beside a dataset that was killed when the dataset was whole again."""
     folder = folder.resolve()
-    place = _place(folder, read_manifest(folder))
+    place = DatasetPlace.of_folder(folder, read_manifest(folder).id)
     remove_leftovers(leftovers_of(place), place.root)
-
-
-def _place(folder: Path, manifest: Manifest) -> DatasetPlace:
-    """The place of a folder: below the root whose dataset it is, else below the folder two levels up."""
-    parts = manifest.id.split("/")
-    if folder.parts[-len(parts) :] != tuple(parts):
-        parts = list(folder.parts[-2:])
-    return DatasetPlace(folder.parents[len(parts) - 1], "/".join(parts))
 
 
 def _mirror_of(manifest: Manifest) -> str | None:

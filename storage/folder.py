@@ -47,6 +47,17 @@ class DatasetPlace:
     def __post_init__(self) -> None:
         check_id(self.id)
 
+    @classmethod
+    def of_folder(cls, folder: Path, dataset_id: str = "") -> DatasetPlace:
+        """The place of a folder: below the root whose dataset it is by this id, else below the folder two levels up."""
+        parts = tuple(dataset_id.split("/"))
+        if folder.parts[-len(parts) :] != parts:
+            parts = (folder.parent.name, folder.name)
+        root = folder
+        for _ in parts:
+            root = root.parent
+        return cls(root, "/".join(parts))
+
     @property
     def path(self) -> Path:
         """The dataset itself."""
@@ -69,7 +80,7 @@ class DatasetPlace:
     def exists(self) -> bool:
         """Whether a dataset is there (its manifest is); the moment in which a writer replaces it is waited for."""
         wait_while_replaced(self.path)
-        return (self.path / FILENAME).is_file()
+        return has_manifest(self.path)
 
     def _beside(self, suffix: str) -> Path:
         return self.path.with_name(f".{self.path.name}.{suffix}")
@@ -183,7 +194,7 @@ def make_writable(root: Path) -> None:
         raise RootNotWritableError(f"the root {root} cannot be {step}: {error.strerror}", hint=hint) from error
 
 
-def _has_manifest(folder: Path) -> bool:
+def has_manifest(folder: Path) -> bool:
     try:
         return (folder / FILENAME).is_file()
     except OSError:  # it may not be entered
@@ -310,7 +321,7 @@ def _is_whole(folder: Path) -> bool:
 def find_datasets(root: Path) -> Iterator[tuple[str, Path, bool]]:
     """Walk a root: ``(id, folder, complete)`` for every dataset and every unfinished one, sorted by id.
 
-    A dataset that has lost its manifest is among the complete ones: its folder cannot be read.
+    A dataset that has lost its manifest is among the complete ones, and so is a link to what is not there: neither can be read.
     """
     found = []
     for folder, names, files in os.walk(root):
@@ -326,8 +337,11 @@ def find_datasets(root: Path) -> Iterator[tuple[str, Path, bool]]:
                 names.remove(name)
                 if name.endswith(".writing") and relative:
                     found.append(("/".join((*relative, name[1 : -len(".writing")])), here / name, False))
-            elif relative and (here / name).is_symlink() and _has_manifest(here / name):
+            elif relative and (here / name).is_symlink() and has_manifest(here / name):
                 # A dataset moved to another disk; other links are not followed.
                 found.append(("/".join((*relative, name)), here / name, True))
+        # One whose disk is not there: it can be seen, and deleted.
+        links = (name for name in files if relative and not name.startswith(".") and (here / name).is_symlink())
+        found += [("/".join((*relative, name)), here / name, True) for name in links if not (here / name).exists()]
     complete = {dataset_id for dataset_id, _, done in found if done}
     yield from sorted(entry for entry in found if entry[2] or entry[0] not in complete)

@@ -30,6 +30,7 @@ import hashlib
 import json
 import os
 import stat
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -127,8 +128,8 @@ def read_manifest(folder: Path, name: str = FILENAME) -> Manifest:
     try:
         text = _read(path).decode()
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-        message = f"{folder} holds no dataset: there is no {name} in it"
-        raise NotADatasetError(message, hint="`rbdata list --local` shows the datasets that are there") from error
+        hint = "`rbdata list --local` shows the datasets that are there"
+        raise NotADatasetError(why_missing(folder, os.fspath(folder), name), hint=hint) from error
     except UnicodeDecodeError as error:
         raise DamagedDatasetError(f"{path} is not text", hint=_REDO) from error
     try:
@@ -152,6 +153,18 @@ def read_manifest(folder: Path, name: str = FILENAME) -> Manifest:
     except (ValueError, KeyError, RecursionError) as error:
         raise DamagedDatasetError(f"{path} is malformed: {reason(error)}", hint=_REDO) from error
     return manifest
+
+
+def why_missing(folder: Path, shown: str, name: str = FILENAME) -> str:
+    """Why there is no manifest in a folder; the words call it ``shown``, as the user did."""
+    with suppress(OSError):  # no name that a folder could have
+        if folder.is_dir():
+            return f"{shown} holds no dataset: there is no {name} in it"
+        if folder.is_file():
+            return f"{shown} is a file, not the folder of a dataset"
+        if folder.is_symlink():
+            return f"{shown} is a link to {folder.readlink()}, which is not there"
+    return f"no such folder: {shown}"
 
 
 def _read(path: Path) -> bytes:

@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from ...errors import FunctionError, FunctionNotFoundError, UsageError
+from ...settings import expanded
 from . import find_builtin
 
 _FORMS = "write pkg.mod:function, file.py:function, or rbdata:NAME"
@@ -58,7 +59,7 @@ def find_function(text: str, folder: Path) -> Callable[..., Any]:
 
 
 def _load_file(where: str, folder: Path, text: str) -> ModuleType:
-    path = (folder / Path(where).expanduser()).resolve()
+    path = (folder / expanded(where)).resolve()
     if not path.is_file():
         near = sorted(other.name for other in path.parent.glob("*.py")) if path.parent.is_dir() else []
         hint = f"there are {', '.join(near[:6])}" if near else _FORMS

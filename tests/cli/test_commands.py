@@ -158,6 +158,45 @@ class TestEveryCommand:
         assert call("inspect", path)[2].startswith(f"error: no such folder: {path}\n")
         assert "error: no such folder: ./" in call("download", "Pong/5", "--mirror", f"./{path}")[2]
 
+    WAYS = (("inspect", "-q"), ("verify", "--quick"), ("sample", "--partial", "-n", "1"))
+
+    @pytest.mark.parametrize("way", WAYS, ids=lambda way: way[0])
+    def test_ways_to_name_a_dataset(self, call, made, way, monkeypatch):
+        monkeypatch.chdir(made.parent)
+        monkeypatch.setenv("HOME", str(made))
+        relative = f"{made.name}/atari/Pong/5"
+        for text in (
+            "Pong/5",
+            "atari/Pong/5",
+            relative,
+            f"{relative}/",
+            f"./{relative}",
+            "~/atari/Pong/5",
+            made / "atari/Pong/5",
+        ):
+            assert call(way[0], text, *way[1:], "--root", made)[0] == 0, text
+
+    @pytest.mark.parametrize("way", WAYS, ids=lambda way: way[0])
+    def test_every_command_says_alike_what_is_no_dataset(self, call, way, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "file").touch()
+        (tmp_path / "link").symlink_to("gone")
+        (tmp_path / "a" / "b").mkdir(parents=True)
+        for text, why in {
+            "file": "file is a file, not the folder of a dataset",
+            "./file": "./file is a file, not the folder of a dataset",
+            "link": "link is a link to gone, which is not there",
+            "a/b": "a/b holds no dataset: there is no rbdata.json in it",
+            "..": ".. holds no dataset: there is no rbdata.json in it",
+            "/": "/ holds no dataset: there is no rbdata.json in it",
+            "a/\x1b[1m": "no such folder: a/\\x1b[1m",
+            "a/" + "b" * 300: f"no such folder: a/{'b' * 300}",
+            "~nobody-of-this-name/x": "~nobody-of-this-name/x: there is no such home folder",
+            "": "unknown dataset ''",
+        }.items():
+            code, answer, notes = call(way[0], text, *way[1:], "--root", tmp_path)
+            assert (code > 0, answer, notes.splitlines()[0]) == (True, "", f"error: {why}"), text
+
     @pytest.mark.parametrize("place", ["s3://lab/rbdata/atari/Pong/5", "/mnt/rbdata/atari/Pong/5"])
     def test_a_place_is_no_id(self, call, place, tmp_path):
         code, _, notes = call("download", place, "--root", tmp_path)
@@ -621,6 +660,33 @@ class TestDelete:
         elsewhere = tmp_path / "elsewhere"
         (own / "atari/Pong/5").rename(elsewhere)
         (own / "atari/Pong/5").symlink_to(elsewhere)
-        assert call("delete", "Pong/5", "--root", own, "--yes")[0] == 0
+        words = ("delete", "Pong/5", "--root", own)
+        assert call(*words, "--dry-run")[1:] == (
+            f"atari/Pong/5\t0\t{own / 'atari/Pong/5'}\n",
+            "would delete atari/Pong/5, 0 bytes\n",
+        )
+        assert call(*words, "--yes")[0] == 0
         assert (elsewhere / "rbdata.json").exists()
         assert not (own / "atari/Pong/5").is_symlink()
+
+    def test_a_link_to_what_is_not_there_is_listed_and_goes(self, call, ask, tmp_path):
+        link = tmp_path / "my" / "moved"
+        link.parent.mkdir()
+        link.symlink_to("/no/such/disk")
+        why = "is a link to /no/such/disk, which is not there"
+        code, document = ask("list", "--local", "--root", tmp_path)
+        listed = [(one["id"], one["state"], one["problem"]) for one in document["datasets"]]
+        assert (code, listed) == (0, [("my/moved", "damaged", f"{link} {why}")])
+        for command in ("inspect", "verify"):
+            assert call(command, "my/moved", "--root", tmp_path)[2].startswith(f"error: my/moved {why}\n")
+        assert "next:" not in call("info", "my/moved", "--root", tmp_path)[2]
+        assert call("delete", "my/moved", "--root", tmp_path, "--yes") == (
+            0,
+            f"my/moved\t0\t{link}\n",
+            "deleted my/moved, 0 bytes\n",
+        )
+        assert list(tmp_path.iterdir()) == []
+
+    def test_takes_ids_only(self, call, own):
+        code, _, notes = call("delete", own / "atari/Pong/5", "--root", own, "--yes")
+        assert code == 2 and "is a path: datasets are deleted by their id\nhint: `rbdata list --local" in notes

@@ -296,11 +296,14 @@ def test_find_datasets(tmp_path):
     moved = write_dataset(tmp_path / ".elsewhere", OLD)
     (tmp_path / "my" / "linked").symlink_to(moved)
     (tmp_path / "my" / "loop").symlink_to(tmp_path / "my")
+    (tmp_path / "my" / "gone").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "my" / "other" / "link").symlink_to(tmp_path / "my" / "other" / "file")
     found = list(find_datasets(tmp_path))
     assert [(dataset_id, complete) for dataset_id, _, complete in found] == [
         ("atari/Pong/5", True),
         ("my/a", True),
         ("my/b", True),
+        ("my/gone", True),
         ("my/linked", True),
         ("my/unfinished", False),
     ]

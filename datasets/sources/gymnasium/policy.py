@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ....errors import FunctionError, UsageError, reason
+from ....settings import expanded
 
 if TYPE_CHECKING:
     import gymnasium
@@ -40,7 +41,7 @@ def load_policy(text: str) -> tuple[Any, Path | None]:
     where, _, name = (text, "", "act") if text.endswith(".py") else text.rpartition(":")
     if not where or not name.isidentifier():
         raise UsageError(f"{text!r} names no function", hint=_FORM)
-    path = Path(where).expanduser() if where.endswith(".py") else None
+    path = expanded(where) if where.endswith(".py") else None
     if path and not path.is_file():
         raise UsageError(f"there is no file {path}", hint=_FORM)
     try:
