@@ -76,7 +76,7 @@ oldest:
 	rm -rf $(OLDEST) && mkdir -p $(OLDEST)/suite
 	$(PYTHON) -m venv $(OLDEST)/venv
 	$(OLDEST)/venv/bin/python -m pip wheel -q --no-deps -w $(OLDEST) .
-	$(OLDEST)/venv/bin/python -m pip install -q -c constraints-oldest.txt "$$(ls $(OLDEST)/rbdata-*.whl)[atari,parquet,plot,ray,remote]" 'pytest>=9' hypothesis gcp-storage-emulator psutil scikit-learn 'moto[s3]>=5' 'aiobotocore[boto3]' flask flask-cors setuptools
+	$(OLDEST)/venv/bin/python -m pip install -q -c constraints-oldest.txt "$$(ls $(OLDEST)/rbdata-*.whl)[atari,fast,parquet,plot,ray,remote]" 'pytest>=9' hypothesis gcp-storage-emulator psutil scikit-learn 'moto[s3]>=5' 'aiobotocore[boto3]' flask flask-cors setuptools
 	-$(OLDEST)/venv/bin/python -m pip install -q --no-deps 'minari>=0.5.4'
 	cp -r tests examples benchmarks docs pyproject.toml README.md $(OLDEST)/suite
 	cd $(OLDEST)/suite && OMP_NUM_THREADS=1 ../venv/bin/python -m pytest -W ignore $$(grep -rlE '^ *(import|from) torchrl' tests | sed 's/^/--ignore=/') $(TESTS)

@@ -2,7 +2,7 @@
 
 Every node has 16 children instead of two, and a level of at most 4,096 sums is the top: a million priorities are two
 steps below it, four billion five, and each step is a handful of tensor operations on the whole batch at once (a binary
-tree has twenty steps, and would need a compiled loop).
+tree has twenty steps). Where numba is installed, a process that draws often compiles these steps (`tree_loops`).
 
     top                     [ s s ... s ] x 245              each the sum of one row below
     level 1             [ s s s s ... s s ] x 3,907
@@ -10,7 +10,8 @@ tree has twenty steps, and would need a compiled loop).
 
     draw m in [0, total):  at each level take the first child whose running sum exceeds m, go down with what is left of m
 
-Sums are kept in float64: a row is summed anew when one of its children changes, so errors do not build up. The least
+Sums are kept in float64: a row is summed anew, from left to right, when one of its children changes, so errors do not
+build up and the sums do not depend on the order of the changes. The least
 positive value is remembered with its place; only when that very place gets a larger one is it looked for again.
 """
 
@@ -19,11 +20,15 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-FANOUT_BITS = 4
-FANOUT = 1 << FANOUT_BITS
+from ....errors import SamplingError
+from . import tree_loops
+from .tree_loops import FANOUT, FANOUT_BITS
+
 #: A level of at most so many rows is the top: its running sum is worked out at the first draw after a change.
 TOP = 256
-_ONES = np.ones(FANOUT)
+#: A tree of fewer values has too little to gain from compiled loops.
+LARGE = 10_000
+_AT_ONCE = 1 << 12  # rows that are added up in the processor's cache
 _EVERY_BYTE, _TOP_BYTE = np.uint64(0x0101010101010101), np.uint64(56)
 
 
@@ -32,28 +37,30 @@ class SumTree:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._levels: list[torch.Tensor] = []
-        rows = size
-        while not self._levels or rows > TOP:
-            rows = max(1, -(-rows // FANOUT))
-            self._levels.append(full(rows * FANOUT, 0.0).view(rows, FANOUT))
+        counts: list[int] = []  # rows of each level, the leaves first
+        while not counts or counts[-1] > TOP:
+            counts.append(max(1, -(-(counts[-1] if counts else size) // FANOUT)))
+        ends = np.cumsum(counts) * FANOUT
+        self._nodes = full(int(ends[-1]), 0.0).numpy()
+        self._begins = np.append(0, ends[:-1])
         # NumPy reads and writes few elements several times faster than torch does.
-        self._rows = [level.numpy() for level in self._levels]
-        self._arrays = [rows.reshape(-1) for rows in self._rows]
-        self._top = self._levels[-1].view(-1)
-        self._running = torch.zeros(len(self._top) + 1, dtype=torch.float64)
-        self._running_array = self._running.numpy()
+        self._arrays = np.split(self._nodes, ends[:-1])
+        self._rows = [level.reshape(-1, FANOUT) for level in self._arrays]
+        self._top = len(self._arrays[-1])
+        self._running = np.full(TOP * FANOUT + 1, np.inf)
+        self._running[: self._top + 1] = 0
         self._current = True
         self._smallest: tuple[float, int] | None = (np.inf, -1)  # and where it is; None when not known
+        self._loops: tree_loops.Loops | None = None
 
     @property
     def values(self) -> torch.Tensor:
         """All values, float64 ``[size]``: a view, not to be written to."""
-        return self._levels[0].view(-1)[: self.size]
+        return torch.from_numpy(self._arrays[0][: self.size])
 
     @property
     def total(self) -> float:
-        return float(self._sums()[-1])
+        return float(self._sums()[self._top])
 
     @property
     def smallest(self) -> float:
@@ -71,16 +78,21 @@ class SumTree:
 
     def update(self, index: np.ndarray, values: np.ndarray) -> None:
         """Set values (float64 ``[n]``) at ``index`` (int64 ``[n]``); where an index comes twice, its last value stays."""
+        self._current = False
+        if self._loops is not None and len(index) <= len(self._rows[0]) // 4:
+            arrays = np.ascontiguousarray(index), np.ascontiguousarray(values)
+            least, where = self._loops.update(self._nodes, self._begins, *arrays, *(self._smallest or (0.0, -1)))
+            self._smallest = (least, where) if least else None
+            return
         self._arrays[0][index] = values
         self._follow_smallest(index, values)
-        self._current = False
         rows = index
-        for level in range(len(self._levels) - 1):
+        for level in range(len(self._rows) - 1):
             rows = rows >> FANOUT_BITS
-            if len(rows) > len(self._levels[level]) // 4:
+            if len(rows) > len(self._rows[level]) // 4:
                 self._sum_all(level)
             else:
-                self._arrays[level + 1][rows] = self._rows[level].take(rows, 0) @ _ONES
+                self._arrays[level + 1][rows] = _add_up(self._rows[level].take(rows, 0))
 
     def _follow_smallest(self, index: np.ndarray, values: np.ndarray) -> None:
         if self._smallest is None or not len(index):
@@ -99,45 +111,59 @@ class SumTree:
         """Set all values at once, float64 ``[size]``."""
         self._current, self._smallest = False, None
         self.values[:] = values
-        for level in range(len(self._levels) - 1):
+        for level in range(len(self._rows) - 1):
             self._sum_all(level)
 
     def _sum_all(self, level: int) -> None:
-        self._arrays[level + 1][: len(self._levels[level])] = self._levels[level].sum(1).numpy()
+        rows, sums = self._rows[level], self._arrays[level + 1]
+        for first in range(0, len(rows), _AT_ONCE):
+            sums[first : min(first + _AT_ONCE, len(rows))] = _add_up(rows[first : first + _AT_ONCE])
 
     def _sums(self) -> np.ndarray:
-        """The running sum of the top level, with a zero before it."""
+        """The running sum of the top level, with a zero before it, and infinity behind it."""
         if not self._current:
-            torch.cumsum(self._top, 0, out=self._running[1:])
+            with np.errstate(over="ignore"):  # `draw` refuses an infinite sum
+                self._arrays[-1].cumsum(out=self._running[1 : self._top + 1])
             self._current = True
-        return self._running_array
+        return self._running
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Indices in proportion to their values, with replacement, int64 ``[count]``, and the values.
 
-        ``total`` must not be zero.
+        ``total`` must not be zero. Raises SamplingError where it is infinite.
         """
+        if self._loops is None and self.size >= LARGE:
+            self._loops = tree_loops.count_draw()
         total = self.total
-        found = self.find(torch.rand(count, dtype=torch.float64, generator=generator).numpy() * total)
-        values = self._arrays[0][found]
-        while values[values.argmin()] <= 0:  # rounding, once in very many draws
+        if total == np.inf:
+            raise SamplingError("the sum of all priorities is larger than a float64 can be")
+        found, values, least = self._find(torch.rand(count, dtype=torch.float64, generator=generator).numpy() * total)
+        while least <= 0:  # rounding, once in very many draws
             bad = values <= 0
             again = torch.rand(int(bad.sum()), dtype=torch.float64, generator=generator).numpy()
-            found[bad] = self.find(again * total)
-            values = self._arrays[0][found]
+            found[bad], values[bad], least = self._find(again * total)
         return found, values
 
     def find(self, mass: np.ndarray) -> np.ndarray:
         """For each ``mass`` in ``[0, total)`` the index whose stretch of the running sum it falls in."""
+        return self._find(mass)[0]
+
+    def _find(self, mass: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+        """`find`, the values of what is found, and the least of those."""
         running = self._sums()
+        if self._loops is not None:
+            found, values = np.empty(len(mass), np.int64), np.empty(len(mass))
+            least = self._loops.find(self._nodes, self._begins, running, mass, found, values)
+            return found, values, least
         # In ascending order: a search that begins where the last one ended costs half.
         order = mass.argsort()
         rest = mass[order]
-        child = running[1:].searchsorted(rest, side="right")
-        np.minimum(child, len(running) - 2, out=child)
+        child = running[1 : self._top + 1].searchsorted(rest, side="right")
+        np.minimum(child, self._top - 1, out=child)
         rest -= running[child]
         each = np.arange(-1, len(mass) * FANOUT - 1, FANOUT)
-        for level in range(len(self._levels) - 2, -1, -1):
+        for level in range(len(self._rows) - 2, -1, -1):
+            np.minimum(child, len(self._rows[level]) - 1, out=child)  # by rounding it may be behind the last one
             inner = torch.from_numpy(self._rows[level].take(child, 0)).cumsum_(1).numpy()
             inside = _count(inner <= rest[:, None])
             np.minimum(inside, FANOUT - 1, out=inside)
@@ -150,7 +176,14 @@ class SumTree:
                 rest -= before
         found = np.empty_like(child)
         found[order] = child
-        return found
+        values = self._arrays[0][found]
+        return found, values, float(values[values.argmin()]) if len(values) else np.inf
+
+
+def _add_up(rows: np.ndarray) -> np.ndarray:
+    """The sum of each row, float64 ``[n, 16]`` to ``[n]``: from left to right, as `tree_loops` does, and as `find` looks."""
+    sums: np.ndarray = torch.from_numpy(rows).cumsum(1).numpy()[:, -1]
+    return sums
 
 
 def _count(flags: np.ndarray) -> np.ndarray:

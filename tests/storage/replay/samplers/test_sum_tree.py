@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rbdata.errors import SamplingError
 from rbdata.storage.replay.samplers.sum_tree import SumTree
 from replay_tools import chi_square
 
@@ -61,3 +63,19 @@ def test_draws_from_a_million():
     assert chi_square(counts, expected / expected.sum() * 200_000) < 5
     # Draws are in no order: a part of a batch is a batch.
     assert not bool((torch.from_numpy(found).diff() >= 0).all())
+
+
+@pytest.mark.parametrize("size", [1, 4096, 4097, 70_000, 1_200_000])
+def test_the_whole_mass_by_rounding(size):
+    """A number below 1 times the least float there is may be that float: the search goes no further than the last row."""
+    tree = SumTree(size)
+    tree.update(np.array([0]), np.array([5e-324]))
+    assert tree.find(np.array([tree.total]))[0] < -(-size // 16) * 16
+    assert set(tree.draw(50, torch.Generator().manual_seed(0))[0].tolist()) == {0}
+
+
+def test_an_infinite_sum_is_refused():
+    tree = SumTree(10)
+    tree.update(np.array([0, 1]), np.array([1.7e308, 1.7e308]))
+    with pytest.raises(SamplingError, match="larger than a float64"):
+        tree.draw(4, torch.Generator())
