@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from .. import settings
 from ..amounts import plural
 from ..errors import DatasetNotFoundError, FetchError, NotADatasetError, ObjectNotFoundError
+from ..storage.durable import read_plain
 from ..storage.manifest import FILENAME, LARGEST_MANIFEST, Manifest
 from ..storage.manifest_types import BLOCK_TABLE
 from .fetch import FetchOptions, Location, RemoteObject, open_location, read_all
@@ -76,7 +77,11 @@ def open_remote(
     location, item, text, manifest = _find(url, fetch)
     where = settings.root(root) / CACHE if cache_dir is None else settings.expanded(cache_dir).absolute()
     folder = where / manifest.id
-    if (folder / FILENAME).is_file() and (folder / FILENAME).read_bytes() == text:
+    try:
+        is_complete = read_plain(folder / FILENAME, len(text)) == text
+    except OSError:
+        is_complete = False
+    if is_complete:
         return Dataset(folder)
     objects = {
         name: pull.check_size(stated, manifest, name) for name, stated in _stat_files(location, manifest).items()

@@ -13,20 +13,29 @@ from typing import Any, BinaryIO
 from .checksums import Crc32c
 
 
-def open_plain(path: Path, mode: str) -> BinaryIO:
+def open_plain(path: Path, mode: str, *, follow: bool = False) -> BinaryIO:
     """Open a file in a folder that may have been changed by another hand; ``mode`` is a binary one of `open`.
 
-    No link is followed and no pipe waited for: raises OSError (ELOOP) for what is no file.
+    No pipe is waited for, and no link followed unless ``follow``: raises OSError (ELOOP) for what is no file.
     """
 
     def opener(name: str, flags: int) -> int:
-        descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        descriptor = os.open(name, flags | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW), 0o666)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
             raise OSError(errno.ELOOP, "not a file", name)
         return descriptor
 
     return open(path, mode, opener=opener)  # type: ignore[return-value]
+
+
+def read_plain(path: Path, most: int) -> bytes:
+    """All of a file of at most ``most`` bytes, through links. Raises OSError as `open_plain`, and (EFBIG) for larger ones."""
+    with open_plain(path, "rb", follow=True) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise OSError(errno.EFBIG, f"it has {size} bytes, more than {most}", os.fspath(path))
+        return file.read(most)
 
 
 def open_anew(path: Path) -> BinaryIO:
@@ -139,8 +148,3 @@ def has_bytes(path: Path, size: int, *, exactly: bool = False) -> bool:
     except FileNotFoundError:
         return False
     return found == size if exactly else found >= size
-
-
-def open_at_once(path: str, flags: int) -> int:
-    """An opener for ``open``: otherwise opening a pipe waits until somebody writes to it."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))

@@ -26,10 +26,10 @@ larger format_version and ignore keys they do not know.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
-import stat
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -37,7 +37,7 @@ from typing import Any
 
 from ..errors import DamagedDatasetError, FormatVersionError, NotADatasetError, reason
 from .checksums import crc32c
-from .durable import open_at_once, write_atomically
+from .durable import read_plain, write_atomically
 from .leaf import Leaf
 from .manifest_types import BLOCK_TABLE, check_types
 from .outside_json import parse_json
@@ -126,12 +126,18 @@ def read_manifest(folder: Path, name: str = FILENAME) -> Manifest:
     """
     path = folder / name
     try:
-        text = _read(path).decode()
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        text = read_plain(path, LARGEST_MANIFEST).decode()
+    except (FileNotFoundError, NotADirectoryError) as error:
         hint = "`rbdata list --local` shows the datasets that are there"
         raise NotADatasetError(why_missing(folder, os.fspath(folder), name), hint=hint) from error
     except UnicodeDecodeError as error:
         raise DamagedDatasetError(f"{path} is not text", hint=_REDO) from error
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise NotADatasetError(f"{path} is not a file") from error
+        if error.errno == errno.EFBIG:
+            raise DamagedDatasetError(f"{path} is no manifest: {error.strerror}", hint=_REDO) from error
+        raise
     try:
         record = parse_json(text, _unique_keys)
         whole = isinstance(record, dict) and record.get("checksum") == _checksum(record)
@@ -165,17 +171,6 @@ def why_missing(folder: Path, shown: str, name: str = FILENAME) -> str:
         if folder.is_symlink():
             return f"{shown} is a link to {folder.readlink()}, which is not there"
     return f"no such folder: {shown}"
-
-
-def _read(path: Path) -> bytes:
-    """The bytes of a manifest. A folder may come from anywhere: pipes and devices have no end."""
-    with open(path, "rb", opener=open_at_once) as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise NotADatasetError(f"{path} is not a file")
-        if status.st_size > LARGEST_MANIFEST:
-            raise DamagedDatasetError(f"{path} has {status.st_size} bytes: no manifest is that large", hint=_REDO)
-        return file.read(LARGEST_MANIFEST)
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

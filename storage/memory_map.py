@@ -5,18 +5,17 @@ from __future__ import annotations
 import mmap
 import os
 import shlex
-import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import DamagedDatasetError
-from .durable import open_at_once
+from .durable import open_plain, read_plain
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +46,7 @@ def map_array(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
     Raises DamagedDatasetError when the file is missing, too short, or no file but a pipe, device or folder.
     """
     size = count * dtype.itemsize
-    with _regular_file(path) as file:
+    with _named_damage(path), open_plain(path, "rb", follow=True) as file:
         found = os.fstat(file.fileno()).st_size
         if found < size:
             raise DamagedDatasetError(f"{path} has {found} bytes instead of {size}", hint=verify_hint(path))
@@ -61,20 +60,15 @@ def map_array(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
 
 def read_file(path: Path, most: int) -> bytes:
     """All of a file of at most ``most`` bytes. Raises DamagedDatasetError as `map_array` does, and when it is larger."""
-    with _regular_file(path) as file:
-        found = os.fstat(file.fileno()).st_size
-        if found > most:
-            raise DamagedDatasetError(f"{path} has {found} bytes, more than {most}", hint=verify_hint(path))
-        return file.read()
+    with _named_damage(path):
+        return read_plain(path, most)
 
 
 @contextmanager
-def _regular_file(path: Path) -> Iterator[BinaryIO]:
+def _named_damage(path: Path) -> Iterator[None]:
+    """Raises DamagedDatasetError for what the system says of a file."""
     try:
-        with open(path, "rb", opener=open_at_once) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise DamagedDatasetError(f"{path} is not a file", hint=verify_hint(path))
-            yield file
+        yield
     except FileNotFoundError as error:
         raise DamagedDatasetError(f"{path} is missing", hint=verify_hint(path)) from error
     except OSError as error:

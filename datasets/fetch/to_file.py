@@ -23,7 +23,7 @@ from time import monotonic
 from typing import IO, Any
 
 from ...errors import ChecksumError, DatasetBusyError, DiskSpaceError
-from ...storage.durable import sync_folder
+from ...storage.durable import open_plain, read_plain, sync_folder
 from .location import Location, RemoteObject
 from .stream import OnBytes, pin, stream
 from .verifier import Verifier
@@ -32,6 +32,8 @@ FORMAT = 1
 BLOCK = 1 << 20
 #: Bytes and seconds after which the record of a part is brought up to date.
 RECORD_BYTES, RECORD_SECONDS = 64 << 20, 5.0
+#: Bytes; a record has less than a thousand.
+_LARGEST_RECORD = 1 << 20
 
 
 def fetch_to_file(
@@ -121,7 +123,7 @@ def is_being_fetched(part: Path) -> bool:
     """Whether a process is writing this ``.part`` file, or that of this ``.part.json``."""
     part = part.with_name(part.name.partition(".part")[0] + ".part")
     try:
-        with part.open("rb") as file:
+        with open_plain(part, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -193,8 +195,8 @@ def _write(part: IO[bytes], piece: bytes) -> None:
 
 def _read_record(path: Path) -> dict[str, Any] | None:
     try:
-        record = json.loads(_record(path).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+        record = json.loads(read_plain(_record(path), _LARGEST_RECORD))
+    except (OSError, ValueError):  # none, or no file: the part is fetched again
         return None
     return record if isinstance(record, dict) else None
 

@@ -19,9 +19,11 @@ from typing import Any
 
 from ... import settings
 from ...storage.checksums import crc32c
-from ...storage.durable import write_atomically
+from ...storage.durable import read_plain, write_atomically
 
 FOLDER, FORMAT = ".remote", 1
+#: Bytes; the listing of thousands of datasets has less than one MB.
+_LARGEST = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class RemoteListing:
 def kept(source: str, remote: str, root: Path | None = None) -> RemoteListing | None:
     """The listing that is kept below a root; None where there is none, or one that cannot be read."""
     try:
-        record: Any = json.loads(_path(source, remote, root).read_text(encoding="utf-8"))
+        record: Any = json.loads(read_plain(_path(source, remote, root), _LARGEST))
         if record["format"] != FORMAT or record["remote"] != remote:
             return None
         datasets = tuple(RemoteDataset(**entry) for entry in record["datasets"])

@@ -28,7 +28,7 @@ import numpy as np
 from ...amounts import size as amount
 from ...errors import CacheError, ChecksumError, DamagedDatasetError, DiskSpaceError
 from ..checksums import check_ranges
-from ..durable import sync_folder, write_at, write_atomically
+from ..durable import open_plain, sync_folder, write_at, write_atomically
 from ..manifest import FILENAME, Manifest
 from . import block_states
 from .block_fetcher import BlockFetcher
@@ -211,7 +211,7 @@ class BlockCache:
         """Whether blocks from before a start of the machine are what was stored; RESIDENT then, otherwise ABSENT."""
         if not (self.states[blocks] != ABSENT).all():
             return False
-        with self._lock.shared(), (self.folder / path).open("rb") as file:
+        with self._lock.shared(), open_plain(self.folder / path, "rb") as file:
             for block in blocks[self.states[blocks] == UNPROVEN].tolist():
                 _, start, stop = self.layout.place(block)
                 file.seek(start)
@@ -296,7 +296,7 @@ class BlockCache:
                 if not self.finished and bool((self.states == RESIDENT).all()):
                     self._check_unproven()
                     for path in self.layout.paths:
-                        with (self.folder / path).open("rb+") as file:
+                        with open_plain(self.folder / path, "r+b") as file:
                             os.fsync(file.fileno())
                     write_atomically(self.folder / FILENAME, self._text)
                     sync_folder(self.folder)
@@ -331,22 +331,15 @@ if hasattr(os, "register_at_fork"):
 
 
 def _write_at(path: Path, start: int, data: bytes) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        write_at(file, data, start)
-    finally:
-        os.close(file)
+    with open_plain(path, "r+b") as file:
+        write_at(file.fileno(), data, start)
 
 
 def _punch(path: Path, start: int, length: int) -> None:
     """Give the disk of some bytes of a file back. Raises CacheError where the file system cannot."""
-    file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        with contextlib.suppress(AttributeError):
-            libc = ctypes.CDLL(None, use_errno=True)
-            if libc.fallocate(file, _PUNCH_HOLE, ctypes.c_int64(start), ctypes.c_int64(length)) == 0:
-                return
-    finally:
-        os.close(file)
+    with open_plain(path, "r+b") as file, contextlib.suppress(AttributeError):
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.fallocate(file.fileno(), _PUNCH_HOLE, ctypes.c_int64(start), ctypes.c_int64(length)) == 0:
+            return
     message = f"the file system of {path} cannot give back parts of files, which a cache_limit needs"
     raise CacheError(message, hint="choose a cache_dir on another disk (ext4, xfs, btrfs, tmpfs), or no cache_limit")

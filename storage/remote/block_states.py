@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import CacheError
+from ..durable import open_plain
 
 ABSENT, RESIDENT, UNPROVEN = 0, 1, 2
 FILENAME = ".rbdata-blocks"
@@ -33,7 +34,7 @@ class BlockStates:
     """The mapped file: ``states`` uint8 ``[blocks]`` and ``sums`` uint32 ``[blocks]``, shared and writable."""
 
     def __init__(self, path: Path, blocks: int) -> None:
-        with path.open("r+b") as file:
+        with open_plain(path, "r+b") as file:
             self._map = mmap.mmap(file.fileno(), _size(blocks))
         whole = np.frombuffer(self._map, np.uint8)
         self.states = whole[HEADER : HEADER + blocks]
@@ -67,7 +68,7 @@ def read_facts(path: Path) -> dict[str, Any] | None:
     Raises CacheError for the file of another version of rbdata.
     """
     try:
-        with path.open("rb") as file:
+        with open_plain(path, "rb") as file:
             facts = json.loads(file.read(HEADER - 1).rstrip(b"\0"))
             if not isinstance(facts, dict) or facts.get("format") != FORMAT:
                 return None
