@@ -33,6 +33,7 @@ from typing import Any
 
 from . import plugins
 from .errors import UsageError, page
+from .running import is_running
 
 FILENAME = "config.toml"
 DEFAULT = "default"
@@ -272,7 +273,8 @@ def _replace(file: Path, content: str) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         for left in file.parent.glob(f"{glob.escape(f'.{file.name}.{host}')}.*"):
-            if not _is_running(left.suffix[1:]):  # it was killed here
+            pid = left.suffix[1:]
+            if left == temporary or not (pid.isdecimal() and is_running(int(pid))):  # it was killed here
                 left.unlink(missing_ok=True)
         try:
             with temporary.open("x", encoding="utf-8") as stream:
@@ -287,13 +289,3 @@ def _replace(file: Path, content: str) -> None:
     except OSError as error:
         message = f"{file} cannot be written: {error.strerror}"
         raise UsageError(message, hint="RBDATA_CONFIG names another configuration file") from error
-
-
-def _is_running(pid: str) -> bool:
-    try:
-        os.kill(int(pid), 0)
-    except (ValueError, OverflowError, ProcessLookupError):
-        return False
-    except OSError:
-        pass  # another user's
-    return int(pid) != os.getpid()

@@ -10,7 +10,7 @@ from .. import settings
 from . import text
 from .consent import Yes, is_given
 from .console import Column, Fact, out
-from .options import DryRun, LocalId, Root, UserProject
+from .options import DryRun, IdOrFolder, Root, UserProject
 from .progress import byte_progress, count_progress
 
 HELP = "Copy datasets to a mirror, list a mirror, or delete from it."
@@ -44,7 +44,7 @@ _HELD = (
 
 
 def push(
-    dataset: LocalId,
+    dataset: IdOrFolder,
     url: MirrorUrl,
     raw: Annotated[bool, Option("--raw", help="Copy the raw files kept by `download --keep-raw` instead.")] = False,
     force: Annotated[bool, Option("--force", help="Replace a different dataset of the same id.")] = False,

@@ -9,7 +9,7 @@ from typer import Option
 from ..storage.codecs import choices
 from . import text
 from .console import Column, Fact, out
-from .options import Address, Engine, Force, LocalId, Procs, Root
+from .options import Address, Engine, Force, IdOrFolder, Procs, Root
 
 if TYPE_CHECKING:
     from ..datasets.acquire import Estimate
@@ -26,7 +26,7 @@ _TREE = (*map(Column, ("leaf", "dtype", "shape")), Column("change", optional=Tru
 
 
 def run(
-    dataset: LocalId,
+    dataset: IdOrFolder,
     fn: Annotated[
         list[str],
         Option(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
 
 from ..amounts import count as count
 from ..amounts import duration as duration
@@ -40,13 +39,3 @@ def wrapped(text: str, width: int | None, prefix: str = "", rest: str | None = N
         break_long_words=False,
         break_on_hyphens=False,
     )
-
-
-def in_columns(words: Sequence[str], width: int, indent: str = "  ") -> list[str]:
-    """Lines with the words in columns, filled downwards, as ``ls`` does."""
-    if not words:
-        return []
-    cell = max(map(len, words)) + 2
-    columns = max(1, (width - len(indent) + 2) // cell)
-    rows = -(-len(words) // columns)
-    return [(indent + "".join(word.ljust(cell) for word in words[row::rows])).rstrip() for row in range(rows)]

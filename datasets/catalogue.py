@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from .. import plugins
 from ..errors import PluginError, PluginWarning, UnknownDatasetError, UsageError
 from ..storage.folder import check_id
-from .ingest.listing import RemoteDataset, RemoteListing
+from .ingest.listing import RemoteListing
 from .sources.catalogue_entry import CatalogueEntry
 from .sources.source import Source
 
@@ -73,12 +73,6 @@ def remote_listings(source: str | None = None, root: Path | None = None) -> dict
     """What remotes held when they were last asked, by source."""
     found = _of_each(lambda source: source.listing(root), source)
     return {name: listing for name, listing in found.items() if listing}
-
-
-def remote_ids(source: str | None = None, root: Path | None = None) -> dict[str, RemoteDataset]:
-    """Full ids of what remotes held when they were last asked, with what they said of each."""
-    listings = remote_listings(source, root)
-    return {f"{name}/{one.name}": one for name, found in listings.items() for one in found.datasets}
 
 
 def entries(source: str | None = None, root: Path | None = None) -> dict[str, CatalogueEntry]:

@@ -16,6 +16,7 @@ from ..storage.journal import Journal
 from ..storage.manifest import FILENAME, why_missing
 from ..storage.snapshot import pinned, read_snapshot, wait_while_replaced
 from . import catalogue
+from .fetch.location import is_remote
 from .leftovers import kept_raw, leftovers_of
 
 if TYPE_CHECKING:
@@ -65,6 +66,9 @@ def find(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None
         if has_manifest(folder):
             return folder
         raise _no_dataset(folder, id_or_path, root)
+    if is_remote(id_or_path):
+        message = f"{os.fspath(id_or_path)} is a URL: this is for datasets on this machine"
+        raise UsageError(message, hint="copy it here with `rbdata download ID --mirror PLACE`")
     place, source = _resolve(os.fspath(id_or_path), root)
     where, dataset_id = place.root, place.id
     if place.exists():

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DatasetBusyError
+from ..running import is_running
 from .durable import open_plain
 
 TOUCH_EVERY = 20.0
@@ -231,12 +232,8 @@ def _is_stale(path: Path, owner: dict[str, Any]) -> bool:
         started = _started(pid)
         if started is not None and owner.get("started") is not None:
             return started != owner["started"]  # also when the number now belongs to another process
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
+        if not is_running(pid):
             return True
-        except OSError:
-            pass  # another user's: it lives
     return age > STALE_AFTER
 
 

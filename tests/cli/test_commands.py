@@ -197,6 +197,15 @@ class TestEveryCommand:
             code, answer, notes = call(way[0], text, *way[1:], "--root", tmp_path)
             assert (code > 0, answer, notes.splitlines()[0]) == (True, "", f"error: {why}"), text
 
+    @pytest.mark.parametrize(
+        "words",
+        [("preprocess", "URL", "--fn", "rbdata:n_step", "--dest", "my/x"), ("mirror", "push", "URL", "/nowhere")],
+    )
+    def test_no_url_where_only_this_machine_is_meant(self, call, words, tmp_path):
+        url = "https://lab.example.org/atari/Pong/5"
+        code, _, notes = call(*(url if word == "URL" else word for word in words), "--root", tmp_path)
+        assert code == 2 and f"error: {url} is a URL: this is for datasets on this machine\n" in notes
+
     @pytest.mark.parametrize("place", ["s3://lab/rbdata/atari/Pong/5", "/mnt/rbdata/atari/Pong/5"])
     def test_a_place_is_no_id(self, call, place, tmp_path):
         code, _, notes = call("download", place, "--root", tmp_path)

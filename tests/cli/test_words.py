@@ -78,12 +78,6 @@ def test_wrapping_keeps_what_is_to_be_copied():
     assert text.wrapped("a b", None, "hint: ") == "hint: a b"
 
 
-def test_columns_read_downwards():
-    assert text.in_columns(list("abcde"), 10) == ["  a  c  e", "  b  d"]
-    assert text.in_columns([], 10) == []
-    assert text.in_columns(["wider-than-the-page", "b"], 5) == ["  wider-than-the-page", "  b"]
-
-
 def test_names_that_differ_in_their_number_share_a_line():
     names = ["atari/Pong/1", "atari/Pong/2", "atari/Pong/4", "atari/Pong/5", "d4rl/hopper-medium-v2"]
     entries = [CatalogueEntry(name, steps=3 + (name == "atari/Pong/5")) for name in names]

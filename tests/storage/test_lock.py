@@ -124,6 +124,13 @@ def test_process_number_used_again(tmp_path):
         pass
 
 
+def test_process_number_that_no_process_can_have(tmp_path):
+    path = tmp_path / "lock"
+    dead_owner(path, pid=1 << 70)
+    with WriterLock(path, "x"):
+        pass
+
+
 @pytest.mark.parametrize("change", [{"host": "elsewhere"}, {"space": "pid:[1]"}, {"pid": None}, {"pid": "x"}])
 def test_owner_that_cannot_be_asked(tmp_path, change):
     """On another machine, or in another container, only age tells."""

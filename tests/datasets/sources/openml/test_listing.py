@@ -98,11 +98,11 @@ def test_the_remote_listing_is_kept_with_its_date_and_works_offline(server, tmp_
     monkeypatch.setenv("RBDATA_OPENML_MIRROR", server.url)
     monkeypatch.setenv("RBDATA_ROOT", str(tmp_path))
     source = OpenmlSource()
-    assert source.listing() is None and catalogue.remote_ids("openml") == {}
+    assert source.listing() is None and catalogue.remote_listings("openml") == {}
     told: list[int] = []
     listing = source.refresh(None, QUICK, lambda done, total: told.append(done))
     assert listing.date.endswith("Z") and len(listing.datasets) == PAGE and told == [PAGE, PAGE]
-    found = catalogue.remote_ids("openml")
+    found = {f"openml/{one.name}": one for one in catalogue.remote_listings("openml")["openml"].datasets}
     assert found["openml/iris"].steps == found["openml/iris"].episodes == 150
     assert found["openml/iris@3"].steps == 150  # not the oldest: asked for with its version
     assert found["openml/5"].steps is None  # a name that no command line takes: by its number
