@@ -31,6 +31,17 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+#: Characters of a message; what it quotes from a file may have megabytes.
+_LONGEST = 8000
+
+
+def _shown(text: str) -> str:
+    """A message as it is shown: without logins and control characters, and shortened in its middle."""
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST // 2]}...{text[-_LONGEST // 4 :]}"
+    return printable(without_logins(text))
+
+
 class RbdataError(Exception):
     """Base of all errors raised by rbdata."""
 
@@ -39,8 +50,8 @@ class RbdataError(Exception):
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         # Messages name what files and servers state; they end up on terminals and in logs.
-        super().__init__(printable(without_logins(message)))
-        self.hint = None if hint is None else printable(without_logins(hint))
+        super().__init__(_shown(message))
+        self.hint = None if hint is None else _shown(hint)
 
     @property
     def message(self) -> str:

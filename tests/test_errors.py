@@ -67,3 +67,12 @@ def test_messages_do_not_speak_to_terminals():
 def test_no_further_thread_is_no_bug():
     assert explain(RuntimeError("can't start new thread")).code == "memory"
     assert explain(RuntimeError("another")).code == "internal"
+
+
+def test_a_message_quotes_no_megabytes():
+    error = RbdataError("the shape is " + "[" * 5_000_000 + " not this", hint="h" * 9000)
+    assert (
+        str(error).startswith("the shape is [[[") and "[...[" in error.message and error.message.endswith(" not this")
+    )
+    assert len(error.message) < 7000 and len(error.hint) < 7000
+    assert RbdataError("x" * 8000).message == "x" * 8000

@@ -16,6 +16,7 @@ from .google_login import Clients
 from .headers import hex_of_base64
 from .http_errors import MISSING, NO_RANGES, malformed, network_error, reason, replaced, status_error, transient
 from .location import (
+    MOST_PAGES,
     FetchOptions,
     Names,
     Objects,
@@ -84,7 +85,12 @@ class GcsLocation(BaseLocation):
             pages = bucket.client.list_blobs(
                 bucket, prefix=prefix, delimiter="/", fields=_FIELDS, timeout=self.options.timeouts, retry=None
             )
-            found = [_to_object(blob, f"gs://{self._bucket}/{blob.name}") for blob in pages]
+            found, tokens = list[RemoteObject](), set[str | None]()
+            for page in pages.pages:
+                found += [_to_object(blob, f"gs://{self._bucket}/{blob.name}") for blob in page]
+                if pages.next_page_token in tokens or len(tokens) > MOST_PAGES:
+                    raise FetchError(f"{url}: the listing has no end: page {len(tokens) + 1} leads to one before it")
+                tokens.add(pages.next_page_token)
             return found, [folder.rstrip("/").rpartition("/")[2] for folder in {*pages.prefixes}]
 
         objects, names = self._call(url, list_page_by_page)

@@ -28,6 +28,8 @@ class Index:
 #: A start tag of a link up to its end or the next tag, and what it links to. Neither pattern backtracks: pages have megabytes.
 _LINK = re.compile(r"<a\s([^<>]*)", re.IGNORECASE)
 _TARGET = re.compile(r"""(?<![\w-])href\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""", re.IGNORECASE)
+#: A name as most are, which needs no parsing: a page may have half a million.
+_NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 #: Longer ones are no names of files.
 _LONGEST_LINK = 4096
 
@@ -43,7 +45,11 @@ def parse_index(page: str, url: str) -> Index:
     folders: set[str] = set()
     has_parent = False
     here, server = _segments(url), urlsplit(url).netloc
+    is_folder = url.endswith("/") and not urlsplit(url).query
     for link in dict.fromkeys(_links(page)):
+        if is_folder and _NAME.fullmatch(link.removesuffix("/")):
+            (folders if link.endswith("/") else files).add(link.removesuffix("/"))
+            continue
         try:
             target = urlsplit(urljoin(url, link))
         except ValueError:

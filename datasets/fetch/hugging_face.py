@@ -27,6 +27,7 @@ from .base_location import BaseLocation
 from .http import HttpLocation, read_page
 from .http_errors import MISSING, status_of, transient
 from .location import (
+    MOST_PAGES,
     FetchOptions,
     Names,
     Objects,
@@ -49,7 +50,6 @@ T = TypeVar("T")
 Tree: TypeAlias = list[tuple[str, RemoteObject]]
 
 HOST = "https://huggingface.co"
-_MOST_PAGES = 10_000
 _PRIVATE = "check the spelling; for a private repository set HF_TOKEN"
 
 
@@ -186,13 +186,13 @@ class _Session:
     def pages(self, path: str, place: str) -> Iterator[dict[str, Any]]:
         """The entries of a listing, page by page."""
         url: str | None = f"{self.http.url}/{path}"
-        for _ in range(_MOST_PAGES):
-            assert url is not None
+        seen = set[str]()
+        while url is not None:
+            if url in seen or len(seen) == MOST_PAGES:
+                raise FetchError(f"{place}: the listing has no end: page {len(seen)} leads to one before it")
+            seen.add(url)
             entries, url = self._request(url, place, _is_listing)
             yield from entries
-            if url is None:
-                return
-        raise FetchError(f"{place}: the listing has more than {_MOST_PAGES} pages")
 
     def _request(self, url: str, place: str, is_valid: Callable[[Any], bool]) -> tuple[Any, str | None]:
         """A JSON response and the URL of the next page, with retries; of what ``is_valid`` refuses, too."""

@@ -17,6 +17,8 @@ from ...errors import UsageError
 LEAST_RATE = 1024
 #: Connections of a process that are kept for further requests: as many as readers of remote datasets use at once.
 CONNECTIONS = 16
+#: Pages of a listing, of a thousand names each.
+MOST_PAGES = 10_000
 
 
 @dataclass(frozen=True)

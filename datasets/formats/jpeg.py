@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile
 
 MAGIC = b"\xff\xd8\xff"
+_SCAN = b"\xff\xda"
+#: Each scan goes over the whole picture, however little it holds; progressive pictures have 10, a few bytes make one more.
+_MOST_SCANS = 100
+#: Segments before the first scan; a colour profile may have 255.
+_MOST_SEGMENTS = 1000
 
 
 def is_jpeg(data: bytes) -> bool:
@@ -60,6 +65,7 @@ def _open(data: bytes, where: str) -> ImageFile:
     except ImportError as error:
         message = f"{where} holds JPEG frames, and Pillow is not installed"
         raise MissingExtraError(message, hint="pip install pillow") from error
+    _check_segments(data, where)
     try:
         return Image.open(io.BytesIO(data), formats=["JPEG"])
     except (
@@ -67,3 +73,21 @@ def _open(data: bytes, where: str) -> ImageFile:
         *(OSError, SyntaxError, ValueError, TypeError, OverflowError, struct.error, LookupError),
     ) as error:
         raise CorruptSourceError(f"{where}: a frame is no sound JPEG: {error}") from error
+
+
+def _check_segments(data: bytes, where: str) -> None:
+    """Raise CorruptSourceError for more scans or segments than pictures have; Pillow sees to everything else."""
+    if data.count(_SCAN) > _MOST_SCANS:
+        raise CorruptSourceError(f"{where}: a frame is a JPEG of more than {_MOST_SCANS} scans")
+    at, found = len(MAGIC) - 1, 0
+    while data[at : at + 1] == b"\xff" and data[at : at + 2] != _SCAN:
+        marker, found = data[at + 1 : at + 2], found + 1
+        if found > _MOST_SEGMENTS:
+            raise CorruptSourceError(f"{where}: a frame is a JPEG of more than {_MOST_SEGMENTS} segments")
+        at += 1 if marker == b"\xff" else 2  # a byte that fills up
+        if marker not in _ALONE:
+            at += int.from_bytes(data[at : at + 2], "big")
+
+
+#: Markers that nothing belongs to: fill bytes, TEM, RST0..RST7, SOI, EOI.
+_ALONE = {b"", b"\xff", b"\x00", b"\x01", *(bytes([marker]) for marker in range(0xD0, 0xDA))}

@@ -2,7 +2,7 @@
 
     python -m tests.campaign inputs                          # every reader
     python -m tests.campaign.inputs --reader parquet --rounds 100000 --seed 5 [--from N]
-    python -m tests.campaign.inputs --atheris parquet        # guided by coverage, where atheris is installed
+    python -m tests.campaign.inputs --atheris parquet        # guided by coverage, see guided.py
 
 An input is a valid file (of tests/data, or written by the provider's own library) that was changed as its seed says. It is
 read in a warm forked process. What must come out: the right values, as far as the format proves them or another reader knows
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib
 import multiprocessing
 import os
 import random
@@ -35,6 +34,7 @@ HERE = Path(__file__).resolve().parent
 if __name__ == "__main__":  # in place of the checkout's root, whose folders have names that other packages have too
     sys.path[:] = [str(HERE), str(HERE.parent / "support"), *(one for one in sys.path if Path(one) != HERE.parents[1])]
 
+from guided import fuzz, fuzz_all  # noqa: E402
 from input_readers import READERS, Wrong  # noqa: E402
 from report import Report, reset_peak  # noqa: E402
 
@@ -208,43 +208,25 @@ def mutate(rng: random.Random, data: bytes, corpus: list[bytes]) -> bytes:
     return bytes(out)
 
 
-def fuzz_with_atheris(name: str, seconds: int) -> None:
-    """Inputs that coverage of the package leads to, until the first fault, whose file is left in the folder that is printed.
-
-    atheris is installed by whoever wants it.
-    """
-    atheris: Any = importlib.import_module("atheris")
-    reader, folder = READERS[name], Path(tempfile.mkdtemp(prefix=f"rbdata-{name}-"))
-    seeds = folder / "seeds"
-    seeds.mkdir()
-    warnings.simplefilter("ignore")
-    with atheris.instrument_imports(include=["rbdata"]):  # imports at the point of use, so every file is read once
-        for number, data in enumerate(reader.corpus(folder / "corpus")):
-            (seeds / str(number)).write_bytes(data)
-            try_input(reader.read, data, folder)
-
-    def one(data: bytes) -> None:
-        _, fault = try_input(reader.read, data, folder)
-        if fault:
-            raise AssertionError(fault)
-
-    bounds = [f"-rss_limit_mb={2 * LIMIT_BYTES >> 20}", f"-timeout={LIMIT_SECONDS:.0f}", f"-max_total_time={seconds}"]
-    atheris.Setup([sys.argv[0], str(seeds), *bounds, f"-artifact_prefix={folder}/", "-max_len=1000000"], one)
-    atheris.Fuzz()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--reader", choices=READERS, action="append")
     parser.add_argument("--rounds", type=int, default=10_000, help="for each reader")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--from", dest="first", type=int, default=0, help="number of the first input")
-    parser.add_argument("--atheris", choices=READERS)
+    parser.add_argument("--atheris", choices=["all", *READERS], help="guided by coverage; pip install atheris")
+    parser.add_argument("--again", type=Path, help="an input that atheris left, to be read by that reader")
     parser.add_argument("--seconds", type=int, default=600, help="for atheris")
     given = parser.parse_args()
-    if given.atheris:
-        fuzz_with_atheris(given.atheris, given.seconds)
+    if given.again:
+        with tempfile.TemporaryDirectory() as folder:
+            READERS[given.atheris].corpus(Path(folder, "corpus"))
+            print(": ".join(try_input(READERS[given.atheris].read, given.again.read_bytes(), Path(folder))))
         return
+    if given.atheris == "all":
+        sys.exit(not fuzz_all(given.seconds))
+    if given.atheris:
+        fuzz(given.atheris, given.seconds, 2 * LIMIT_BYTES, LIMIT_SECONDS, try_input)
     for name in given.reader or READERS:
         rounds = min(given.rounds, (READERS[name].rounds or given.rounds) - given.first)
         report = attack(name, rounds, given.seed, given.first)

@@ -26,6 +26,8 @@ _UNKNOWN = ("111", "113", "110", "112")
 _LONGEST = 64 << 20
 #: Datasets asked for at a time; there were about 6,000 in 2026.
 PAGE = 1000
+#: OpenML had 6,000 in 2026.
+_MOST_LISTED = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,8 @@ class Api:
         found: list[Listed] = []
         while True:
             page = self._list(f"{ROOT}/list/status/active/limit/{PAGE}/offset/{len(found)}")
+            if page and (page[-1] in found[-PAGE:] or len(found) > _MOST_LISTED):
+                raise CorruptSourceError(f"{self.location.url} lists the same datasets again and again")
             found += page
             on_progress(len(found), len(found))
             if len(page) < PAGE:

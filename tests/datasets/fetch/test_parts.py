@@ -64,6 +64,10 @@ class TestIndexPages:
         links = ("b", "./a", "/data/Pong%20x/c", "http://host/data/Pong%20x/d", "http://host/data/Pong x/e", "sub/")
         assert self.parse(*links) == (("a", "b", "c", "d", "e"), ("sub",))
 
+    def test_plain_names_are_those_that_parsing_gives(self) -> None:
+        for name in ("a", "a.b-c_d.0", "9", "_x", "folder/", "a..b"):
+            assert self.parse(name) == self.parse(f"./{name}")
+
     def test_names_are_decoded(self) -> None:
         links = ("$store$_a.gz", "%24store%24_b.gz", "a%20b", "x&amp;y", "%E6%97%A5", "50%25")
         assert self.parse(*links)[0] == ("$store$_a.gz", "$store$_b.gz", "50%", "a b", "x&y", "日")

@@ -612,3 +612,14 @@ def test_trap_66_gzip_bomb(tmp_path):
             to_dataset(folder, tmp_path / f"{name}-root")
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
         assert not (tmp_path / f"{name}-root" / "my" / "run").exists()
+
+
+def test_a_gzip_file_of_very_many_members():
+    import gzip
+
+    from rbdata.datasets.formats.gunzip import gunzip
+
+    members = [gzip.compress(bytes([number % 251]) * (number % 7)) for number in range(5000)]
+    whole = b"".join(members)
+    for pieces in ([whole], [whole[:70_001], whole[70_001:]]):
+        assert b"".join(gunzip(pieces, "x")) == gzip.decompress(whole)

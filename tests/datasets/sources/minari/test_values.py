@@ -20,6 +20,7 @@ from rbdata.datasets.ingest.request import Listener, Request
 from rbdata.datasets.sources.minari import episode_rows
 from rbdata.datasets.sources.minari.episode_rows import split_episode
 from rbdata.datasets.sources.minari.large_rows import part_bounds
+from rbdata.errors import CorruptSourceError
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED
 from rbdata.storage.integrity import verify
@@ -368,3 +369,21 @@ def test_jpeg_is_what_is_thought(tmp_path):
     data = io.BytesIO()
     Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(data, format="JPEG")
     assert data.getvalue()[:3] == b"\xff\xd8\xff"
+
+
+@pytest.mark.parametrize("what", ["scans", "segments", "segments of two bytes"])
+def test_a_jpeg_of_too_many_pieces_is_refused_unread(what):
+    from PIL import Image
+    from rbdata.datasets.formats.jpeg import frame_shape
+
+    file = io.BytesIO()
+    Image.fromarray(np.zeros((64, 64), np.uint8)).save(file, "JPEG", progressive=True)
+    data = file.getvalue()
+    assert frame_shape(data, "here") == (64, 64)
+    more = {
+        "scans": lambda: data[:-2] + (b"\xff\xda" + data.rpartition(b"\xff\xda")[2][:-2]) * 99 + data[-2:],
+        "segments": lambda: data[:2] + b"\xff\xe1\x00\x02" * 1200 + data[2:],
+        "segments of two bytes": lambda: data[:2] + b"\xff" * 1200 + data[2:],
+    }[what]()
+    with pytest.raises(CorruptSourceError, match=f"here: a frame is a JPEG of more than 100?0? {what.split()[0]}"):
+        frame_shape(more, "here")

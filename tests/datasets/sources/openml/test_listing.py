@@ -91,6 +91,15 @@ def put_listing(server, entries: list[dict]) -> None:
             server.put(path, error(372, "No results"), 412)
 
 
+def test_a_listing_that_repeats_itself_is_ended(server, monkeypatch):
+    page = {"data": {"dataset": [listed(number, f"made_{number}", 1, None) for number in range(PAGE)]}}
+    for at in range(0, 10 * PAGE, PAGE):
+        server.put(f"{API}/list/status/active/limit/{PAGE}/offset/{at}", page)
+    monkeypatch.setenv("RBDATA_OPENML_MIRROR", server.url)
+    with pytest.raises(CorruptSourceError, match="the same datasets again and again"):
+        OpenmlSource().refresh(None, QUICK, lambda done, total: None)
+
+
 def test_the_remote_listing_is_kept_with_its_date_and_works_offline(server, tmp_path, monkeypatch):
     recorded = json.loads(server.pages[f"{API}/list/data_name/iris/limit/2/status/active"][1])["data"]["dataset"]
     more = [listed(1000 + number, f"made_{number}", 1, 10.0) for number in range(PAGE - 4)]
