@@ -5,7 +5,8 @@
 
 A case is a storage, a sampler, a depth of prefetching and a kind of calls. It runs in a process of its own: 8 threads there,
 and 4 more processes (2 forked, 2 spawned) where the rows are shared. ``steady`` calls write and read; ``stormy`` ones also
-empty, load, and change records. Checked are:
+empty, load, and change records. With odd seeds priorities are drawn by compiled loops, where numba is installed, from the 50th
+draw of a process on. Checked are:
 
 - Every record read, by whatever call, is whole: it holds who wrote it, its number and values computed from both.
 - Steady: ``len`` lies between the records written before the call and those begun after it (which is one number where one
@@ -56,6 +57,7 @@ from rbdata.storage.replay import (
     TensorDictRoundRobinWriter,
     TensorStorage,
 )
+from rbdata.storage.replay.samplers import sum_tree, tree_loops
 from tensordict import TensorDict
 
 ROWS, BESIDE, BATCH, SLICE, EPISODE = 480, 3, 24, 4, 12
@@ -180,6 +182,7 @@ class Case:
         self.shared = self.storage in SHARED
         self.read_only = self.storage == "dataset"
         self.prioritized = self.sampler.startswith("priorit")
+        self.compiled = self.prioritized and seed % 2 == 1
 
     @property
     def processes(self) -> int:
@@ -509,6 +512,21 @@ class Caller:
 _ticks = [1]
 
 
+def compile_early(counts: Counter[str]) -> None:
+    """Compiled loops for trees of any size from the 50th draw on, their calls counted."""
+
+    def counted(loop: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            counts[f"compiled {loop.__name__}"] += 1
+            return loop(*arguments)
+
+        return call
+
+    sum_tree.LARGE, tree_loops.OFTEN = 1, 50
+    loops = tree_loops.load()
+    tree_loops._loaded[:] = [loops and tree_loops.Loops(*map(counted, loops))]
+
+
 def ticks() -> int:
     return _ticks[0]
 
@@ -521,6 +539,9 @@ def work(
     torch.set_num_threads(1)
     case = Case(name, seed)
     log = np.memmap(folder / "log", np.int64, "r+", shape=(WRITERS, 3))
+    compiled: Counter[str] = Counter()
+    if case.compiled:
+        compile_early(compiled)
     callers = [Caller(case, buffer, folder, log, process, thread) for thread in range(threads)]
     errors: list[str] = []
     _ticks[0] = 1
@@ -549,7 +570,7 @@ def work(
             faulthandler.dump_traceback(all_threads=True)
             sys.stderr.flush()
             os._exit(3)
-    counts: Counter[str] = sum((caller.counts for caller in callers), Counter())
+    counts: Counter[str] = sum((caller.counts for caller in callers), compiled)
     longest = max(callers, key=lambda caller: caller.longest)
     result = {
         "calls": dict(counts),
@@ -574,6 +595,8 @@ def run_case(name: str, seed: int, seconds: float, limit: float, spawned: int) -
         elif case.storage == "tensor":
             log[0] = ROWS
         buffer.sample()
+        if case.compiled:
+            tree_loops.load()  # forked processes have them; spawned ones compile, and make fewer calls
         stop = time.monotonic() + seconds
         children = []
         for process in range(1, case.processes + 1):
