@@ -24,7 +24,7 @@ EXAMPLES = """
 """
 
 MirrorUrl = Annotated[
-    str, Argument(metavar="MIRROR", help="A folder, gs://, or s3:// (with the extra remote).", show_default=False)
+    str, Argument(metavar="MIRROR", help="A folder, gs://, or s3:// (needs rbdata[remote]).", show_default=False)
 ]
 
 _COLUMNS = (

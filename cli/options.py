@@ -68,7 +68,9 @@ AnyIds = Annotated[
 LocalIds = Annotated[
     list[str], _argument("Datasets: ids or folders on this machine, or URLs of converted ones.", _complete_local, "ID")
 ]
-AnyLocalIds = Annotated[list[str], _argument("Datasets on this machine, complete or not.", _complete_any_local, "ID")]
+AnyLocalIds = Annotated[
+    list[str], _argument("Ids of datasets on this machine, complete or not.", _complete_any_local, "ID")
+]
 LocalId = Annotated[
     str,
     _argument("A dataset: its id or folder on this machine, or the URL of a converted one.", _complete_local, "ID"),

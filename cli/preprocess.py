@@ -82,8 +82,8 @@ def run(
 ) -> int:
     """Make a new dataset from one on this machine with a Python function.
 
-    The function takes and returns a TED TensorDict. Keys and shapes may change, but all results must have the same ones.
-    An interrupted run continues when the same command is run again.
+    The function takes and returns a TensorDict in TED, TorchRL's Episode Data format. Keys and shapes may change, but all
+    results must have the same ones. An interrupted run continues when the same command is run again.
     """
     from ..preprocess.arguments import parse_arguments
     from ..preprocess.driver import preprocess

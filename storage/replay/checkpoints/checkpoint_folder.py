@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from ....errors import DamagedDatasetError, DatasetExistsError, NotADatasetError, UsageError, reason
-from ...checksums import Crc32c, crc32c
+from ...checksums import crc32c, sum_range
 from ...durable import sync_folder, write_atomically
 from ...folder import remove_tree
+from ...snapshot import aside
 from ...tensordict_folder import read_json, regular_size
 from ..state_files import read_state, write_state
 
@@ -60,7 +61,7 @@ class CheckpointWriter:
         _sync(self._working)
         if self._in_place:
             return
-        old = _old(self.target)
+        old = aside(self.target)
         if os.path.lexists(self.target):
             remove_tree(old)
             self.target.rename(old)
@@ -93,10 +94,8 @@ class CheckpointWriter:
             inner = any((parent / FILENAME).exists() for parent in path.parents if self.path in parent.parents)
             if path.is_file() and name != FILENAME and not inner:
                 # Data that in_place on in place change after this: only what is written here is summed.
-                files[name] = [
-                    path.stat().st_size,
-                    None if self._in_place and name.startswith("storage/") else _sum(path),
-                ]
+                size, is_mapped = path.stat().st_size, self._in_place and name.startswith("storage/")
+                files[name] = [size, None if is_mapped else sum_range(path, 0, size)[1]]
         record = {"format": FORMAT, "format_version": FORMAT_VERSION, "kind": kind, "about": about, "files": files}
         record["checksum"] = crc32c(json.dumps(record, sort_keys=True).encode())
         write_atomically(self.path / FILENAME, json.dumps(record, indent=1).encode())
@@ -110,8 +109,8 @@ class Checkpoint:
 
     def __init__(self, path: Any, kind: str) -> None:
         target = Path(path).absolute()
-        if not target.exists() and _old(target).exists():
-            target = _old(target)
+        if not target.exists() and aside(target).exists():
+            target = aside(target)
         self.path = target
         self.about: dict[str, Any] = {}
         if any(target.rglob("*.pickle")):
@@ -153,7 +152,7 @@ class Checkpoint:
             if not (isinstance(stated, list) and len(stated) == 2):
                 raise DamagedDatasetError(f"{self.path / FILENAME} is damaged at {name!r}")
             size, checksum = stated
-            if regular_size(path) != size or (checksum and _sum(path) != checksum):
+            if regular_size(path) != size or (checksum and sum_range(path, 0, size)[1] != checksum):
                 raise DamagedDatasetError(f"the checkpoint is damaged: {path} is not the file that was saved")
 
     def inside(self, name: str) -> Path:
@@ -178,18 +177,6 @@ class Checkpoint:
 
 def _is_checkpoint(path: Path) -> bool:
     return (path / FILENAME).exists() or (path / FOREIGN).exists()
-
-
-def _old(target: Path) -> Path:
-    return target.with_name(f".{target.name}.old")
-
-
-def _sum(path: Path) -> str:
-    checksum = Crc32c()
-    with path.open("rb") as file:
-        while data := file.read(1 << 22):
-            checksum.update(data)
-    return checksum.hex
 
 
 def _sync(folder: Path) -> None:

@@ -69,8 +69,7 @@ class TensorRows:
         return self._wide.index_select(0, index).view(self.tensor.dtype).view(len(index), *self.leaf.shape)
 
     def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
-        rows = first[:, None] + torch.arange(length)
-        return self.take(rows.reshape(-1)).view(len(first), length, *self.leaf.shape)
+        return _take_windows(self, first, length)
 
     def block(self, start: int, stop: int) -> torch.Tensor:
         return self.tensor[start:stop]
@@ -89,7 +88,7 @@ class TimelineRows:
     def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
         if length == 1:
             return self.take(first).unsqueeze(1)
-        return self.take((first[:, None] + torch.arange(length)).reshape(-1)).view(len(first), length, *self.leaf.shape)
+        return _take_windows(self, first, length)
 
     def block(self, start: int, stop: int) -> torch.Tensor:
         return self.take(torch.arange(start, stop)) if stop > start else self._rows.block(0, 0)
@@ -107,8 +106,12 @@ class DistinctRows:
         return self._rows.take(wanted).index_select(0, place)
 
     def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
-        index = first[:, None] + torch.arange(length)
-        return self.take(index.reshape(-1)).view(len(first), length, *self.leaf.shape)
+        return _take_windows(self, first, length)
+
+
+def _take_windows(rows: Readable, first: torch.Tensor, length: int) -> torch.Tensor:
+    index = first[:, None] + torch.arange(length)
+    return rows.take(index.reshape(-1)).view(len(first), length, *rows.leaf.shape)
 
 
 def by_position(rows: Readable, timeline: Timeline) -> Readable:
