@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import mmap
 import os
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product, repeat
@@ -14,6 +16,7 @@ import numpy as np
 
 from ...errors import CorruptSourceError, RbdataError
 from .hdf5_chunks import check_chunks, unpack_chunk
+from .hdf5_headers import Headers
 from .hdf5_structure import check_structure
 
 #: HDF5's filters shrink data at most about 1030-fold (deflate): an array that declares more holds nothing.
@@ -22,6 +25,7 @@ _LARGEST_RATIO = 1200
 _LARGEST_ATTRIBUTE = 64 << 20
 #: A text, or an array of any length, as it is stored: how many, and where in which heap.
 _REFERENCE = np.dtype([("length", "<u4"), ("heap", "<u8"), ("number", "<u4")])
+_MOST_ATTRIBUTES, _DEEPEST_TYPE = 256, 8
 #: Groups inside each other.
 DEEPEST = 16
 
@@ -60,15 +64,20 @@ def check_storage(array: Any, what: str, *, least: int, size: int) -> int:
     ``size`` is that of the file. Arrays of up to ``least`` bytes are not compared with what is stored; returns how many
     bytes that is. Raises CorruptSourceError that names ``what``.
     """
-    from h5py import h5d
+    from h5py import h5d, h5i, h5o
 
+    check_type(array.get_type(), what)
+    if array.dtype.hasobject:  # HDF5 reads a fill value, as long as it states to be, when it is asked for any property
+        headers = Headers.of(Path(os.fsdecode(h5i.get_file_id(array).name)), what)
+        if headers.has_fill_value(h5o.get_info(array).addr):
+            raise CorruptSourceError(f"{what} has a fill value of {array.dtype}, which is not read")
     properties = array.get_create_plist()
     if properties.get_external_count() or properties.get_layout() == h5d.VIRTUAL:
         raise CorruptSourceError(f"{what} is kept in another file, which is not read")
     stored: int = array.get_storage_size()
     if stored > size:
         raise CorruptSourceError(f"{what} claims {stored} bytes of a file that has {size}")
-    if properties.get_nfilters():
+    if properties.get_layout() == h5d.CHUNKED:
         check_chunks(array, what)
     if not array.shape or array.dtype.hasobject:
         return stored  # no values, one value, or text: read with care or not at all
@@ -81,19 +90,86 @@ def check_storage(array: Any, what: str, *, least: int, size: int) -> int:
 def read_attributes(owner: Any, name: str, size: int) -> dict[str, Any]:
     """The attributes of a file or group (h5py's objects) of a file of ``size`` bytes; texts become ``str`` as h5py does it.
 
-    Raises CorruptSourceError for more than fits in memory: a text may be as long as the file, and be listed many times.
+    Raises CorruptSourceError for more than fits in memory: a text may be as long as the file, and be listed many times. What
+    a text states to be long HDF5 allocates before it looks for it.
     """
+    import h5py
+
     found: dict[str, Any] = {}
+    texts: dict[str, tuple[int, int]] = {}
     for key in owner.attrs:
         attribute = owner.attrs.get_id(key)
-        count = math.prod(attribute.shape or ())
-        texts = attribute.dtype.hasobject
-        if (
-            texts and count > 16 and count * size > _LARGEST_ATTRIBUTE
-        ) or attribute.get_storage_size() > _LARGEST_ATTRIBUTE:
-            raise CorruptSourceError(f"{name}: the attribute {key!r} holds {count} values, more than is read")
+        what = f"{name}: the attribute {key!r}"
+        check_type(attribute.get_type(), what)
+        count = attribute.get_space().get_simple_extent_npoints()
+        several = attribute.dtype.hasobject and count > 16
+        held = count * attribute.get_type().get_size()
+        if (several and count * size > _LARGEST_ATTRIBUTE) or held > _LARGEST_ATTRIBUTE:
+            raise CorruptSourceError(f"{what} holds {count} values, more than is read")
+        if attribute.dtype.hasobject:
+            texts[key] = count, _width(attribute, what)
+    if texts:
+        _check_attributes(Path(os.fsdecode(h5py.h5i.get_file_id(owner.id).name)), texts, name)
+    for key in owner.attrs:
         found[key] = owner.attrs[key]
     return found
+
+
+def _check_attributes(path: Path, texts: dict[str, tuple[int, int]], name: str) -> None:
+    """Refuse attributes of any length that state more bytes than their file has. ``texts``: how many values, bytes of an item.
+
+    Wherever HDF5 keeps an attribute, it is in one piece, so all places are looked at where there is one of its name: version,
+    flags, bytes of the name, type and shape (each up to a multiple of 8 in version 1), what the name is encoded in (version
+    3), and those, and then the values.
+    """
+    if len(texts) > _MOST_ATTRIBUTES:
+        raise CorruptSourceError(f"{name} holds {len(texts)} attributes of any length, more than are read")
+    left = 1 << 20
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
+        for key, (count, width) in texts.items():
+            word = key.encode(errors="surrogateescape") + b"\0"
+            at, places = data.find(word), 0
+            while at >= 0 and count:
+                left -= 1
+                for version, head in ((1, 8), (2, 8), (3, 9)):
+                    if at < head or data[at - head] != version:
+                        continue
+                    sizes = struct.unpack_from("<HHH", data, at - head + 2)
+                    first = at + sum(size + 7 & ~7 if version == 1 else size for size in sizes)
+                    if sizes[0] == len(word) and first + count * _REFERENCE.itemsize <= len(data):
+                        stated = int(np.frombuffer(data, _REFERENCE, count, first)["length"].max())
+                        places += 1
+                        if stated * width > len(data):
+                            message = f"{name}: the attribute {key!r} states {stated * width} bytes"
+                            raise CorruptSourceError(f"{message}, the file has {len(data)}")
+                at = data.find(word, at + 1)
+            if (count and not places) or left < 0:
+                raise CorruptSourceError(f"{name}: the length of the attribute {key!r} cannot be proved")
+
+
+def check_type(kind: Any, what: str, depth: int = 0) -> None:
+    """Refuse types inside types inside types: of each (``h5py.h5t.TypeID``) h5py keeps a copy of all that are in it."""
+    from h5py import h5t
+
+    if depth > _DEEPEST_TYPE:
+        raise CorruptSourceError(f"{what} holds types inside each other, more than are read")
+    if isinstance(kind, (h5t.TypeVlenID, h5t.TypeArrayID)):
+        check_type(kind.get_super(), what, depth + 1)
+    elif isinstance(kind, h5t.TypeCompoundID):
+        for member in range(kind.get_nmembers()):
+            check_type(kind.get_member_type(member), what, depth + 1)
+
+
+def _width(owner: Any, what: str) -> int:
+    """Bytes of an item of values of any length (of an attribute or array). Raises CorruptSourceError for any other kind."""
+    from h5py import h5t
+
+    kind = owner.get_type()
+    if isinstance(kind, h5t.TypeStringID):
+        return 1
+    if not isinstance(kind, h5t.TypeVlenID) or kind.get_super().dtype.hasobject:
+        raise CorruptSourceError(f"{what} holds {owner.dtype}, which is not read")
+    return int(kind.get_super().get_size())
 
 
 def check_lengths(array: Any, low: int, high: int, size: int, what: str) -> None:
@@ -102,12 +178,7 @@ def check_lengths(array: Any, low: int, high: int, size: int, what: str) -> None
     HDF5 allocates what is stated before it looks for it. ``array`` is a ``h5py.h5d.DatasetID``; one value counts as a row.
     Raises CorruptSourceError that names ``what``.
     """
-    from h5py import h5t
-
-    kind = array.get_type()
-    if not isinstance(kind, (h5t.TypeVlenID, h5t.TypeStringID)):
-        raise CorruptSourceError(f"{what} holds {array.dtype}, which is not read")
-    width = kind.get_super().get_size() if isinstance(kind, h5t.TypeVlenID) else 1
+    width = _width(array, what)
     for data in _references(array, low, high, what):
         found = np.frombuffer(data, _REFERENCE)["length"]
         if int(found.max(initial=0)) * width > size:

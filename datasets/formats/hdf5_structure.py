@@ -2,8 +2,6 @@
 
     "GCOL"   a global heap: texts, and arrays of any length. HDF5 goes from object to object, and stays where one has no bytes.
     "HEAP"   a local heap: the names in a group. Its free space is a list, which HDF5 follows without end if it is a ring.
-    "TREE"   a node of a tree: the members of a group, or the chunks of an array. HDF5 goes down
-             without end if it is a ring: so levels go down.
 
 A file is read once for each of them, a third of a second of processor time for a gigabyte. Where the bytes of an array happen
 to look like one of them, it is one that HDF5 would refuse anyway, or it is sound.
@@ -21,42 +19,51 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CorruptSourceError
+from .hdf5_headers import Headers, superblock
 
-_SIGNATURE = b"\x89HDF\r\n\x1a\n"
-_GLOBAL, _LOCAL, _TREE = (re.compile(word) for word in (rb"GCOL\x01", rb"HEAP\0", rb"TREE"))
+_GLOBAL, _LOCAL = re.compile(rb"GCOL\x01"), re.compile(rb"HEAP\0")
 _GLOBAL_HEAD, _LEAST_GLOBAL = 16, 4096
 _GLOBAL_OBJECT = struct.Struct("<HHIQ")
 _END_OF_FREE = 1
-_TREE_HEAD = 24
-#: From child to child of a node of chunks: size, filters, the place in each of 1 to 32 dimensions, a zero, and the address.
-_STEPS = range(32, 32 + 8 * 32, 8)
 
 
 def check_structure(path: Path, name: str) -> None:
     """Raise CorruptSourceError, calling the file ``name``, where HDF5 would not come back from reading it."""
     about = path.stat()
-    found = _first_ring(path, about.st_size, about.st_mtime_ns)
+    found = _first_ring(path, name, about.st_size, about.st_mtime_ns)
     if found:
         message = f"{name} is not a whole HDF5 file: {found}"
         raise CorruptSourceError(message, hint="fetch it again, or use another mirror (--mirror)")
 
 
 @lru_cache(maxsize=64)
-def _first_ring(path: Path, size: int, _: int) -> str:
+def _first_ring(path: Path, name: str, size: int, _: int) -> str:
     """What is wrong with a file, "" if nothing is."""
     if size < _GLOBAL_HEAD:
         return ""  # HDF5 says so
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
-        begin = 0  # where addresses count from
-        while data[begin : begin + 8] != _SIGNATURE:
-            begin = max(512, 2 * begin)
-            if begin + 96 > size:
-                return ""
+        begin = superblock(data)
+        if begin is None:
+            return ""  # HDF5 says so
         lengths = data[begin + (10 if data[begin + 8] > 1 else 14)]
         offsets = data[begin + (9 if data[begin + 8] > 1 else 13)]
         if (offsets, lengths) != (8, 8):
             return f"it has addresses of {offsets} and lengths of {lengths} bytes, of which only 8 are read"
-        return _global_heaps(data) or _local_heaps(data, begin) or _trees(data, begin)
+        found = _global_heaps(data) or _local_heaps(data, begin) or _of_nobody(data)
+        if not found:
+            Headers(data, begin, name).check_root()
+        return found
+
+
+def _of_nobody(data: Any) -> str:
+    """What HDF5 can write and nobody asks it to: messages that objects share, and a copy of its cache at the end."""
+    for word, what in (
+        (b"SMTB", "messages that are kept apart from their objects"),
+        (b"MDCI\0", "an image of the cache"),
+    ):
+        if data.find(word) >= 0:
+            return f"it holds {what}, which is not read"
+    return ""
 
 
 def _global_heaps(data: Any) -> str:
@@ -91,29 +98,4 @@ def _local_heaps(data: Any, base: int) -> str:
             left -= 1
             if count > size // 16 or left < 0:
                 return f"the heap at byte {found.start()}, where names are kept, is damaged"
-    return ""
-
-
-def _trees(data: Any, base: int) -> str:
-    levels: dict[int, int] = {}
-    inner: list[int] = []
-    for found in _TREE.finditer(data):
-        at = found.start()
-        if at + _TREE_HEAD <= len(data) and data[at + 4] <= 1:
-            levels[at - base] = data[at + 5]
-            if data[at + 5]:
-                inner.append(at)
-    left = len(data) + (1 << 16)
-    for at in inner:
-        (used,) = struct.unpack_from("<H", data, at + 6)
-        # Between the addresses of its children are keys: an offset into the names of a group, or where a chunk is in an array
-        # of so many dimensions, which a node does not say.
-        for step in _STEPS if data[at + 4] else (16,):
-            for place in range(at + _TREE_HEAD + step - 8, min(at + _TREE_HEAD + used * step, len(data) - 7), step):
-                left -= 1
-                (child,) = struct.unpack_from("<Q", data, place)
-                if child not in levels:
-                    break  # another number of dimensions, or HDF5 refuses it
-                if levels[child] >= data[at + 5] or left < 0:
-                    return f"the tree at byte {at} is damaged"
     return ""

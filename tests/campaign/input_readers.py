@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from hdf5_mutations import change_structures, write_of_every_kind
 from input_bombs import BOMBS, set_off
 from paths import DATA
 
@@ -332,6 +333,10 @@ def apart(make: Callable[..., Any], *given: Any) -> Any:
         maker.join()
 
 
+#: Trees and heaps of names as HDF5 has always had them, those of its later format, and of both.
+_HDF5_KINDS: tuple[dict[str, Any], ...] = ({}, {"libver": "latest", "track_order": True}, {"track_order": True})
+
+
 def _d4rl_corpus(folder: Path) -> Corpus:
     return apart(_made_d4rl, folder)
 
@@ -343,6 +348,9 @@ def _made_d4rl(folder: Path) -> Corpus:
     paths = [write(folder / "0.hdf5", made[0]), write(folder / "1.hdf5", made[1], compression="gzip", shuffle=True)]
     frames = {**made[0], "observations": np.zeros((9, 1200), np.uint8), "infos/qpos": np.zeros((9, 3))}
     paths.append(write(folder / "2.hdf5", frames, compression="gzip", chunks=True))
+    plain = {name: value for name, value in made[1].items() if not isinstance(value, str)}
+    for number, how in enumerate(_HDF5_KINDS, 3):
+        paths.append(write_of_every_kind(folder / f"{number}.hdf5", plain, "infos", **how))
     paths += sorted(file for file in (DATA / "d4rl").rglob("*.hdf5") if file.stat().st_size < 100_000)
     return [path.read_bytes() for path in paths]
 
@@ -381,6 +389,31 @@ def _made_with_minari(folder: Path, data_format: str) -> list[Path]:
     return [folder / f"tests/{name}-v0/data" for name in ("nested", "frames")]
 
 
+def _written_anew(home: Path, to: Path, how: dict[str, Any]) -> Path:
+    """A Minari dataset with its arrays stored in every way that HDF5 has."""
+    import h5py
+
+    shutil.copytree(home, to)
+    arrays: dict[str, Any] = {}
+    with h5py.File(home / "main_data.hdf5") as file:
+        file.visititems(lambda name, item: arrays.update({name: item[()]} if isinstance(item, h5py.Dataset) else {}))
+    write_of_every_kind(to / "main_data.hdf5", arrays, "episode_0/infos", **how)
+    return to
+
+
+def _change_hdf5(first: int) -> Callable[[Corpus, random.Random, int], bytes]:
+    """Bytes anywhere, or fields of the structures; the ``first`` byte, where it names the file, stays."""
+
+    def change(corpus: Corpus, rng: random.Random, _: int) -> bytes:
+        from inputs import mutate
+
+        data = rng.choice(corpus)
+        head, data = data[:first], data[first:]
+        return head + (mutate(rng, data, corpus) if rng.random() < 0.4 else change_structures(rng, data))
+
+    return change
+
+
 def _change_a_file(corpus: Corpus, rng: random.Random, _: int) -> bytes:
     """The first byte, which names the file, stays."""
     from inputs import mutate
@@ -402,6 +435,8 @@ class MinariFile:
         if fixtures:
             homes.append(folder / "fixture")
             shutil.copytree(DATA / "minari/cartpole" / fixtures / "data", homes[-1])
+        if self._format == "hdf5":
+            homes += [apart(_written_anew, homes[0], folder / f"kind-{at}", how) for at, how in enumerate(_HDF5_KINDS)]
         name = "main_data.hdf5" if self._format == "hdf5" else f"0/part-0.{self._format}"
         self._homes = [(home, name) for home in homes]
         return [bytes([number]) + (home / name).read_bytes() for number, home in enumerate(homes)]
@@ -582,8 +617,8 @@ READERS: dict[str, Reader] = {
     "parquet": Reader(5, _parquet_corpus, _read_parquet),
     "metadata": Reader(10, _metadata_corpus, _read_metadata),
     "api": Reader(5, _api_corpus, _read_api),
-    "d4rl": Reader(2, _d4rl_corpus, _file("d4rl", "x.hdf5")),
-    "minari-hdf5": Reader(2, _MINARI["hdf5"].corpus, _MINARI["hdf5"].read, _change_a_file),
+    "d4rl": Reader(2, _d4rl_corpus, _file("d4rl", "x.hdf5"), _change_hdf5(0)),
+    "minari-hdf5": Reader(2, _MINARI["hdf5"].corpus, _MINARI["hdf5"].read, _change_hdf5(1)),
     "minari-arrow": Reader(2, _MINARI["arrow"].corpus, _MINARI["arrow"].read, _change_a_file),
     "minari-parquet": Reader(2, _MINARI["parquet"].corpus, _MINARI["parquet"].read, _change_a_file),
     "manifest": Reader(10, _manifest_corpus, _read_manifest),

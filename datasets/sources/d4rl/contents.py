@@ -26,6 +26,7 @@ from ....storage.checksums import crc32c
 from ....storage.leaf import DTYPES
 from ...formats.hdf5_checks import DEEPEST, check_lengths, check_storage, damage_reported, read_attributes
 from ...formats.hdf5_chunks import Rows
+from ...formats.hdf5_headers import Headers
 from ...formats.limits import LARGEST_ROW, check_row_bytes, check_rows
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ def _walk(file: h5py.File, name: str) -> Iterator[tuple[str, h5py.Dataset]]:
     """Every dataset with its path, in order; refuses links."""
     import h5py
 
+    headers = Headers.of(Path(file.filename), name)
     seen: set[Any] = set()
     arrays: set[Any] = set()
     count = 0
@@ -148,6 +150,7 @@ def _walk(file: h5py.File, name: str) -> Iterator[tuple[str, h5py.Dataset]]:
             if not isinstance(group.get(key, getlink=True), h5py.HardLink):
                 message = f"{name}: {path} is a link to somewhere else, which is not followed"
                 raise CorruptSourceError(message, hint="D4RL files have none: use another mirror (--mirror)")
+            headers.check(group.id.links.get_info(key.encode(errors="surrogateescape")).u)
             item = group[key]
             if isinstance(item, h5py.Group):
                 if item.id not in seen:  # a group may contain itself

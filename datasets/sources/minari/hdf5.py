@@ -25,6 +25,7 @@ import numpy as np
 from ....errors import CorruptSourceError
 from ...formats.hdf5_checks import DEEPEST, check_lengths, check_storage, damage_reported, read_attributes
 from ...formats.hdf5_chunks import Rows, plain_bools
+from ...formats.hdf5_headers import Headers
 from ...formats.hdf5_structure import check_structure
 from ...formats.jpeg import frame_shape, is_jpeg
 from ...formats.limits import check_row_bytes
@@ -56,7 +57,7 @@ class Hdf5Reader:
         with self._sound():
             self._file = h5py.File(h5py.h5f.open(bytes(path), h5py.h5f.ACC_RDONLY, self._access()))
             if not data.checked:
-                self._check_links()
+                self._check_links(Headers.of(path, self._name))
             numbers = (_EPISODE.fullmatch(name) for name in self._file)
             self.episodes = sorted(int(match[1]) for match in numbers if match)
         #: The group (as "") and the arrays of one episode that are open, and that episode; packed arrays as their `Rows`.
@@ -154,17 +155,27 @@ class Hdf5Reader:
 
     # -- finding -------------------------------------------------------------------------------------------------------
 
-    def _check_links(self) -> None:
-        """Refuse links to anywhere, and second ones to the same object: a small file could list a million episodes."""
+    def _check_links(self, headers: Headers) -> None:
+        """Refuse links to anywhere, and second ones to the same object: a small file could list a million episodes.
+
+        Headers are looked through before HDF5 goes into them.
+        """
         hard, seen = self._h5py.h5l.TYPE_HARD, {self._h5py.h5o.get_info(self._file.id).addr}
+        refused: list[CorruptSourceError] = []
 
         def look(name: bytes, info: Any) -> bytes | None:
             if info.type != hard or name.count(b"/") > DEEPEST or info.u in seen:
                 return name
             seen.add(info.u)
-            return None
+            try:
+                headers.check(info.u)
+            except CorruptSourceError as error:  # which HDF5 would lose
+                refused.append(error)
+            return name if refused else None
 
         found = self._file.id.links.visit(look, info=True)
+        if refused:
+            raise refused[0]
         if found is not None:
             message = (
                 f"{self._name}: {found.decode(errors='replace')} is a link to somewhere else, which is not followed"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import resource
+import struct
+
 import h5py
 import numpy as np
 import pytest
-from rbdata.datasets.formats.hdf5_checks import check_lengths, check_storage
+from hdf5_mutations import sealed
+from rbdata.datasets.formats.hdf5_checks import check_lengths, check_storage, read_attributes
 from rbdata.errors import CorruptSourceError
 
 
@@ -27,3 +31,92 @@ def test_texts_that_state_too_much(tmp_path, stored, kind):
         check_lengths(made.id, 1, 2, 24, "x")
         with pytest.raises(CorruptSourceError, match="x states values of"):
             check_lengths(made.id, 3, 5, 3, "x")
+
+
+def changed(path, before, after):
+    data = path.read_bytes()
+    assert before in data
+    path.write_bytes(sealed(data.replace(before, after)))
+
+
+@pytest.mark.parametrize("count", [3, 20])
+@pytest.mark.parametrize("how", [{}, {"track_order": True}, {"libver": "latest"}, {"userblock_size": 512}], ids=str)
+def test_attributes_that_state_too_much(tmp_path, how, count):
+    """HDF5 allocates the length that an attribute states before it looks whether there are as many bytes."""
+    path = tmp_path / "x"
+    with h5py.File(path, "w", **how) as file:
+        for number in range(count):
+            file.attrs[f"text-{number}"] = f"some text {number}"
+        file.attrs["lists"], file.attrs["numbers"] = ["a", "bb", "\N{GREEK SMALL LETTER ALPHA}" * 40], np.arange(3)
+        file.attrs["nothing"] = h5py.Empty(h5py.string_dtype())
+        file.attrs.create("vlen", np.array([np.arange(3)], object)[:0], (0,), h5py.vlen_dtype(np.int64))
+    size = path.stat().st_size
+    with h5py.File(path) as file:
+        found = read_attributes(file, "x", size)
+        assert found["text-2"] == "some text 2" and found["lists"][2] == "\N{GREEK SMALL LETTER ALPHA}" * 40
+        assert set(found) == set(file.attrs)
+    sound = path.read_bytes()
+    for length in (11, 80):  # of a text, and of the longest of the list
+        path.write_bytes(sound)
+        with h5py.File(path) as file:
+            heap = struct.pack("<Q", sound.index(b"GCOL") - how.get("userblock_size", 0))
+        changed(path, struct.pack("<I", length) + heap, struct.pack("<I", 300_000_000) + heap)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        with h5py.File(path) as file, pytest.raises(CorruptSourceError, match="states 300000000 bytes"):
+            read_attributes(file, "x", size)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
+
+
+def test_attributes_that_cannot_be_proved(tmp_path):
+    with h5py.File(tmp_path / "x", "w") as file:
+        for number in range(300):
+            file.attrs[f"{number}"] = "a"
+        with pytest.raises(CorruptSourceError, match="300 attributes of any length"):
+            read_attributes(file, "x", 1 << 20)
+    with h5py.File(tmp_path / "y", "w") as file:
+        file.attrs["reference"] = file.ref
+        with pytest.raises(CorruptSourceError, match="the attribute 'reference' holds object, which is not read"):
+            read_attributes(file, "y", 1 << 20)
+
+
+def test_fill_values_of_texts(tmp_path):
+    """HDF5 reads them, as long as they state to be, when it is asked how an array is stored."""
+    for number, libver in enumerate(("earliest", "latest")):
+        with h5py.File(tmp_path / str(number), "w", libver=libver) as file:
+            made = [
+                file.create_dataset(f"{at}", (5,), h5py.string_dtype(), **how)
+                for at, how in enumerate(({}, {"chunks": (2,)}))
+            ]
+            filled = file.create_dataset("filled", (5,), h5py.string_dtype(), fillvalue="some text")
+            numbers = file.create_dataset("numbers", (5,), "f4", fillvalue=7)
+            file.flush()
+            for array in (*made, numbers):
+                check_storage(array.id, "x", least=1 << 16, size=1 << 20)
+            with pytest.raises(CorruptSourceError, match="has a fill value of object"):
+                check_storage(filled.id, "x", least=1 << 16, size=1 << 20)
+
+
+def test_types_inside_types(tmp_path):
+    """3,000 of them take h5py 2 GB."""
+    kind = h5py.h5t.NATIVE_INT32
+    with h5py.File(tmp_path / "x", "w") as file:
+        for _ in range(20):
+            kind = h5py.h5t.vlen_create(kind)
+        array = h5py.h5d.create(file.id, b"x", kind, h5py.h5s.create_simple((3,)))
+        with pytest.raises(CorruptSourceError, match="x holds types inside each other"):
+            check_storage(array, "x", least=1 << 16, size=1 << 20)
+        twice = file.create_dataset("y", (2,), h5py.vlen_dtype(h5py.string_dtype()))
+        with pytest.raises(CorruptSourceError, match="which is not read"):
+            check_lengths(twice.id, 0, 2, 1 << 20, "y")
+
+
+def test_chunks_that_claim_another_size(tmp_path):
+    """HDF5 copies as much into the place of a chunk, whatever that takes."""
+    with h5py.File(tmp_path / "x", "w") as file:
+        file.create_dataset("x", (6,), "f4", chunks=(3,))[:] = 1
+    changed(tmp_path / "x", struct.pack("<IIQ", 12, 0, 3), struct.pack("<IIQ", 1000, 0, 3))
+    with (
+        h5py.File(tmp_path / "x") as file,
+        pytest.raises(CorruptSourceError, match=r"the chunk at \(3,\) claims 1000 bytes"),
+    ):
+        check_storage(file["x"].id, "x", least=1 << 16, size=1 << 20)

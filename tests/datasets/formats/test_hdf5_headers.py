@@ -1,0 +1,177 @@
+"""HDF5 files whose headers lead to what would end HDF5 (an abort, a wrong access to memory), or hang it, or take gigabytes."""
+
+from __future__ import annotations
+
+import struct
+
+import h5py
+import numpy as np
+import pytest
+from hdf5_mutations import lookup3, sealed, write_of_every_kind
+from rbdata.datasets.formats.hdf5_headers import Headers
+from rbdata.datasets.formats.hdf5_structure import check_structure
+from rbdata.errors import CorruptSourceError
+
+LATER = {"libver": "latest", "track_order": True}
+ARRAYS = {name: np.zeros((9, 3), "f4") for name in "abcdefg"}
+
+
+def check(path):
+    """Every object of a file, before HDF5 goes into it."""
+    check_structure(path, "x")
+    headers = Headers.of(path, "x")
+    with h5py.File(path) as file:
+        addresses = []
+        file.id.links.visit(lambda _, info: addresses.append(info.u) or headers.check(info.u), info=True)
+    return addresses
+
+
+def every_address(path):
+    """The addresses of a sound file's objects, the root's first."""
+    with h5py.File(path) as file:
+        found = [h5py.h5o.get_info(file.id).addr]
+        file.visititems(lambda _, item: found.append(h5py.h5o.get_info(item.id).addr))
+    return found
+
+
+def refused(path, data, addresses, match):
+    path.write_bytes(data)
+    headers = Headers.of(path, "x")
+    with pytest.raises(CorruptSourceError, match=match):
+        for address in addresses:
+            headers.check(address)
+
+
+@pytest.fixture(scope="module", params=[{}, LATER, {"track_order": True}, {"userblock_size": 1024, **LATER}], ids=str)
+def sound(request, tmp_path_factory):
+    return write_of_every_kind(tmp_path_factory.mktemp("sound") / "x", ARRAYS, "groups", **request.param)
+
+
+@pytest.fixture(scope="module")
+def later(tmp_path_factory):
+    return write_of_every_kind(tmp_path_factory.mktemp("later") / "x", ARRAYS, "groups", **LATER)
+
+
+def test_sound_files(sound):
+    assert len(check(sound)) == len(every_address(sound)) - 1
+
+
+def test_jenkins_hash(later):
+    """The values of his own test, and all seals of a file that HDF5 wrote."""
+    assert lookup3(b"Four score and seven years ago") == 0x17770551
+    assert sealed(later.read_bytes()) == later.read_bytes()
+
+
+def places(data, word):
+    at = data.find(word)
+    while at >= 0:
+        yield at
+        at = data.find(word, at + 1)
+
+
+def put(data, at, form, *values):
+    data = bytearray(data)
+    struct.pack_into("<" + form, data, at, *values)
+    return sealed(data)
+
+
+def test_trees_that_lead_back_to_themselves(tmp_path):
+    with h5py.File(tmp_path / "sound", "w") as file:
+        file["group/x"] = 1
+        file.create_dataset("packed", (200, 3), "f4", chunks=(1, 3), compression="gzip")[:] = 1
+    data, addresses = (tmp_path / "sound").read_bytes(), every_address(tmp_path / "sound")
+    nodes = list(places(data, b"TREE"))
+    assert {data[at + 4] for at in nodes} == {0, 1} and max(data[at + 5] for at in nodes) == 1
+    for at in nodes:
+        one = put(data, at + 5, "B", max(1, data[at + 5]))
+        child = at + 24 + (8 if not data[at + 4] else 8 + 8 * 3)  # behind a key; 2 dimensions and the bytes of a value
+        refused(tmp_path / "x", put(one, child, "Q", at), addresses, "belongs to two|the tree at byte")
+
+
+@pytest.mark.parametrize(
+    ("word", "at", "form", "value", "match"),
+    [
+        (b"BTHD", 6, "I", 1 << 30, "the tree at byte"),  # bytes of a node, which are allocated: 2 GB
+        (b"BTHD", 10, "H", 3, "the tree at byte"),  # of a record
+        (b"BTHD", 12, "H", 300, "the tree at byte"),  # levels
+        (b"BTHD", 24, "H", 60000, "the tree at byte"),  # records in the root
+        (b"BTHD", 26, "Q", 2, "the tree at byte"),  # records in all: of a table that HDF5 writes beyond
+        (b"BTHD", 5, "B", 9, "the tree at byte"),  # another kind of record
+        (b"FRHP", 5, "H", 9, "the heap at byte"),  # bytes of a place in it
+        (b"FRHP", 7, "H", 20, "the heap at byte|leads out"),  # filters
+        (b"FRHP", 110, "H", 1 << 15, "the heap at byte"),  # blocks in a row
+        (b"FRHP", 140, "H", 2000, "the heap at byte"),  # rows
+        (b"FAHD", 5, "B", 0, "the table of chunks"),  # without filters, which these chunks have
+        (b"FAHD", 8, "Q", 1 << 60, "the table of chunks"),  # chunks: HDF5 goes from one to the next
+        (b"FAHD", 8, "Q", 1, "the table of chunks"),  # fewer than the array has
+        (b"EAHD", 5, "B", 1, "the table of chunks"),
+        (b"EAHD", 6, "B", 1, "the table of chunks"),  # bytes of what it holds for a chunk
+        (b"EAHD", 44, "Q", 1 << 60, "the table of chunks"),
+    ],
+)
+def test_numbers_that_hdf5_does_not_write(later, tmp_path, word, at, form, value, match):
+    data = later.read_bytes()
+    first = next(places(data, word))
+    refused(tmp_path / "x", put(data, first + at, form, value), every_address(later), match)
+
+
+def test_branches_that_meet_again(later, tmp_path):
+    """A tree or heap of a few levels would be gone through billions of times, or written beyond the end of a table."""
+    data, addresses = later.read_bytes(), every_address(later)
+    for word, first, step in ((b"BTIN", 6 + 5 * 11, 9), (b"FHIB", 5 + 8 + 4, 8)):
+        for node in places(data, word):
+            if word == b"BTIN" and data[node + 5] != 5:
+                continue
+            (child,) = struct.unpack_from("<Q", data, node + first)
+            if word == b"FHIB":
+                continue  # blocks of rows alone: see below
+            for used in range(1, 12):
+                place = node + 6 + used * 11
+                (child,) = struct.unpack_from("<Q", data, place)
+                if data[child : child + 4] == b"BTLF":
+                    refused(tmp_path / "x", put(data, place + step, "Q", child), addresses, "belongs to two|the tree")
+                    break
+            else:
+                raise AssertionError("no child")
+    heap = data.index(b"FRHP")
+    (root,) = struct.unpack_from("<Q", data, heap + 132)
+    deep = bytearray(data) + bytes(8192)
+    ring = len(data)
+    deep[ring : ring + 17] = b"FHIB" + bytes(13)
+    for place in range(ring + 17, ring + 17 + 8 * 4 * 40, 8):
+        struct.pack_into("<Q", deep, place, ring)
+    struct.pack_into("<QH", deep, heap + 132, ring, 40)
+    refused(tmp_path / "x", bytes(deep), addresses, "belongs to two|the tree at byte")
+    assert root
+
+
+def test_what_two_objects_share(tmp_path):
+    """HDF5 keeps what it has read for the first of them, and takes it for that of the second."""
+    with h5py.File(tmp_path / "sound", "w") as file:
+        file["one/x"], file["two/x"] = 1, 2
+    data, addresses = (tmp_path / "sound").read_bytes(), every_address(tmp_path / "sound")
+    *_, first, second = places(data, b"HEAP")
+    segment = data[first + 24 : first + 32]
+    refused(
+        tmp_path / "x",
+        data[: second + 24] + segment + data[second + 32 :],
+        addresses,
+        "belongs to two|the tree at byte",
+    )
+
+
+def test_headers_without_end(tmp_path):
+    with h5py.File(tmp_path / "sound", "w", libver="latest") as file:
+        group = file.create_group("group")
+        group.attrs["a"] = 1
+        file.create_group("behind")
+        file.flush()
+        for number in range(7):
+            group.attrs[f"{number}"] = "a" * 40
+    data, addresses = bytearray((tmp_path / "sound").read_bytes()), every_address(tmp_path / "sound")
+    rest = data.index(b"OCHK")
+    data[rest + 4 : rest + 8] = b"\x10\x10\0\0"
+    struct.pack_into("<QQ", data, rest + 8, rest, 64)
+    refused(tmp_path / "x", bytes(data), addresses, "has no end")
+    struct.pack_into("<QQ", data, rest + 8, 1 << 63, 64)
+    refused(tmp_path / "x", bytes(data), addresses, "has no end|leads out of it")
