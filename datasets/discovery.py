@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import settings
-from ..errors import RbdataError
+from ..errors import RbdataError, UnknownDatasetError
 from ..storage.manifest import read_manifest
 from . import catalogue, matching
 from .local import LocalDataset, list_local
@@ -98,6 +98,9 @@ def describe(text: str, root: str | os.PathLike[str] | None = None) -> tuple[Cat
 
     Raises UnknownDatasetError with the nearest ids.
     """
+    if catalogue.is_path(text):
+        hint = f"`{settings.command('inspect', text)}` shows what a folder holds"
+        raise UnknownDatasetError(f"{text} is a path: datasets are described by their id", hint=hint)
     here = {one.id: one for one in list_local(root)}
     dataset_id, source = catalogue.resolve(text, here)
     local = here.get(dataset_id)

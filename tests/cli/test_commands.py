@@ -697,5 +697,8 @@ class TestDelete:
         assert list(tmp_path.iterdir()) == []
 
     def test_takes_ids_only(self, call, own):
+        folder = own / "atari/Pong/5"
+        told = f"error: {folder} is a path: datasets are described by their id\nhint: `rbdata inspect {folder}` shows"
+        assert call("info", folder)[2].startswith(told)
         code, _, notes = call("delete", own / "atari/Pong/5", "--root", own, "--yes")
         assert code == 2 and "is a path: datasets are deleted by their id\nhint: `rbdata list --local" in notes
