@@ -15,6 +15,7 @@ import math
 import mmap
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ _SPACE, _LINKS, _OLD_FILL, _FILL, _LAYOUT, _FILTERS, _CONTINUED, _MEMBERS, _ATTR
 #: record, and the bytes of a place in their heap.
 _DENSE = {_LINKS: ((5, 11), (6, 15), 7), _ATTRIBUTES: ((8, 17), (9, 13), 8)}
 _HUGE = (1, 24)
+_UNUSUAL = {15: "messages that are kept apart from their objects", 24: "an image of HDF5's cache"}
 _LARGEST_NODE, _DEEPEST_TREE, _WIDEST_HEAP, _MOST_ROWS = 1 << 16, 16, 1 << 10, 64
 #: What HDF5 writes into every table of chunks that may grow: bits of a number, values in the index block, ...
 _GROWING = bytes((32, 4, 16, 4, 10))
@@ -48,8 +50,17 @@ class Headers:
         return cls(data, base or 0, name)
 
     def check_root(self) -> None:
-        """`check` of the root group; HDF5 refuses a file whose superblock is of no known version itself."""
+        """`check` of the root group, and that the file needs nothing that HDF5 can write and nobody asks it to.
+
+        HDF5 refuses a file whose superblock is of no known version itself.
+        """
         version = self._data[self._base + 8]
+        extension = self._get("Q", 20)[0] if version in (2, 3) else _UNDEFINED
+        if extension != _UNDEFINED:
+            with self._inside(extension):
+                for kind, _, _ in self._messages(extension):
+                    if kind in _UNUSUAL:
+                        raise self._damaged(f"it holds {_UNUSUAL[kind]}, which is not read")
         if version <= 3:
             (root,) = self._get("Q", (64, 68, 36, 36)[version])
             self.check(root)
@@ -59,7 +70,7 @@ class Headers:
         if address in self._seen:
             return
         self._seen.add(address)
-        try:
+        with self._inside(address):
             found: dict[int, int] = {}
             for kind, begin, length in self._messages(address):
                 if kind in _DENSE:
@@ -70,13 +81,11 @@ class Headers:
                     found.setdefault(kind, begin)
             if _LAYOUT in found:
                 self._chunks(found)
-        except (struct.error, IndexError, OverflowError) as error:
-            raise self._damaged(f"the object at byte {address} leads out of it") from error
 
     def has_fill_value(self, address: int) -> bool:
         """Whether an array states what the values are that were never written."""
         for kind, begin, length in self._messages(address):
-            if kind == _FILL:
+            if kind == _FILL and length:
                 version, flags = self._data[begin], self._data[begin + 1]
                 begin += 2 if version > 2 else 4
                 given = flags & 0x20 if version > 2 else version == 1 or self._data[begin - 1]
@@ -87,6 +96,14 @@ class Headers:
                 if any(self._data[begin + 4 : begin + 4 + min(size, length)]):
                     return True
         return False
+
+    @contextmanager
+    def _inside(self, address: int) -> Iterator[None]:
+        """Places outside of the file become a CorruptSourceError."""
+        try:
+            yield
+        except (struct.error, IndexError, OverflowError) as error:
+            raise self._damaged(f"the object at byte {address} leads out of it") from error
 
     def _damaged(self, what: str) -> CorruptSourceError:
         message = f"{self._name} is not a whole HDF5 file: {what}"

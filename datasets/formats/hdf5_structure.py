@@ -49,21 +49,10 @@ def _first_ring(path: Path, name: str, size: int, _: int) -> str:
         offsets = data[begin + (9 if data[begin + 8] > 1 else 13)]
         if (offsets, lengths) != (8, 8):
             return f"it has addresses of {offsets} and lengths of {lengths} bytes, of which only 8 are read"
-        found = _global_heaps(data) or _local_heaps(data, begin) or _of_nobody(data)
+        found = _global_heaps(data) or _local_heaps(data, begin)
         if not found:
             Headers(data, begin, name).check_root()
         return found
-
-
-def _of_nobody(data: Any) -> str:
-    """What HDF5 can write and nobody asks it to: messages that objects share, and a copy of its cache at the end."""
-    for word, what in (
-        (b"SMTB", "messages that are kept apart from their objects"),
-        (b"MDCI\0", "an image of the cache"),
-    ):
-        if data.find(word) >= 0:
-            return f"it holds {what}, which is not read"
-    return ""
 
 
 def _global_heaps(data: Any) -> str:

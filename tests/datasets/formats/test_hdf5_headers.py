@@ -175,3 +175,18 @@ def test_headers_without_end(tmp_path):
     refused(tmp_path / "x", bytes(data), addresses, "has no end")
     struct.pack_into("<QQ", data, rest + 8, 1 << 63, 64)
     refused(tmp_path / "x", bytes(data), addresses, "has no end|leads out of it")
+
+
+@pytest.mark.parametrize("kind", [15, 24])
+def test_what_nobody_asks_hdf5_to_write(tmp_path, kind):
+    """Messages that objects share may be of any length; an image of the cache is read in place of what is in the file."""
+    properties = h5py.h5p.create(h5py.h5p.FILE_CREATE)
+    properties.set_file_space_strategy(h5py.h5f.FSPACE_STRATEGY_PAGE, True, 1)
+    with h5py.File(h5py.h5f.create(bytes(tmp_path / "sound"), fcpl=properties)) as file:
+        file["x"] = np.zeros((3, 70000), "u1")
+    check(tmp_path / "sound")
+    data = (tmp_path / "sound").read_bytes()
+    (extension,) = struct.unpack_from("<Q", data, 20)
+    (tmp_path / "x").write_bytes(put(data, data.index(b"\x17", extension), "B", kind))
+    with pytest.raises(CorruptSourceError, match="which is not read"):
+        check(tmp_path / "x")

@@ -101,11 +101,3 @@ def test_short_lengths_are_refused(tmp_path):
         file["texts"] = "a"
     with pytest.raises(CorruptSourceError, match="of which only 8 are read"):
         check_structure(tmp_path / "x", "x")
-
-
-@pytest.mark.parametrize("word", [b"SMTB", b"MDCI\0"])
-def test_what_nobody_asks_hdf5_to_write(tmp_path, word):
-    with h5py.File(tmp_path / "x", "w") as file:
-        file["x"] = np.frombuffer(word + bytes(8), np.uint8)
-    with pytest.raises(CorruptSourceError, match="which is not read"):
-        check_structure(tmp_path / "x", "x")
