@@ -46,24 +46,23 @@ class Headers:
         """Of a file that `check_structure` passed."""
         with path.open("rb") as file:
             data = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-        base = superblock(data)
-        return cls(data, base or 0, name)
+        return cls(data, superblock(data) or 0, name)
 
     def check_root(self) -> None:
         """`check` of the root group, and that the file needs nothing that HDF5 can write and nobody asks it to.
 
         HDF5 refuses a file whose superblock is of no known version itself.
         """
-        version = self._data[self._base + 8]
-        extension = self._get("Q", 20)[0] if version in (2, 3) else _UNDEFINED
-        if extension != _UNDEFINED:
-            with self._inside(extension):
+        with self._inside(0):
+            version = self._data[self._base + 8]
+            extension = self._get("Q", 20)[0] if version in (2, 3) else _UNDEFINED
+            if extension != _UNDEFINED:
                 for kind, _, _ in self._messages(extension):
                     if kind in _UNUSUAL:
                         raise self._damaged(f"it holds {_UNUSUAL[kind]}, which is not read")
-        if version <= 3:
-            (root,) = self._get("Q", (64, 68, 36, 36)[version])
-            self.check(root)
+            if version <= 3:
+                (root,) = self._get("Q", (64, 68, 36, 36)[version])
+                self.check(root)
 
     def check(self, address: int) -> None:
         """Raise CorruptSourceError where the object at ``address`` would end or hang HDF5, or have it allocate at will."""

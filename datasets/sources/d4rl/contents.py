@@ -136,6 +136,7 @@ def _walk(file: h5py.File, name: str) -> Iterator[tuple[str, h5py.Dataset]]:
     import h5py
 
     headers = Headers.of(Path(file.filename), name)
+    headers.check_root()  # nothing of it may belong to another object
     seen: set[Any] = set()
     arrays: set[Any] = set()
     count = 0

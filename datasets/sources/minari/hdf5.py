@@ -162,6 +162,7 @@ class Hdf5Reader:
         """
         hard, seen = self._h5py.h5l.TYPE_HARD, {self._h5py.h5o.get_info(self._file.id).addr}
         refused: list[CorruptSourceError] = []
+        headers.check_root()  # nothing of it may belong to another object
 
         def look(name: bytes, info: Any) -> bytes | None:
             if info.type != hard or name.count(b"/") > DEEPEST or info.u in seen:

@@ -36,8 +36,9 @@ def every_address(path):
 
 def refused(path, data, addresses, match):
     path.write_bytes(data)
-    headers = Headers.of(path, "x")
     with pytest.raises(CorruptSourceError, match=match):
+        headers = Headers.of(path, "x")
+        headers.check_root()
         for address in addresses:
             headers.check(address)
 
@@ -150,7 +151,9 @@ def test_what_two_objects_share(tmp_path):
     with h5py.File(tmp_path / "sound", "w") as file:
         file["one/x"], file["two/x"] = 1, 2
     data, addresses = (tmp_path / "sound").read_bytes(), every_address(tmp_path / "sound")
-    *_, first, second = places(data, b"HEAP")
+    root, first, second = places(data, b"HEAP")
+    segment = data[root + 24 : root + 32]
+    refused(tmp_path / "x", data[: first + 24] + segment + data[first + 32 :], addresses[1:], "belongs to two")
     segment = data[first + 24 : first + 32]
     refused(
         tmp_path / "x",
@@ -190,3 +193,11 @@ def test_what_nobody_asks_hdf5_to_write(tmp_path, kind):
     (tmp_path / "x").write_bytes(put(data, data.index(b"\x17", extension), "B", kind))
     with pytest.raises(CorruptSourceError, match="which is not read"):
         check(tmp_path / "x")
+
+
+def test_files_that_end_in_their_superblock(sound, tmp_path):
+    for length in range(16, 120, 4):
+        (tmp_path / "x").write_bytes(sound.read_bytes()[:length])
+        with pytest.raises((CorruptSourceError, OSError), match=r"leads out of it|has no end|open"):
+            check_structure(tmp_path / "x", "x")
+            h5py.File(tmp_path / "x")
