@@ -17,6 +17,7 @@ Two keys (or two levels of keys) may not differ in case alone: on many disks the
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -43,17 +44,19 @@ class Schema:
         for leaf in self.leaves:
             if leaf.codec not in CODECS:
                 raise SchemaError(f"leaf {leaf.name}: codec {leaf.codec!r} is not one of {', '.join(CODECS)}")
-        names = self.names
+        names, above = Counter(self.names), set[str]()
         spelled: dict[str, str] = {}
         for name in names:
             for path in accumulate(name.split("/"), lambda above, part: f"{above}/{part}"):
                 if not _is_spelled(path, spelled):
                     other = spelled[path.lower()]
                     raise SchemaError(f"keys {other} and {path} differ in case only: some disks hold but one")
-        for name in names:
-            if names.count(name) > 1:
+                if path != name:
+                    above.add(path)
+        for name, times in names.items():
+            if times > 1:
                 raise SchemaError(f"key {name} is there twice (a state leaf gives its key and the one under next)")
-            if any(other.startswith(name + "/") for other in names):
+            if name in above:
                 raise SchemaError(f"key {name} is both a tensor and a folder of tensors")
 
     def __iter__(self) -> Iterator[Leaf]:

@@ -18,8 +18,9 @@ to the longest that the space allows, or left out.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -197,9 +198,25 @@ def text_rows(values: Sequence[str | bytes], width: int, name: str) -> np.ndarra
     return rows
 
 
-def is_taken(key: str, taken: Collection[str]) -> bool:
-    """Whether a key falls together with one of those taken, or one would be a folder of the other; all in lower case."""
-    return any(key == other or key.startswith(other + "/") or other.startswith(key + "/") for other in taken)
+class TakenKeys:
+    """Keys in lower case, of which none is another, or a folder of another."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._keys, self._folders = set[str](), set[str]()
+        for key in keys:
+            self.add(key)
+
+    def add(self, key: str) -> None:
+        self._keys.add(key)
+        self._folders.update(_folders(key))
+
+    def __contains__(self, key: object) -> bool:
+        """Whether a key falls together with one of them, or one would be a folder of the other."""
+        return key in self._keys or key in self._folders or not self._keys.isdisjoint(_folders(str(key)))
+
+
+def _folders(key: str) -> list[str]:
+    return list(accumulate(key.split("/"), "{}/{}".format))[:-1]
 
 
 def renamed(leaves: Sequence[SpaceLeaf]) -> dict[str, str]:

@@ -408,6 +408,95 @@ def rows_of_zstd(path: Path) -> str:
     return "zstd"
 
 
+def minari_many_infos(path: Path) -> str:
+    """An episode of 3 steps with 8,000 infos."""
+
+    def change(file: Any) -> None:
+        group = file.create_group("episode_0")
+        _episode(group)
+        infos = group.create_group("infos")
+        for number in range(8_000):
+            infos[f"{number:x}"] = np.zeros(3)
+
+    return _minari(path, change)
+
+
+def minari_packed_pictures(path: Path) -> str:
+    """Two thousand times the same picture of 1,000 x 1,000 pixels, packed once more: 70 KB."""
+    import io
+
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(np.zeros((1000, 1000, 3), np.uint8)).save(file, "JPEG", quality=1, optimize=True)
+    picture, steps = np.frombuffer(file.getvalue(), np.uint8), 2000
+
+    def change(file: Any) -> None:
+        group = file.create_group("episode_0")
+        _episode(group, steps)
+        del group["observations"]
+        rows = np.broadcast_to(picture, (steps + 1, len(picture)))
+        group.create_dataset("observations", data=rows, chunks=(64, len(picture)), compression="gzip")
+
+    name = _minari(path, change)
+    about = json.loads((path / "metadata.json").read_text())
+    box = {"type": "Box", "dtype": "uint8", "shape": [1000, 1000, 3], "low": 0, "high": 255}
+    (path / "metadata.json").write_text(json.dumps({**about, "observation_space": json.dumps(box)}))
+    return name
+
+
+def gzip_of_members(path: Path) -> str:
+    """Half a million members without a byte."""
+    (path / "x.gz").write_bytes(gzip.compress(b"") * 490_000)
+    return "gzip"
+
+
+def picture_of_scans(path: Path) -> str:
+    """A picture of 3,000 x 3,000 pixels, refined 20,000 times by 23 bytes; and two million segments."""
+    import io
+
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(np.zeros((3000, 3000), np.uint8)).save(file, "JPEG", progressive=True, quality=50)
+    data = file.getvalue()
+    scan = data[data.rindex(b"\xff\xda") : -2]
+    (path / "small.jpg").write_bytes(data[:-2] + scan * 20_000 + data[-2:])
+    (path / "large.jpg").write_bytes(data[:2] + b"\xff\xe1\x00\x02" * 2_000_000 + b"\xff" * 1_000_000 + data[2:])
+    return "jpeg"
+
+
+def index_of_links(path: Path) -> str:
+    """A page of half a million links, of which half are not plain."""
+    links = (b"<a href=%x><a href=./%x>" % (number, number + 1) for number in range(250_000))
+    (path / "x.html").write_bytes(b"<title>Index of</title>" + b"".join(links))
+    return "index"
+
+
+def _manifest(path: Path, change: Callable[[Any], None]) -> str:
+    import shutil
+
+    from paths import DATA
+    from rbdata.storage import manifest
+
+    shutil.copytree(DATA / "frozen/folders/low", path / "low")
+    record = json.loads((path / "low/rbdata.json").read_text())
+    change(record)
+    record["checksum"] = manifest._checksum(record)
+    (path / "low/rbdata.json").write_text(json.dumps(record, separators=(",", ":")))
+    return "folder"
+
+
+def manifest_of_leaves(path: Path) -> str:
+    """A hundred thousand leaves that are not there."""
+
+    def change(record: Any) -> None:
+        leaf = record["leaves"][0]
+        record["leaves"] += [{**leaf, "name": f"x{number:x}"} for number in range(100_000)]
+
+    return _manifest(path, change)
+
+
 #: Every function above that makes one, by its name.
 BOMBS: dict[str, Callable[[Path], str]] = {
     made.__name__: made
@@ -417,7 +506,8 @@ BOMBS: dict[str, Callable[[Path], str]] = {
         *(arrow_packed, arrow_nothing, parquet_repeats, parquet_fewer_repeats, parquet_pages),
         *(arff_wide_and_sparse, arff_many_values, arff_spaces, arff_short_rows),
         *(tfrecord_of_padding, tfrecord_of_nothing, tfrecord_of_many, ring_of_zeros),
-        *(json_of_lists, picture_of_a_wall, rows_of_zstd),
+        *(json_of_lists, picture_of_a_wall, rows_of_zstd, minari_many_infos, minari_packed_pictures),
+        *(gzip_of_members, picture_of_scans, index_of_links, manifest_of_leaves),
     )
 }
 
@@ -468,6 +558,22 @@ def read_bomb(kind: str, path: Path) -> None:
         for name in ("wide", "less", "deep"):
             with suppress(CorruptSourceError):
                 json.dumps(parse_metadata((path / f"{name}.json").read_bytes(), "x").environment)
+    elif kind == "gzip":
+        from rbdata.datasets.formats.gunzip import gunzip
+
+        assert not any(gunzip([(path / "x.gz").read_bytes()], "x"))
+    elif kind == "index":
+        from rbdata.datasets.fetch.html_index import parse_index
+
+        assert parse_index((path / "x.html").read_text(), "http://host/folder/").files
+    elif kind == "folder":
+        from rbdata.errors import DamagedDatasetError
+        from rbdata.storage.dataset import Dataset
+        from rbdata.storage.integrity import verify
+
+        assert not verify(path / "low").ok
+        with suppress(DamagedDatasetError):
+            Dataset(path / "low")
     elif kind == "jpeg":
         from rbdata.datasets.formats.jpeg import decode, frame_shape
         from rbdata.errors import CorruptSourceError

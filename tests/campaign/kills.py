@@ -204,11 +204,29 @@ def _wait(pid: int) -> int:
         if found:
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.004)
+    _describe(pid)
     for number in (signal.SIGUSR1, signal.SIGKILL):  # the first shows where it is
         os.killpg(pid, number)
         time.sleep(1)
     os.waitpid(pid, 0)
     return 1000
+
+
+def _describe(pid: int) -> None:
+    """Write into the output of a run what each of its processes waits for and has open: a hang may not come again."""
+    with suppress(OSError), Path(f"/proc/{pid}/fd/2").open("a") as output:
+        for one in _descendants(pid):
+            print(f"process {one} of {pid}:", file=output)
+            for name in ("cmdline", "wchan", "syscall", "stack"):
+                with suppress(OSError):
+                    print(f"  {name}: {Path(f'/proc/{one}/{name}').read_text()[:400]!r}", file=output)
+            for thread in sorted(Path(f"/proc/{one}/task").glob("*")):
+                with suppress(OSError):
+                    state = (thread / "stat").read_text().rpartition(")")[2].split()[0]
+                    print(f"  thread {thread.name}: {state} {(thread / 'wchan').read_text()}", file=output)
+            for file in Path(f"/proc/{one}/fd").glob("*"):
+                with suppress(OSError):
+                    print(f"  {file.name} -> {file.readlink()}", file=output)
 
 
 def _reap() -> list[int]:
@@ -465,7 +483,7 @@ class Campaign:
     def _check_output(self, seed: int, name: str, code: int, output: Path, *, refusal: bool = True) -> None:
         text = output.read_text() if output.exists() else ""
         if code == 1000:
-            self._fault(seed, f"{name}: still running after {LIMIT:.0f} s: {text[-3000:]}")
+            self._fault(seed, f"{name}: still running after {LIMIT:.0f} s: {text[-8000:]}")
         if any(word in text for word in _FORBIDDEN) or code == 99:
             self._fault(seed, f"{name}: {text[-1500:]}")
         elif code > 0 and not refusal:

@@ -350,3 +350,13 @@ def test_atomic_write_is_never_seen_half_done(tmp_path):
     stop.set()
     watcher.join()
     assert seen and all(seen)
+
+
+def test_a_schema_of_very_many_leaves():
+    """Which a manifest of a few MB may state: the checks go over the names once, not once for each name."""
+    leaves = tuple(Leaf(f"info/x{number}", "step", "float32", ()) for number in range(30_000))
+    assert len(Schema(leaves).names) == 30_000
+    with pytest.raises(SchemaError, match="key info/x7 is both a tensor and a folder"):
+        Schema((*leaves, Leaf("info/x7/a", "step", "float32", ())))
+    with pytest.raises(SchemaError, match="key info/x7 is there twice"):
+        Schema((*leaves, leaves[7]))

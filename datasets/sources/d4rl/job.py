@@ -21,7 +21,7 @@ from ...fetch import Location, RemoteObject, resolve
 from ...formats.hdf5_structure import check_structure
 from ...ingest import trajectories
 from ...ingest.protocol import ConvertOptions, PartSpec, Plan, RawObject
-from ...ingest.spaces import is_taken
+from ...ingest.spaces import TakenKeys
 from ...ingest.trajectories import Column
 from ...ingest.whole_file import ACCEPT, WholeFileJob, hash_file
 from ...workers.pool import usable_cpus
@@ -220,7 +220,7 @@ def _info_keys(contents: hdf5.Contents, name: str) -> dict[str, str]:
     Arrays whose keys would fall together are left out, all but the first.
     """
     keys: dict[str, str] = {}
-    taken: set[str] = set()
+    taken = TakenKeys(())
     for array in list(contents.infos):
         wanted = "info/" + array.path.removeprefix("infos/")
         try:
@@ -229,7 +229,7 @@ def _info_keys(contents: hdf5.Contents, name: str) -> dict[str, str]:
             raise CorruptSourceError(f"{name}: {array.path}: {error.message}") from error
         # On many disks names that differ in case alone are one file.
         plain = key.lower()
-        if is_taken(plain, taken):
+        if plain in taken:
             contents.left_out[array.path] = f"its key {key} is taken"
             continue
         taken.add(plain)

@@ -26,6 +26,9 @@ from .survey import Source, Survey
 
 #: Runs that a file may have beyond its episodes whatever its size; larger ones have one in 32 bytes.
 _FEW_RUNS = 1 << 16
+#: Bytes of pixels that any file may have as JPEG, which are decoded at 0.3 GB/s, and that larger ones have for a byte: a
+#: picture of one colour has 400. Rows of one picture, packed once more, have a hundred thousand.
+_FEW_PIXELS, _LARGEST_RATIO = 1 << 30, 512
 
 
 class Run(NamedTuple):
@@ -108,6 +111,9 @@ class Planner:
         #: Each is an episode of the dataset, so a small file may not have a million of them.
         self._most_runs = len(found.episodes) + max(_FEW_RUNS, found.size // 32)
         self._reader, self._found, self._name, self._unknown_next = reader, found, name, unknown_next
+        pictures = [source.column.row_bytes for source in found.sources if source.kind == "jpeg"]
+        if int(found.states.sum()) * sum(pictures) > max(_FEW_PIXELS, found.size * _LARGEST_RATIO):
+            raise CorruptSourceError(f"{name} holds larger pictures than its {found.size} bytes can be JPEG of")
         self._writer = TrajectoryWriter(columns, found.columns)
         self._size = block_steps(found.columns)
         self._small = {

@@ -19,7 +19,7 @@ import numpy as np
 
 from ....errors import CorruptSourceError, SchemaError, UsageError
 from ....storage.schema import clean_keys
-from ...ingest.spaces import Json, SpaceLeaf, TextAs, is_taken, renamed, space_leaves, stored_dtype
+from ...ingest.spaces import Json, SpaceLeaf, TakenKeys, TextAs, renamed, space_leaves, stored_dtype
 from ...ingest.trajectories import Column
 from .metadata import Metadata
 from .reader import Field, Kind, Place, Reader
@@ -94,7 +94,7 @@ def survey(reader: Reader, metadata: Metadata, name: str, text: TextAs) -> Surve
             raise CorruptSourceError(message, hint="an episode of n steps has n + 1 observations")
         infos.add(index, reader.infos(episode))
     sources = [one.source(name) for one in described]
-    kept, why_not = infos.sources(steps, {source.column.key.lower() for source in sources})
+    kept, why_not = infos.sources(steps, TakenKeys(source.column.key.lower() for source in sources))
     keys = {**renamed([one.leaf for one in described]), **infos.keys}
     result = Survey(reader.episodes, steps, states, [*sources, *kept], spaces, keys, {**left_out, **why_not})
     result.notes = _notes(result, metadata, infos)
@@ -154,7 +154,7 @@ class _Infos:
         for place, one in fields.items():
             self._found.setdefault(place, {})[index] = one
 
-    def sources(self, steps: np.ndarray, taken: set[str]) -> tuple[list[Source], dict[str, str]]:
+    def sources(self, steps: np.ndarray, taken: TakenKeys) -> tuple[list[Source], dict[str, str]]:
         """The infos that are kept, and why others are not."""
         kept: list[Source] = []
         left_out: dict[str, str] = {}
@@ -164,7 +164,7 @@ class _Infos:
             try:
                 (key,) = clean_keys([f"info/{names[place]}"]).values()
                 plain = key.lower()  # on many disks names that differ in case alone are one file
-                if is_taken(plain, taken):
+                if plain in taken:
                     raise SchemaError(f"its key {key} is taken")
                 sources = self._columns(place, key, fields, steps)
             except (UsageError, SchemaError) as error:

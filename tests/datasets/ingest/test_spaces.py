@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from minari.serialization import serialize_space
 from rbdata.datasets.ingest.protocol import ConvertOptions
 from rbdata.datasets.ingest.spaces import (
+    TakenKeys,
     renamed,
     space_json,
     space_leaves,
@@ -163,3 +164,14 @@ def test_layouts_of_large_columns():
     assert bulk == ("observation/a", "next/observation/a") and not schema.states
     with pytest.raises(UsageError, match="ted"):
         lay_out(columns, ConvertOptions(layout="ted", codec="zstd"))
+
+
+@pytest.mark.parametrize(
+    ("key", "clashes"),
+    [("a", True), ("a/b", True), ("a/b/c", True), ("a/c", False), ("ab", False), ("d", True), ("", False)],
+)
+def test_keys_that_are_taken(key, clashes):
+    taken = TakenKeys(["a/b", "d"])
+    assert (key in taken) == clashes
+    taken.add(key)
+    assert key in taken

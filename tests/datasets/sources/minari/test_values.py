@@ -387,3 +387,13 @@ def test_a_jpeg_of_too_many_pieces_is_refused_unread(what):
     }[what]()
     with pytest.raises(CorruptSourceError, match=f"here: a frame is a JPEG of more than 100?0? {what.split()[0]}"):
         frame_shape(more, "here")
+
+
+@each_format
+def test_more_pixels_than_the_file_can_have_are_refused(tmp_path, monkeypatch, data_format):
+    write("tests/packed-v0", spaces.Box(0, 255, (40, 40, 3), np.uint8), BOX, [9, 9], data_format=data_format)
+    monkeypatch.setattr(episode_rows, "_FEW_PIXELS", 1000)
+    convert(tmp_path / "root", "tests/packed-v0")
+    monkeypatch.setattr(episode_rows, "_LARGEST_RATIO", 1e-3)
+    with pytest.raises(CorruptSourceError, match=r"larger pictures than its \d{4,} bytes can be JPEG of"):
+        convert(tmp_path / "other", "tests/packed-v0")
