@@ -228,7 +228,7 @@ def main() -> None:
     if given.atheris:
         fuzz(given.atheris, given.seconds, 2 * LIMIT_BYTES, LIMIT_SECONDS, try_input)
     for name in given.reader or READERS:
-        rounds = min(given.rounds, (READERS[name].rounds or given.rounds) - given.first)
+        rounds = min(given.rounds, (READERS[name].rounds or given.rounds + given.first) - given.first)
         report = attack(name, rounds, given.seed, given.first)
         shares = ", ".join(f"{outcome.partition(' ')[2]} {times}" for outcome, times in sorted(report.outcomes.items()))
         memory = f"{report.peak_memory / 1e6:.0f} MB"
