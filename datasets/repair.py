@@ -19,8 +19,9 @@ from .. import settings
 from ..errors import ChecksumError, DamagedDatasetError, FetchError, ObjectNotFoundError, RbdataError
 from ..storage.block_checksums import Block, BlockChecksums, read_block_checksums, write_table
 from ..storage.checksums import sum_range
+from ..storage.durable import open_plain
 from ..storage.file_problems import Problem
-from ..storage.folder import DatasetPlace
+from ..storage.folder import DatasetPlace, remove_tree
 from ..storage.integrity import verify
 from ..storage.manifest import Manifest, read_manifest
 from ..storage.manifest_types import BLOCK_TABLE
@@ -140,7 +141,9 @@ def _mend(folder: Path, manifest: Manifest, checksums: BlockChecksums, problem: 
     path.parent.mkdir(parents=True, exist_ok=True)
     size = sum(length for length, _ in manifest.files[problem.path])
     end = size if problem.length is None else problem.begin + problem.length
-    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b") as file:
+    if path.is_symlink() or not path.is_file():  # a link is replaced: what it leads to is not ours
+        remove_tree(path)
+    with open_plain(path, "r+b" if path.exists() else "x+b") as file:
         file.truncate(size)
         for block in checksums.covering(problem.path, problem.begin, end):
             if sum_range(path, block.begin, block.length)[1] == block.crc32c:

@@ -20,6 +20,8 @@ from typing import IO, Any
 
 import google_crc32c
 
+from .durable import close_durably, open_anew, open_plain, sync_folder
+
 #: Bytes of a block, and bytes read at a time when a file is summed again.
 BLOCK = 1 << 22
 _COPY = 1 << 18
@@ -109,7 +111,7 @@ def cut_ranges(ranges: Iterable[Sequence[Any]]) -> list[list[Any]] | None:
 
 def sum_blocks(path: Path) -> list[list[Any]]:
     """The blocks of a file, ``[length, crc32c]`` in order; reads all of it."""
-    with path.open("rb") as file:
+    with open_plain(path, "rb", follow=True) as file:
         return [list(checksum.range) for checksum in map(_summed, iter(lambda: file.read(BLOCK), b""))]
 
 
@@ -163,7 +165,7 @@ def check_ranges(path: Path, ranges: Sequence[Sequence[Any]]) -> Iterator[tuple[
 
     A block is read at a time; a file that ends early gives shorter ranges.
     """
-    with path.open("rb") as file:
+    with open_plain(path, "rb", follow=True) as file:
         for length, wanted in ranges:
             found, checksum = _sum(file, length)
             yield found, checksum == wanted
@@ -171,9 +173,31 @@ def check_ranges(path: Path, ranges: Sequence[Sequence[Any]]) -> Iterator[tuple[
 
 def sum_range(path: Path, offset: int, length: int) -> list[Any]:
     """``[length, crc32c]`` of the bytes of a file from one on; fewer than ``length`` where the file ends early."""
-    with path.open("rb", buffering=0) as file:
+    with open_plain(path, "rb", follow=True) as file:
         file.seek(offset)
         return _sum(file, length)
+
+
+def append_blocks(path: Path, at: int, parts: Iterable[Iterable[bytes]], *, cut: bool = True) -> list[Crc32c]:
+    """Write the blocks of parts from byte ``at`` on, and ``cut`` off whatever an interrupted run left behind them.
+
+    Where all is cut off the file is made anew. Returns the checksum of each part.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    checksums: list[Crc32c] = []
+    with open_plain(path, "r+b") if (at or not cut) and path.exists() else open_anew(path) as file:
+        file.seek(at)
+        for blocks in parts:
+            checksum = Crc32c(file.tell())
+            for block in blocks:
+                file.write(block)
+                checksum.update(block)
+            checksums.append(checksum)
+        if cut:
+            file.truncate()
+        close_durably(file)
+    sync_folder(path.parent)
+    return checksums
 
 
 def _sum(file: IO[bytes], length: int) -> list[Any]:

@@ -10,8 +10,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .checksums import Crc32c
-
 
 def open_plain(path: Path, mode: str, *, follow: bool = False) -> BinaryIO:
     """Open a file in a folder that may have been changed by another hand; ``mode`` is a binary one of `open`.
@@ -119,32 +117,10 @@ def preallocate(path: Path, size: int) -> None:
     sync_folder(path.parent)
 
 
-def append_blocks(path: Path, at: int, parts: Iterable[Iterable[bytes]], *, cut: bool = True) -> list[Crc32c]:
-    """Write the blocks of parts from byte ``at`` on, and ``cut`` off whatever an interrupted run left behind them.
-
-    Where all is cut off the file is made anew. Returns the checksum of each part.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    checksums: list[Crc32c] = []
-    with open_plain(path, "r+b") if (at or not cut) and path.exists() else open_anew(path) as file:
-        file.seek(at)
-        for blocks in parts:
-            checksum = Crc32c(file.tell())
-            for block in blocks:
-                file.write(block)
-                checksum.update(block)
-            checksums.append(checksum)
-        if cut:
-            file.truncate()
-        close_durably(file)
-    sync_folder(path.parent)
-    return checksums
-
-
 def has_bytes(path: Path, size: int, *, exactly: bool = False) -> bool:
-    """Whether a file is there and large enough (``exactly``: of this very size)."""
+    """Whether a file is there, no pipe or folder, and large enough (``exactly``: of this very size)."""
     try:
-        found = path.stat().st_size
+        found = path.stat()
     except FileNotFoundError:
         return False
-    return found == size if exactly else found >= size
+    return stat.S_ISREG(found.st_mode) and (found.st_size == size if exactly else found.st_size >= size)

@@ -7,9 +7,11 @@ import os
 import stat as stat_flags
 from collections.abc import Generator
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from ...errors import FetchError, ForbiddenError, ObjectChangedError, ObjectNotFoundError, UsageError
+from ...storage.durable import open_plain
 from .base_location import BaseLocation
 from .http_errors import MISSING, transient
 from .location import FetchOptions, Names, Objects, RemoteObject, check_offset, check_path, require_inside
@@ -46,7 +48,7 @@ class DirectoryLocation(BaseLocation):
         path = self._url_of(check_path(require_inside(obj, self.url)))
         check_offset(obj, offset)
         try:
-            with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+            with open_plain(Path(path), "rb", follow=True) as file:
                 _check_unchanged(obj, os.fstat(file.fileno()))
                 file.seek(offset)
                 while True:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ...errors import ChecksumError, ForbiddenError, ObjectNotFoundError, RootNotWritableError, UsageError
+from ...storage.durable import open_plain
 from ...storage.folder import remove_empty
 from .directory import DirectoryLocation
 from .fsspec_store import FsspecLocation
@@ -64,7 +65,7 @@ class LocalFile:
         """Lowercase hex of ``crc32c``, ``md5`` or ``sha256``."""
         if algorithm not in self._checksums:
             verifier = Verifier(RemoteObject(str(self.path), self.path.name, checksums={algorithm: ""}))
-            with self.path.open("rb") as file:
+            with open_plain(self.path, "rb", follow=True) as file:
                 while block := file.read(_BLOCK):
                     verifier.update(block)
             self._checksums[algorithm] = verifier.checksum or ""
@@ -72,7 +73,7 @@ class LocalFile:
 
     def s3_tag(self, piece: int = S3_PIECE) -> str:
         """S3's tag of an object uploaded in pieces: the MD5 of the MD5s of its pieces, and their number."""
-        with self.path.open("rb") as file:
+        with open_plain(self.path, "rb", follow=True) as file:
             pieces = iter(lambda: file.read(piece), b"")
             digests = [hashlib.md5(data, usedforsecurity=False).digest() for data in pieces]
         return f"{hashlib.md5(b''.join(digests), usedforsecurity=False).hexdigest()}-{len(digests)}"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...errors import ChecksumError, CorruptSourceError
+from ...storage.durable import open_plain
 from ..fetch import RemoteObject
 from .protocol import Job
 
@@ -22,7 +23,7 @@ ACCEPT = "if it was replaced on purpose, take it with --accept-changed"
 
 def hash_file(path: Path, digest: Digest) -> Digest:
     """Add the bytes of a whole file to a digest (one of hashlib, `Crc32c`, `Verifier`); returns the digest."""
-    with path.open("rb", buffering=0) as file:
+    with open_plain(path, "rb", follow=True) as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest

@@ -237,8 +237,11 @@ def find_damage(path: Path, ranges: list[list[Any]]) -> str | None:
     if found != expected:
         return f"{found} bytes, expected {expected}"
     at = 0
-    for (length, _), (_, matches) in zip(ranges, check_ranges(path, ranges)):
-        if not matches:
-            return f"checksum mismatch, bytes {at}-{at + length}"
-        at += length
+    try:
+        for (length, _), (_, matches) in zip(ranges, check_ranges(path, ranges)):
+            if not matches:
+                return f"checksum mismatch, bytes {at}-{at + length}"
+            at += length
+    except OSError as error:  # a pipe or folder, or a failing disk
+        return f"cannot be read: {error.strerror}"
     return None

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
-from ..checksums import check_ranges, crc32c, sum_range
-from ..durable import append_blocks, has_bytes
+from ..checksums import append_blocks, check_ranges, crc32c, sum_range
+from ..durable import has_bytes
 from ..leaf import Leaf
 from ..memory_map import read_file
 from ..parts import PartFile, lengths_path, part_path, read_pieces, sum_piece

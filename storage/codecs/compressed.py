@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import DamagedDatasetError, RbdataError
-from ..checksums import crc32c, sum_range
-from ..durable import append_blocks, has_bytes
+from ..checksums import append_blocks, crc32c, sum_range
+from ..durable import has_bytes, open_plain
 from ..leaf import Leaf
 from ..memory_map import VERIFY, map_array, verify_hint
 from ..parts import Encode, PartFile, lengths_path, part_path, sum_piece, sync_parts, write_lengths
@@ -82,7 +82,7 @@ class CompressedCodec(Codec):
         old_number, old_first, rows = old
         offsets = np.fromfile(source / self.path("offsets"), "<i8", rows + 1, offset=8 * old_first)
         begin, length = int(offsets[0]), int(offsets[-1] - offsets[0])
-        with (source / self.path("blob")).open("rb") as file:
+        with open_plain(source / self.path("blob"), "rb", follow=True) as file:
             file.seek(begin)
             data = file.read(length)
         table = offsets if not old_first else offsets[1:]  # the first entry belongs to the part before

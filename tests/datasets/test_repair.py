@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -110,6 +111,22 @@ def test_from_a_copy_only_the_damaged_range(site, dataset):
     first = read_manifest(dataset).files["observation/blob"][0][0]
     assert repaired.fetched_bytes == first + len(before["next/done.memmap"])
     assert not frames_fetched(server) - {"/copy/atari/Qbert/2/observation/blob"}
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link"])
+def test_what_is_no_file_is_fetched_again(site, dataset, tmp_path, kind):
+    server, _ = site
+    before = contents(dataset)
+    path = dataset / "next/reward.memmap"
+    path.unlink()
+    if kind == "link":
+        (tmp_path / "precious").write_bytes(b"1")
+        path.symlink_to(tmp_path / "precious")
+    else:
+        {"pipe": os.mkfifo, "folder": Path.mkdir}[kind](path)
+    repair(dataset, verify(dataset).problems, mirror=f"{server.url}/copy")
+    assert contents(dataset) == before
+    assert kind != "link" or (tmp_path / "precious").read_bytes() == b"1"
 
 
 @pytest.mark.parametrize(

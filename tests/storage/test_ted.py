@@ -389,14 +389,14 @@ def test_verify_a_folder_or_pipe_in_the_place_of_a_file(tmp_path):
 
 def test_verify_on_a_failing_disk(tmp_path, monkeypatch):
     folder = write_dataset(tmp_path, EPISODES)
-    real = Path.open
+    real = os.open
 
-    def fail(self, *arguments, **options):
-        if self.name == "action.memmap":
+    def fail(path, *arguments, **options):
+        if Path(path).name == "action.memmap":
             raise OSError(5, "Input/output error")
-        return real(self, *arguments, **options)
+        return real(path, *arguments, **options)
 
-    monkeypatch.setattr(Path, "open", fail)
+    monkeypatch.setattr(os, "open", fail)
     problems = verify(folder).problems
     assert [problem.path for problem in problems] == ["action.memmap"]
     assert "Input/output error" in problems[0].what
