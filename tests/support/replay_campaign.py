@@ -385,8 +385,8 @@ class Caller:
             if self.case.storage != "tensor":  # whose memory has no place for it
                 data.set("index", torch.tensor([row]))
             self.buffer[row : row + 1] = data
-        except RbdataError:
-            if len(self.buffer) >= row:  # else it was emptied meanwhile
+        except RbdataError as error:  # it was emptied meanwhile, and perhaps filled again
+            if len(self.buffer) >= row and f"record {row} cannot be written" not in str(error):
                 raise
 
     def empty(self) -> None:

@@ -10,7 +10,7 @@ tree has twenty steps). Where numba is installed, a process that draws often com
 
     draw m in [0, total):  at each level take the first child whose running sum exceeds m, go down with what is left of m
 
-Sums are kept in float64: a row is summed anew, in one order, when one of its children changes, so errors do not
+Sums are kept in float64: a row is summed anew, from left to right, when one of its children changes, so errors do not
 build up and the sums do not depend on the order of the changes. The least
 positive value is remembered with its place; only when that very place gets a larger one is it looked for again.
 """
@@ -182,11 +182,11 @@ class SumTree:
 
 
 def _add_up(rows: np.ndarray) -> np.ndarray:
-    """The sum of each row, float64 ``[n, 16]`` to ``[n]``: half to half, in an order that `tree_loops` has as well."""
-    sums: np.ndarray = rows[:, :8] + rows[:, 8:]
-    sums = sums[:, :4] + sums[:, 4:]
-    sums = sums[:, :2] + sums[:, 2:]
-    return sums[:, 0] + sums[:, 1]
+    """The sum of each row, float64 ``[n, 16]`` to ``[n]``: from left to right, as `tree_loops` does, and as `find` looks."""
+    columns = np.ascontiguousarray(rows.T)
+    # Column by column, but for a single row, of which NumPy would add up every eighth first.
+    sums: np.ndarray = np.add.reduce(columns, 0) if len(rows) > 1 else columns.cumsum(0)[-1]
+    return sums
 
 
 def _count(flags: np.ndarray) -> np.ndarray:

@@ -99,7 +99,6 @@ def update(
             raise IndexError("no such leaf")
     for place in range(len(index)):
         nodes[_U(index[place])] = values[place]
-    eight = np.empty(8)
     bits = 0
     for level in range(len(begins) - 1):
         begin, above = begins[level], begins[level + 1]
@@ -107,11 +106,10 @@ def update(
         for place in range(len(index)):
             row = index[place] >> bits
             first = begin + row * FANOUT
-            for child in range(8):
-                eight[child] = nodes[_U(first + child)] + nodes[_U(first + 8 + child)]
-            for child in range(4):
-                eight[child] += eight[child + 4]
-            nodes[_U(above + row)] = (eight[0] + eight[2]) + (eight[1] + eight[3])
+            total = 0.0
+            for child in range(FANOUT):
+                total += nodes[_U(first + child)]
+            nodes[_U(above + row)] = total
     if least == 0:
         return least, where
     for place in range(len(index)):
