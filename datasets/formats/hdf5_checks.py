@@ -18,6 +18,7 @@ from ...errors import CorruptSourceError, RbdataError
 from .hdf5_chunks import check_chunks, unpack_chunk
 from .hdf5_headers import Headers
 from .hdf5_structure import check_structure
+from .hdf5_types import read_type
 
 #: HDF5's filters shrink data at most about 1030-fold (deflate): an array that declares more holds nothing.
 _LARGEST_RATIO = 1200
@@ -153,6 +154,10 @@ def check_type(kind: Any, what: str, depth: int = 0) -> None:
 
     if depth > _DEEPEST_TYPE:
         raise CorruptSourceError(f"{what} holds types inside each other, more than are read")
+    try:
+        depth or read_type(kind.encode(), 2, in_file=False)
+    except (ValueError, IndexError, struct.error) as error:
+        raise CorruptSourceError(f"{what} is of a type that HDF5 does not write: {error}") from error
     if isinstance(kind, (h5t.TypeVlenID, h5t.TypeArrayID)):
         check_type(kind.get_super(), what, depth + 1)
     elif isinstance(kind, h5t.TypeCompoundID):

@@ -20,14 +20,20 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CorruptSourceError
+from .hdf5_types import read_type
 
 _UNDEFINED = (1 << 64) - 1
-_SPACE, _LINKS, _OLD_FILL, _FILL, _LAYOUT, _FILTERS, _CONTINUED, _MEMBERS, _ATTRIBUTES = 1, 2, 4, 5, 8, 11, 16, 17, 21
+_SPACE, _LINKS, _TYPE, _OLD_FILL, _FILL, _LAYOUT, _FILTERS = 1, 2, 3, 4, 5, 8, 11
+_CONTINUED, _MEMBERS, _ATTRIBUTES = 16, 17, 21
+#: Of a message: what it says is in the header of another object.
+_ELSEWHERE = 2
 #: Of the members of a group, and the attributes of an object: kinds of their trees by name and by order with the bytes of a
 #: record, and the bytes of a place in their heap.
 _DENSE = {_LINKS: ((5, 11), (6, 15), 7), _ATTRIBUTES: ((8, 17), (9, 13), 8)}
 _HUGE = (1, 24)
 _UNUSUAL = {15: "messages that are kept apart from their objects", 24: "an image of HDF5's cache"}
+#: Percentages at which a node of a tree is split, and merged with the next.
+_FILLED = 100 | 40 << 8
 _LARGEST_NODE, _DEEPEST_TREE, _WIDEST_HEAP, _MOST_ROWS = 1 << 16, 16, 1 << 10, 64
 #: What HDF5 writes into every table of chunks that may grow: bits of a number, values in the index block, ...
 _GROWING = bytes((32, 4, 16, 4, 10))
@@ -57,7 +63,7 @@ class Headers:
             version = self._data[self._base + 8]
             extension = self._get("Q", 20)[0] if version in (2, 3) else _UNDEFINED
             if extension != _UNDEFINED:
-                for kind, _, _ in self._messages(extension):
+                for kind, *_ in self._messages(extension):
                     if kind in _UNUSUAL:
                         raise self._damaged(f"it holds {_UNUSUAL[kind]}, which is not read")
             if version <= 3:
@@ -71,8 +77,13 @@ class Headers:
         self._seen.add(address)
         with self._inside(address):
             found: dict[int, int] = {}
-            for kind, begin, length in self._messages(address):
-                if kind in _DENSE:
+            width = 0
+            for kind, begin, length, flags in self._messages(address):
+                if kind == _TYPE and length:
+                    width = self._type(begin, flags)
+                elif flags & _ELSEWHERE:
+                    raise self._damaged(f"it holds {_UNUSUAL[15]}, which is not read")
+                elif kind in _DENSE:
                     self._dense(kind, begin)
                 elif kind == _MEMBERS:
                     self._members(*struct.unpack_from("<QQ", self._data, begin))
@@ -80,21 +91,43 @@ class Headers:
                     found.setdefault(kind, begin)
             if _LAYOUT in found:
                 self._chunks(found)
+                for kind in (_FILL, _OLD_FILL):
+                    if kind in found and self._fill(kind, found[kind])[1] not in (0, width):
+                        raise self._damaged(
+                            f"the object at byte {address} has values of {width} bytes, its fill value not"
+                        )
 
     def has_fill_value(self, address: int) -> bool:
         """Whether an array states what the values are that were never written."""
-        for kind, begin, length in self._messages(address):
-            if kind == _FILL and length:
-                version, flags = self._data[begin], self._data[begin + 1]
-                begin += 2 if version > 2 else 4
-                given = flags & 0x20 if version > 2 else version == 1 or self._data[begin - 1]
-                if not given:
-                    continue
-            if kind in (_FILL, _OLD_FILL):
-                size = int.from_bytes(self._data[begin : begin + 4], "little")
-                if any(self._data[begin + 4 : begin + 4 + min(size, length)]):
+        for kind, begin, length, _ in self._messages(address):
+            if kind in (_FILL, _OLD_FILL) and length:
+                begin, size = self._fill(kind, begin)
+                if any(self._data[begin : begin + min(size, length)]):
                     return True
         return False
+
+    def _fill(self, kind: int, at: int) -> tuple[int, int]:
+        """Where a fill value begins, in the file, and how many bytes it has: 0 where none is given."""
+        if kind == _FILL:
+            version, flags = self._data[at], self._data[at + 1]
+            at += 2 if version > 2 else 4
+            if not (flags & 0x20 if version > 2 else version == 1 or self._data[at - 1]):
+                return at, 0
+        size = int.from_bytes(self._data[at : at + 4], "little", signed=True)
+        return at + 4, max(size, 0)
+
+    def _type(self, at: int, flags: int) -> int:
+        """Bytes of a value of the type that a message is about."""
+        if flags & _ELSEWHERE:
+            (there,) = self._get("Q", at + (8 if self._data[at] == 1 else 2) - self._base)
+            for kind, begin, _, again in self._messages(there):
+                if kind == _TYPE and not again & _ELSEWHERE:
+                    return self._type(begin, 0)
+            raise self._damaged(f"there is no type at byte {there}")
+        try:
+            return read_type(self._data, at)[0]
+        except ValueError as error:
+            raise self._damaged(f"the type at byte {at} is damaged: {error}") from error
 
     @contextmanager
     def _inside(self, address: int) -> Iterator[None]:
@@ -111,17 +144,17 @@ class Headers:
     def _get(self, form: str, address: int) -> tuple[int, ...]:
         return struct.unpack_from("<" + form, self._data, self._base + address)
 
-    def _messages(self, address: int) -> Iterator[tuple[int, int, int]]:
-        """Kind, beginning (in the file) and length of each message of a header."""
+    def _messages(self, address: int) -> Iterator[tuple[int, int, int, int]]:
+        """Kind, beginning (in the file), length and flags of each message of a header."""
         data, at = self._data, self._base + address
         later = data[at : at + 4] == b"OHDR"
         if later:
             flags = data[at + 5]
             begin, width = at + 6 + (16 if flags & 0x20 else 0) + (4 if flags & 0x10 else 0), 1 << (flags & 3)
             length = int.from_bytes(data[begin : begin + width], "little")
-            head, form, begin = (6 if flags & 4 else 4), struct.Struct("<BH"), begin + width
+            head, form, begin = (6 if flags & 4 else 4), struct.Struct("<BHB"), begin + width
         else:
-            head, form, begin = 8, struct.Struct("<HH"), at + 16
+            head, form, begin = 8, struct.Struct("<HHB"), at + 16
             (length,) = struct.unpack_from("<I", data, at + 8)
         spans, left = [(begin, begin + length)], len(data)
         for begin, end in spans:
@@ -129,9 +162,9 @@ class Headers:
             if left < 0 or end > len(data):
                 raise self._damaged(f"the header at byte {at} has no end")
             while begin + head <= end:
-                kind, length = form.unpack_from(data, begin)
+                kind, length, flags = form.unpack_from(data, begin)
                 begin += head
-                yield kind, begin, length
+                yield kind, begin, length, flags
                 if kind == _CONTINUED:
                     there, size = struct.unpack_from("<QQ", data, begin)
                     spans.append(
@@ -149,10 +182,20 @@ class Headers:
             self._owned.add(address)
         return address != _UNDEFINED
 
+    def _signed(self, address: int, head: bytes) -> None:
+        """Raise CorruptSourceError unless what is at ``address`` begins with ``head``.
+
+        HDF5 refuses it too, but keeps in its cache what led there, and cannot close the file.
+        """
+        at = self._base + address
+        if self._data[at : at + len(head)] != head:
+            raise self._damaged(f"what is at byte {at} is damaged")
+
     def _members(self, tree: int, heap: int) -> None:
         """A group as HDF5 has always had it: a tree, and a heap of names."""
         self._old_tree(tree, 0, 16)
-        if self._own(heap) and self._data[self._base + heap : self._base + heap + 4] == b"HEAP":
+        if self._own(heap):
+            self._signed(heap, b"HEAP\0")
             self._own(*self._get("Q", heap + 24))
 
     def _old_tree(self, root: int, kind: int, step: int) -> None:
@@ -160,10 +203,14 @@ class Headers:
         nodes = [(root, 256)]
         for node, above in nodes:
             at = self._base + node
-            if not self._own(node) or self._data[at : at + 5] != b"TREE" + bytes([kind]):
+            if not self._own(node):
                 continue
+            if not above:
+                self._signed(node, b"SNOD\1")
+                continue
+            self._signed(node, b"TREE" + bytes([kind]))
             level, used = self._get("BH", node + 5)
-            if level >= above:
+            if level >= above or (above < 256 and level != above - 1):
                 raise self._damaged(f"the tree at byte {at} is damaged")
             if level or not kind:
                 places = range(node + 16 + step, node + 17 + step * used, step)
@@ -223,8 +270,7 @@ class Headers:
     def _table(self, address: int, fixed: bool, packed: bool, value: int, grid: int) -> None:
         at = self._base + address
         head = self._data[at : at + 12]
-        if head[:4] != (b"FAHD" if fixed else b"EAHD"):
-            return  # HDF5 refuses it
+        self._signed(address, b"FAHD\0" if fixed else b"EAHD\0")
         (count,) = self._get("Q", address + (8 if fixed else 44))
         sound = count >= grid and head[7] == 10 if fixed else head[7:12] == _GROWING
         if head[5] != packed or head[6] != value or count > len(self._data) or not sound:
@@ -233,41 +279,51 @@ class Headers:
     def _tree(self, address: int, kind: int, record: int) -> int:
         """How many records there are in a tree. Raises CorruptSourceError for one that HDF5 would not have written."""
         at = self._base + address
-        if not self._own(address) or self._data[at : at + 4] != b"BTHD":
-            return 0  # HDF5 refuses it
+        if not self._own(address):
+            return 0
+        self._signed(address, b"BTHD\0")
         damaged = self._damaged(f"the tree at byte {at} is damaged")
-        found, size, length, depth, _, root, used, total = self._get("BIHHHQHQ", address + 5)
-        if found != kind or length != record or depth > _DEEPEST_TREE or not 64 <= size <= _LARGEST_NODE:
+        found, size, length, depth, filled, root, used, total = self._get("BIHHHQHQ", address + 5)
+        sizes = length == record and 64 <= size <= _LARGEST_NODE and filled == _FILLED
+        if found != kind or not sizes or depth > _DEEPEST_TREE or (root == _UNDEFINED) != (not total):
             raise damaged
         # By level: how many records fit into a node, and how many bytes a child takes behind them.
-        fits, steps = [(size - 10) // record], [0]
+        fits, steps, widths = [(size - 10) // record], [0], [0]
         counted, every = -(-fits[0].bit_length() // 8), fits[0]
         for level in range(1, depth + 1):
-            steps.append(8 + counted + (-(-every.bit_length() // 8) if level > 1 else 0))
+            widths.append(-(-every.bit_length() // 8) if level > 1 else 0)
+            steps.append(8 + counted + widths[level])
             fits.append((size - 10 - steps[level]) // (record + steps[level]))
             every = (fits[level] + 1) * every + fits[level]
-        nodes, records = [(root, used, depth)], 0
-        for node, used, level in nodes:
-            if not self._own(node):
-                continue
-            records += used
-            if used > fits[level] or records > total:
+        nodes = [(root, used, depth, total)] if total else []
+        for node, used, level, records in nodes:  # of the whole branch
+            at = self._base + node
+            if not self._own(node) or used > fits[level] or (not level and used != records):
                 raise damaged
-            if not level or self._data[self._base + node : self._base + node + 4] != b"BTIN":
+            self._signed(node, (b"BTIN" if level else b"BTLF") + bytes((0, kind)))
+            if not level:
                 continue
-            for step in range(used + 1):
-                place = self._base + node + 6 + used * record + step * steps[level]
+            left = records - used
+            for place in range(
+                at + 6 + used * record, at + 6 + used * record + (used + 1) * steps[level], steps[level]
+            ):
                 (child,) = struct.unpack_from("<Q", self._data, place)
-                nodes.append((child, int.from_bytes(self._data[place + 8 : place + 8 + counted], "little"), level - 1))
-        if records != total:
-            raise damaged
+                place += 8
+                held = inside = int.from_bytes(self._data[place : place + counted], "little")
+                if level > 1:
+                    inside = int.from_bytes(self._data[place + counted : place + counted + widths[level]], "little")
+                nodes.append((child, held, level - 1, inside))
+                left -= inside
+            if left:  # HDF5 looks for a record by its number in what the counts say
+                raise damaged
         return total
 
     def _heap(self, address: int, place: int) -> None:
         """A heap of members or attributes, whose blocks are each there once."""
         at = self._base + address
-        if not self._own(address) or self._data[at : at + 4] != b"FRHP":
+        if not self._own(address):
             return
+        self._signed(address, b"FRHP\0")
         length, filters, huge = *self._get("HH", address + 5), *self._get("Q", address + 22)
         width, start, largest, bits, _, root, rows = self._get("HQQHHQH", address + 110)
         damaged = self._damaged(f"the heap at byte {at} is damaged")
@@ -276,14 +332,25 @@ class Headers:
             raise damaged
         self._tree(huge, *_HUGE)
         direct = largest.bit_length() - start.bit_length() + 2
-        blocks = [(root, rows)] if rows else []
-        for block, rows in blocks:
-            if not self._own(block) or self._data[self._base + block : self._base + block + 4] != b"FHIB":
+        if rows > bits - (start * width).bit_length() + 2:
+            raise damaged
+        skip = -(-bits // 8)
+        blocks = [(root, rows, 0)] if root != _UNDEFINED else []
+        for block, rows, first in blocks:  # 0 rows: a block of values
+            if not self._own(block):
                 continue
-            children = self._get(f"{rows * width}Q", block + 13 + -(-bits // 8))
-            for row in range(direct, rows):
-                inside = max(0, (start << row - 1).bit_length() - (start * width).bit_length() + 1)
-                blocks += [(child, inside) for child in children[row * width : (row + 1) * width]]
+            head = (
+                (b"FHIB" if rows else b"FHDB") + bytes(1) + struct.pack("<Q", address) + first.to_bytes(skip, "little")
+            )
+            self._signed(block, head)  # HDF5 opens the heap that a block names
+            children = self._get(f"{rows * width}Q", block + len(head))
+            for row in range(rows):
+                size = start << max(0, row - 1)
+                inside = size.bit_length() - (start * width).bit_length() + 1 if row >= direct else 0
+                if row >= direct and inside < 1:
+                    raise damaged
+                blocks += [(child, inside, first + n * size) for n, child in enumerate(children[row * width :][:width])]
+                first += width * size
 
 
 def superblock(data: Any) -> int | None:

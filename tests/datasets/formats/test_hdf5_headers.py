@@ -8,6 +8,7 @@ import h5py
 import numpy as np
 import pytest
 from hdf5_mutations import lookup3, sealed, write_of_every_kind
+from rbdata.datasets.formats.hdf5_checks import check_storage
 from rbdata.datasets.formats.hdf5_headers import Headers
 from rbdata.datasets.formats.hdf5_structure import check_structure
 from rbdata.errors import CorruptSourceError
@@ -142,7 +143,7 @@ def test_branches_that_meet_again(later, tmp_path):
     for place in range(ring + 17, ring + 17 + 8 * 4 * 40, 8):
         struct.pack_into("<Q", deep, place, ring)
     struct.pack_into("<QH", deep, heap + 132, ring, 40)
-    refused(tmp_path / "x", bytes(deep), addresses, "belongs to two|the tree at byte")
+    refused(tmp_path / "x", bytes(deep), addresses, "the heap at byte")
     assert root
 
 
@@ -175,7 +176,7 @@ def test_headers_without_end(tmp_path):
     rest = data.index(b"OCHK")
     data[rest + 4 : rest + 8] = b"\x10\x10\0\0"
     struct.pack_into("<QQ", data, rest + 8, rest, 64)
-    refused(tmp_path / "x", bytes(data), addresses, "has no end")
+    refused(tmp_path / "x", bytes(data), addresses, "has no end|kept apart")
     struct.pack_into("<QQ", data, rest + 8, 1 << 63, 64)
     refused(tmp_path / "x", bytes(data), addresses, "has no end|leads out of it")
 
@@ -201,3 +202,60 @@ def test_files_that_end_in_their_superblock(sound, tmp_path):
         with pytest.raises((CorruptSourceError, OSError), match=r"leads out of it|has no end|open"):
             check_structure(tmp_path / "x", "x")
             h5py.File(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    ("word", "at", "form", "value", "match"),
+    [
+        (b"BTHD", 14, "B", 50, "the tree at byte"),  # percents of a node that is split
+        (b"FRHP", 22, "Q", 1 << 40, "what is at byte"),  # HDF5 refuses it, and cannot close the file then
+        (b"FHDB", 5, "Q", 48, "what is at byte"),  # the block of a heap that names another
+        (b"FHDB", 13, "B", 9, "what is at byte"),  # and another place in it
+        (b"FHIB", 13, "B", 9, "what is at byte"),
+        (b"BTLF", 5, "B", 6, "what is at byte"),
+    ],
+)
+def test_what_pins_an_entry_of_the_cache(later, tmp_path, word, at, form, value, match):
+    data = later.read_bytes()
+    if word == b"FHIB" and word not in data:
+        pytest.skip("all in one block")
+    refused(tmp_path / "x", put(data, data.index(word) + at, form, value), every_address(later), match)
+
+
+def test_counts_of_branches(tmp_path):
+    """HDF5 looks for a record by its number, and beyond the last branch where the counts are too low."""
+    with h5py.File(tmp_path / "sound", "w", **LATER) as file:
+        for number in range(1200):
+            file.create_group(f"group-{number}")
+    data, root = (tmp_path / "sound").read_bytes(), every_address(tmp_path / "sound")[:1]
+    check(tmp_path / "sound")
+    tree = data.index(b"BTHD")
+    record, depth, node, used = *struct.unpack_from("<HH", data, tree + 10), *struct.unpack_from("<QH", data, tree + 16)
+    assert depth == 2
+    place = node + 6 + used * record + 8 + 1
+    (held,) = struct.unpack_from("<H", data, place)
+    refused(tmp_path / "x", put(data, place, "H", held - 1), root, "the tree at byte")
+
+
+def test_fill_values_of_another_size(tmp_path):
+    """HDF5 copies as many bytes as a value has."""
+    with h5py.File(tmp_path / "sound", "w") as file:
+        file.create_dataset("x", (3,), "f8", fillvalue=1.5)
+    data, addresses = (tmp_path / "sound").read_bytes(), every_address(tmp_path / "sound")
+    at = data.index(struct.pack("<Id", 8, 1.5))
+    refused(tmp_path / "x", put(data, at, "I", 4), addresses, "its fill value not")
+
+
+def test_types_of_objects(tmp_path):
+    """Values of any length that are neither a text nor a sequence: HDF5 calls a function that is not there."""
+    with h5py.File(tmp_path / "sound", "w") as file:
+        file.create_dataset("x", (3,), h5py.vlen_dtype("u1"))
+        file["type"] = np.dtype([("a", "i4"), ("b", "f8", (2,))])
+        file.create_dataset("y", (3,), file["type"])
+    data, addresses = (tmp_path / "sound").read_bytes(), every_address(tmp_path / "sound")
+    check(tmp_path / "sound")
+    for bits in (2, 8):
+        at = data.index(struct.pack("<BBBBI", 0x19, 0, 0, 0, 16))
+        refused(tmp_path / "x", put(data, at + 1, "B", bits), addresses, "the type at byte")
+        with h5py.File(tmp_path / "x") as file, pytest.raises(CorruptSourceError, match="a type that HDF5 does not"):
+            check_storage(file["x"].id, "x", least=1 << 16, size=1 << 20)
