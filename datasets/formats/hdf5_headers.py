@@ -275,6 +275,15 @@ class Headers:
         sound = count >= grid and head[7] == 10 if fixed else head[7:12] == _GROWING
         if head[5] != packed or head[6] != value or count > len(self._data) or not sound:
             raise self._damaged(f"the table of chunks at byte {at} is damaged")
+        (block,) = self._get("Q", address + (16 if fixed else 60))
+        owner = bytes((0, packed)) + struct.pack("<Q", address)
+        if self._own(block):
+            self._signed(block, (b"FADB" if fixed else b"EAIB") + owner)
+            # In an index block, behind its values: blocks of values, and blocks that list more of them.
+            places = () if fixed else self._get("31Q", block + 14 + 4 * value)
+            for number, place in enumerate(places):
+                if self._own(place):
+                    self._signed(place, (b"EADB" if number < 6 else b"EASB") + owner)
 
     def _tree(self, address: int, kind: int, record: int) -> int:
         """How many records there are in a tree. Raises CorruptSourceError for one that HDF5 would not have written."""

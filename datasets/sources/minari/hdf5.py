@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import re
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import numpy as np
@@ -56,10 +56,14 @@ class Hdf5Reader:
             check_structure(path, self._name)
         with self._sound():
             self._file = h5py.File(h5py.h5f.open(bytes(path), h5py.h5f.ACC_RDONLY, self._access()))
-            if not data.checked:
-                self._check_links(Headers.of(path, self._name))
-            numbers = (_EPISODE.fullmatch(name) for name in self._file)
-            self.episodes = sorted(int(match[1]) for match in numbers if match)
+            try:
+                if not data.checked:
+                    self._check_links(Headers.of(path, self._name))
+                numbers = (_EPISODE.fullmatch(name) for name in self._file)
+                self.episodes = sorted(int(match[1]) for match in numbers if match)
+            except BaseException:
+                self.close()
+                raise
         #: The group (as "") and the arrays of one episode that are open, and that episode; packed arrays as their `Rows`.
         self._open: dict[str, Any] = {}
         self._packed: dict[str, Rows] = {}
@@ -76,8 +80,10 @@ class Hdf5Reader:
         return access
 
     def close(self) -> None:
+        """Raises nothing: what HDF5 cannot close is damaged, which was said when it was read. h5py would print it later."""
         self._open, self._packed = {}, {}
-        self._file.close()
+        with suppress(OSError, RuntimeError):
+            self._file.close()
 
     def attributes(self) -> Metadata:
         """Metadata as they were kept before 0.5."""

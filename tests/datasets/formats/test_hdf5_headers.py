@@ -213,6 +213,9 @@ def test_files_that_end_in_their_superblock(sound, tmp_path):
         (b"FHDB", 13, "B", 9, "what is at byte"),  # and another place in it
         (b"FHIB", 13, "B", 9, "what is at byte"),
         (b"BTLF", 5, "B", 6, "what is at byte"),
+        (b"EAIB", 6, "Q", 48, "what is at byte"),  # tables of chunks: the block of another
+        (b"EADB", 6, "Q", 48, "what is at byte"),
+        (b"FADB", 6, "Q", 48, "what is at byte"),
     ],
 )
 def test_what_pins_an_entry_of_the_cache(later, tmp_path, word, at, form, value, match):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import shutil
+import struct
+import sys
 
 import h5py
 import numpy as np
 import pytest
 from gymnasium import spaces
+from hdf5_mutations import sealed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from minari_tools import FIXTURES, compare, convert, truth, with_root, write
@@ -17,9 +21,11 @@ from minari_tools import minari as require_minari
 from rbdata.datasets.acquire import download
 from rbdata.datasets.ingest.protocol import ConvertOptions
 from rbdata.datasets.ingest.request import Listener, Request
-from rbdata.datasets.sources.minari import episode_rows
+from rbdata.datasets.sources.minari import episode_rows, hdf5
 from rbdata.datasets.sources.minari.episode_rows import split_episode
+from rbdata.datasets.sources.minari.hdf5 import FILE, Hdf5Reader
 from rbdata.datasets.sources.minari.large_rows import part_bounds
+from rbdata.datasets.sources.minari.reader import Data
 from rbdata.errors import CorruptSourceError
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED
@@ -397,3 +403,29 @@ def test_more_pixels_than_the_file_can_have_are_refused(tmp_path, monkeypatch, d
     monkeypatch.setattr(episode_rows, "_LARGEST_RATIO", 1e-3)
     with pytest.raises(CorruptSourceError, match=r"larger pictures than its \d{4,} bytes can be JPEG of"):
         convert(tmp_path / "other", "tests/packed-v0")
+
+
+def test_a_file_that_hdf5_cannot_close(tmp_path, monkeypatch):
+    """It keeps in its cache what led to damage: closing fails, and h5py would print that, where nobody can catch it."""
+    path, printed = tmp_path / FILE, []
+    with h5py.File(path, "w", libver="latest", track_order=True) as file:
+        file.create_group("episode_0")
+        for number in range(14):
+            file.attrs[f"text-{number}"] = "some text" * number
+    data = bytearray(path.read_bytes())
+    struct.pack_into("<Q", data, data.index(b"FRHP") + 22, (1 << 64) - (1 << 32) + 7)
+    path.write_bytes(sealed(data))
+    monkeypatch.setattr(sys, "unraisablehook", lambda error: printed.append(str(error.exc_value)))
+    with pytest.raises(CorruptSourceError, match="what is at byte"):
+        Hdf5Reader(Data("hdf5", "x", {FILE: path}))
+    reader = Hdf5Reader(Data("hdf5", "x", {FILE: path}, checked=True))
+    with pytest.raises(CorruptSourceError, match="is not a whole HDF5 file"):
+        reader.attributes()
+    reader.close()
+    del reader
+    monkeypatch.setattr(Hdf5Reader, "_check_links", lambda self, headers: self.attributes())
+    monkeypatch.setattr(hdf5, "check_structure", lambda path, name: None)
+    with pytest.raises(CorruptSourceError, match="is not a whole HDF5 file"):
+        Hdf5Reader(Data("hdf5", "x", {FILE: path}))
+    gc.collect()
+    assert not printed
