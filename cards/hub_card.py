@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+from ..errors import printable
 from ..storage.manifest import Manifest
 from .card_file import MARK
 from .facts import Facts, how_to_load, state_facts, state_origin, state_tensors
@@ -40,7 +41,7 @@ def make_readme(manifest: Manifest, found: Overview) -> str:
     if manifest.notes:
         parts.append("## Notes\n\n" + "\n".join(f"- {_inline(note)}" for note in manifest.notes) + "\n")
     if manifest.citation:
-        parts.append("## Citation\n\n" + "".join(f"    {line}\n" for line in manifest.citation.splitlines()))
+        parts.append("## Citation\n\n" + "".join(f"    {printable(line)}\n" for line in manifest.citation.splitlines()))
     return "\n".join(parts) + f"\n<!-- {MARK} -->\n"
 
 

@@ -95,7 +95,7 @@ class Leaf:
         try:
             name, dtype, codec = (str(record[key]) for key in ("name", "dtype", "codec"))
             shape = tuple(record["shape"])
-            if not all(isinstance(size, int) for size in shape):
+            if not all(type(size) is int for size in shape):  # true is an int, and no size
                 raise TypeError("shape")
             return cls(name, record["kind"], dtype, shape, codec, record.get("constant"))
         except SchemaError:

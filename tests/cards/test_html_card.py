@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -103,6 +105,17 @@ def test_the_head_of_a_readme_is_its_own(made):
     assert all(
         line.startswith("    ") for line in body.split("## Citation\n\n")[1].split("\n<!--")[0].splitlines() if line
     )
+
+
+def test_no_card_holds_what_a_terminal_acts_upon(made):
+    folder, manifest, found, table = made
+    manifest = replace(manifest, citation="a\x9b31m\u202e\nb", licence="\x1b]0;x\x07", notes=["\x9b2J"])
+    for text in (
+        make_readme(manifest, found),
+        make_html(folder, manifest, found, table),
+        make_croissant(folder, manifest, found),
+    ):
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text)
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,13 @@ GOOD = Leaf("x", "step", "int64", (2,)).to_json()
     "record",
     [
         *(None, 3, "leaf", [], {}),
-        *({**GOOD, "shape": "no"}, {**GOOD, "shape": ["a"]}, {**GOOD, "shape": None}, {**GOOD, "kind": []}),
+        *(
+            {**GOOD, "shape": "no"},
+            {**GOOD, "shape": ["a"]},
+            {**GOOD, "shape": None},
+            {**GOOD, "shape": [2, True]},
+            {**GOOD, "kind": []},
+        ),
         *({**GOOD, "dtype": None}, {**GOOD, "name": "../x"}, {**GOOD, "constant": []}),
     ],
 )
