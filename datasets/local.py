@@ -17,7 +17,7 @@ from ..storage.manifest import FILENAME, why_missing
 from ..storage.snapshot import pinned, read_snapshot, wait_while_replaced
 from . import catalogue
 from .fetch.location import is_remote
-from .leftovers import kept_raw, leftovers_of
+from .leftovers import emptied_raw, kept_raw, leftovers_of
 
 if TYPE_CHECKING:
     from ..storage.dataset import Dataset
@@ -211,6 +211,8 @@ def delete(place: DatasetPlace) -> None:
         for path in kept_raw(place):
             path.unlink(missing_ok=True)
             remove_empty(path.parent, place.root)
+        for folder in emptied_raw(place):
+            remove_empty(folder, place.root)
         place.remove()
     place.prune_parents()
 

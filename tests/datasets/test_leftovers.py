@@ -143,6 +143,16 @@ def test_a_dataset_that_goes_and_comes_while_it_is_listed_is_sound(tmp_path, mon
     assert (found.state, found.steps, len(tries)) == ("complete", 2, 2)
 
 
+@pytest.mark.parametrize("left", ["dqn/Pong/5/replay_logs", "dqn/Pong/5", "dqn/Pong", "dqn", ""])
+def test_a_deletion_that_was_killed_between_the_folders_of_raw_files(tmp_path, left):
+    write_dataset(tmp_path / "made", make_episodes([2]), "raw")
+    (tmp_path / "root" / "atari" / "Pong").mkdir(parents=True)
+    (tmp_path / "made" / "my" / "test").rename(tmp_path / "root" / "atari" / "Pong" / "5")
+    (tmp_path / "root" / ".raw" / "atari" / left).mkdir(parents=True)
+    delete(deletable("atari/Pong/5", tmp_path / "root"))
+    assert list((tmp_path / "root").iterdir()) == []
+
+
 def test_a_deletion_with_raw_files_that_was_killed_is_ended_by_the_next(tmp_path, monkeypatch):
     request = Request(
         "atari/Pong/5", tmp_path, str(DATA / "atari"), procs=1, keep_raw=True, options=ConvertOptions(parts=(0,))
