@@ -33,7 +33,7 @@ def read_plain(path: Path, most: int) -> bytes:
         size = os.fstat(file.fileno()).st_size
         if size > most:
             raise OSError(errno.EFBIG, f"it has {size} bytes, more than {most}", os.fspath(path))
-        return file.read(most)
+        return file.read(size)  # files of the kernel have more than they say
 
 
 def open_anew(path: Path) -> BinaryIO:

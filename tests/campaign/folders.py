@@ -386,7 +386,7 @@ AT_MIRROR = [download, download, mirror_ls, mirror_rm]
 
 
 def _holds(path: Path, data: bytes) -> bool:
-    return path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data
+    return path.is_file() and path.stat().st_size == len(data) and path.read_bytes()[: len(data)] == data
 
 
 def _listed(folder: Path) -> list[tuple[str, int, int]]:

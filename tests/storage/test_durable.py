@@ -25,6 +25,11 @@ def test_reads_whole_files_up_to_a_size(tmp_path: Path) -> None:
         read_plain(tmp_path / "none", 5)
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/self/environ"), reason="Linux")  # noqa: PTH110
+def test_a_file_is_as_long_as_it_says():
+    assert read_plain(Path("/proc/self/environ"), 1 << 20) == b""
+
+
 @pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
 def test_waits_for_nothing_that_is_no_file(tmp_path: Path, kind: str) -> None:
     path = listing._path("minari", "hf://x", tmp_path)

@@ -147,11 +147,9 @@ def _count(record: Mapping[str, Any], name: str) -> int | None:
 
 
 def _is_number(value: Any) -> bool:
-    return (
-        isinstance(value, (int, float, np.integer, np.floating))
-        and not isinstance(value, bool)
-        and bool(np.isfinite(value))
-    )
+    """Whether a value is a number that 64 bits can hold: none that is not finite, and none of hundreds of digits."""
+    is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    return is_number and bool(-(1 << 63) <= value < 1 << 63)
 
 
 def _values(value: Any) -> Iterator[Any]:

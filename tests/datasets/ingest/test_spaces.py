@@ -59,6 +59,13 @@ def test_minaris_own_form_means_the_same(space):
     assert metadata_from({"observation_space": stated}, "here").spaces["observation"] == space_json(space)
 
 
+@pytest.mark.parametrize("stated", [10**400, -(10**400), 1 << 63, float("nan"), float("inf"), True, "3", None])
+def test_numbers_that_count_nothing(stated):
+    found = metadata_from({"total_steps": stated, "ref_min_score": stated, "ref_max_score": 1}, "here")
+    assert found.steps is None
+    assert found.reference_scores is None
+
+
 def test_bounds():
     assert space_json(spaces.Box(-np.inf, np.inf, (2,)))["low"] == "-inf"
     assert space_json(spaces.Box(np.array([0, -np.inf], "f4"), np.array([1, 2], "f4")))["low"] == [0.0, "-inf"]
