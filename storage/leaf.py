@@ -57,8 +57,8 @@ class Leaf:
             raise SchemaError(f"leaf {self.name}: shape {self.shape} has an empty dimension")
         if self.kind == "state" and self.key[0] == "next":
             raise SchemaError(f"leaf {self.name}: a state leaf is named by its root key, it gives next/ as well")
-        if self.constant is not None and not isinstance(self.constant, (bool, int, float)):
-            raise SchemaError(f"leaf {self.name}: constant {self.constant!r} is not a number")
+        if self.constant is not None and not _is_value(self.constant, self.dtype):
+            raise SchemaError(f"leaf {self.name}: constant {self.constant!r} is no value of {self.dtype}")
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -102,6 +102,17 @@ class Leaf:
             raise
         except (KeyError, TypeError, ValueError) as error:
             raise SchemaError(f"a leaf of the manifest is malformed: {record!r}") from error
+
+
+def _is_value(number: object, dtype: str) -> bool:
+    """Whether a number can be stored as a dtype; without NumPy."""
+    if not isinstance(number, (int, float)):
+        return False
+    if dtype.startswith("float"):
+        return isinstance(number, float) or abs(number) < 1 << 1023
+    bits = int("".join(filter(str.isdigit, dtype)) or 1)
+    low, high = (0, 1 << bits) if dtype.startswith(("u", "b")) else (-(1 << bits - 1), 1 << bits - 1)
+    return isinstance(number, int) and low <= number < high
 
 
 def check_key(name: str) -> None:

@@ -122,6 +122,12 @@ def test_cleaned_keys_open_in_tensordict(tmp_path):
         {"shape": (0,)},
         {"shape": (3, -1)},
         {"constant": "no"},
+        {"constant": 1 << 63},
+        {"constant": 0.5},
+        {"constant": float("nan")},
+        {"constant": 2, "dtype": "bool"},
+        {"constant": -1, "dtype": "uint8"},
+        {"constant": 10**400, "dtype": "float32"},
         {"name": "next/x", "kind": "state"},
     ],
 )
