@@ -25,6 +25,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -268,7 +269,10 @@ def _signal(number: int, times: int, apart: int) -> Callable[[int], None]:
 
 
 def _power_cut(moment: Moment, lost: Path) -> Callable[[int], None]:
+    first = threading.Lock()
+
     def act(after: int) -> None:
+        first.acquire()  # other threads go no further
         lost.write_text(json.dumps(sorted(moment.synced)))  # type: ignore[attr-defined]
         os.kill(os.getpid(), signal.SIGKILL)
 
