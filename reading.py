@@ -161,10 +161,11 @@ def load(
     elsewhere = ("id_or_path", "root", "cache_dir", "cache_limit", "check", "download")
     options = {name: value for name, value in locals().items() if name not in (*elsewhere, "elsewhere")}
     if isinstance(id_or_path, Dataset):
-        if check:
-            raise UsageError(
-                "check=True is for ids and paths", hint="open the dataset with open_dataset(..., check=True)"
-            )
+        given = {"check": check, "download": download is not False, "cache_dir": cache_dir, "cache_limit": cache_limit}
+        for name, value in given.items():
+            if value is not None and value is not False:
+                message = f"{name} is for ids, paths and URLs, not for a dataset that is already open"
+                raise UsageError(message, hint="give them to `load` together with its id, path or URL")
         return load_buffer(id_or_path, **options)
     if download is not False:
         _check_is_here("download is for ids", id_or_path, check, cache_dir, cache_limit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from . import text
@@ -44,7 +45,7 @@ def run(
     rows: list[tuple[str, int, Path]] = []
     raw: dict[str, int] = {}
     for place in places:
-        rest = [path for path in (place.working, place.old) if place.path.exists() and path.exists()]
+        rest = [path for path in (place.working, place.old) if os.path.lexists(place.path) and path.exists()]
         rows.append((place.id, shown.get(place.id, 0) + sum(map(disk_use, rest)), place.path))
         raw[place.id] = sum(map(disk_use, kept_raw(place)))
         if raw[place.id]:

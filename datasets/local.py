@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from .. import settings
 from ..errors import DatasetNotFoundError, NotADatasetError, RbdataError, UnknownDatasetError, UsageError
+from ..storage.durable import leads_nowhere
 from ..storage.file_problems import check_sizes
 from ..storage.folder import JOURNAL, DatasetPlace, disk_use, find_datasets, has_manifest, is_empty_folder, remove_empty
 from ..storage.journal import Journal
@@ -44,15 +46,26 @@ class LocalDataset:
 def list_local(root: str | os.PathLike[str] | None = None) -> list[LocalDataset]:
     """Everything under the root, sorted by id; an empty list when there is no root yet. Reads manifests only."""
     where = settings.root(root)
-    found = (_describe(*entry) for entry in find_datasets(where)) if where.is_dir() else ()
+    found = (_describe(*entry) for entry in _walk(where))
     return [entry for entry in found if entry is not None]
 
 
 def local_ids(root: str | os.PathLike[str] | None = None) -> list[str]:
     """Ids of the complete datasets under the root."""
-    where = settings.root(root)
-    found = find_datasets(where) if where.is_dir() else ()
+    found = _walk(settings.root(root))
     return [dataset_id for dataset_id, path, complete in found if complete and (path / FILENAME).is_file()]
+
+
+def _walk(root: Path) -> Iterator[tuple[str, Path, bool]]:
+    """What `find_datasets` finds, without links that lead nowhere in places where no dataset would be.
+
+    Ids of two parts may have any name; longer ones belong to a source, or begin with ``my``.
+    """
+    heads = (*catalogue.source_names(), catalogue.MINE)
+    for dataset_id, path, complete in find_datasets(root):
+        head, *rest = dataset_id.split("/")
+        if len(rest) == 1 or head in heads or not leads_nowhere(path):
+            yield dataset_id, path, complete
 
 
 def find(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> Path:
@@ -70,21 +83,22 @@ def find(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None
         message = f"{os.fspath(id_or_path)} is a URL: this is for datasets on this machine"
         raise UsageError(message, hint="copy it here with `rbdata download ID --mirror PLACE`")
     place, source = _resolve(os.fspath(id_or_path), root)
-    where, dataset_id = place.root, place.id
     if place.exists():
         return place.path
     if place.path.is_symlink():
-        raise _no_dataset(place.path, dataset_id, root)
+        raise _no_dataset(place.path, place.id, root)
     if place.working.is_dir():
         line = Journal(place.working / JOURNAL).command
         how = f"continue it with `{line}`" if line else "continue it with the call that began it"
-        raise DatasetNotFoundError(f"{dataset_id} is not complete under {where}", hint=how)
-    get_it = f"get it with `{settings.command('download', dataset_id, root=root)}`"
+        raise DatasetNotFoundError(f"{place.id} is not complete under {place.root}", hint=how)
+    get_it = f"get it with `{settings.command('download', place.id, root=root)}`"
     elsewhere = "choose another folder with --root or RBDATA_ROOT"
-    if not where.is_dir():
+    missing = ""
+    if not place.root.is_dir():
+        missing = ", which does not exist"
         get_it = f"{get_it}, or {elsewhere}"
-    missing = "" if where.is_dir() else ", which does not exist"
-    raise DatasetNotFoundError(f"{dataset_id} is not under {where}{missing}", hint=get_it if source else elsewhere)
+    message = f"{place.id} is not under {place.root}{missing}"
+    raise DatasetNotFoundError(message, hint=get_it if source else elsewhere)
 
 
 def _folder_of(id_or_path: str | os.PathLike[str]) -> Path | None:
@@ -105,7 +119,7 @@ def _resolve(text: str, root: str | os.PathLike[str] | None) -> tuple[DatasetPla
         if (direct := DatasetPlace(where, text)).exists():
             return direct, None
     try:
-        dataset_id, source = catalogue.resolve(text, [dataset_id for dataset_id, _, _ in find_datasets(where)])
+        dataset_id, source = catalogue.resolve(text, [dataset_id for dataset_id, _, _ in _walk(where)])
     except UnknownDatasetError as error:
         if _is_meant_as_folder(text, str(error.hint)):
             raise _no_dataset(Path(text), text, root) from error
@@ -175,7 +189,7 @@ def deletable(text: str, root: str | os.PathLike[str] | None = None) -> DatasetP
     where = settings.root(root)
     if catalogue.is_path(text):
         raise UnknownDatasetError(f"{text} is a path: datasets are deleted by their id", hint=_see_local(root))
-    there = {dataset_id for dataset_id, _, _ in find_datasets(where)}
+    there = {dataset_id for dataset_id, _, _ in _walk(where)}
     with contextlib.suppress(UsageError):  # what is left of one whose deletion was killed
         there |= {text} if _has_remains(DatasetPlace(where, text)) else set()
     try:

@@ -36,6 +36,19 @@ def read_plain(path: Path, most: int) -> bytes:
         return file.read(size)  # files of the kernel have more than they say
 
 
+def leads_nowhere(path: Path) -> bool:
+    """Whether a path is a link to what is not there, or cannot be reached; no path makes it raise."""
+    try:
+        path.readlink()
+    except (OSError, ValueError):
+        return False
+    try:
+        path.stat()
+    except OSError:
+        return True
+    return False
+
+
 def open_anew(path: Path) -> BinaryIO:
     """Create a file in the place of one that others may have mapped: what they see stays as it is."""
     path.unlink(missing_ok=True)

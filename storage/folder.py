@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ..amounts import size
 from ..errors import DatasetExistsError, DiskSpaceError, RbdataError, RootNotWritableError, UsageError
-from .durable import sync_folder
+from .durable import leads_nowhere, sync_folder
 from .lock import WriterLock
 from .manifest import FILENAME, read_manifest
 from .manifest_types import BLOCK_TABLE
@@ -138,7 +138,7 @@ class DatasetPlace:
     def remove(self) -> None:
         """Delete the dataset and all its remains. Call with the lock held."""
         self.discard_working()
-        if self.path.is_dir() and not self.path.is_symlink():
+        if not self.path.is_symlink() and self.path.is_dir():
             # By a rename, so that readers see all of it or nothing. Its manifest then goes first: the rest is no dataset
             # that was about to be replaced, and would come back.
             remove_tree(self.old)
@@ -151,7 +151,7 @@ class DatasetPlace:
     def discard_working(self) -> None:
         """Throw unfinished work away, so that a kill half-way leaves nothing that could be taken for sound."""
         # Without its manifest the folder is not installed, and without its journal it is not continued.
-        if self.working.is_dir() and not self.working.is_symlink():
+        if not self.working.is_symlink() and self.working.is_dir():
             for name in (FILENAME, JOURNAL):
                 remove_tree(self.working / name)
         remove_tree(self.working)
@@ -261,7 +261,7 @@ def check_space(path: Path, needed: int, what: str) -> None:
 
 def remove_tree(path: Path) -> None:
     """Remove a folder, or what is in its place, never following links; nothing happens when it is not there."""
-    while path.is_dir() and not path.is_symlink():
+    while not path.is_symlink() and path.is_dir():
         with suppress(FileNotFoundError):  # another process removes it as well
             shutil.rmtree(path)
     path.unlink(missing_ok=True)
@@ -341,7 +341,7 @@ def find_datasets(root: Path) -> Iterator[tuple[str, Path, bool]]:
                 # A dataset moved to another disk; other links are not followed.
                 found.append(("/".join((*relative, name)), here / name, True))
         # One whose disk is not there: it can be seen, and deleted.
-        links = (name for name in files if relative and not name.startswith(".") and (here / name).is_symlink())
-        found += [("/".join((*relative, name)), here / name, True) for name in links if not (here / name).exists()]
+        links = (name for name in files if relative and not name.startswith(".") and leads_nowhere(here / name))
+        found += [("/".join((*relative, name)), here / name, True) for name in links]
     complete = {dataset_id for dataset_id, _, done in found if done}
     yield from sorted(entry for entry in found if entry[2] or entry[0] not in complete)

@@ -37,7 +37,7 @@ from typing import Any
 
 from ..errors import DamagedDatasetError, FormatVersionError, NotADatasetError, reason
 from .checksums import crc32c
-from .durable import read_plain, write_atomically
+from .durable import leads_nowhere, read_plain, write_atomically
 from .leaf import Leaf
 from .manifest_types import BLOCK_TABLE, check_types
 from .outside_json import parse_json
@@ -127,12 +127,12 @@ def read_manifest(folder: Path, name: str = FILENAME) -> Manifest:
     path = folder / name
     try:
         text = read_plain(path, LARGEST_MANIFEST).decode()
-    except (FileNotFoundError, NotADirectoryError) as error:
-        hint = "`rbdata list --local` shows the datasets that are there"
-        raise NotADatasetError(why_missing(folder, os.fspath(folder), name), hint=hint) from error
     except UnicodeDecodeError as error:
         raise DamagedDatasetError(f"{path} is not text", hint=_REDO) from error
     except OSError as error:
+        if isinstance(error, (FileNotFoundError, NotADirectoryError)) or leads_nowhere(folder):
+            hint = "`rbdata list --local` shows the datasets that are there"
+            raise NotADatasetError(why_missing(folder, os.fspath(folder), name), hint=hint) from error
         if error.errno == errno.ELOOP:
             raise NotADatasetError(f"{path} is not a file") from error
         if error.errno == errno.EFBIG:
@@ -164,12 +164,12 @@ def read_manifest(folder: Path, name: str = FILENAME) -> Manifest:
 def why_missing(folder: Path, shown: str, name: str = FILENAME) -> str:
     """Why there is no manifest in a folder; the words call it ``shown``, as the user did."""
     with suppress(OSError):  # no name that a folder could have
+        if leads_nowhere(folder):
+            return f"{shown} is a link to {folder.readlink()}, which is not there"
         if folder.is_dir():
             return f"{shown} holds no dataset: there is no {name} in it"
         if folder.is_file():
             return f"{shown} is a file, not the folder of a dataset"
-        if folder.is_symlink():
-            return f"{shown} is a link to {folder.readlink()}, which is not there"
     return f"no such folder: {shown}"
 
 

@@ -118,5 +118,6 @@ def test_without_a_table_blocks_are_ranges(tmp_path, monkeypatch):
 
 def test_an_open_dataset_is_as_it_was_opened(tmp_path):
     dataset = rbdata.open_dataset(write_dataset(tmp_path, EPISODES, "raw"))
-    with pytest.raises(UsageError, match="check=True is for ids and paths"):
-        rbdata.load(dataset, check=True)
+    for option in ({"check": True}, {"download": True}, {"download": {}}, {"cache_dir": "x"}, {"cache_limit": 0}):
+        with pytest.raises(UsageError, match=f"{next(iter(option))} is for ids, paths and URLs, not for a dataset"):
+            rbdata.load(dataset, **option)
