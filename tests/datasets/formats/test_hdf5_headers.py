@@ -7,7 +7,7 @@ import struct
 import h5py
 import numpy as np
 import pytest
-from hdf5_mutations import lookup3, sealed, write_of_every_kind
+from hdf5_mutations import lookup3, sealed, tables_of_chunks, write_of_every_kind
 from rbdata.datasets.formats.hdf5_checks import check_storage
 from rbdata.datasets.formats.hdf5_headers import Headers
 from rbdata.datasets.formats.hdf5_structure import check_structure
@@ -62,6 +62,20 @@ def test_jenkins_hash(later):
     """The values of his own test, and all seals of a file that HDF5 wrote."""
     assert lookup3(b"Four score and seven years ago") == 0x17770551
     assert sealed(later.read_bytes()) == later.read_bytes()
+
+
+def test_seals_of_tables_of_chunks(tmp_path):
+    """In a file that was changed before, whose seals are not right, they are not searched for."""
+    with h5py.File(tmp_path / "x", "w", libver="latest") as file:
+        for name, most in (("fixed", 700), ("growing", None)):
+            file.create_dataset(name, (700,), "f4", chunks=(1,), maxshape=(most,), compression="gzip")[:] = 1
+    data = (tmp_path / "x").read_bytes()
+    found = [data[at : at + 4] for at, _ in tables_of_chunks(data)]
+    assert all(found.count(word) == data.count(word) for word in (b"FADB", b"EAIB", b"EADB", b"EASB"))
+    assert found.count(b"EASB") > 1 and max(end - at for at, end in tables_of_chunks(data)) > 5000
+    assert not tables_of_chunks(
+        data.replace(b"ADB\0", b"ADB\1").replace(b"EAIB\0", b"EAIB\1").replace(b"EASB\0", b"EASB\1")
+    )
 
 
 def places(data, word):
