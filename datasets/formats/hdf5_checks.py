@@ -26,7 +26,7 @@ _LARGEST_RATIO = 1200
 _LARGEST_ATTRIBUTE = 64 << 20
 #: A text, or an array of any length, as it is stored: how many, and where in which heap.
 _REFERENCE = np.dtype([("length", "<u4"), ("heap", "<u8"), ("number", "<u4")])
-_MOST_ATTRIBUTES, _DEEPEST_TYPE = 256, 8
+_MOST_ATTRIBUTES = 256
 #: Groups inside each other.
 DEEPEST = 16
 
@@ -59,19 +59,18 @@ def damage_reported(name: str) -> Iterator[None]:
         raise CorruptSourceError(message, hint="fetch it again, or use another mirror (--mirror)") from error
 
 
-def check_storage(array: Any, what: str, *, least: int, size: int) -> int:
+def check_storage(array: Any, headers: Headers, what: str, *, least: int, size: int) -> int:
     """Refuse an array (``h5py.h5d.DatasetID``) whose values are in other files, or that is larger than its bytes can hold.
 
-    ``size`` is that of the file. Arrays of up to ``least`` bytes are not compared with what is stored; returns how many
-    bytes that is. Raises CorruptSourceError that names ``what``.
+    ``headers`` are those of the file, ``size`` its bytes. Arrays of up to ``least`` bytes are not compared with what is
+    stored; returns how many bytes that is. Raises CorruptSourceError that names ``what``.
     """
-    from h5py import h5d, h5i, h5o
+    from h5py import h5d, h5o
 
     check_type(array.get_type(), what)
-    if array.dtype.hasobject:  # HDF5 reads a fill value, as long as it states to be, when it is asked for any property
-        headers = Headers.of(Path(os.fsdecode(h5i.get_file_id(array).name)), what)
-        if headers.has_fill_value(h5o.get_info(array).addr):
-            raise CorruptSourceError(f"{what} has a fill value of {array.dtype}, which is not read")
+    # HDF5 reads a fill value, as long as it states to be, when it is asked for any property.
+    if array.dtype.hasobject and headers.has_fill_value(h5o.get_info(array).addr):
+        raise CorruptSourceError(f"{what} has a fill value of {array.dtype}, which is not read")
     properties = array.get_create_plist()
     if properties.get_external_count() or properties.get_layout() == h5d.VIRTUAL:
         raise CorruptSourceError(f"{what} is kept in another file, which is not read")
@@ -148,23 +147,12 @@ def _check_attributes(path: Path, texts: dict[str, tuple[int, int]], name: str) 
                 raise CorruptSourceError(f"{name}: the length of the attribute {key!r} cannot be proved")
 
 
-def check_type(kind: Any, what: str, depth: int = 0) -> None:
-    """Refuse types inside types inside types: of each (``h5py.h5t.TypeID``) h5py keeps a copy of all that are in it."""
-    from h5py import h5t
-
-    if depth > _DEEPEST_TYPE:
-        raise CorruptSourceError(f"{what} holds types inside each other, more than are read")
-    if isinstance(kind, (h5t.TypeVlenID, h5t.TypeArrayID)):
-        check_type(kind.get_super(), what, depth + 1)
-    elif isinstance(kind, h5t.TypeCompoundID):
-        for member in range(kind.get_nmembers()):
-            check_type(kind.get_member_type(member), what, depth + 1)
-    if depth:
-        return
+def check_type(kind: Any, what: str) -> None:
+    """Refuse a type (``h5py.h5t.TypeID``) that HDF5 does not write, or of many types inside each other."""
     try:
         read_type(kind.encode(), 2, in_file=False)
     except (ValueError, IndexError, struct.error) as error:
-        raise CorruptSourceError(f"{what} is of a type that HDF5 does not write: {error}") from error
+        raise CorruptSourceError(f"{what} is of a type that is not read: {error}") from error
 
 
 def _width(owner: Any, what: str) -> int:

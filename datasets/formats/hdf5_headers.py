@@ -35,6 +35,10 @@ _UNUSUAL = {15: "messages that are kept apart from their objects", 24: "an image
 #: Percentages at which a node of a tree is split, and merged with the next.
 _FILLED = 100 | 40 << 8
 _LARGEST_NODE, _DEEPEST_TREE, _WIDEST_HEAP, _MOST_ROWS = 1 << 16, 16, 1 << 10, 64
+#: Bytes of a block of a heap. HDF5 reads a block again for each name where it is larger than its cache.
+_LARGEST_BLOCK = 1 << 16
+#: Half of the entries of a node of an old tree; HDF5 writes 4, 16 and 32. Nodes inside each other would take gigabytes.
+_MOST_ENTRIES, _ENTRIES = 512, 19
 #: What HDF5 writes into every table of chunks that may grow: bits of a number, values in the index block, ...
 _GROWING = bytes((32, 4, 16, 4, 10))
 
@@ -46,6 +50,7 @@ class Headers:
         self._data, self._base, self._name = data, base, name
         self._seen: set[int] = set()  # headers
         self._owned: set[int] = set()  # what one of them alone leads to
+        self._held = 0  # bytes of names, and of what is too large for a heap
 
     @classmethod
     def of(cls, path: Path, name: str) -> Headers:
@@ -62,10 +67,15 @@ class Headers:
         with self._inside(0):
             version = self._data[self._base + 8]
             extension = self._get("Q", 20)[0] if version in (2, 3) else _UNDEFINED
+            entries = self._get("HH", 16) + self._get("H", 24)[: version == 1] if version < 2 else ()
             if extension != _UNDEFINED:
-                for kind, *_ in self._messages(extension):
+                for kind, begin, length, _ in self._messages(extension):
                     if kind in _UNUSUAL:
                         raise self._damaged(f"it holds {_UNUSUAL[kind]}, which is not read")
+                    if kind == _ENTRIES and length:
+                        entries += struct.unpack_from("<HHH", self._data, begin + 1)
+            if max(entries, default=0) > _MOST_ENTRIES:
+                raise self._damaged(f"its trees have nodes of {2 * max(entries)} entries, which are not read")
             if version <= 3:
                 (root,) = self._get("Q", (64, 68, 36, 36)[version])
                 self.check(root)
@@ -182,6 +192,12 @@ class Headers:
             self._owned.add(address)
         return address != _UNDEFINED
 
+    def _hold(self, size: int) -> None:
+        """Raise CorruptSourceError where more is stated in all than there is: HDF5 reads it again and again."""
+        self._held += size
+        if self._held > len(self._data):
+            raise self._damaged(f"its heaps state {self._held} bytes")
+
     def _signed(self, address: int, head: bytes) -> None:
         """Raise CorruptSourceError unless what is at ``address`` begins with ``head``.
 
@@ -196,6 +212,7 @@ class Headers:
         self._old_tree(tree, 0, 16)
         if self._own(heap):
             self._signed(heap, b"HEAP\0")
+            self._hold(*self._get("Q", heap + 8))
             self._own(*self._get("Q", heap + 24))
 
     def _old_tree(self, root: int, kind: int, step: int) -> None:
@@ -310,6 +327,8 @@ class Headers:
             if not self._own(node) or used > fits[level] or (not level and used != records):
                 raise damaged
             self._signed(node, (b"BTIN" if level else b"BTLF") + bytes((0, kind)))
+            for place in range(node + 6, node + 6 + used * record, record) if kind == _HUGE[0] else ():
+                self._hold(*self._get("Q", place + 8))
             if not level:
                 continue
             left = records - used
@@ -337,7 +356,8 @@ class Headers:
         width, start, largest, bits, _, root, rows = self._get("HQQHHQH", address + 110)
         damaged = self._damaged(f"the heap at byte {at} is damaged")
         powers = all(number and not number & number - 1 for number in (width, start, largest))
-        if length != place or filters or not powers or width > _WIDEST_HEAP or rows > _MOST_ROWS or bits > 64:
+        sizes = start <= largest <= _LARGEST_BLOCK and width <= _WIDEST_HEAP and rows <= _MOST_ROWS and bits <= 64
+        if length != place or filters or not powers or not sizes:
             raise damaged
         self._tree(huge, *_HUGE)
         direct = largest.bit_length() - start.bit_length() + 2

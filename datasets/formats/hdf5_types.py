@@ -28,8 +28,9 @@ _BIT_FIELDS = {
     _ARRAY: 0,
     _COMPLEX: 7,
 }
-#: Bytes of a number; HDF5 converts larger ones in a buffer of this size. Types inside each other; dimensions of an array.
-_WIDEST, _DEEPEST, _MOST_DIMENSIONS = 64, 16, 32
+#: Bytes of a number; HDF5 converts larger ones in a buffer of this size. Types inside each other: of each h5py keeps a copy of
+#: all that are in it. Dimensions of an array.
+_WIDEST, _DEEPEST, _MOST_DIMENSIONS = 64, 8, 32
 #: Of texts and values of any length: in a file, and in memory.
 _IN_FILE, _IN_MEMORY = (16,), (8, 16)
 
@@ -53,7 +54,9 @@ class _Types:
     def read(self, at: int, depth: int) -> tuple[int, int]:
         head, size = self._get("II", at)
         version, kind, bits = head >> 4 & 15, head & 15, head >> 8
-        known = 1 <= version <= 5 and kind <= _COMPLEX and size and depth <= _DEEPEST
+        if depth > _DEEPEST:
+            raise ValueError("too many types inside each other")
+        known = 1 <= version <= 5 and kind <= _COMPLEX and size
         if not known or bits & ~_BIT_FIELDS[kind]:
             raise ValueError("unknown type")
         at += 8

@@ -83,7 +83,8 @@ def survey(file: h5py.File, name: str) -> Contents:
 
     Raises CorruptSourceError for what is missing, has the wrong length, dtype or shape, or points outside the file.
     """
-    found = dict(_walk(file, name))
+    headers = Headers.of(Path(file.filename), name)
+    found = dict(_walk(file, headers, name))
     missing = [key for key in REQUIRED if key not in found]
     if missing:
         there = ", ".join(sorted(found)[:12]) or "nothing"
@@ -91,7 +92,7 @@ def survey(file: h5py.File, name: str) -> Contents:
         raise CorruptSourceError(message, hint=f"it holds {there}")
     size, stored = file.id.get_filesize(), 0
     for path, dataset in found.items():
-        stored += check_storage(dataset.id, f"{name}: {path}", least=1 << 16, size=size)
+        stored += check_storage(dataset.id, headers, f"{name}: {path}", least=1 << 16, size=size)
     if stored > size:
         raise CorruptSourceError(f"{name}: its arrays claim {stored} bytes of a file that has {size}")
     shape = found["observations"].shape
@@ -131,11 +132,10 @@ def flags(file: h5py.File, name: str, key: str) -> np.ndarray:
     return values.astype(bool)
 
 
-def _walk(file: h5py.File, name: str) -> Iterator[tuple[str, h5py.Dataset]]:
+def _walk(file: h5py.File, headers: Headers, name: str) -> Iterator[tuple[str, h5py.Dataset]]:
     """Every dataset with its path, in order; refuses links."""
     import h5py
 
-    headers = Headers.of(Path(file.filename), name)
     headers.check_root()  # nothing of it may belong to another object
     seen: set[Any] = set()
     arrays: set[Any] = set()

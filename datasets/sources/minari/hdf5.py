@@ -49,7 +49,7 @@ class Hdf5Reader:
         import h5py
 
         self._h5py = h5py
-        self._name, self._checked = data.name, data.checked
+        self._name = data.name
         path = data.files[FILE]
         self._size, self._stored = path.stat().st_size, 0
         if not data.checked:
@@ -57,8 +57,9 @@ class Hdf5Reader:
         with self._sound():
             self._file = h5py.File(h5py.h5f.open(bytes(path), h5py.h5f.ACC_RDONLY, self._access()))
             try:
-                if not data.checked:
-                    self._check_links(Headers.of(path, self._name))
+                self._headers = None if data.checked else Headers.of(path, self._name)
+                if self._headers:
+                    self._check_links(self._headers)
                 numbers = (_EPISODE.fullmatch(name) for name in self._file)
                 self.episodes = sorted(int(match[1]) for match in numbers if match)
             except BaseException:
@@ -205,8 +206,9 @@ class Hdf5Reader:
                 raise CorruptSourceError(message, hint="the file does not hold what its spaces say") from error
             if not isinstance(array, self._h5py.h5d.DatasetID):
                 raise CorruptSourceError(f"{self._name}: {path} is a group, its space says an array")
-            if not self._checked:
-                self._stored += check_storage(array, f"{self._name}: {path}", least=1 << 16, size=self._size)
+            if self._headers:
+                what = f"{self._name}: {path}"
+                self._stored += check_storage(array, self._headers, what, least=1 << 16, size=self._size)
                 if self._stored > _MOST_VALUES + 2 * self._size:
                     raise CorruptSourceError(f"{self._name}: arrays share their bytes ({path})")
                 if not array.shape and place[0] != "infos":

@@ -117,6 +117,14 @@ def test_trees_that_lead_back_to_themselves(tmp_path):
         (b"FRHP", 7, "H", 20, "the heap at byte|leads out"),  # filters
         (b"FRHP", 110, "H", 1 << 15, "the heap at byte"),  # blocks in a row
         (b"FRHP", 140, "H", 2000, "the heap at byte"),  # rows
+        (
+            b"FRHP",
+            112,
+            "Q",
+            1 << 17,
+            "the heap at byte",
+        ),  # bytes of the first block, of the largest: read for each name
+        (b"FRHP", 120, "Q", 1 << 22, "the heap at byte"),
         (b"FAHD", 5, "B", 0, "the table of chunks"),  # without filters, which these chunks have
         (b"FAHD", 8, "Q", 1 << 60, "the table of chunks"),  # chunks: HDF5 goes from one to the next
         (b"FAHD", 8, "Q", 1, "the table of chunks"),  # fewer than the array has
@@ -161,6 +169,41 @@ def test_branches_that_meet_again(later, tmp_path):
     assert root
 
 
+def test_nodes_of_old_trees(tmp_path):
+    """Where one is of megabytes, 250 inside each other take a gigabyte, though they share their bytes."""
+    with h5py.File(tmp_path / "sound", "w", libver="earliest") as file:
+        file["group/x"] = 1
+    data = (tmp_path / "sound").read_bytes()
+    for at in (16, 18):
+        refused(tmp_path / "x", put(data, at, "H", 1000), [], "its trees have nodes of 2000 entries")
+    refused(tmp_path / "x", put(put(data, 24, "H", 1000), 8, "B", 1), [], "its trees have nodes of 2000 entries")
+    data = with_extension(tmp_path / "sound").read_bytes()
+    at = data.index(b"\x17", *struct.unpack_from("<Q", data, 20))
+    for place in range(3):
+        sizes = [1000 if one == place else 16 for one in range(3)]
+        one = put(put(data, at, "B", 19), at + 4, "BHHH", 0, *sizes)
+        refused(tmp_path / "x", one, [], "its trees have nodes of 2000 entries")
+
+
+def test_heaps_that_share_their_bytes(tmp_path):
+    """HDF5 reads the names of a group whenever it looks for one, and a large attribute: megabytes for each of thousands."""
+    with h5py.File(tmp_path / "sound", "w", libver="earliest") as file:
+        file["one/x"], file["two/x"] = 1, 2
+    data, addresses = (tmp_path / "sound").read_bytes(), every_address(tmp_path / "sound")
+    for heap in list(places(data, b"HEAP"))[1:]:
+        data = put(data, heap + 8, "Q", len(data) // 2)
+    refused(tmp_path / "x", data, addresses, "its heaps state")
+    with h5py.File(tmp_path / "sound", "w", libver="latest") as file:
+        for number in range(3):
+            file.attrs[f"{number}"] = np.zeros(9000 + number)
+    check(tmp_path / "sound")
+    data = (tmp_path / "sound").read_bytes()
+    leaf = data.index(b"BTLF\0\1")
+    for record in range(leaf + 6, leaf + 6 + 3 * 24, 24):
+        data = put(data, record + 8, "Q", len(data) // 2)
+    refused(tmp_path / "x", data, every_address(tmp_path / "sound"), "its heaps state")
+
+
 def test_what_two_objects_share(tmp_path):
     """HDF5 keeps what it has read for the first of them, and takes it for that of the second."""
     with h5py.File(tmp_path / "sound", "w") as file:
@@ -195,14 +238,19 @@ def test_headers_without_end(tmp_path):
     refused(tmp_path / "x", bytes(data), addresses, "has no end|leads out of it|kept apart")
 
 
+def with_extension(path):
+    """A file that says how its free space is kept."""
+    properties = h5py.h5p.create(h5py.h5p.FILE_CREATE)
+    properties.set_file_space_strategy(h5py.h5f.FSPACE_STRATEGY_PAGE, True, 1)
+    with h5py.File(h5py.h5f.create(bytes(path), fcpl=properties)) as file:
+        file["x"] = np.zeros((3, 70000), "u1")
+    return path
+
+
 @pytest.mark.parametrize("kind", [15, 24])
 def test_what_nobody_asks_hdf5_to_write(tmp_path, kind):
     """Messages that objects share may be of any length; an image of the cache is read in place of what is in the file."""
-    properties = h5py.h5p.create(h5py.h5p.FILE_CREATE)
-    properties.set_file_space_strategy(h5py.h5f.FSPACE_STRATEGY_PAGE, True, 1)
-    with h5py.File(h5py.h5f.create(bytes(tmp_path / "sound"), fcpl=properties)) as file:
-        file["x"] = np.zeros((3, 70000), "u1")
-    check(tmp_path / "sound")
+    check(with_extension(tmp_path / "sound"))
     data = (tmp_path / "sound").read_bytes()
     (extension,) = struct.unpack_from("<Q", data, 20)
     (tmp_path / "x").write_bytes(put(data, data.index(b"\x17", extension), "B", kind))
@@ -274,5 +322,5 @@ def test_types_of_objects(tmp_path):
     for bits in (2, 8):
         at = data.index(struct.pack("<BBBBI", 0x19, 0, 0, 0, 16))
         refused(tmp_path / "x", put(data, at + 1, "B", bits), addresses, "the type at byte")
-        with h5py.File(tmp_path / "x") as file, pytest.raises(CorruptSourceError, match="a type that HDF5 does not"):
-            check_storage(file["x"].id, "x", least=1 << 16, size=1 << 20)
+        with h5py.File(tmp_path / "x") as file, pytest.raises(CorruptSourceError, match="a type that is not read"):
+            check_storage(file["x"].id, Headers.of(tmp_path / "x", "x"), "x", least=1 << 16, size=1 << 20)
