@@ -11,6 +11,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 
+def is_full(error: OSError) -> bool:
+    """Whether a write failed for want of space: of the disk, or of the user's quota on it."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def open_plain(path: Path, mode: str, *, follow: bool = False) -> BinaryIO:
     """Open a file in a folder that may have been changed by another hand; ``mode`` is a binary one of `open`.
 

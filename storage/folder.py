@@ -162,10 +162,12 @@ class DatasetPlace:
 
 
 def remove_empty(folder: Path, root: Path) -> None:
-    """Remove a folder below a root if it is empty, then those above it that are empty now."""
+    """Remove a folder below a root if it is empty, then those above it that are empty now; it may be gone already."""
     while root in folder.parents:
         try:
             folder.rmdir()
+        except FileNotFoundError:
+            pass
         except OSError:
             return
         folder = folder.parent

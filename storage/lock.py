@@ -93,10 +93,8 @@ class WriterLock:
         return _is_stale(path, _read(path) or _named(path))
 
     def _create(self) -> bool:
-        pid = os.getpid()
-        self._token = f"{_machine()}{pid:08x}{secrets.token_hex(8)}"
-        record = {"pid": pid, "host": socket.gethostname(), "space": _pid_space(), "started": _started(pid)}
-        record.update(token=self._token, since=time.time())
+        self._token = f"{_machine()}{os.getpid():08x}{secrets.token_hex(8)}"
+        record = {**_this_process(), "token": self._token, "since": time.time()}
         # Written aside and linked into place: the lock is never seen half-written.
         temporary = self.path.with_name(f"{self.path.name}.{self._token}")
         try:
@@ -116,7 +114,8 @@ class WriterLock:
         """Take a stale lock away, unless another process is doing so or has done it."""
         breaking = self.path.with_name(f"{self.path.name}.breaking")
         try:
-            os.close(os.open(breaking, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            with breaking.open("xb") as file:
+                file.write(json.dumps(_this_process()).encode())
         except FileExistsError:
             with contextlib.suppress(FileNotFoundError):
                 status = breaking.lstat()
@@ -161,6 +160,11 @@ def _read(path: Path) -> dict[str, Any] | None:
             raise
         return {}
     return owner if isinstance(owner, dict) else {}
+
+
+def _this_process() -> dict[str, Any]:
+    pid = os.getpid()
+    return {"pid": pid, "host": socket.gethostname(), "space": _pid_space(), "started": _started(pid)}
 
 
 def _named(path: Path) -> dict[str, Any]:

@@ -11,7 +11,6 @@ The writing process locks ``<path>.part`` (flock).
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -23,7 +22,7 @@ from time import monotonic
 from typing import IO, Any
 
 from ...errors import ChecksumError, DatasetBusyError, DiskSpaceError
-from ...storage.durable import open_plain, read_plain, sync_folder
+from ...storage.durable import is_full, open_plain, read_plain, sync_folder
 from .location import Location, RemoteObject
 from .stream import OnBytes, pin, stream
 from .verifier import Verifier
@@ -81,7 +80,7 @@ def fetch_to_file(
                 kept = 0
                 continue
             except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                if not is_full(error):
                     raise
                 message = f"{path}: the disk is full; no space for {obj.url}"
                 hint = "free some space and run the same command again: it continues"

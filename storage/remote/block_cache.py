@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import os
 import threading
 import time
@@ -26,11 +25,11 @@ import google_crc32c
 import numpy as np
 
 from ...amounts import size as amount
-from ...errors import CacheError, ChecksumError, DamagedDatasetError, DiskSpaceError
+from ...errors import CacheError, ChecksumError, DamagedDatasetError
 from ..checksums import check_ranges
 from ..durable import open_plain, sync_folder, write_at, write_atomically
 from ..manifest import FILENAME, Manifest
-from . import block_states
+from . import block_states, cache_folder
 from .block_fetcher import BlockFetcher
 from .block_layout import BlockLayout
 from .block_states import ABSENT, RESIDENT, UNPROVEN, BlockStates
@@ -254,14 +253,8 @@ class BlockCache:
         with self._lock.shared() if self._most is None else self._lock.exclusive():
             if self._most is not None and path in self.layout.in_blocks:
                 self._make_room()
-            try:
+            with cache_folder.writing(self.folder):
                 _write_at(self.folder / path, start, data)
-            except OSError as error:
-                message = f"the cache {self.folder} cannot be written: {error.strerror}"
-                if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                    hint = "make room, give a cache_limit, or choose another cache_dir"
-                    raise DiskSpaceError(message, hint=hint) from error
-                raise CacheError(message, hint="choose another cache_dir") from error
             self._sums[blocks] = sums
             self.states[blocks] = RESIDENT
 
@@ -292,7 +285,7 @@ class BlockCache:
         if not self._claims.take(self.layout.count):
             return
         try:
-            with self._lock.shared():  # no block goes meanwhile
+            with cache_folder.writing(self.folder), self._lock.shared():  # no block goes meanwhile
                 if not self.finished and bool((self.states == RESIDENT).all()):
                     self._check_unproven()
                     for path in self.layout.paths:

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ...amounts import size as amount
-from ...errors import CacheError, DiskSpaceError
+from ...errors import CacheError, DiskSpaceError, RbdataError
 from ..checksums import crc32c
-from ..durable import write_atomically
+from ..durable import is_full, write_atomically
 from ..folder import free_bytes
 from . import block_states
 from .block_layout import BlockLayout
@@ -28,31 +30,42 @@ MANIFEST = ".rbdata-manifest"
 _ANOTHER = "choose another cache_dir, or delete the folder"
 
 
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Raise DiskSpaceError for a disk or quota that is full, CacheError for a folder that cannot be written otherwise."""
+    try:
+        yield
+    except RbdataError:
+        raise
+    except OSError as error:
+        message = f"the cache folder {folder} cannot be written: {error.strerror}"
+        if is_full(error):
+            hint = "make room, give a cache_limit, or choose another cache_dir"
+            raise DiskSpaceError(message, hint=hint) from error
+        raise CacheError(message, hint=_ANOTHER) from error
+
+
 def open_session(folder: Path, text: bytes, layout: BlockLayout, url: str) -> int:
     """Make the folder the cache of the dataset whose manifest is ``text``, or go on with it; returns a file to close.
 
-    Raises CacheError where it cannot be written, holds something else, or is used by another machine.
+    Raises DiskSpaceError on a full disk, CacheError where it cannot be written otherwise, holds something else, or is used by
+    another machine.
     """
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         setup = open_lock(folder / ".rbdata-setup")
-    except OSError as error:
-        message = f"the cache folder {folder} cannot be written: {error.strerror}"
-        raise CacheError(message, hint="choose another one with cache_dir") from error
-    session = -1
-    try:
-        fcntl.flock(setup, fcntl.LOCK_EX)
-        session = open_lock(folder / ".rbdata-session")
-        _enter(folder, session, text, layout, url)
-        return session
-    except BaseException as error:
-        if session >= 0:
-            os.close(session)
-        if isinstance(error, OSError) and not isinstance(error, CacheError):
-            raise CacheError(f"the cache folder {folder} cannot be used: {error.strerror}", hint=_ANOTHER) from error
-        raise
-    finally:
-        os.close(setup)
+        session = -1
+        try:
+            fcntl.flock(setup, fcntl.LOCK_EX)
+            session = open_lock(folder / ".rbdata-session")
+            _enter(folder, session, text, layout, url)
+            return session
+        except BaseException:
+            if session >= 0:
+                os.close(session)
+            raise
+        finally:
+            os.close(setup)
 
 
 def _enter(folder: Path, session: int, text: bytes, layout: BlockLayout, url: str) -> None:

@@ -266,6 +266,12 @@ def test_two_processes_remove_a_folder(tmp_path, monkeypatch):
     assert not top.exists()
 
 
+def test_empty_folders_above_one_that_is_gone_already(tmp_path):
+    (tmp_path / "a/b").mkdir(parents=True)
+    folders.remove_empty(tmp_path / "a/b/c/d", tmp_path)
+    assert names(tmp_path) == []
+
+
 def test_prune_parents_stops_at_the_root_and_at_neighbours(tmp_path):
     root = tmp_path / "root"
     place = DatasetPlace(root, "a/b/c/d")

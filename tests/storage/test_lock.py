@@ -209,6 +209,27 @@ def test_killed_while_taking_a_stale_lock_away(tmp_path):
     assert names(tmp_path) == []
 
 
+def test_interrupted_twice_while_taking_a_stale_lock_away(tmp_path):
+    lock = WriterLock(tmp_path / ".b.lock", "x")
+    dead_owner(lock.path)
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    child = os.fork()
+    if child == 0:
+        locks._remove = Path.unlink = interrupt
+        try:
+            lock._break(json.loads(lock.path.read_bytes()))
+        finally:
+            os._exit(0)
+    left = tmp_path / ".b.lock.breaking"
+    while not left.exists():
+        time.sleep(0.01)
+    os.waitpid(child, 0)
+    assert lock.is_stale(left)
+
+
 def test_without_hard_links(tmp_path, monkeypatch):
     def refuse(*_):
         raise PermissionError("no hard links here")

@@ -60,7 +60,8 @@ def seal(record: Any) -> str:
     """The text of a manifest whose checksum is right, if it can have one."""
     try:
         record = json.loads(json.dumps(record))
-        record["checksum"] = manifest._checksum(record)
+        if isinstance(record, dict):
+            record["checksum"] = manifest._checksum(record)
     except (TypeError, ValueError):
         pass
     return json.dumps(record)

@@ -23,7 +23,7 @@ import numpy as np
 
 from ....errors import DiskSpaceError
 from ....storage.codecs.compressed import compressed_codec
-from ....storage.durable import sync_files
+from ....storage.durable import is_full, sync_files
 from ....storage.parts import Encode
 from ...ingest.staging import StagedRows, lengths_path
 from ...ingest.trajectories import Column
@@ -101,9 +101,7 @@ class RecordingWriter:
             with (self._folder / name).open("ab") as file:
                 file.write(data if isinstance(data, bytes) else np.ascontiguousarray(data).data)
         except OSError as error:
-            import errno
-
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if not is_full(error):
                 raise
             message = f"the disk is full: the recording in {self._folder} does not fit"
             raise DiskSpaceError(message, hint="make room, record fewer --steps, or choose another --root") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import os
 import subprocess
 import sys
 import threading
@@ -147,6 +148,22 @@ def test_a_value_of_one_process() -> None:
     assert [holder.get(make), holder.get(make)] == [1, 1]
     holder._owner = -1  # as after a fork
     assert [holder.get(make), holder.get(make)] == [2, 2]
+
+
+def test_a_forked_process_does_not_close_what_its_parent_made() -> None:
+    class Client:
+        closed = False
+
+        def __del__(self) -> None:
+            Client.closed = True
+
+    holder: PerProcess[Client] = PerProcess()
+    holder.get(Client)
+    child = os.fork()
+    if child == 0:
+        holder.get(Client)
+        os._exit(Client.closed)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 class Source:

@@ -224,6 +224,16 @@ def test_a_disk_that_is_full_meanwhile(files, tmp_path, monkeypatch):
         dataset.read(torch.tensor([0]))
 
 
+def test_a_disk_that_is_full_before(files, tmp_path, monkeypatch):
+    def write(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cache_folder, "write_atomically", write)
+    with pytest.raises(DiskSpaceError, match="No space left") as failure:
+        opened(files, tmp_path / "cache")
+    assert "make room" in str(failure.value.hint)
+
+
 def test_a_cache_that_another_machine_uses(files, tmp_path, monkeypatch):
     dataset = opened(files, tmp_path / "cache")
     monkeypatch.setattr(cache_folder, "_boot", lambda: "another start of another machine")
