@@ -18,6 +18,7 @@ from .http_errors import DENIED, MISSING, NO_RANGES, malformed, network_error, r
 from .location import (
     CONNECTIONS,
     LEAST_RATE,
+    LISTING_TIMEOUTS,
     FetchOptions,
     Names,
     Objects,
@@ -26,16 +27,16 @@ from .location import (
     is_plain_name,
     join_path,
     require_inside,
+    stated_size,
     without_login,
 )
 from .per_process import PerProcess
+from .s3 import bounded_session, list_folder, read_range
 
 T = TypeVar("T")
 PIECE = 1 << 20
 #: Bytes per second below which a range times out: a range is one call, of which nothing is seen before its end.
 LEAST_RANGE_RATE = 16 * LEAST_RATE
-#: Times the time-out for silence that a listing may take, all pages together.
-LISTING_TIMEOUTS = 10
 
 _S3 = ("s3", "s3a")
 _MD5 = re.compile(r"[0-9a-f]{32}")
@@ -84,6 +85,9 @@ class FsspecLocation(BaseLocation):
 
     def _read_range(self, url: str, start: int, end: int) -> bytes:
         files = self.file_system()
+        if files.protocol in _S3:
+            seconds = self._range_seconds(end - start)
+            return files.call(url, lambda fs, path: read_range(fs, path, start, end - start, seconds))
         limit = files.within(self._range_seconds(end - start))
         return files.call(url, lambda fs, path: bytes(fs.cat_file(path, start=start, end=end, **limit)))
 
@@ -94,7 +98,7 @@ class FsspecLocation(BaseLocation):
         files = self.file_system()
         if files.protocol in _S3 and obj.version is not None:
             seconds = self._range_seconds(length)
-            data = files.call(obj.url, lambda fs, path: _read_pinned(fs, path, obj, start, length, seconds))
+            data = files.call(obj.url, lambda fs, path: read_range(fs, path, start, length, seconds, obj.version))
         else:
             data = self._read_range(obj.url, start, start + length)
             self._check_unchanged(obj)
@@ -120,7 +124,10 @@ class FsspecLocation(BaseLocation):
 
     def _listing(self, url: str) -> tuple[Objects, Names]:
         def list_entries(fs: Any, path: str) -> tuple[Objects, Names]:
-            found = fs.ls(path, detail=True, **files.within(LISTING_TIMEOUTS * self.options.silence_timeout))
+            if files.protocol in _S3:
+                found = list_folder(fs, path, url, self.options.silence_timeout)
+            else:
+                found = fs.ls(path, detail=True, **files.within(LISTING_TIMEOUTS * self.options.silence_timeout))
             # For the path of an object, some stores list that object. An empty name marks an empty folder.
             entries = [entry for entry in found if entry["name"].rstrip("/").strip("/") != path.strip("/")]
             if found and not entries and found[0]["type"] == "file" and not found[0]["name"].endswith("/"):
@@ -174,6 +181,7 @@ class _Files:
                     "read_timeout": self._options.silence_timeout,
                     "retries": {"max_attempts": 1},
                     "max_pool_connections": CONNECTIONS,
+                    **bounded_session(),
                 }
                 settings |= {"anon": self._anonymous, "config_kwargs": timeouts}
             self._file_system = self._class(**settings)
@@ -184,29 +192,6 @@ class _Files:
     def _may_retry_anonymously(self, error: Exception) -> bool:
         no_login = type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError")
         return no_login and self.protocol in _S3 and not self._anonymous and self._options.anonymous == "auto"
-
-
-def _read_pinned(fs: Any, path: str, obj: RemoteObject, start: int, length: int, seconds: float) -> bytes:
-    """A range of this version of an S3 object, within so many seconds."""
-    from fsspec.asyn import sync
-
-    bucket, key, _ = fs.split_path(path)
-
-    async def read() -> bytes:
-        span = f"bytes={start}-{start + length - 1}"
-        answer = await fs._call_s3("get_object", Bucket=bucket, Key=key, Range=span, IfMatch=f'"{obj.version}"')
-        try:
-            return bytes(await answer["Body"].read())
-        finally:
-            answer["Body"].close()
-
-    try:
-        return bytes(sync(fs.loop, read, timeout=seconds))
-    except OSError as error:
-        answer = getattr(error.__cause__, "response", None) or {}
-        if answer.get("ResponseMetadata", {}).get("HTTPStatusCode") in (412, 416):
-            raise replaced(obj.url) from error
-        raise
 
 
 def check_installed(scheme: str, url: str) -> None:
@@ -263,7 +248,7 @@ def _to_object(entry: dict[str, Any], url: str) -> RemoteObject:
     return RemoteObject(
         url=url,
         name=url.rpartition("/")[2],
-        size=None if entry.get("size") is None else int(entry["size"]),
+        size=stated_size(None if entry.get("size") is None else int(entry["size"])),
         checksums={"md5": tag} if plain else {},
         version=str(stamp) if stamp else None,
     )

@@ -16,15 +16,16 @@ from .google_login import Clients
 from .headers import hex_of_base64
 from .http_errors import MISSING, NO_RANGES, malformed, network_error, reason, replaced, status_error, transient
 from .location import (
-    MOST_PAGES,
     FetchOptions,
     Names,
     Objects,
+    Pages,
     RemoteObject,
     check_path,
     is_plain_name,
     join_path,
     require_inside,
+    stated_size,
     without_login,
 )
 from .per_process import PerProcess
@@ -79,28 +80,27 @@ class GcsLocation(BaseLocation):
         return self._call(obj.url, reload)
 
     def _listing(self, url: str) -> tuple[Objects, Names]:
-        prefix = f"{_key(url)}/" if _key(url) else None
+        prefix = f"{_key(url)}/" if _key(url) else ""
 
         def list_page_by_page(bucket: Bucket) -> tuple[Objects, Names]:
-            pages = bucket.client.list_blobs(
-                bucket, prefix=prefix, delimiter="/", fields=_FIELDS, timeout=self.options.timeouts, retry=None
+            answers = bucket.client.list_blobs(
+                bucket, prefix=prefix or None, delimiter="/", fields=_FIELDS, timeout=self.options.timeouts, retry=None
             )
-            found, tokens = list[RemoteObject](), set[str | None]()
-            for page in pages.pages:
-                found += [_to_object(blob, f"gs://{self._bucket}/{blob.name}") for blob in page]
-                if pages.next_page_token in tokens or len(tokens) > MOST_PAGES:
-                    raise FetchError(f"{url}: the listing has no end: page {len(tokens) + 1} leads to one before it")
-                tokens.add(pages.next_page_token)
-            return found, [folder.rstrip("/").rpartition("/")[2] for folder in {*pages.prefixes}]
+            pages, objects, folders = Pages(url, self.options.silence_timeout), list[RemoteObject](), set[str]()
+            for answer in answers.pages:
+                blobs = [*answer]
+                pages.add([*(blob.name for blob in blobs), *answer.prefixes], answers.next_page_token)
+                objects += [_to_object(blob, f"gs://{self._bucket}/{blob.name}") for blob in blobs]
+                folders.update(answer.prefixes)
+            return objects, [*folders]
 
-        objects, names = self._call(url, list_page_by_page)
-        if prefix and not objects and not names:
+        objects, folders = self._call(url, list_page_by_page)
+        if prefix and not objects and not folders:
             raise ObjectNotFoundError(f"{url}: no such folder", hint=MISSING)
         # Some tools mark an empty folder by a key 'folder/'. Names such as '..' are not plain and are omitted.
-        return (
-            sorted((obj for obj in objects if is_plain_name(obj.name)), key=lambda obj: obj.name),
-            sorted(name for name in names if is_plain_name(name)),
-        )
+        names = (folder.removeprefix(prefix).removesuffix("/") for folder in folders if folder.startswith(prefix))
+        there = (obj for obj in objects if _key(obj.url) == prefix + obj.name and is_plain_name(obj.name))
+        return sorted(there, key=lambda obj: obj.name), sorted(filter(is_plain_name, names))
 
     def _range(self, obj: RemoteObject, start: int, length: int) -> Iterator[bytes]:
         """`length` bytes from `start` by one request; if it fails, the bytes received come before the error."""
@@ -187,7 +187,7 @@ def _to_object(blob: Blob, url: str) -> RemoteObject:
     return RemoteObject(
         url=url,
         name=blob.name.rpartition("/")[2],
-        size=None if blob.size is None else max(0, blob.size),
+        size=stated_size(blob.size),
         checksums={name: value for name, value in checksums.items() if value},
         version=str(blob.generation) if blob.generation is not None else None,
     )

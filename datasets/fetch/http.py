@@ -12,7 +12,8 @@ from .base_location import BaseLocation
 from .headers import accepted_encoding, check_same_object, is_web_page, length, stated_checksums, stated_version
 from .html_index import parse_index
 from .http_errors import MISSING, NO_RANGES, raise_network_error, status_error, status_of, transient
-from .location import CONNECTIONS, FetchOptions, Names, Objects, RemoteObject, check_offset, require_inside
+from .location import CONNECTIONS, FetchOptions, Names, Objects, Pages, RemoteObject, check_offset, require_inside
+from .page import read_page
 from .per_process import PerProcess
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 # Small pieces first: an incomplete piece is lost when the connection breaks, and requested again.
 FIRST_PIECE = 1 << 16
 PIECE = 1 << 18
-LONGEST_PAGE = 64 << 20
 LONGEST_EXPLANATION = 1 << 16
 
 
@@ -149,11 +149,12 @@ class HttpLocation(BaseLocation):
     def _listing(self, url: str) -> tuple[Objects, Names]:
         url += "/"
         hint = "the server must serve directory indexes; otherwise use another mirror (--mirror)"
+        pages = Pages(url, self.options.silence_timeout)
         with self.request("GET", url) as response:
             if _page_path(response.url) != _page_path(url):
                 message = f"{url}: redirected to {response.url.partition('?')[0]} instead of a directory index"
                 raise FetchError(message, hint=hint)
-            page = read_page(response, url, "the directory index", hint)
+            page = read_page(response, url, "the directory index", hint, pages=pages)
             if not page.strip():
                 raise transient(f"{url}: the directory index is empty")
             if not is_web_page(response.headers):
@@ -164,27 +165,11 @@ class HttpLocation(BaseLocation):
             raise transient(f"{url}: the directory index ends early, after {len(page)} bytes")
         if not index.is_index:
             raise FetchError(f"{url} is a web page, not a directory index", hint=hint)
+        pages.add([*index.files, *index.folders], None)
         return [RemoteObject(url + _quoted(name), name) for name in index.files], [*index.folders]
 
 
 # -- one response ------------------------------------------------------------------------------------------------------
-
-
-def read_page(response: requests.Response, url: str, what: str, hint: str | None = None) -> bytes:
-    """The decoded body of a response. Raises FetchError if it is larger than LONGEST_PAGE, and the network errors; also for
-    a body that ends before the length stated."""
-    page = bytearray()
-    try:
-        for piece in response.iter_content(PIECE):
-            page += piece
-            if len(page) > LONGEST_PAGE:
-                raise FetchError(f"{url}: {what} is larger than {LONGEST_PAGE >> 20} MiB", hint=hint)
-    except Exception as error:
-        raise_network_error(error, url)
-    stated, received = length(response.headers), response.raw.tell()
-    if stated is not None and received < stated:
-        raise transient(f"{url}: connection lost after {received} of {stated} bytes")
-    return bytes(page)
 
 
 def _reject_web_page(response: requests.Response, obj: RemoteObject) -> None:

@@ -32,7 +32,7 @@ def transient(message: str, *, hint: str = LATER, retry_after: float | None = No
 def malformed(error: Exception, url: str) -> FetchError:
     """The error for an answer that a client failed to interpret, with an exception of no meaning; MemoryError and the like
     are no answers, and raised."""
-    if not isinstance(error, (AttributeError, LookupError, TypeError, ValueError, RecursionError)):
+    if not isinstance(error, (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)):
         raise error
     return transient(f"{url}: the server's answer is malformed ({type(error).__name__}: {reason(error)})")
 

@@ -24,13 +24,14 @@ from urllib.parse import quote, urlsplit
 from ...errors import FetchError, ForbiddenError, ObjectNotFoundError, UsageError
 from ...storage.outside_json import parse_json
 from .base_location import BaseLocation
-from .http import HttpLocation, read_page
+from .http import HttpLocation
 from .http_errors import MISSING, status_of, transient
 from .location import (
-    MOST_PAGES,
+    NO_SIZE,
     FetchOptions,
     Names,
     Objects,
+    Pages,
     RemoteObject,
     check_endpoint,
     check_offset,
@@ -39,6 +40,7 @@ from .location import (
     join_path,
     require_inside,
 )
+from .page import read_page
 from .per_process import PerProcess
 from .retry import call_with_retries
 
@@ -101,7 +103,8 @@ class HubLocation(BaseLocation):
             found = self._session().pages(f"api/datasets?author={owner}&limit=1000", url)
             repositories = [str(entry.get("id", "")).rpartition("/")[2] for entry in found]
             return [], sorted(name for name in repositories if is_plain_name(name))
-        entries = sorted(self._tree(repository, inside), key=lambda entry: entry["path"])
+        here = (entry for entry in self._tree(repository, inside) if entry["path"].rpartition("/")[0] == inside)
+        entries = sorted(here, key=lambda entry: entry["path"])
         objects = [_to_object(repository, entry) for entry in entries if entry["type"] == "file"]
         return objects, [entry["path"].rpartition("/")[2] for entry in entries if entry["type"] == "directory"]
 
@@ -163,7 +166,7 @@ def _is_entry(entry: Any) -> bool:
         return isinstance(entry.get("id" if "id" in entry else "path"), str)
     large = entry.get("lfs") or {}
     sizes = (entry.get("size"), large.get("size", 0)) if isinstance(large, dict) else (None,)
-    return isinstance(entry.get("path"), str) and all(type(size) is int and size >= 0 for size in sizes)
+    return isinstance(entry.get("path"), str) and all(type(size) is int and 0 <= size < NO_SIZE for size in sizes)
 
 
 class _Session:
@@ -186,26 +189,26 @@ class _Session:
     def pages(self, path: str, place: str) -> Iterator[dict[str, Any]]:
         """The entries of a listing, page by page."""
         url: str | None = f"{self.http.url}/{path}"
-        seen = set[str]()
+        pages = Pages(place, self.options.silence_timeout)
         while url is not None:
-            if url in seen or len(seen) == MOST_PAGES:
-                raise FetchError(f"{place}: the listing has no end: page {len(seen)} leads to one before it")
-            seen.add(url)
-            entries, url = self._request(url, place, _is_listing)
+            entries, url = self._request(url, place, _is_listing, pages)
+            pages.add([entry.get("path") or entry["id"] for entry in entries], url)
             yield from entries
 
-    def _request(self, url: str, place: str, is_valid: Callable[[Any], bool]) -> tuple[Any, str | None]:
+    def _request(
+        self, url: str, place: str, is_valid: Callable[[Any], bool], pages: Pages | None = None
+    ) -> tuple[Any, str | None]:
         """A JSON response and the URL of the next page, with retries; of what ``is_valid`` refuses, too."""
         try:
-            return call_with_retries(lambda: self._request_once(url, is_valid), url=place, options=self.options)
+            return call_with_retries(lambda: self._request_once(url, is_valid, pages), url=place, options=self.options)
         except (ForbiddenError, ObjectNotFoundError) as error:
             # The Hub does not distinguish missing from private repositories.
             message = f"{place}: no such dataset repository or folder (HTTP {status_of(error)})"
             raise ObjectNotFoundError(message, hint=_PRIVATE) from error
 
-    def _request_once(self, url: str, is_valid: Callable[[Any], bool]) -> tuple[Any, str | None]:
+    def _request_once(self, url: str, is_valid: Callable[[Any], bool], pages: Pages | None) -> tuple[Any, str | None]:
         with self.http.request("GET", url) as response:
-            body = read_page(response, url, "the response")
+            body = read_page(response, url, "the response", pages=pages)
             next_url = response.links.get("next", {}).get("url")
         try:
             answer = parse_json(body)

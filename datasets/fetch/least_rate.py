@@ -14,15 +14,30 @@ import io
 import time
 from typing import Any
 
+from requests import PreparedRequest, Response
 from requests.adapters import HTTPAdapter
 from urllib3 import HTTPConnectionPool, HTTPSConnectionPool, ProxyManager
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
-from .location import LEAST_RATE
+from .location import LEAST_RATE, LONGEST_ANSWER, Pages
+from .page import read_page
 
 
 class PacedAdapter(HTTPAdapter):
-    """An adapter of requests whose connections time out as described above."""
+    """An adapter of requests whose connections time out as described above. Of an answer that is not read piece by piece (those
+    of Google's client about objects) it reads up to `LONGEST_ANSWER`, in the time of a listing."""
+
+    def send(
+        self, request: PreparedRequest, stream: bool = False, timeout: Any = None, *args: Any, **more: Any
+    ) -> Response:
+        response: Any = super().send(request, stream, timeout, *args, **more)
+        if not stream:
+            url = str(request.url).partition("?")[0]
+            pages = Pages(url, timeout[1]) if isinstance(timeout, tuple) else None
+            with response:
+                response._content = read_page(response, url, "the answer", pages=pages, longest=LONGEST_ANSWER)
+            response._content_consumed = True
+        return response
 
     def init_poolmanager(self, *args: Any, **more: Any) -> None:
         super().init_poolmanager(*args, **more)

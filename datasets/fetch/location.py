@@ -7,18 +7,29 @@ Paths inside it are relative, separated by '/', decoded (``$store$_action_ckpt.0
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Mapping
+import time
+from collections.abc import Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
-from ...errors import UsageError
+from ...errors import FetchError, UsageError
 
 #: Bytes per second, on average over the time-out for silence: a connection that is slower is considered lost.
 LEAST_RATE = 1024
 #: Connections of a process that are kept for further requests: as many as readers of remote datasets use at once.
 CONNECTIONS = 16
-#: Pages of a listing, of a thousand names each.
-MOST_PAGES = 10_000
+#: Pages of a listing, which have up to a thousand names each; names on all of them, and the characters of these.
+MOST_PAGES, MOST_LISTED, MOST_CHARACTERS = 500, 100_000, 16 << 20
+#: Folders that are searched one by one.
+MOST_FOLDERS = 10_000
+#: Times the time-out for silence that a listing may take, all pages together.
+LISTING_TIMEOUTS = 10
+#: Bytes of an answer of a bucket about its objects: a page has at most a thousand names of 1 KiB.
+LONGEST_ANSWER = 8 << 20
+#: Characters of a name: file systems and buckets have no longer ones.
+LONGEST_NAME = 1024
+#: The size of an object is smaller.
+NO_SIZE = 1 << 63
 
 
 @dataclass(frozen=True)
@@ -121,6 +132,61 @@ class Location(Protocol):
         """
 
 
+class Pages:
+    """The bounds of a listing that comes page by page: how many pages and names it may have, and how long it may take."""
+
+    def __init__(self, place: str, silence_timeout: float) -> None:
+        self._place = place
+        self._seconds = LISTING_TIMEOUTS * silence_timeout
+        self._deadline = time.monotonic() + self._seconds
+        self._names = self._characters = 0
+        self._seen = set[int]()  # of tokens, which may have megabytes
+
+    @property
+    def seconds_left(self) -> float:
+        return self._deadline - time.monotonic()
+
+    def check_time(self) -> None:
+        """Raises FetchError after the time that a listing may take."""
+        if self.seconds_left <= 0:
+            raise FetchError(f"{self._place}: the listing took more than {self._seconds:.0f} s", hint=_NO_END)
+
+    def add(self, names: Sequence[str], following: Hashable) -> None:
+        """Count the names of a page, and the token or address of the page after it (None: it is the last).
+
+        Raises FetchError for a page that leads to one before it, and for more than a listing may have.
+        """
+        self._names += len(names)
+        self._characters += sum(map(len, names))
+        number = len(self._seen) + 1
+        if following is not None and hash(following) in self._seen:
+            message = f"{self._place}: the listing has no end: page {number} leads to one before it"
+            raise FetchError(message, hint=_NO_END)
+        if number > MOST_PAGES or self._names > MOST_LISTED or self._characters > MOST_CHARACTERS:
+            message = (
+                f"{self._place}: the listing has no end, or is too long: {self._names:,} names on {number:,} pages"
+            )
+            raise FetchError(message, hint=_NO_END)
+        self.check_time()
+        self._seen.add(hash(following))
+
+
+def check_search(place: str, folders: int) -> None:
+    """Raises FetchError for more folders than are searched one by one."""
+    if folders > MOST_FOLDERS:
+        raise FetchError(f"{place} has more than {MOST_FOLDERS:,} folders to be searched", hint=_NO_END)
+
+
+_NO_END = "give a folder further down, or use another mirror (--mirror)"
+
+
+def stated_size(size: int | None) -> int | None:
+    """A size in bytes that a server states, None where it states none. Raises ValueError for what is no object's."""
+    if size is not None and not 0 <= size < NO_SIZE:
+        raise ValueError("a size is negative, or has too many digits")
+    return size
+
+
 def check_path(path: str) -> str:
     """A relative path without a slash at its end; '' is the top. Raises UsageError for one that could lead out of it."""
     if not path:
@@ -134,7 +200,7 @@ def check_path(path: str) -> str:
 
 def is_plain_name(name: str) -> bool:
     """Whether a name, from the user or a server, is a single path component."""
-    return name not in ("", ".", "..") and "/" not in name and "\0" not in name
+    return name not in ("", ".", "..") and "/" not in name and "\0" not in name and len(name) <= LONGEST_NAME
 
 
 def join_path(*parts: str) -> str:

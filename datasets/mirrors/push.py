@@ -33,7 +33,7 @@ from ...storage.manifest import FILENAME, Manifest, read_manifest
 from ...storage.snapshot import Pin, pinned
 from .. import catalogue, local
 from ..fetch import FetchOptions, Location, open_location
-from ..fetch.location import join_path
+from ..fetch.location import check_search, join_path
 from ..fetch.transports import open_mirror
 from ..fetch.upload import LocalFile, Uploader, open_uploader, upload
 from ..ingest.protocol import ConvertOptions
@@ -223,8 +223,9 @@ def ls(destination: str, *, fetch: FetchOptions | None = None) -> list[Entry]:
     location = open_mirror(destination, options=fetch)
     found: list[Entry] = []
     with ThreadPoolExecutor(8, "rbdata-ls") as pool:
-        level = [""]
+        level, searched = [""], 0
         for _ in range(DEEPEST):
+            check_search(location.url, searched := searched + len(level))
             entries = list(pool.map(lambda folder: _list_folder(location, folder), level))
             found += [entry for entry, _ in entries if entry is not None]
             level = [subfolder for _, folders in entries for subfolder in folders]

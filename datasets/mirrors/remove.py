@@ -13,7 +13,7 @@ from ...storage.manifest import FILENAME
 from .. import catalogue
 from ..fetch import FetchOptions, Location, RemoteObject
 from ..fetch.directory import DirectoryLocation
-from ..fetch.location import join_path
+from ..fetch.location import check_search, join_path
 from ..fetch.transports import open_mirror
 from ..fetch.upload import DirectoryUploader, open_uploader
 from .push import CONNECTIONS, DEEPEST
@@ -94,8 +94,9 @@ def _objects(location: Location, folder: str) -> dict[str, RemoteObject]:
     except ObjectNotFoundError:
         return {}
     if any(path.endswith((".memmap", "/meta.json", "/" + FILENAME)) for path in files):
-        level = [folder]
+        level, searched = [folder], 0
         for _ in range(DEEPEST):
+            check_search(location.url, searched := searched + len(level))
             level = [join_path(one, name) for one in level for name in location.folders(one)]
             for one in level:
                 files.update({join_path(one, item.name): item for item in location.list(one)})

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 
 from ....errors import CorruptSourceError, ObjectNotFoundError
 from ...fetch import FetchOptions, Location, RemoteObject, open_location, read_all
-from ...fetch.location import join_path
+from ...fetch.location import check_search, join_path
 from ...ingest.listing import RemoteDataset, RemoteListing, keep, kept
 from .names import as_location, is_id, remote_url
 
@@ -52,25 +53,30 @@ def remote_list(
 
 def _find(location: Location) -> Iterator[tuple[str, RemoteObject | None, int | None]]:
     """Name, metadata object and size of every dataset."""
-    whole = getattr(location, "tree", None)
+    whole, numbers = getattr(location, "tree", None), count(1)
     if whole is None:
-        yield from _search(location, "", 0)
+        yield from _search(location, "", 0, numbers)
         return
     for repository in location.folders():
+        check_search(location.url, next(numbers))
         files: dict[str, list[tuple[str, RemoteObject]]] = {}
         for path, item in whole(repository):
             name, marker, inside = path.partition("/data/")
             if marker and is_id(name):
                 files.setdefault(name, []).append((inside, item))
         for name, items in files.items():
+            check_search(location.url, next(numbers))
             described = next((item for inside, item in items if inside == "metadata.json"), None)
             yield name, described, sum(item.size or 0 for _, item in items)
 
 
-def _search(location: Location, folder: str, depth: int) -> Iterator[tuple[str, RemoteObject | None, int | None]]:
-    """The same folder by folder, where a place cannot list all at once."""
+def _search(
+    location: Location, folder: str, depth: int, numbers: Iterator[int]
+) -> Iterator[tuple[str, RemoteObject | None, int | None]]:
+    """The same folder by folder, where a place cannot list all at once; ``numbers`` counts the folders."""
     if depth > _DEEPEST:
         return
+    check_search(location.url, next(numbers))
     names = location.folders(folder)
     if "data" in names and is_id(folder):
         items = location.list(join_path(folder, "data"))
@@ -80,7 +86,7 @@ def _search(location: Location, folder: str, depth: int) -> Iterator[tuple[str, 
         return
     for name in names:
         if not name.startswith("."):
-            yield from _search(location, join_path(folder, name), depth + 1)
+            yield from _search(location, join_path(folder, name), depth + 1, numbers)
 
 
 def _describe(location: Location, name: str, item: RemoteObject | None, size: int | None) -> RemoteDataset:

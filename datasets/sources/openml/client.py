@@ -18,6 +18,7 @@ from ....errors import CorruptSourceError, FetchError, ObjectNotFoundError
 from ....storage.outside_json import parse_json
 from ...fetch import Location, RemoteObject
 from ...fetch.http_errors import transient
+from ...fetch.location import Pages
 from ...fetch.retry import call_with_retries
 
 ROOT = "api/v1/json/data"
@@ -26,8 +27,6 @@ _UNKNOWN = ("111", "113", "110", "112")
 _LONGEST = 64 << 20
 #: Datasets asked for at a time; there were about 6,000 in 2026.
 PAGE = 1000
-#: OpenML had 6,000 in 2026.
-_MOST_LISTED = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -108,11 +107,10 @@ class Api:
 
     def listing(self, on_progress: Callable[[int, int], None]) -> list[Listed]:
         """All active datasets, page by page; ``on_progress`` hears how many came so far, twice: the end is not known."""
-        found: list[Listed] = []
+        found, pages = list[Listed](), Pages(self.location.url, self.location.options.silence_timeout)
         while True:
             page = self._list(f"{ROOT}/list/status/active/limit/{PAGE}/offset/{len(found)}")
-            if page and (page[-1] in found[-PAGE:] or len(found) > _MOST_LISTED):
-                raise CorruptSourceError(f"{self.location.url} lists the same datasets again and again")
+            pages.add([one.name for one in page], page[-1] if page else None)
             found += page
             on_progress(len(found), len(found))
             if len(page) < PAGE:

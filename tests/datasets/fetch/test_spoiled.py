@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 from faulty_proxy import KINDS, NONSENSE, Asked, Fault, Proxy, faulty_proxy
@@ -197,35 +194,3 @@ def test_git_blobs_are_verified() -> None:
         else:
             with pytest.raises(ChecksumError, match="git"):
                 verifier.finish()
-
-
-@pytest.mark.parametrize("url", ["gs://lab/run", "hf://lab/run"])
-def test_a_listing_without_end_is_ended(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    class Endless(BaseHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            body = json.dumps({"items": [{"name": "run/a", "size": "1"}], "nextPageToken": "a"}).encode()
-            if "/tree/" in self.path:
-                body = b'[{"type": "file", "path": "a", "size": 1}]'
-            elif "/revision/" in self.path:
-                body = json.dumps({"sha": "0" * 40}).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.send_header("Link", f'<http://{self.headers["Host"]}{self.path}>; rel="next"')
-            self.end_headers()
-            self.wfile.write(body)
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Endless) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        for variable in ("STORAGE_EMULATOR_HOST", "HF_ENDPOINT"):
-            monkeypatch.setenv(variable, f"http://127.0.0.1:{server.server_port}")
-        with pytest.raises(FetchError, match=r"the listing has no end: page \d leads to one before it"):
-            open_location(url, options=QUICK).list()
-        server.shutdown()
-    assert len(asked) < 5

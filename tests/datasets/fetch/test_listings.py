@@ -1,0 +1,198 @@
+"""Listings from a server that sends whatever it likes: no end, too much, names that lead elsewhere, sizes of nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
+from threading import Thread
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from rbdata.datasets.fetch import FetchOptions, open_location
+from rbdata.datasets.fetch import location as bounds
+from rbdata.datasets.mirrors import push
+from rbdata.datasets.sources.minari.remote_counts import remote_list
+from rbdata.errors import FetchError, TransientFetchError
+
+QUICK = FetchOptions(attempts=1, backoff=0.0, connect_timeout=5.0, silence_timeout=20.0)
+URLS = ["gs://lab/run", "hf://lab/run", "s3://lab/run"]
+NO_END = "the listing has no end"
+
+
+class Entry:
+    """An object as the three stores list it."""
+
+    def __init__(self, key: str, size: Any = 1) -> None:
+        self.google = {"name": key, "size": str(size), "generation": "1"}
+        self.hub = {"type": "file", "path": key.removeprefix("run/"), "size": size, "oid": "0" * 40}
+        escaped = key.replace("&", "&amp;").replace("<", "&lt;")
+        self.s3 = f"<Contents><Key>{escaped}</Key><Size>{size}</Size></Contents>"
+
+
+class Store:
+    """Answers every listing with these entries, and with a token that leads on."""
+
+    def __init__(self) -> None:
+        self.entries = [Entry("run/a")]
+        self.token: Callable[[], str | None] = lambda: None
+        self.body: Callable[[], Iterator[bytes]] | None = None
+        self.asked = 0
+
+    def answer(self, path: str, host: str) -> tuple[bytes, str]:
+        token = self.token()
+        if "/revision/" in path:
+            return json.dumps({"sha": "0" * 40}).encode(), ""
+        self.asked += 1
+        if path.startswith("/api/"):
+            body = json.dumps([entry.hub for entry in self.entries]).encode()
+            return body, f'<http://{host}{path}?cursor={token}>; rel="next"' if token else ""
+        if path.startswith("/web/"):
+            return b'<html><h1>Index of x</h1><a href="a/">a</a><a href="b/">b</a></html>', ""
+        if path.startswith("/storage/"):
+            return json.dumps({"items": [entry.google for entry in self.entries], "nextPageToken": token}).encode(), ""
+        more = f"<IsTruncated>true</IsTruncated><NextContinuationToken>{token}</NextContinuationToken>" if token else ""
+        found = "".join(entry.s3 for entry in self.entries)
+        return f"<ListBucketResult>{found}{more}</ListBucketResult>".encode(), ""
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    store = Store()
+
+    class Handler(BaseHTTPRequestHandler):
+        disable_nagle_algorithm = True
+        wbufsize = 1 << 16
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            address = urlsplit(self.path)
+            if "list-type" not in parse_qs(address.query) and not address.path.startswith(("/api", "/storage", "/web")):
+                return self.send_error(404)
+            body, link = store.answer(address.path, self.headers["Host"])
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html" if address.path.startswith("/web") else "application/json")
+            self.send_header("Link", link)
+            self.end_headers()
+            try:
+                for piece in store.body() if store.body and "/revision/" not in self.path else [body]:
+                    self.wfile.write(piece)
+                    self.wfile.flush()
+            except ConnectionError:
+                pass  # the client has had enough
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        Thread(target=server.serve_forever, daemon=True).start()
+        for variable in ("STORAGE_EMULATOR_HOST", "HF_ENDPOINT", "AWS_ENDPOINT_URL"):
+            monkeypatch.setenv(variable, f"http://127.0.0.1:{server.server_port}")
+        for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(variable, "test")
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        yield store
+        server.shutdown()
+
+
+def names(url: str) -> list[str]:
+    return [item.name for item in open_location(url, options=QUICK).list()]
+
+
+@pytest.mark.parametrize("url", URLS)
+class TestEveryStore:
+    def test_pages_are_read_to_the_last(self, url: str, store: Store) -> None:
+        numbers = count(1)
+        store.token = lambda: str(number) if (number := next(numbers)) < 5 else None
+        assert set(names(url)) == {"a"}
+        assert 3 < store.asked < 6
+
+    def test_a_page_that_leads_to_one_before_it(self, url: str, store: Store) -> None:
+        numbers = count()
+        store.token = lambda: "abc"[next(numbers) % 3]
+        with pytest.raises(FetchError, match=rf"{NO_END}: page \d leads to one before it"):
+            names(url)
+        assert store.asked < 6
+
+    def test_fresh_tokens_for_ever(self, url: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(bounds, "MOST_PAGES", 9)
+        numbers = count(1)
+        store.token = lambda: str(next(numbers))
+        with pytest.raises(FetchError, match=f"{NO_END}, or is too long: 10 names on 10 pages"):
+            names(url)
+
+    def test_names_without_end(self, url: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(bounds, "MOST_CHARACTERS", 50_000)
+        numbers = count(1)
+        store.entries = [Entry(f"run/{'n' * 900}{number}") for number in range(20)]
+        store.token = lambda: str(next(numbers))
+        with pytest.raises(FetchError, match=NO_END):
+            names(url)
+        assert store.asked < 5
+
+    def test_a_page_without_end(self, url: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        sent = count()
+        store.body = lambda: (b" " * (1 << 20) for _ in range(100) if next(sent) >= 0)
+        with pytest.raises(FetchError, match=r"larger than \d+ MiB"):
+            names(url)
+        assert next(sent) < 90
+
+    def test_a_page_that_drips(self, url: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(bounds, "LISTING_TIMEOUTS", 0.04)
+
+        def drip() -> Iterator[bytes]:
+            for _ in range(60):
+                yield b" " * 40_000
+                time.sleep(0.1)
+
+        store.body = drip
+        with pytest.raises(FetchError, match="the listing took more than 1 s") as caught:
+            names(url)
+        assert not isinstance(caught.value, TransientFetchError)  # which would be tried again
+
+    def test_names_that_lead_elsewhere(self, url: str, store: Store) -> None:
+        keys = ["run/../x", "run/b/../../x", "elsewhere/x", "/etc/passwd", "run//x", f"run/{'n' * 100_000}", "run/.."]
+        store.entries = [Entry("run/a"), *map(Entry, keys)]
+        found = open_location(url, options=QUICK).list()
+        assert {item.url for item in found} <= {f"{url}/a", f"{url}/x"}  # the Hub's `run/x` is inside
+
+    @pytest.mark.parametrize("size", [-1, 10**30, "9" * 5000, "many"])
+    def test_sizes_that_are_none(self, url: str, size: Any, store: Store) -> None:
+        store.entries = [Entry("run/a", size)]
+        with pytest.raises(TransientFetchError, match=r"malformed|did not answer"):
+            names(url)
+
+
+def test_folders_without_end(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "MOST_FOLDERS", 10)
+    url = f"{os.environ['HF_ENDPOINT']}/web"
+    with pytest.raises(FetchError, match="more than 10 folders"):
+        push.ls(url, fetch=QUICK)
+    with pytest.raises(FetchError, match="more than 10 folders"):
+        remote_list(True, remote=url, fetch=QUICK)
+    assert store.asked <= 30
+
+
+def test_dates_that_are_none(store: Store) -> None:
+    """The library raises a RuntimeError for them."""
+    store.entries[0].s3 = f"<Contents><Key>run/a</Key><LastModified>{'9' * 400}</LastModified></Contents>"
+    with pytest.raises(TransientFetchError, match="malformed"):
+        names("s3://lab/run")
+
+
+@pytest.mark.parametrize("body", [b"", b"<html><body>login</body></html>", b"<a/>"])
+def test_what_is_no_listing_of_s3(body: bytes, store: Store) -> None:
+    """The client makes an empty folder of it."""
+    store.body = lambda: iter([body])
+    with pytest.raises(TransientFetchError, match="not a listing"):
+        names("s3://lab/run")
+
+
+def test_a_page_of_s3_that_is_cut(store: Store) -> None:
+    store.entries[0].s3 += "<IsTruncated>true</IsTruncated>"
+    with pytest.raises(TransientFetchError, match="does not lead to another"):
+        names("s3://lab/run")
