@@ -98,7 +98,7 @@ def bounded_session() -> dict[str, Any]:
     if "http_session_cls" not in signature(AioConfig.__init__).parameters:
         return {}
 
-    class Bounded(AIOHTTPSession):  # type: ignore[misc]
+    class Bounded(AIOHTTPSession):
         async def send(self, request: Any) -> Any:
             streams, request.stream_output = request.stream_output, True
             try:
