@@ -12,17 +12,25 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-#: The login in a URL: user name and password, or of a web server a token alone.
+#: The login in a URL: user name and password, or of a web server a token alone. Where a password that should have been quoted
+#: holds a "/", "?" or "#", what follows the colon is no port.
 _LOGIN = re.compile(
     r"""(?<=://)[^/\s"'<>]{1,300}:[^/\s"'<>]{0,300}@|(?:(?<=http://)|(?<=https://))[^/\s"'<>]{1,300}@"""
+    r"""|(?<=://)[^/\s"'<>:@\[]{1,300}:(?!\d{1,5}(?:[/?#]|$))[^\s"'<>]{1,300}@"""
+)
+#: The value of a parameter that gives access by itself, as in the signed URLs of stores (``X-Amz-Signature=``, ``sig=``).
+_SECRET = re.compile(
+    r"""([?&#;](?:[\w.-]{0,40}(?:token|signature|secret|passw(?:or)?d|credential|api[_-]?key)|sig|key|auth|pwd)=)[^&#;\s"'<>]+""",
+    re.IGNORECASE,
 )
 #: What a terminal acts upon, or shows in another order than it is stored: control characters, direction marks, lone surrogates.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def without_logins(text: str) -> str:
-    """A text with ``***`` in place of the logins in its URLs: messages end up in logs and bug reports."""
-    return _LOGIN.sub("***@", text) if "@" in text else text
+    """A text with ``***`` in place of logins, tokens and signatures in URLs: messages end up in logs and bug reports."""
+    text = _LOGIN.sub("***@", text) if "@" in text else text
+    return _SECRET.sub(r"\1***", text) if "=" in text else text
 
 
 def printable(text: str) -> str:

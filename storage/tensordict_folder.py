@@ -21,10 +21,11 @@ import math
 import os
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DamagedDatasetError, UsageError, reason
+from ..errors import DamagedDatasetError, DatasetExistsError, UsageError, reason
 from .checksums import crc32c
 from .durable import write_atomically
 from .outside_json import parse_json
@@ -98,6 +99,18 @@ def regular_size(path: Path) -> int:
     if not stat.S_ISREG(found.st_mode):
         raise DamagedDatasetError(f"{path} is not a regular file")
     return found.st_size
+
+
+def check_plain(folder: Path) -> None:
+    """Raise DatasetExistsError where a folder that is to be written to holds links, pipes or devices at any depth: what is
+    written would go through them. There need not be a folder."""
+    for top, folders, files in os.walk(folder):
+        for path in (Path(top, name) for name in (*folders, *files)):
+            with suppress(FileNotFoundError):  # of another process that writes
+                mode = path.lstat().st_mode
+                if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                    message = f"{path} is neither a file nor a folder: nothing is written through it"
+                    raise DatasetExistsError(message, hint="remove it, or name another folder")
 
 
 def _status(path: Path) -> os.stat_result:

@@ -45,6 +45,12 @@ def test_text_survives_a_process():
         ("s3://key:swordfish@bucket, ftp://a:b@c", "s3://***@bucket, ftp://***@c"),
         ("sftp://me@host/x", "sftp://me@host/x"),
         ("http://host:80/adult@2 and me@host", "http://host:80/adult@2 and me@host"),
+        ("s3://key:sword/fish@bucket/x", "s3://***@bucket/x"),
+        ("http://me:pass?swordfish@host, http://me:swordfish#1@host/x", "http://***@host, http://***@host/x"),
+        ("https://h/x?a=1&X-Amz-Signature=swordfish&b=2", "https://h/x?a=1&X-Amz-Signature=***&b=2"),
+        ("url: /x?sv=1&sig=swordfish (gone)", "url: /x?sv=1&sig=*** (gone)"),
+        ("'https://h/x?token=swordfish' '/y#access_token=swordfish'", "'https://h/x?token=***' '/y#access_token=***'"),
+        ("https://h/x?monkey=1&design=2&keys=3", "https://h/x?monkey=1&design=2&keys=3"),
     ],
 )
 def test_no_error_holds_a_login(text, shown):
@@ -54,7 +60,12 @@ def test_no_error_holds_a_login(text, shown):
 
 
 def test_logins_are_found_quickly():
-    for text in ("://" + "a:" * 100_000, "://" + ":" * 200_000 + "@", "http://" * 50_000 + "@"):
+    for text in (
+        "://" + "a:" * 100_000,
+        "://" + ":" * 200_000 + "@",
+        "http://" * 50_000 + "@",
+        "?token" * 50_000 + "=",
+    ):
         without_logins(text)
 
 

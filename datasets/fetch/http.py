@@ -41,7 +41,9 @@ class HttpLocation(BaseLocation):
         except ValueError:
             valid = False
         if not valid or parts.query or parts.fragment:
-            message = f"{url.partition('?')[0].rpartition('@')[2]}: not the URL of a folder on a web server"
+            message = (
+                f"{url.rpartition('@')[2].partition('?')[0].partition('#')[0]}: not the URL of a folder on a web server"
+            )
             raise UsageError(message, hint="give http(s)://host/folder, without '?' or '#'")
         login = (unquote(parts.username or ""), unquote(parts.password or "")) if "@" in parts.netloc else None
         # Users may write '$' or a space unquoted; URLs are compared and requested quoted.

@@ -14,6 +14,7 @@ from ...errors import (
     ObjectNotFoundError,
     TransientFetchError,
     UsageError,
+    without_logins,
 )
 
 LATER = "try again later, or use another mirror (--mirror)"
@@ -89,7 +90,17 @@ def raise_network_error(error: Exception, url: str) -> NoReturn:
     translated = network_error(error, url)
     if translated is None or translated is error:
         raise error
+    _hide_secrets(error)
     raise translated from error
+
+
+def _hide_secrets(error: BaseException, depth: int = 0) -> None:
+    """Texts of requests and urllib3 quote the URL that a server redirected to, whose query may be a signature."""
+    error.args = tuple(without_logins(value) if isinstance(value, str) else value for value in error.args)
+    inner = (error.__cause__, error.__context__, getattr(error, "reason", None), *error.args)
+    for cause in inner if depth < 8 else ():
+        if isinstance(cause, BaseException):
+            _hide_secrets(cause, depth + 1)
 
 
 def network_error(error: BaseException, url: str) -> FetchError | UsageError | None:

@@ -138,9 +138,9 @@ def _batch_size(checkpoint: Checkpoint) -> int | None:
     return size
 
 
-def _alike(there: str, have: str) -> bool:
+def _alike(there: Any, have: str) -> bool:
     """Storages of tensors hold each other's contents."""
-    kin = {"TensorStorage", "LazyTensorStorage", "LazyMemmapStorage"}
+    kin = ("TensorStorage", "LazyTensorStorage", "LazyMemmapStorage")
     return there in kin and have in kin
 
 

@@ -18,7 +18,7 @@ from ...checksums import crc32c, sum_range
 from ...durable import sync_folder, write_atomically
 from ...folder import remove_tree
 from ...snapshot import aside
-from ...tensordict_folder import read_json, regular_size
+from ...tensordict_folder import check_plain, read_json, regular_size
 from ..state_files import read_state, write_state
 
 FORMAT, FORMAT_VERSION = "rbdata-replay", 1
@@ -48,7 +48,9 @@ class CheckpointWriter:
         ):
             message = f"{self.target} is in the way: it is not a checkpoint"
             raise DatasetExistsError(message, hint="name another folder")
-        if not self._in_place:
+        if self._in_place:
+            check_plain(self.target)
+        else:
             remove_tree(self._working)
         self._working.mkdir(parents=True, exist_ok=True)
         return self

@@ -194,7 +194,9 @@ class CompressedListStorage(ListStorage):
         return None if rows is None else rows.block(0, len(self._records))
 
     def _read(self, place: int) -> Any:
-        packed: Packed = self._records[place]
+        return self._unpack(self._records[place])
+
+    def _unpack(self, packed: Packed) -> Any:
         kind = packed.kind
         if kind is None:
             return packed.rest
@@ -304,6 +306,8 @@ class CompressedListStorage(ListStorage):
             blobs = [data[ends[place] : ends[place + 1]] for place in range(leaf, leaf + len(kind.leaves))]
             leaf += len(kind.leaves)
             records.append(Packed(kind, blobs, dict(zip(kind.others, next(others) if kind.others else ()))))
+        for packed in {packed.kind: packed for packed in records}.values():  # paths and shapes may make no record
+            self._unpack(packed)
         self.empty()
         for place, packed in enumerate(records):
             self._write(place, packed)

@@ -31,7 +31,7 @@ from tensordict import is_tensor_collection
 
 from ....errors import DamagedDatasetError, DatasetExistsError, UsageError, reason
 from ...durable import write_atomically
-from ...tensordict_folder import read_json, read_memmap, regular_size
+from ...tensordict_folder import check_plain, read_json, read_memmap, regular_size
 from .gather import Readable
 from .lazy_tensor_storage import LazyTensorStorage
 from .process_lock import ProcessLock
@@ -143,6 +143,7 @@ class LazyMemmapStorage(LazyTensorStorage):
     def write_lock(self) -> AbstractContextManager[Any]:
         if self._data is None:
             self.scratch_dir.mkdir(parents=True, exist_ok=True)
+            check_plain(self.scratch_dir)  # with existsok it may be anybody's
         return super().write_lock
 
     @property

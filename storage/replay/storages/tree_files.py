@@ -59,10 +59,16 @@ def _describe(tree: Any, rows: tuple[int, ...]) -> Any:
 
 def open_tree(folder: Path, description: Any) -> Any:
     """Map the files of a tree. Raises DamagedDatasetError when they are not there, or the description is malformed."""
+
+    def map_leaf(path: str, leaf: Any) -> Any:
+        file = folder / f"{path}.memmap"
+        for level in file.relative_to(folder).parents:
+            if level.name and (folder / level).is_symlink():
+                raise DamagedDatasetError(f"{folder / level} is a link, through which nothing is read")
+        return map_tensor(file, leaf["dtype"], leaf["shape"])
+
     try:
-        return _build(
-            description, lambda path, leaf: map_tensor(folder / f"{path}.memmap", leaf["dtype"], leaf["shape"])
-        )
+        return _build(description, map_leaf)
     except (KeyError, TypeError, AttributeError, ValueError, SchemaError, OverflowError) as error:
         if isinstance(error, DamagedDatasetError):
             raise

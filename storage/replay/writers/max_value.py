@@ -87,8 +87,10 @@ class TensorDictMaxValueWriter(Writer):
         return {"write_count": self.write_count, "worst": [list(entry) for entry in self._current_top_values]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.write_count = int(state["write_count"])
-        self._current_top_values = [(float(value), int(row)) for value, row in state["worst"]]
+        best = [(float(value), int(row)) for value, row in state["worst"]]
+        if sorted(row for _, row in best) != [*range(len(best))]:
+            raise DamagedDatasetError("the rows of the writer's values are not those of the records")
+        self.write_count, self._current_top_values = int(state["write_count"]), best
 
     def dumps(self, path: Any) -> None:
         """As TorchRL 0.14 writes it: metadata.json and current_top_values.memmap, ``[n, 2]`` of values and rows."""

@@ -8,6 +8,7 @@ import os
 import pickle
 import random
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 from rbdata.datasets import waits
 from rbdata.datasets.fetch import FetchOptions, Location, RemoteObject, Retry, open_location, read_all, stream
+from rbdata.datasets.fetch.http import HttpLocation
 from rbdata.errors import (
     ChecksumError,
     FetchError,
@@ -569,3 +571,14 @@ def test_read_all_refuses_what_is_too_large(web: HttpServer) -> None:
     with pytest.raises(FetchError, match="larger"):
         read_all(location, location.list()[0], limit_bytes=len(DATA) - 1)
     assert read_all(location, location.list()[0], limit_bytes=len(DATA)) == DATA
+
+
+def test_no_exception_quotes_a_signature():
+    """Servers redirect to signed URLs, which the exceptions of requests and urllib3 quote."""
+    secret = "0a1b2c3d" * 8
+    with closed_port() as url:
+        location = HttpLocation.from_url(url, FetchOptions(attempts=1))
+        with pytest.raises(TransientFetchError) as caught:
+            location.request("GET", f"{url}/x?X-Amz-Signature={secret}&a=1")
+    lines = "".join(traceback.format_exception(caught.value))
+    assert secret not in lines and "X-Amz-Signature=***&a=1" in lines

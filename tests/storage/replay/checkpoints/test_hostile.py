@@ -10,17 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rbdata.errors import RbdataError
 from rbdata.storage.checksums import crc32c
 from rbdata.storage.replay import (
+    CompressedListStorage,
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
     PrioritizedSampler,
     SamplerWithoutReplacement,
     SliceSamplerWithoutReplacement,
+    TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
 )
 from replay_tools import equal, rollout
@@ -223,3 +226,48 @@ def test_any_change_of_values_is_a_typed_error_or_harmless(tmp_path_factory, dat
             break
     buffer.extend(rollout([4]))
     assert 0 <= len(buffer) <= 20
+
+
+@pytest.mark.parametrize("part", ["storage", "sampler", "writer"])
+@pytest.mark.parametrize("value", [[], {}, None, 3])
+def test_a_part_that_is_no_class(tmp_path, part, value):
+    filled().dumps(tmp_path / "checkpoint")
+    rewrite(tmp_path / "checkpoint", lambda record: {**record, "about": {**record["about"], part: value}})
+    with pytest.raises(RbdataError, match=f"the checkpoint's {part} is a"):
+        make().loads(tmp_path / "checkpoint")
+
+
+def test_rows_of_a_writer_that_are_not_there(tmp_path):
+    def empty() -> TensorDictReplayBuffer:
+        writer = TensorDictMaxValueWriter(rank_key="action")
+        return TensorDictReplayBuffer(storage=LazyTensorStorage(20), writer=writer, batch_size=4)
+
+    buffer = empty()
+    buffer.extend(rollout([5, 6, 3]))
+    buffer.dumps(tmp_path / "checkpoint")
+    make_torchrl_like(tmp_path / "checkpoint")
+    values = torch.frombuffer(bytearray(14 * 16), dtype=torch.float64).view(14, 2)
+    for row in (-1.0, 14.0, 1e18, 1e300, float("nan")):
+        values[:, 1] = torch.arange(14)
+        values[3, 1] = row
+        (tmp_path / "checkpoint" / "writer" / "current_top_values.memmap").write_bytes(values.numpy().tobytes())
+        with pytest.raises(RbdataError):
+            empty().loads(tmp_path / "checkpoint")
+
+
+@pytest.mark.parametrize("path", [[""], [], ["action", "b"], [3], "x", None, ["next"]])
+def test_compressed_records_of_a_kind_that_there_is_not(tmp_path, path):
+    filled(storage=CompressedListStorage).dumps(tmp_path / "checkpoint")
+    make_torchrl_like(tmp_path / "checkpoint")
+    file = tmp_path / "checkpoint" / "storage" / "state.json"
+    state = json.loads(file.read_text())
+    leaves = state["values"]["kinds"][0]["leaves"]
+    next(leaf for leaf in leaves if leaf[0] == ["observation"])[0] = path
+    file.write_text(json.dumps(state))
+    buffer = filled(storage=CompressedListStorage)
+    before = buffer[:].clone()
+    with contextlib.suppress(RbdataError):
+        buffer.loads(tmp_path / "checkpoint")
+        buffer.sample()
+        return
+    assert equal(buffer[:], before)

@@ -7,6 +7,7 @@ import os
 import shutil
 
 import pytest
+import torch
 from rbdata.errors import DamagedDatasetError, DatasetExistsError, UsageError
 from rbdata.storage.replay import (
     LazyMemmapStorage,
@@ -74,3 +75,38 @@ def test_temporary_files_go_with_the_storage(tmp_path):
         del storage
         assert folder.exists() is not wanted
     shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("what", ["meta.json", "rbdata_counters.memmap", "action.memmap", "next", "pipe"])
+def test_nothing_is_written_through_links_of_a_folder(tmp_path, what):
+    """A stranger's folder without a storage, which ``existsok`` allows to write to."""
+    (tmp_path / "ring").mkdir()
+    (tmp_path / "outside").mkdir() if what == "next" else (tmp_path / "outside").write_bytes(bytes(24))
+    if what == "pipe":
+        os.mkfifo(tmp_path / "ring" / "meta.json")
+    else:
+        (tmp_path / "ring" / what).symlink_to(tmp_path / "outside")
+    storage = LazyMemmapStorage(10, scratch_dir=tmp_path / "ring", existsok=True)
+    with pytest.raises(DatasetExistsError, match="neither a file nor a folder"):
+        ReplayBuffer(storage=storage, batch_size=4).extend(rollout([7]))
+    assert not any((tmp_path / "outside").iterdir()) if what == "next" else (tmp_path / "outside").stat().st_size == 24
+
+
+def test_the_files_of_a_tree_behind_a_link_are_not_mapped(tmp_path):
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(10, scratch_dir=tmp_path / "ring"), batch_size=4)
+    buffer.add({"a": {"b": torch.zeros(3)}})
+    (tmp_path / "ring" / "a").rename(tmp_path / "outside")
+    (tmp_path / "ring" / "a").symlink_to(tmp_path / "outside")
+    with pytest.raises(DamagedDatasetError, match="a is a link"):
+        LazyMemmapStorage(10, scratch_dir=tmp_path / "ring", existsok=True)
+
+
+def test_no_checkpoint_in_place_is_written_through_a_link(tmp_path):
+    storage = LazyMemmapStorage(10, scratch_dir=tmp_path / "checkpoint" / "storage")
+    buffer = ReplayBuffer(storage=storage, batch_size=4)
+    buffer.extend(rollout([7]))
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "checkpoint" / "writer").symlink_to(tmp_path / "outside")
+    with pytest.raises(DatasetExistsError, match="neither a file nor a folder"):
+        buffer.dumps(tmp_path / "checkpoint")
+    assert not any((tmp_path / "outside").iterdir())
