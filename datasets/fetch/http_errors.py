@@ -86,9 +86,9 @@ def status_of(error: BaseException) -> int | None:
 
 
 def raise_network_error(error: Exception, url: str) -> NoReturn:
-    """Raise the translated error, or the error itself if it is not a network error."""
-    translated = network_error(error, url)
-    if translated is None or translated is error:
+    """Raise the translated error, or the error itself if it is not one of the network or of an answer's form."""
+    translated = network_error(error, url) or malformed(error, url)  # such as redirects to what is no address
+    if translated is error:
         raise error
     _hide_secrets(error)
     raise translated from error

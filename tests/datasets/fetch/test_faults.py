@@ -376,6 +376,12 @@ class TestWebServers:
             cdn.faults.cut(after=100_000)
             assert b"".join(stream(location, obj)) == DATA
 
+    @pytest.mark.parametrize("target", ["http://[x", "http://]0;x/", "http://[1:2/", "http://a:b/", "http://", "x://y"])
+    def test_redirects_to_no_address(self, web: HttpServer, target: str) -> None:
+        web.faults.folder_redirect = target
+        with pytest.raises(FetchError):
+            HttpLocation.from_url(web.url, QUICK).list("run")
+
     def test_redirects_in_circles(self, web: HttpServer) -> None:
         web.faults.redirect = f"{web.url}/run/%24store%24.gz"
         with pytest.raises(FetchError, match="too many redirects"):
