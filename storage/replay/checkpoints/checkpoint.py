@@ -28,6 +28,9 @@ from ..storages.tensor_files import METADATA
 from ..storages.tensor_storage import TensorStorage
 from .checkpoint_folder import Checkpoint, CheckpointWriter
 
+#: Rows of a batch from a storage that has fewer.
+_LARGEST_BATCH = 1 << 16
+
 __all__ = ["Checkpoint", "CheckpointWriter", "dump", "dump_into", "load", "load_from"]
 
 
@@ -103,7 +106,7 @@ def load_from(buffer: Any, checkpoint: Checkpoint) -> None:
     own = "sampler" in about
     states = {name: read_state(checkpoint.inside(name)) for name in ("sampler", "position", "transforms") if own}
     states["writer"] = writer = _writer_state(buffer, checkpoint)
-    batch_size = _batch_size(checkpoint)
+    batch_size = _batch_size(checkpoint, buffer.storage.max_size)
     order = None
     if not own and checkpoint.json("buffer_metadata.json").get("consume_after_n_samples") is not None:
         message = f"{checkpoint.path} holds what was consumed as a pickle, which is not read"
@@ -131,9 +134,9 @@ def load_from(buffer: Any, checkpoint: Checkpoint) -> None:
     buffer.batch_size = batch_size
 
 
-def _batch_size(checkpoint: Checkpoint) -> int | None:
+def _batch_size(checkpoint: Checkpoint, rows: int) -> int | None:
     size = checkpoint.json("buffer_metadata.json").get("batch_size")
-    if size is not None and (type(size) is not int or not 1 <= size < 1 << 40):
+    if size is not None and (type(size) is not int or not 1 <= size <= max(rows, _LARGEST_BATCH)):
         raise DamagedDatasetError(f"{checkpoint.path / 'buffer_metadata.json'}: batch_size is {size!r}")
     return size
 

@@ -271,3 +271,14 @@ def test_compressed_records_of_a_kind_that_there_is_not(tmp_path, path):
         buffer.sample()
         return
     assert equal(buffer[:], before)
+
+
+def test_a_batch_that_no_storage_justifies(tmp_path):
+    filled().dumps(tmp_path / "checkpoint")
+    make_torchrl_like(tmp_path / "checkpoint")
+    file = tmp_path / "checkpoint" / "buffer_metadata.json"
+    file.write_text(json.dumps({"batch_size": 1 << 31, "consume_after_n_samples": None}))
+    buffer = make()
+    with pytest.raises(RbdataError, match="batch_size is 2147483648"):
+        buffer.loads(tmp_path / "checkpoint")
+    assert buffer.batch_size == 4
