@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from types import FrameType
 from typing import Any, NoReturn
 
 from ..errors import PluginWarning
@@ -31,6 +32,9 @@ CLEANUP_SECONDS = 0.5
 #: Seconds after Ctrl-C during which a second one is taken for the same.
 PATIENCE = 2.0
 
+#: Seconds until a Ctrl-C that came during an import is tried again.
+IMPORT_POLL_SECONDS = 0.005
+
 
 def main() -> NoReturn:
     """The ``rbdata`` program."""
@@ -39,6 +43,7 @@ def main() -> NoReturn:
     _show_plugin_warnings()
     gc.set_threshold(GC_THRESHOLD, *gc.get_threshold()[1:])
     code = run(sys.argv[1:])
+    signal.setitimer(signal.ITIMER_REAL, 0)
     if code == INTERRUPTED:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends by itself, in a moment
         # Release what the exception refers to first, worker processes included. At exit Python joins the threads that
@@ -66,16 +71,28 @@ def _take_ctrl_c_once() -> None:
         return  # ignored, as in a background job of a shell script
     first: list[float] = []
 
-    def interrupt(number: int, frame: object) -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if not first:
-            first.append(now)
-            raise KeyboardInterrupt
-        if now - first[0] > PATIENCE:
+        if not first or number == signal.SIGALRM:
+            first[:] = first or [now]
+            if not _is_importing(frame):
+                raise KeyboardInterrupt
+            signal.signal(signal.SIGALRM, interrupt)
+            signal.setitimer(signal.ITIMER_REAL, IMPORT_POLL_SECONDS)
+        elif now - first[0] > PATIENCE:
             out.note("interrupted again: ended without cleaning up; the same command continues")
             os._exit(INTERRUPTED)
 
     signal.signal(signal.SIGINT, interrupt)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Whether a module is being imported: some of torch's swallow an interrupt, or abort the process."""
+    while frame is not None:
+        if frame.f_code.co_name == "_find_and_load" and frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _show_plugin_warnings() -> None:

@@ -81,7 +81,9 @@ def run(
         ]
         if len(requests) == 1:
             outcome = work(ids[0], lambda listener: download(requests[0], listener))
-            return finish([Result(outcome.id, outcome)], root, "Recorded" if is_made(outcome.id) else "Downloaded")
+            was_copied = outcome.manifest is not None and "copied" in outcome.manifest.provenance
+            done = "Recorded" if is_made(outcome.id) and not was_copied else "Downloaded"
+            return finish([Result(outcome.id, outcome)], root, done)
         results = [
             attempt(request.id, lambda listener, request=request: download(request, listener))  # type: ignore[misc]
             for request in requests

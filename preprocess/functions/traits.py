@@ -114,7 +114,8 @@ class Traits:
         ]
         if missing:
             message = f"{self.name} needs {', '.join(missing)}"
-            raise UsageError(message, hint=f"for example --args {missing[0]}=... on the command line")
+            given = " ".join(f"--args {name}=..." for name in missing)
+            raise UsageError(message, hint=f"on the command line: {given}")
         self.validate(**args)
 
     def applies_to_states(self, td: TensorDictBase, *, keys: Any = None, **_: Any) -> bool:

@@ -7,6 +7,7 @@ import json
 import pytest
 import rbdata
 from rbdata.cli import run
+from rbdata.cli.console import Console
 
 
 @pytest.fixture
@@ -29,17 +30,19 @@ def root(tmp_path, answer):
     return where
 
 
-def test_a_round_trip_through_a_mirror(root, tmp_path, answer):
+def test_a_round_trip_through_a_mirror(root, tmp_path, answer, monkeypatch):
+    monkeypatch.setattr(Console, "on_terminal", property(lambda self: True))
     mirror, there = tmp_path / "mirror", tmp_path / "there"
     assert answer("mirror", "push", "CartPole-v1", mirror, "--root", root)[0] == 0
     code, listed, _ = answer("mirror", "ls", mirror, "--json")
     assert code == 0
     assert "gymnasium/CartPole-v1" in listed
     json.loads(listed)
-    code, _, told = answer(
+    code, shown, told = answer(
         "download", "gymnasium/CartPole-v1", "--steps", 300, "--seed", 1, "--mirror", mirror, "--root", there
     )
     assert code == 0, told
+    assert "Downloaded gymnasium/CartPole-v1 in " in shown  # it was recorded elsewhere
     assert answer("verify", "CartPole-v1", "--root", there)[0] == 0
     one, other = rbdata.open_dataset("CartPole-v1", root=root), rbdata.open_dataset("CartPole-v1", root=there)
     assert bool((one.to_tensordict() == other.to_tensordict()).all())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import pty
@@ -22,6 +23,7 @@ from typing import Any
 import pytest
 from paths import DATA
 from processes import RBDATA, start_interruptible
+from rbdata.cli import _take_ctrl_c_once
 
 MIRROR = str(DATA / "atari")
 
@@ -315,6 +317,29 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(procs, gate, tmp_pa
     assert done.returncode == 0
     assert "continuing: 3 of 4 parts are done" in done.stderr
     assert run("verify", "Breakout/1", "--root", root).returncode == 0
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C as the program takes it, in this process."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _take_ctrl_c_once()
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_ctrl_c_waits_until_a_module_is_imported(ctrl_c, tmp_path, monkeypatch):
+    """Modules of torch swallow what is raised while they are imported, or end the process."""
+    text = "import signal\ntry:\n    signal.raise_signal(signal.SIGINT)\nexcept BaseException:\n    pass\n"
+    (tmp_path / "swallows_interrupts.py").write_text(f"{text}whole = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("swallows_interrupts")
+    with pytest.raises(KeyboardInterrupt):
+        time.sleep(10)
+    assert module.whole
 
 
 def test_ignored_interrupts_stay_ignored():

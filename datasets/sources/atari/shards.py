@@ -69,7 +69,7 @@ def find_shards(location: Location, game: str, run: int) -> list[Shard]:
         if found:
             return found
     message = f"no shards of {game}/{run} at {location.url}"
-    hint = f"looked for $store$_*_ckpt.N.gz in {', '.join(tried)}; check the mirror's layout with --mirror"
+    hint = f"looked for $store$_*_ckpt.N.gz in {', '.join(tried)}; a mirror has the bucket's layout"
     raise ObjectNotFoundError(message, hint=hint)
 
 

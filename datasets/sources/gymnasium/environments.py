@@ -30,6 +30,8 @@ CLASSIC = (
     "ALE/Pong-v5",
 )
 
+_ALL = "`python -c 'import gymnasium; gymnasium.pprint_registry()'` shows them all"
+
 #: Gymnasium's own syntax, ``(module:)(namespace/)name(-vN)``.
 _ID = re.compile(r"(?:[\w.]+:)?(?:[\w:-]+/)?[\w:.-]+?(?:-v\d+)?")
 
@@ -159,7 +161,7 @@ def _nearest(name: str) -> str:
 
     bare = {known.lower(): known for known in gymnasium.registry}
     near = difflib.get_close_matches(name.lower(), list(bare), n=3, cutoff=0.6)
-    return f"did you mean {', '.join(bare[one] for one in near)}?" if near else "see gymnasium.pprint_registry()"
+    return f"did you mean {', '.join(bare[one] for one in near)}?" if near else _ALL
 
 
 def specification(env: gymnasium.Env) -> Any:

@@ -66,8 +66,9 @@ def test_traits(name):
 def test_unknown_names_and_missing_arguments():
     with pytest.raises(UsageError, match="no built-in function 'resize'"):
         find_builtin("resize")
-    with pytest.raises(UsageError, match="resize_frames needs height, width"):
+    with pytest.raises(UsageError, match="resize_frames needs height, width") as error:
         traits_of(resize_frames).check()
+    assert error.value.hint == "on the command line: --args height=... --args width=..."
 
 
 @pytest.mark.parametrize("name", MAPS_STATES)
