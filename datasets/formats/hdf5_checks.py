@@ -26,6 +26,8 @@ _LARGEST_RATIO = 1200
 _LARGEST_ATTRIBUTE = 64 << 20
 #: A text, or an array of any length, as it is stored: how many, and where in which heap.
 _REFERENCE = np.dtype([("length", "<u4"), ("heap", "<u8"), ("number", "<u4")])
+#: Bytes up to which HDF5 puts several texts into one heap.
+_LARGEST_SHARED = 1 << 16
 _MOST_ATTRIBUTES = 256
 #: Groups inside each other.
 DEEPEST = 16
@@ -170,14 +172,27 @@ def _width(owner: Any, what: str) -> int:
 def check_lengths(array: Any, low: int, high: int, size: int, what: str) -> None:
     """Refuse rows of texts, or of arrays of any length, that state more bytes than a file of ``size`` has.
 
-    HDF5 allocates what is stated before it looks for it. ``array`` is a ``h5py.h5d.DatasetID``; one value counts as a row.
-    Raises CorruptSourceError that names ``what``.
+    HDF5 allocates what is stated before it looks for it. Refused as well are short ones in heaps of megabytes, which HDF5
+    reads as a whole for each. ``array`` is a ``h5py.h5d.DatasetID``; one value counts as a row. Raises CorruptSourceError
+    that names ``what``.
     """
-    width = _width(array, what)
+    from h5py import h5i
+
+    width, file = _width(array, what), h5i.get_file_id(array)
+    base = file.get_create_plist().get_userblock()
+    stored = np.memmap(os.fsdecode(file.name), np.uint8, "r")
     for data in _references(array, low, high, what):
-        found = np.frombuffer(data, _REFERENCE)["length"]
-        if int(found.max(initial=0)) * width > size:
-            raise CorruptSourceError(f"{what} states values of {int(found.max()) * width} bytes, the file has {size}")
+        found = np.frombuffer(data, _REFERENCE)
+        longest = int(found["length"].max(initial=0)) * width
+        if longest > size:
+            raise CorruptSourceError(f"{what} states values of {longest} bytes, the file has {size}")
+        found = found[(found["length"] > 0) & (found["heap"] < max(0, len(stored) - base - 16))]
+        places = found["heap"].astype(np.int64)[:, None] + np.arange(base + 8, base + 16)
+        sizes = stored[places].view("<u8")[:, 0]
+        if ((sizes > _LARGEST_SHARED) & (sizes // 2 > found["length"].astype(np.uint64) * width)).any():
+            raise CorruptSourceError(
+                f"{what} has short values in heaps of up to {sizes.max()} bytes, which are not read"
+            )
 
 
 def _references(array: Any, low: int, high: int, what: str) -> Iterator[bytes]:

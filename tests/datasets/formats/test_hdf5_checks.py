@@ -34,6 +34,22 @@ def test_texts_that_state_too_much(tmp_path, stored, kind):
             check_lengths(made.id, 3, 5, 3, "x")
 
 
+def test_short_texts_in_large_heaps(tmp_path):
+    """HDF5 reads a heap as a whole: megabytes for each of 100,000 texts that are in two of them in turn."""
+    for base in (0, 512):
+        with h5py.File(tmp_path / "x", "w", userblock_size=base) as file:
+            made = file.create_dataset("x", (3,), h5py.string_dtype())
+            made[:] = ["short", "long" * 50000, "longer" * 50000]
+            file.flush()
+            check_lengths(made.id, 0, 3, 1 << 20, "x")
+            place = made.id.get_offset()
+        data = bytearray((tmp_path / "x").read_bytes())
+        data[place + 4 : place + 16] = data[place + 36 : place + 48]
+        (tmp_path / "x").write_bytes(data)
+        with h5py.File(tmp_path / "x") as file, pytest.raises(CorruptSourceError, match="x has short values in heaps"):
+            check_lengths(file["x"].id, 0, 3, 1 << 20, "x")
+
+
 def changed(path, before, after):
     data = path.read_bytes()
     assert before in data
