@@ -322,7 +322,14 @@ def _file(source: str, name: str, **extra: Any) -> Callable[[bytes, Path], None]
 def apart(make: Callable[..., Any], *given: Any) -> Any:
     """What a function returns, called in a process of its own: what it imports is not part of what a reader takes."""
     receive, send = multiprocessing.get_context("fork").Pipe(duplex=False)
-    maker = multiprocessing.get_context("fork").Process(target=lambda: send.send(make(*given)))
+
+    def answer() -> None:
+        from rbdata.datasets.workers.end_with_parent import end_with_parent
+
+        end_with_parent()  # a worker that hangs is killed
+        send.send(make(*given))
+
+    maker = multiprocessing.get_context("fork").Process(target=answer)
     maker.start()
     send.close()
     try:

@@ -6,15 +6,18 @@ Here they are also given to Hypothesis, which makes what it finds as small as it
 from __future__ import annotations
 
 import mmap
+import multiprocessing
 import os
 import re
+import select
+import sys
 import time
 
 import inputs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from input_readers import READERS, Reader, Wrong
+from input_readers import READERS, Reader, Wrong, apart
 from inputs import attack, try_input
 
 QUICK = ["npy", "gzip", "tfrecord", "png", "jpeg", "arff", "metadata", "api", "manifest", "episodes", "parquet"]
@@ -81,3 +84,21 @@ def test_every_fault_is_found_and_can_be_repeated(monkeypatch):
     monkeypatch.setattr(inputs, "LIMIT_SECONDS", 1.0)
     hung = attack("toy", 1, 0, first=5)
     assert hung.outcomes == {"toy hung": 1} and hung.faults[0].startswith("hung for 1 s: --reader toy")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asked for of Linux")
+def test_what_is_made_apart_ends_with_its_worker():
+    receive, send = os.pipe()
+
+    def wait() -> None:
+        os.write(send, b"begun")
+        time.sleep(600)
+
+    worker = multiprocessing.get_context("fork").Process(target=lambda: apart(wait))
+    worker.start()
+    os.close(send)
+    assert os.read(receive, 5) == b"begun"
+    worker.kill()
+    worker.join()
+    assert select.select([receive], [], [], 30)[0] and os.read(receive, 5) == b""  # nobody has its other end
+    os.close(receive)
