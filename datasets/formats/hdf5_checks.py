@@ -8,7 +8,6 @@ import os
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import product, repeat
 from pathlib import Path
 from typing import Any
 
@@ -202,13 +201,17 @@ def _references(array: Any, low: int, high: int, what: str) -> Iterator[bytes]:
     properties = array.get_create_plist()
     row = math.prod(array.shape[1:]) * _REFERENCE.itemsize
     if properties.get_layout() == h5d.CHUNKED:
-        chunks = properties.get_chunk()
-        places = [range(low - low % chunks[0], high, chunks[0]), *map(range, repeat(0), array.shape[1:], chunks[1:])]
-        for offset in product(*places):
-            yield unpack_chunk(array, offset, what)
+        first = low - low % properties.get_chunk()[0]
+        written: list[
+            tuple[int, ...]
+        ] = []  # of all that its shape says; HDF5 looks through all of them for each as well
+        array.chunk_iter(lambda info: written.append(info.chunk_offset))
+        for offset in written:
+            if first <= offset[0] < high:
+                yield unpack_chunk(array, offset, what)
     elif properties.get_layout() != h5d.CONTIGUOUS:
         raise CorruptSourceError(f"{what} is kept in its header, where texts are not read")
     elif array.get_offset() is not None:
         with Path(os.fsdecode(h5i.get_file_id(array).name)).open("rb") as file:
             file.seek(array.get_offset() + low * row)
-            yield file.read((high - low) * row)
+            yield file.read(min((high - low) * row, array.get_storage_size()))

@@ -171,10 +171,8 @@ def _cell_bytes(array: Any) -> int:
 
 
 def unpack_chunk(array: Any, offset: tuple[int, ...], where: str) -> bytes:
-    """The bytes of one chunk of an array (``h5py.h5d.DatasetID``); empty where it was never written."""
+    """The bytes of one chunk of an array (``h5py.h5d.DatasetID``) that was written."""
     properties = array.get_create_plist()
-    if array.get_chunk_info_by_coord(offset).byte_offset is None:
-        return b""
     mask, data = array.read_direct_chunk(offset)
     applied = [filter for number, filter in enumerate(filters_of(properties)) if not mask >> number & 1]
     if not set(applied) <= {_DEFLATE, _SHUFFLE}:

@@ -221,9 +221,9 @@ class Hdf5Reader:
     def _describe(self, array: Any, shape: tuple[int, ...], path: str) -> Field:
         rows, *found = array.shape
         dtype = array.dtype.newbyteorder("=")
-        if self._h5py.check_string_dtype(array.dtype) is not None:
+        if self._h5py.check_string_dtype(array.dtype) is not None and not found:
             return Field(rows, "text", dtype, ())
-        vlen = self._h5py.check_vlen_dtype(array.dtype)
+        vlen = None if found else self._h5py.check_vlen_dtype(array.dtype)
         if vlen is not None or (dtype == np.uint8 and len(found) == 1 and tuple(found) != shape):
             check_row_bytes(math.prod(found), f"{self._name}: {path}")
             first = self._values(array, 0, 1, "jpeg")[0] if rows and vlen in (None, np.uint8) else b""

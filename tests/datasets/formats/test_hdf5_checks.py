@@ -34,6 +34,18 @@ def test_texts_that_state_too_much(tmp_path, stored, kind):
             check_lengths(made.id, 3, 5, 3, "x")
 
 
+def test_chunks_of_texts_that_were_never_written(tmp_path):
+    """Only those that were are looked at: a shape may have more chunks than can be counted."""
+    with h5py.File(tmp_path / "x", "w") as file:
+        made = file.create_dataset("x", (5, 1 << 31), h5py.string_dtype(), chunks=(2, 1))
+        made[0, 1], made[3, 1 << 30], made[4, 0] = "aa", "aaaaaa", "aaaaaaaa"
+        file.flush()
+        for low, high, most in ((0, 2, 2), (0, 3, 6), (3, 4, 6), (0, 5, 8), (4, 5, 8)):
+            check_lengths(made.id, low, high, most, "x")
+            with pytest.raises(CorruptSourceError, match=f"x states values of {most} bytes"):
+                check_lengths(made.id, low, high, most - 1, "x")
+
+
 def test_short_texts_in_large_heaps(tmp_path):
     """HDF5 reads a heap as a whole: megabytes for each of 100,000 texts that are in two of them in turn."""
     for base in (0, 512):

@@ -369,6 +369,12 @@ def test_links_and_lies(tmp_path):
         file.create_dataset("episode_1/observations", (1 << 40, 3), "f4", chunks=(1024, 3))
     with pytest.raises(CorruptSourceError, match=r"declares \(1099511627776, 3\)"):
         convert(tmp_path / "root", "tests/plain-v0")
+    for kind in (h5py.string_dtype(), h5py.vlen_dtype("u1")):  # a row of them would be 16 GB
+        with file_of("tests/plain-v0") as file:
+            del file["episode_1/observations"]
+            file.create_dataset("episode_1/observations", (4, 1 << 31), kind, chunks=(1, 1))
+        with pytest.raises(CorruptSourceError, match="is not of its space"):
+            convert(tmp_path / "root", "tests/plain-v0")
     assert_clean(tmp_path / "root")
 
 
