@@ -173,9 +173,14 @@ def check_ranges(path: Path, ranges: Sequence[Sequence[Any]]) -> Iterator[tuple[
 
 def sum_range(path: Path, offset: int, length: int) -> list[Any]:
     """``[length, crc32c]`` of the bytes of a file from one on; fewer than ``length`` where the file ends early."""
+    return sum_pieces(path, offset, [length])[0]
+
+
+def sum_pieces(path: Path, offset: int, lengths: Iterable[int]) -> list[list[Any]]:
+    """`sum_range` of consecutive pieces of these lengths."""
     with open_plain(path, "rb", follow=True) as file:
         file.seek(offset)
-        return _sum(file, length)
+        return [_sum(file, length) for length in lengths]
 
 
 def append_blocks(path: Path, at: int, parts: Iterable[Iterable[bytes]], *, cut: bool = True) -> list[Crc32c]:

@@ -14,7 +14,7 @@ from ..amounts import plural
 from ..amounts import size as amount
 from ..errors import DamagedDatasetError, DatasetBusyError, RbdataError
 from .block_checksums import Block, BlockChecksums, read_block_checksums
-from .checksums import BLOCK, join_ranges, sum_range
+from .checksums import BLOCK, join_ranges, sum_pieces
 from .codecs import codec_of
 from .file_problems import Problem, check_sizes
 from .html_table import html_table
@@ -22,6 +22,9 @@ from .manifest import Manifest
 from .manifest_types import BLOCK_TABLE
 from .memory_map import verify_hint
 from .snapshot import pinned, read_snapshot
+
+#: Ranges that are read together.
+_MOST_JOINED = 4096
 
 
 @dataclass
@@ -110,14 +113,17 @@ def _check_contents(
     except DamagedDatasetError as error:
         checksums, contradiction = BlockChecksums(manifest, None), error.message
 
-    def read(piece: _Piece) -> list[Any]:
+    def read(pieces: Sequence[_Piece]) -> list[list[Any]]:
+        path, begin = folder / pieces[0].block.path, pieces[0].begin
         try:
-            return sum_range(folder / piece.block.path, piece.begin, piece.length)
-        except OSError as error:  # a failing disk
-            return [0, "00000000", f"cannot be read after byte {piece.begin}: {error.strerror}"]
+            return sum_pieces(path, begin, [piece.length for piece in pieces])
+        except OSError as error:  # a failing disk: which of them, if there are several
+            if len(pieces) > 1:
+                return [summed for piece in pieces for summed in read([piece])]
+            return [[0, "00000000", f"cannot be read after byte {begin}: {error.strerror}"]]
 
     found: list[list[Any]] = []
-    for piece, summed in _map_in_order(read, _pieces(checksums, paths)):
+    for piece, summed in _map_in_order(read, _joined(_pieces(checksums, paths))):
         found.append(summed)
         block = piece.block
         report.bytes += summed[0]
@@ -141,18 +147,34 @@ def _pieces(checksums: BlockChecksums, paths: Iterable[str]) -> Iterator[_Piece]
                 yield _Piece(block, begin, min(BLOCK, block.end - begin))
 
 
-def _map_in_order(read: Callable[[_Piece], list[Any]], pieces: Iterable[_Piece]) -> Iterator[tuple[_Piece, list[Any]]]:
-    """What ``read`` makes of each piece, by one thread for each processor, a few pieces ahead: there may be 100,000."""
+def _joined(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
+    """Consecutive pieces of one file, up to a block in all: short ranges are read together."""
+    some, size = list[_Piece](), 0
+    for piece in pieces:
+        size += piece.length
+        if some and (size > BLOCK or len(some) == _MOST_JOINED or piece.block.path != some[0].block.path):
+            yield some
+            some, size = [], piece.length
+        some.append(piece)
+    if some:
+        yield some
+
+
+def _map_in_order(
+    read: Callable[[Sequence[_Piece]], list[list[Any]]], batches: Iterable[Sequence[_Piece]]
+) -> Iterator[tuple[_Piece, list[Any]]]:
+    """What ``read`` makes of each piece, by one thread for each processor, a few batches ahead: there may be 100,000."""
     threads = min(16, (os.cpu_count() or 1) + 1)
     pool = ThreadPoolExecutor(threads, "rbdata-verify")
-    waiting: deque[tuple[_Piece, Future[list[Any]]]] = deque()
+    waiting: deque[tuple[Sequence[_Piece], Future[list[list[Any]]]]] = deque()
     try:
-        for piece in pieces:
-            waiting.append((piece, pool.submit(read, piece)))
+        for batch in batches:
+            waiting.append((batch, pool.submit(read, batch)))
             if len(waiting) > 4 * threads:
-                piece, future = waiting.popleft()
-                yield piece, future.result()
-        yield from ((piece, future.result()) for piece, future in waiting)
+                batch, future = waiting.popleft()
+                yield from zip(batch, future.result())
+        for batch, future in waiting:
+            yield from zip(batch, future.result())
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 

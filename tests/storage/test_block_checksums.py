@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from folder_faults import change_manifest
 from rbdata.errors import DamagedDatasetError
-from rbdata.storage import block_checksums, checksums
+from rbdata.storage import block_checksums, checksums, integrity
 from rbdata.storage.block_checksums import BlockChecksums, read_block_checksums
 from rbdata.storage.checksums import crc32c, cut_ranges
 from rbdata.storage.folder import JOURNAL
@@ -142,3 +143,36 @@ def test_malformed_manifests(change, message, tmp_path):
     write_manifest(folder, manifest)
     with pytest.raises(DamagedDatasetError, match=message):
         read_manifest(folder)
+
+
+def test_short_ranges_are_read_together_and_named_one_by_one(tmp_path, monkeypatch):
+    folder = write_dataset(tmp_path, EPISODES, "raw")
+    path = next(
+        path for path, ranges in read_manifest(folder).files.items() if ranges[0][0] > 3000 and path != BLOCK_TABLE
+    )
+    data = (folder / path).read_bytes()
+
+    def cut(manifest):
+        pieces = [data[at : at + 10] for at in range(0, 3000, 10)] + [b"", data[3000:]]
+        manifest["files"][path] = [[len(piece), crc32c(piece)] for piece in pieces]
+        manifest.pop("blocks", None)
+        return manifest
+
+    change_manifest(folder, cut)
+    read, asked = integrity.sum_pieces, []
+    monkeypatch.setattr(integrity, "sum_pieces", lambda *given: [asked.append(given[0].name), read(*given)][1])
+    assert verify(folder, invariants=False).ok
+    assert asked.count((folder / path).name) < 20
+
+    (folder / path).write_bytes(data[:1234] + bytes([data[1234] ^ 1]) + data[1235:])
+    found = verify(folder, invariants=False).problems
+    assert [(one.path, one.begin, one.length) for one in found] == [(path, 1230, 10)]
+
+    def fail(file, begin, lengths):
+        if begin <= 700 < begin + sum(lengths):
+            raise OSError(5, "Input/output error")
+        return read(file, begin, lengths)
+
+    monkeypatch.setattr(integrity, "sum_pieces", fail)
+    found = [one for one in verify(folder, invariants=False).problems if one.path == path]
+    assert [one.begin for one in found] == [700, 1230] and "Input/output error" in found[0].what

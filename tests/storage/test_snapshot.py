@@ -151,15 +151,15 @@ def test_deleted_as_a_whole(tmp_path, monkeypatch):
 
 def test_replaced_while_it_is_verified(tmp_path, monkeypatch):
     folder = write_dataset(tmp_path, OLD, "raw")
-    sum_range, first, lock = integrity.sum_range, [1], threading.Lock()
+    sum_pieces, first, lock = integrity.sum_pieces, [1], threading.Lock()
 
     def swap(*arguments):
         with lock:
             if first and first.pop():
                 replace(tmp_path, "raw")
-        return sum_range(*arguments)
+        return sum_pieces(*arguments)
 
-    monkeypatch.setattr(integrity, "sum_range", swap)
+    monkeypatch.setattr(integrity, "sum_pieces", swap)
     with pytest.raises(DatasetBusyError, match="while it was verified"):
         verify(folder)
     assert verify(folder).ok

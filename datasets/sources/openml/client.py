@@ -158,9 +158,10 @@ class Api:
         return answer
 
     def _read(self, item: RemoteObject) -> Any:
-        data = bytearray()
+        data, pages = bytearray(), Pages(item.url, self.location.options.silence_timeout)
         for piece in self.location.open(item):
             data += piece
+            pages.check_time()
             if len(data) > _LONGEST:
                 raise CorruptSourceError(f"{item.url} is larger than {_LONGEST >> 20} MiB")
         return _loads(bytes(data).decode("utf-8", errors="replace"))

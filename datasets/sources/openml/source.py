@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 HOME = "https://www.openml.org"
 
-_NAME = re.compile(r"(?P<number>[1-9]\d{0,8})|(?P<name>[A-Za-z_][\w.()+-]*)(?:@(?P<version>[1-9]\d{0,5}))?")
+_NAME = re.compile(r"(?P<number>[1-9]\d{0,8})|(?P<name>[A-Za-z_][\w.()+-]{0,254})(?:@(?P<version>[1-9]\d{0,5}))?")
 _PARQUET = (".pq", ".parquet")
 
 
