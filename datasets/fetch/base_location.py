@@ -81,8 +81,9 @@ class BaseLocation:
 
 
 def split_ranges(obj: RemoteObject, offset: int) -> Iterator[tuple[int, int]]:
-    """The start and length of the requests that read an object of known size from ``offset`` on."""
-    assert obj.size is not None
+    """The start and length of the requests that read an object from ``offset`` on, whose size its store must have stated."""
+    if obj.size is None:
+        raise transient(f"{obj.url}: the store's answer is malformed: it states no size")
     check_offset(obj, offset)
     length = FIRST_RANGE
     while offset < obj.size:

@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 from rbdata.datasets.fetch import FetchOptions, Readahead, RemoteObject, Verifier, readahead
+from rbdata.datasets.fetch.base_location import split_ranges
 from rbdata.datasets.fetch.google_login import login_order
 from rbdata.datasets.fetch.headers import accepted_encoding, hex_of_base64
 from rbdata.datasets.fetch.html_index import parse_index
 from rbdata.datasets.fetch.http_errors import retry_after_seconds
 from rbdata.datasets.fetch.per_process import PerProcess
 from rbdata.datasets.fetch.retry import wait_before_retry
-from rbdata.errors import ChecksumError, UsageError
+from rbdata.errors import ChecksumError, TransientFetchError, UsageError
 from servers import crc32c_hex
 
 
@@ -284,3 +285,9 @@ def test_importing_costs_nothing(tmp_path: Path) -> None:
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)
+
+
+def test_a_store_that_states_no_size():
+    """Google's store describes an object by JSON: the size may be missing, or none."""
+    with pytest.raises(TransientFetchError, match="states no size"):
+        next(split_ranges(RemoteObject("gs://bucket/x", "x"), 0))
