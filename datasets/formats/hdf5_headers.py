@@ -37,6 +37,8 @@ _FILLED = 100 | 40 << 8
 _LARGEST_NODE, _DEEPEST_TREE, _WIDEST_HEAP, _MOST_ROWS = 1 << 16, 16, 1 << 10, 64
 #: Bytes of a block of a heap. HDF5 reads a block again for each name where it is larger than its cache.
 _LARGEST_BLOCK = 1 << 16
+#: Bytes of the names in one group, unless the file has eight times as many.
+_MOST_NAMES = 1 << 20
 #: Half of the entries of a node of an old tree; HDF5 writes 4, 16 and 32. Nodes inside each other would take gigabytes.
 _MOST_ENTRIES, _ENTRIES = 512, 19
 #: What HDF5 writes into every table of chunks that may grow: bits of a number, values in the index block, ...
@@ -212,7 +214,10 @@ class Headers:
         self._old_tree(tree, 0, 16)
         if self._own(heap):
             self._signed(heap, b"HEAP\0")
-            self._hold(*self._get("Q", heap + 8))
+            (size,) = self._get("Q", heap + 8)
+            if size > max(_MOST_NAMES, len(self._data) // 8):
+                raise self._damaged(f"the names in one group take {size} bytes")
+            self._hold(size)
             self._own(*self._get("Q", heap + 24))
 
     def _old_tree(self, root: int, kind: int, step: int) -> None:

@@ -193,6 +193,8 @@ def test_heaps_that_share_their_bytes(tmp_path):
     for heap in list(places(data, b"HEAP"))[1:]:
         data = put(data, heap + 8, "Q", len(data) // 2)
     refused(tmp_path / "x", data, addresses, "its heaps state")
+    data = put(data, data.rindex(b"HEAP") + 8, "Q", 2 << 20)
+    refused(tmp_path / "x", data + bytes(2 << 20), addresses, "the names in one group take 2097152 bytes")
     with h5py.File(tmp_path / "sound", "w", libver="latest") as file:
         for number in range(3):
             file.attrs[f"{number}"] = np.zeros(9000 + number)
