@@ -333,7 +333,8 @@ class ReplayBuffer(SamplingMixin, ConditionalUpdateMixin, CheckpointMixin):
         return html_table(f"{type(self).__name__}: {plural(len(self), 'record')}", rows)
 
     def __repr__(self) -> str:
+        transform = f"transform={self._transforms!r}, " if len(self._transforms) else ""
         return (
             f"{type(self).__name__}(storage={self._storage!r}, sampler={self._sampler!r}, writer={self._writer!r}, "
-            f"batch_size={self.batch_size})"
+            f"{transform}batch_size={self.batch_size})"
         )

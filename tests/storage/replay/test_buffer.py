@@ -53,6 +53,8 @@ def test_parts_can_be_exchanged():
     buffer.set_rng(torch.Generator().manual_seed(4))
     buffer.set_seed(4)
     assert repr(buffer).startswith("TensorDictReplayBuffer(storage=LazyTensorStorage")
+    assert "transform=" not in repr(buffer)
+    assert "transform=Transforms(Identity()), " in repr(buffer.append_transform(torch.nn.Identity()))
 
 
 def test_samplers_by_hand():
