@@ -13,10 +13,10 @@ from .. import settings
 from ..errors import DatasetNotFoundError, NotADatasetError, RbdataError, UnknownDatasetError, UsageError
 from ..storage.durable import leads_nowhere
 from ..storage.file_problems import check_sizes
-from ..storage.folder import JOURNAL, DatasetPlace, disk_use, find_datasets, has_manifest, is_empty_folder, remove_empty
+from ..storage.folder import JOURNAL, DatasetPlace, disk_use, find_datasets, is_empty_folder, remove_empty
 from ..storage.journal import Journal
 from ..storage.manifest import FILENAME, why_missing
-from ..storage.snapshot import pinned, read_snapshot, wait_while_replaced
+from ..storage.snapshot import holds_dataset, pinned, read_snapshot
 from . import catalogue
 from .fetch.location import is_remote
 from .leftovers import emptied_raw, kept_raw, leftovers_of
@@ -76,7 +76,7 @@ def find(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None
     """
     folder = _folder_of(id_or_path)
     if folder is not None:
-        if has_manifest(folder):
+        if holds_dataset(folder):
             return folder
         raise _no_dataset(folder, id_or_path, root)
     if is_remote(id_or_path):
@@ -105,8 +105,7 @@ def _folder_of(id_or_path: str | os.PathLike[str]) -> Path | None:
     """The folder that is meant, absolute; None where it is an id, which leads to no dataset from the working directory."""
     text = os.fspath(id_or_path)
     folder = settings.expanded(text).absolute()
-    wait_while_replaced(folder)
-    return folder if catalogue.is_path(text) or (text and has_manifest(folder)) else None
+    return folder if catalogue.is_path(text) or (text and holds_dataset(folder)) else None
 
 
 def _resolve(text: str, root: str | os.PathLike[str] | None) -> tuple[DatasetPlace, Source | None]:
@@ -163,7 +162,7 @@ def find_place(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] 
     try:
         return DatasetPlace.of_folder(folder)
     except UsageError as error:  # the folder has no names of which an id could be made
-        if has_manifest(folder):
+        if holds_dataset(folder):
             raise
         raise _no_dataset(folder, id_or_path, root) from error
 

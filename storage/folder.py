@@ -24,7 +24,7 @@ from .durable import leads_nowhere, sync_folder
 from .lock import WriterLock
 from .manifest import FILENAME, read_manifest
 from .manifest_types import BLOCK_TABLE
-from .snapshot import aside, wait_while_replaced
+from .snapshot import aside, has_manifest, holds_dataset
 
 JOURNAL = "journal.jsonl"
 #: Names of the files of datasets, beside ``*.memmap`` and the manifest.
@@ -79,8 +79,7 @@ class DatasetPlace:
 
     def exists(self) -> bool:
         """Whether a dataset is there (its manifest is); the moment in which a writer replaces it is waited for."""
-        wait_while_replaced(self.path)
-        return has_manifest(self.path)
+        return holds_dataset(self.path)
 
     def _beside(self, suffix: str) -> Path:
         return self.path.with_name(f".{self.path.name}.{suffix}")
@@ -194,13 +193,6 @@ def make_writable(root: Path) -> None:
         raise RootNotWritableError(f"the root {root} is not a folder", hint=hint) from error
     except OSError as error:
         raise RootNotWritableError(f"the root {root} cannot be {step}: {error.strerror}", hint=hint) from error
-
-
-def has_manifest(folder: Path) -> bool:
-    try:
-        return (folder / FILENAME).is_file()
-    except OSError:  # it may not be entered
-        return False
 
 
 def is_empty_folder(path: Path) -> bool:

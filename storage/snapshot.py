@@ -77,12 +77,24 @@ def read_snapshot(folder: Path, read: Callable[[Manifest], T]) -> T:
     raise DatasetBusyError(message, hint="try again when the process that writes it has finished")
 
 
-def wait_while_replaced(folder: Path) -> None:
-    """Return when a dataset that a writer is about to replace is there again, or after about a second."""
+def holds_dataset(folder: Path) -> bool:
+    """Whether a folder has a manifest; one that a writer is about to replace is waited for, for about a second."""
     for wait in _WAITS:
-        if not _is_being_replaced(folder):
-            return
         time.sleep(wait)
+        with pinned(folder) as pin:
+            if has_manifest(folder):
+                return True
+            if pin.is_unchanged() and not _is_being_replaced(folder):
+                return False
+    return False
+
+
+def has_manifest(folder: Path) -> bool:
+    """Whether a folder has a manifest at this moment."""
+    try:
+        return (folder / FILENAME).is_file()
+    except (OSError, ValueError):  # it may not be entered, or no folder could have its name
+        return False
 
 
 def aside(folder: Path) -> Path:

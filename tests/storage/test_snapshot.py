@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -96,6 +97,25 @@ def test_between_two_renames(tmp_path, monkeypatch):
 
     monkeypatch.setattr(snapshot.time, "sleep", wait)
     assert len(Dataset(folder)) == 9
+
+
+def test_replaced_while_it_is_looked_for(tmp_path, monkeypatch):
+    """The folder is there when it is looked for, and not when its manifest is; then another one is."""
+    folder = write_dataset(tmp_path, OLD, "flat")
+    other = write_dataset(tmp_path / "aside", OLD, "flat")
+    is_file, looked = Path.is_file, []
+
+    def look(path):
+        if path == folder / "rbdata.json" and not looked:
+            looked.append(path)
+            folder.rename(tmp_path / "gone")
+            found = is_file(path)
+            other.rename(folder)
+            return found
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", look)
+    assert snapshot.holds_dataset(folder) and looked
 
 
 def test_damage_and_absence_are_told_at_once(tmp_path, monkeypatch):
