@@ -144,12 +144,16 @@ def make_dataset(
         estimate, _ = make(None)
         return Outcome(place.id, place.path, "planned", None, time.monotonic() - began, estimate)
     make_writable(place.root)
-    with place.lock() as lock:
-        place.recover()
-        existing = find_existing(place, request)  # another process may have finished it meanwhile
-        if existing is not None:
-            return Outcome(place.id, place.path, "complete", existing)
-        estimate, manifest = make(lock)
+    try:
+        with place.lock() as lock:
+            place.recover()
+            existing = find_existing(place, request)  # another process may have finished it meanwhile
+            if existing is not None:
+                return Outcome(place.id, place.path, "complete", existing)
+            estimate, manifest = make(lock)
+    except BaseException:
+        place.prune_parents()
+        raise
     return Outcome(place.id, place.path, "written", manifest, time.monotonic() - began, estimate)
 
 

@@ -169,6 +169,7 @@ def test_one_action_for_two_environments(tmp_path, here):
 def test_a_policy_that_raises(tmp_path, here):
     with pytest.raises(RbdataError, match="the policy acting:fails failed: KeyError: 'weights'"):
         record(tmp_path / "root", steps=50, policy="acting:fails")
+    assert list((tmp_path / "root").iterdir()) == []  # no empty folder either
     assert_clean(tmp_path / "root")
     assert len(record(tmp_path / "root", steps=20, policy="acting:lean")) == 20  # other options, nothing in the way
 
