@@ -24,6 +24,7 @@ from .devices import to_device
 from .ensemble_parts import SamplerEnsemble, StorageEnsemble, WriterEnsemble, pick_members
 from .member_parts import draw_part, index_of, info_of, stack_parts, with_info
 from .member_routing import Router
+from .state_files import reading
 from .transforms.chain import Transforms, as_transforms
 from .windows.slice_flags import expand_to_records
 
@@ -366,18 +367,23 @@ class ReplayBufferEnsemble:
     save = dump = dumps
 
     def loads(self, path: Any) -> None:
-        """Read what `dumps` wrote, into an ensemble of the same members."""
+        """Read what `dumps` wrote, into an ensemble of the same members. All files are checked before one is changed; a member
+        whose checkpoint is whole, but another buffer's, leaves those before it loaded."""
         from .checkpoints.checkpoint import Checkpoint, load_from
 
         checkpoint = Checkpoint(path, "ReplayBufferEnsemble")
-        if checkpoint.about["members"] != len(self.buffers):
-            message = f"the checkpoint has {checkpoint.about['members']} members, the ensemble {len(self.buffers)}"
-            raise UsageError(message)
-        for number, buffer in enumerate(self.buffers):
-            with buffer._exclusive():
-                load_from(buffer, checkpoint.part(str(number), type(buffer).__name__))
-        self._generator.set_state(checkpoint.tensors("rng")["generator"])
-        self._transforms.load_state_dict(checkpoint.tensors("transforms"))
+        members = checkpoint.about.get("members")
+        if members != len(self.buffers):
+            raise UsageError(f"the checkpoint has {members} members, the ensemble {len(self.buffers)}")
+        with reading(checkpoint.path):
+            parts = [checkpoint.part(str(n), type(buffer).__name__) for n, buffer in enumerate(self.buffers)]
+            generator, transforms = checkpoint.tensors("rng")["generator"], checkpoint.tensors("transforms")
+            torch.Generator().set_state(generator)
+            for buffer, part in zip(self.buffers, parts):
+                with buffer._exclusive():
+                    load_from(buffer, part)
+            self._generator.set_state(generator)
+            self._transforms.load_state_dict(transforms)
 
     load = loads
 

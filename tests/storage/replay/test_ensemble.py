@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import rbdata
 import torch
-from rbdata.errors import ReadOnlyError, SamplingError, SchemaError, UsageError
+from rbdata.errors import RbdataError, ReadOnlyError, SamplingError, SchemaError, UsageError
 from rbdata.storage.replay import (
     LazyTensorStorage,
     PrioritizedSampler,
@@ -250,3 +250,15 @@ def test_one_generator_for_all():
         ReplayBufferEnsemble(plain(10), plain(20), generator=torch.Generator().manual_seed(1)) for _ in range(2)
     )
     assert all(equal(first.sample(6), second.sample(6)) for _ in range(3))
+
+
+@pytest.mark.parametrize("name", ["1/storage/action.memmap", "1/rbdata_checkpoint.json", "rng/state.json"])
+def test_no_member_of_a_damaged_checkpoint_is_loaded(tmp_path, name):
+    saved = ReplayBufferEnsemble(*members(10, 20), batch_size=4)
+    saved.dumps(tmp_path / "ensemble")
+    (tmp_path / "ensemble" / name).write_bytes(b"{}")
+    ensemble = ReplayBufferEnsemble(*members(10, 20), batch_size=4)
+    ensemble.buffers[0].empty()
+    with pytest.raises(RbdataError):
+        ensemble.loads(tmp_path / "ensemble")
+    assert not len(ensemble.buffers[0])
