@@ -31,7 +31,7 @@ from .location import (
     without_login,
 )
 from .per_process import PerProcess
-from .s3 import bounded_session, list_folder, read_range
+from .s3 import bounded_session, close_in_own_process, list_folder, read_range
 
 T = TypeVar("T")
 PIECE = 1 << 20
@@ -187,6 +187,8 @@ class _Files:
             self._file_system = self._class(**settings)
             if hasattr(self._file_system, "retries"):
                 self._file_system.retries = 1  # rbdata retries itself
+            if self.protocol in _S3:
+                close_in_own_process(self._file_system)
         return self._file_system
 
     def _may_retry_anonymously(self, error: Exception) -> bool:

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
-
-#: Values that this process got from its parent by a fork. They are kept and never closed: s3fs closes a client that is
-#: collected through the event loop of the thread that collects, and says "attached to a different loop" on stderr.
-_inherited: list[Any] = []
-_holders: weakref.WeakSet[PerProcess[Any]] = weakref.WeakSet()
 
 
 class PerProcess(Generic[T]):
@@ -23,7 +17,6 @@ class PerProcess(Generic[T]):
         self._lock = threading.Lock()
         self._owner: int | None = None
         self._value: Any = None
-        _holders.add(self)
 
     def get(self, make: Callable[[], T]) -> T:
         """The value of this process; the first call creates it with `make`."""
@@ -40,11 +33,3 @@ class PerProcess(Generic[T]):
 
     def __reduce__(self) -> tuple[type[PerProcess[T]], tuple[()]]:
         return (PerProcess, ())
-
-
-def _keep() -> None:
-    _inherited.extend(holder._value for holder in _holders if holder._owner is not None)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_keep)

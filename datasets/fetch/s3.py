@@ -5,6 +5,7 @@ s3fs reads a listing, an answer and the body of an object to their ends, which a
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from inspect import signature
 from typing import Any
@@ -86,6 +87,24 @@ def read_range(fs: Any, path: str, start: int, length: int, seconds: float, vers
         if version and answer.get("ResponseMetadata", {}).get("HTTPStatusCode") in (412, 416):
             raise replaced(f"s3://{path}") from error
         raise
+
+
+#: Clients that this process got from its parent by a fork.
+_inherited: list[Any] = []
+
+
+def close_in_own_process(fs: Any) -> None:
+    """Have a file system that is collected in a fork of this process leave its client open: that would be closed through event
+    loops that are the parent's, whose connections would end or hang."""
+    close, process = fs.close_session, os.getpid()
+
+    def close_session(loop: Any, client: Any) -> None:
+        if os.getpid() == process:
+            close(loop, client)
+        else:
+            _inherited.append(client)  # aiohttp complains of clients that are collected while they are open
+
+    fs.close_session = close_session
 
 
 @cache

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rbdata.datasets.fetch import FetchOptions, Readahead, RemoteObject, Verifier, readahead
@@ -151,20 +152,18 @@ def test_a_value_of_one_process() -> None:
     assert [holder.get(make), holder.get(make)] == [2, 2]
 
 
-def test_a_forked_process_does_not_close_what_its_parent_made() -> None:
-    class Client:
-        closed = False
-
-        def __del__(self) -> None:
-            Client.closed = True
-
-    holder: PerProcess[Client] = PerProcess()
-    holder.get(Client)
+def test_a_forked_process_does_not_close_the_client_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    fsspec_store, s3fs = pytest.importorskip("rbdata.datasets.fetch.fsspec_store"), pytest.importorskip("s3fs")
+    closed: list[Any] = []
+    monkeypatch.setattr(s3fs.S3FileSystem, "close_session", staticmethod(lambda loop, client: closed.append(client)))
+    files = fsspec_store._Files("s3://lab/run", FetchOptions(anonymous=True))
+    files._open().connect()
     child = os.fork()
+    files._file_system = None
+    gc.collect()
     if child == 0:
-        holder.get(Client)
-        os._exit(Client.closed)
-    assert os.waitpid(child, 0)[1] == 0
+        os._exit(len(closed))
+    assert os.waitpid(child, 0)[1] == 0 and len(closed) == 1
 
 
 class Source:
