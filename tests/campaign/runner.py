@@ -43,6 +43,9 @@ def run(name: str, rounds: int, seed: int) -> Report:
 
 
 def _work(name: str, rounds: int, seed: int, answer: Connection) -> None:
+    from rbdata.datasets.workers.end_with_parent import end_with_parent
+
+    end_with_parent()
     with tempfile.TemporaryDirectory(prefix="rbdata-campaign-") as folder:
         for variable in [one for one in os.environ if one.startswith(_OWN)]:
             del os.environ[variable]
