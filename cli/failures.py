@@ -62,6 +62,9 @@ def explain(error: BaseException) -> Failure:
         return Failure("memory", "out of memory", _SYSTEM[errno.ENOMEM][1], 1)
     if isinstance(error, RuntimeError) and "can't start new thread" in str(error):  # for want of memory, or by a limit
         return Failure("memory", "the system allows no further thread", _SYSTEM[errno.ENOMEM][1], 1)
+    from ..storage.durable import system_error
+
+    error = system_error(error) or error
     if isinstance(error, OSError) and error.errno is not None:
         what = error.strerror or str(error)
         message = f"{what}: {error.filename}" if error.filename else what

@@ -137,7 +137,7 @@ def _write(batch: TensorDict, target: Path) -> None:
     Under another name first: an interrupted command leaves nothing at the path, and the next one replaces its rest.
     """
     from ..storage.durable import close_durably, open_plain, sync_files
-    from ..storage.folder import files_below, remove_tree
+    from ..storage.folder import check_space, files_below, remove_tree
 
     target = target.absolute()
     made = target.with_name(f".{target.name}.writing")
@@ -150,6 +150,8 @@ def _write(batch: TensorDict, target: Path) -> None:
                 np.savez(file, **{name: value.numpy() for name, value in _tensors(batch)})
                 close_durably(file)
         else:
+            size = sum(value.nbytes for _, value in _tensors(batch))
+            check_space(target.parent, size, "the batch")  # who writes to a map is killed for want of it
             batch.memmap(str(made))
             sync_files(made, [str(path.relative_to(made)) for path in files_below(made)])
         made.rename(target)

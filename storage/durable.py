@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterable
@@ -14,6 +15,30 @@ from typing import Any, BinaryIO
 def is_full(error: OSError) -> bool:
     """Whether a write failed for want of space: of the disk, or of the user's quota on it."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def system_error(error: BaseException | None) -> OSError | None:
+    """An error of the operating system; torch raises RuntimeError for some, with the number in brackets at the end."""
+    found = (
+        re.fullmatch(r"(unable to .*): .* \((\d+)\)", str(error), re.DOTALL)
+        if isinstance(error, RuntimeError)
+        else None
+    )
+    if found:
+        return OSError(int(found[2]), f"{os.strerror(int(found[2]))}: {found[1]}")
+    return error if isinstance(error, OSError) else None
+
+
+def allocate(path: Path, size: int) -> None:
+    """Have the disk keep space for the first bytes of a file that is there. Raises OSError where it has none: who writes to a
+    map of the file would be killed for want of it (SIGBUS)."""
+    if size and hasattr(os, "posix_fallocate"):
+        with open_plain(path, "r+b") as file:
+            try:
+                os.posix_fallocate(file.fileno(), 0, size)
+            except OSError as error:
+                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # a file system that cannot
+                    raise
 
 
 def open_plain(path: Path, mode: str, *, follow: bool = False) -> BinaryIO:

@@ -13,23 +13,27 @@ TorchRL and Gymnasium are imported here and nowhere at the top of a module; Torc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from ..amounts import size as amount
 from ..errors import MissingExtraError, RbdataError, SchemaError, UnknownKeyError, UsageError
 from .bounds import LeafBounds, Space, basic_spaces, leaf_bounds, limits
 from .leaf import Leaf
 from .manifest import Manifest
-from .schema import FLAGS
+from .schema import FLAGS, Schema
 
 if TYPE_CHECKING:
     import gymnasium
 
 #: How many values a Discrete space has that does not state it: one more than the largest of the named leaf.
 Count = Callable[[str], int]
+#: Bytes that the values of one step may have: a spec takes four times as many.
+LARGEST_STEP = 64 << 20
 
 
 def make_spec(manifest: Manifest, count: Count, categorical: bool = True) -> Any:
@@ -39,6 +43,7 @@ def make_spec(manifest: Manifest, count: Count, categorical: bool = True) -> Any
     except ImportError as error:
         raise MissingExtraError("specs need torchrl", hint="pip install torchrl") from error
 
+    _check_step(manifest.schema)
     nested: dict[str, Any] = {}
     for name, bounds in leaf_bounds(manifest.schema, manifest.spaces).items():
         spec = _leaf_spec(_counted(bounds, count), categorical)
@@ -53,6 +58,14 @@ def make_spec(manifest: Manifest, count: Count, categorical: bool = True) -> Any
         return Composite({key: composite(one) if isinstance(one, dict) else one for key, one in level.items()})
 
     return composite(nested)
+
+
+def _check_step(schema: Schema) -> None:
+    size = sum(leaf.row_bytes for leaf in schema)
+    if size > LARGEST_STEP:
+        raise SchemaError(
+            f"the values of one step take {amount(size)}: spaces, which hold limits of each, are not made of them"
+        )
 
 
 def _counted(bounds: LeafBounds, count: Count) -> LeafBounds:
@@ -96,6 +109,7 @@ def gymnasium_space(manifest: Manifest, base: str, count: Count) -> gymnasium.Sp
         raise MissingExtraError("spaces need gymnasium", hint="pip install gymnasium") from error
 
     schema, stated = manifest.schema, manifest.spaces
+    _check_step(schema)
     bounds = leaf_bounds(schema, stated)
     below = [leaf for leaf in schema if leaf.name == base or leaf.name.startswith(base + "/")]
     if base not in stated and not below:
@@ -144,6 +158,8 @@ def _basic(space: Space, leaf: Leaf | None, count: Count, name: str = "") -> gym
             return spaces.MultiBinary(size if len(size) > 1 else size[0])
         dtype = np.dtype(space.get("dtype", "int64"))
         shape = np.shape(space["nvec"]) if kind == "MultiDiscrete" else tuple(space.get("shape", ()))
+        if math.prod(shape) * dtype.itemsize > LARGEST_STEP:
+            raise SchemaError(f"{name}: a space of shape {str(shape)[:80]} is too large")
         low, high = limits(space, dtype.name, shape, name)
         if kind == "Discrete" and low is not None:
             if high is None and leaf is None:

@@ -143,11 +143,11 @@ class Headers:
 
     @contextmanager
     def _inside(self, address: int) -> Iterator[None]:
-        """Places outside of the file become a CorruptSourceError."""
+        """Places outside of the file, and messages that are not there, become a CorruptSourceError."""
         try:
             yield
-        except (struct.error, IndexError, OverflowError) as error:
-            raise self._damaged(f"the object at byte {address} leads out of it") from error
+        except (struct.error, LookupError, OverflowError) as error:
+            raise self._damaged(f"the object at byte {address} leads out of it, or lacks a part") from error
 
     def _damaged(self, what: str) -> CorruptSourceError:
         message = f"{self._name} is not a whole HDF5 file: {what}"

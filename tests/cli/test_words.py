@@ -96,6 +96,14 @@ class TestErrors:
         assert (failure.code, failure.message) == ("disk_full", "No space left on device: /data/x")
         assert "what is finished is kept" in failure.hint
 
+    def test_torch_says_in_its_own_way_what_the_system_refuses(self):
+        failure = explain(RuntimeError("unable to resize file </data/x> to the right size: File too large (27)"))
+        assert (failure.code, failure.message) == (
+            "system",
+            "File too large: unable to resize file </data/x> to the right size",
+        )
+        assert explain(RuntimeError("unable to write to file <x>: No space left on device (28)")).code == "disk_full"
+
     def test_other_errors_of_the_system_are_no_bugs_either(self):
         failure = explain(OSError(errno.ENAMETOOLONG, "File name too long", "x"))
         assert failure.code == "system"

@@ -168,7 +168,7 @@ class Hdf5Reader:
         Headers are looked through before HDF5 goes into them.
         """
         hard, seen = self._h5py.h5l.TYPE_HARD, {self._h5py.h5o.get_info(self._file.id).addr}
-        refused: list[CorruptSourceError] = []
+        refused: list[Exception] = []
         headers.check_root()  # nothing of it may belong to another object
 
         def look(name: bytes, info: Any) -> bytes | None:
@@ -177,7 +177,7 @@ class Hdf5Reader:
             seen.add(info.u)
             try:
                 headers.check(info.u)
-            except CorruptSourceError as error:  # which HDF5 would lose
+            except Exception as error:  # which h5py makes a SystemError of
                 refused.append(error)
             return name if refused else None
 

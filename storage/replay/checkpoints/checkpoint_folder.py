@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ....errors import DamagedDatasetError, DatasetExistsError, NotADatasetError, UsageError, reason
+from ....errors import DamagedDatasetError, DatasetExistsError, DiskSpaceError, NotADatasetError, UsageError, reason
 from ...checksums import crc32c, sum_range
-from ...durable import sync_folder, write_atomically
+from ...durable import is_full, sync_folder, system_error, write_atomically
 from ...folder import remove_tree
 from ...snapshot import aside
 from ...tensordict_folder import check_plain, read_json, regular_size
@@ -55,10 +55,14 @@ class CheckpointWriter:
         self._working.mkdir(parents=True, exist_ok=True)
         return self
 
-    def __exit__(self, kind: Any, *_: object) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, *_: object) -> None:
         if kind is not None:
             if not self._in_place:
                 remove_tree(self._working)
+            found = system_error(error)
+            if found is not None and is_full(found):
+                message = f"the disk is full: the checkpoint {self.target} was not written"
+                raise DiskSpaceError(message, hint="make room, or name a folder on another disk") from error
             return
         _sync(self._working)
         if self._in_place:

@@ -27,10 +27,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import is_tensor_collection
+from tensordict import MemoryMappedTensor, is_tensor_collection
+from torch.utils import _pytree as pytree
 
-from ....errors import DamagedDatasetError, DatasetExistsError, UsageError, reason
-from ...durable import write_atomically
+from ....errors import DamagedDatasetError, DatasetExistsError, DiskSpaceError, UsageError, reason
+from ...durable import allocate, is_full, write_atomically
 from ...tensordict_folder import check_plain, read_json, read_memmap, regular_size
 from .gather import Readable
 from .lazy_tensor_storage import LazyTensorStorage
@@ -40,6 +41,8 @@ from .tree_files import create_tree, describe_tree, open_tree
 
 FORMAT_VERSION, FORMAT_VERSION_OF_TREES = 1, 2
 DESCRIPTION, COUNTERS = "rbdata_storage.json", "rbdata_counters.memmap"
+#: Bytes of rows for which the disk keeps space at a time, before they are written.
+RESERVED_BYTES = 16 << 20
 
 
 class LazyMemmapStorage(LazyTensorStorage):
@@ -74,6 +77,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         super().__init__(max_size, ndim=ndim, compilable=compilable)
         self._temporary = scratch_dir is None if auto_cleanup is None else auto_cleanup
         self._made_in = os.getpid()
+        self._reserved = 0
         self.scratch_dir = Path(
             tempfile.mkdtemp(prefix="rbdata-replay-") if scratch_dir is None else scratch_dir
         ).absolute()
@@ -92,12 +96,35 @@ class LazyMemmapStorage(LazyTensorStorage):
 
     def _allocate_rows(self, example: Any, rows: int) -> Any:
         self._remove_later()
+        self._reserved = 0
         if is_tensor_collection(example):
             data = example.expand(rows, *example.batch_size).memmap_like(str(self.scratch_dir), existsok=True)
         else:
             data = create_tree(self.scratch_dir, example, rows)
         self._describe(data)
         return data
+
+    def _reserve(self, rows: int) -> None:
+        # What is written into holes of a file, where the disk has no space for it, ends the process.
+        if rows <= self._reserved:
+            return
+        data = self._data
+        every = data.values(True, True) if is_tensor_collection(data) else pytree.tree_leaves(data)
+        leaves = [leaf for leaf in every if isinstance(leaf, MemoryMappedTensor)]
+        step = RESERVED_BYTES * self.capacity // max(1, sum(leaf.nbytes for leaf in leaves))
+        for count in (min(self.capacity, rows + step), rows):
+            try:
+                for leaf in leaves:
+                    allocate(Path(leaf.filename), leaf.nbytes // len(leaf) * count)
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                failure = error
+            else:
+                self._reserved = count
+                return
+        message = f"the disk of {self.scratch_dir} is full: there is no room for {rows} records"
+        raise DiskSpaceError(message, hint="make room, or name a scratch_dir on another disk") from failure
 
     def _describe(self, data: Any) -> None:
         """Write what makes the files a storage, the description last."""

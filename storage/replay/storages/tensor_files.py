@@ -19,6 +19,7 @@ from tensordict import TensorDictBase, is_tensor_collection
 from torch.utils import _pytree as pytree
 
 from ....errors import DamagedDatasetError, UsageError
+from ...durable import allocate
 from ...tensordict_folder import dtype_named, read_json, read_memmap
 from ..state_files import read_state, write_state
 from .tree_files import create_tree, describe_tree, leaf_paths, open_tree
@@ -39,11 +40,14 @@ def write_tensors(folder: Path, data: Any, filled: int, newest: int, length: int
         copy = data.memmap_like(str(folder))
         for key, leaf in data.items(include_nested=True, leaves_only=True):
             if isinstance(leaf, torch.Tensor):
-                copy.get(key)[:filled].copy_(leaf[:filled])
+                target, rows = copy.get(key), leaf[:filled]
+                allocate(Path(target.filename), rows.nbytes)
+                target[:filled].copy_(rows)
     else:
         rows = len(pytree.tree_leaves(data)[0])
         copy = create_tree(folder, pytree.tree_map(lambda leaf: leaf[0], data), rows)
         for (path, leaf), target in zip(leaf_paths(data), pytree.tree_leaves(copy)):
+            allocate(folder / f"{path}.memmap", leaf[:filled].nbytes)
             target[:filled].copy_(leaf[:filled])
             about = {"dtype": str(leaf.dtype), "shape": list(leaf.shape)}
             record["metadata"][path.replace("/", ".")] = about

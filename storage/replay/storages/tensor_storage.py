@@ -226,6 +226,7 @@ class TensorStorage(SavedTensors):
         check_same(self._data, data, self.ndim, lead, same_keys=not (new or missing))
         if new:
             data = self._add_leaves(data, new, self.ndim if lead is None else lead)
+        self._reserve(rows)
         try:
             self._write(cursor, data)
         except RuntimeError as error:  # of the first leaf: nothing was written
@@ -282,6 +283,9 @@ class TensorStorage(SavedTensors):
             message = "the first record was written by another process, into memory that this one does not share"
             raise UsageError(message, hint="write a record before processes start, or use a LazyMemmapStorage")
 
+    def _reserve(self, rows: int) -> None:
+        """Have room for the first rows, which are about to be written. Raises DiskSpaceError."""
+
     def _write(self, cursor: Any, data: Any) -> None:
         if is_tensor_collection(self._data):
             for key, leaf in data.items(include_nested=True, leaves_only=True):
@@ -324,6 +328,7 @@ class TensorStorage(SavedTensors):
             self._allocate(tree_map(lambda leaf: leaf[0], data))
         check_same(self._data, data, self.ndim)
         if filled:
+            self._reserve(filled)
             self._write(slice(0, filled), tree_map(lambda leaf: leaf[:filled], data))
         self._count[FILLED], self._count[NEWEST] = filled, newest
         self._count[VERSION] += 2

@@ -64,6 +64,17 @@ def test_jenkins_hash(later):
     assert sealed(later.read_bytes()) == later.read_bytes()
 
 
+def test_an_array_without_a_space(tmp_path):
+    with h5py.File(tmp_path / "x", "w", libver="latest") as file:
+        array = file.create_dataset("a", (9,), "f4", chunks=(3,), compression="gzip")
+        array[:] = 1
+        address = h5py.h5o.get_info(array.id).addr
+    data = bytearray((tmp_path / "x").read_bytes())
+    begin = next(begin for kind, begin, *_ in Headers.of(tmp_path / "x", "x")._messages(address) if kind == 1)
+    data[begin - 4] = 0  # an empty message in its place
+    refused(tmp_path / "y", sealed(bytes(data)), [address], "lacks a part")
+
+
 def test_seals_of_tables_of_chunks(tmp_path):
     """In a file that was changed before, whose seals are not right, they are not searched for."""
     with h5py.File(tmp_path / "x", "w", libver="latest") as file:

@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 
 import pytest
 from checkpoint_tools import filled, make
-from rbdata.errors import DamagedDatasetError, DatasetExistsError, NotADatasetError, UsageError
+from rbdata.errors import DamagedDatasetError, DatasetExistsError, DiskSpaceError, NotADatasetError, UsageError
 from rbdata.storage.replay import (
     LazyMemmapStorage,
     ReplayBuffer,
 )
 from replay_tools import equal, rollout
 from storage_tools import contents
+
+
+@pytest.mark.parametrize("how", ["files", "maps"])
+def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch, how):
+    """What is written through maps of files would end the process: their space is asked for before."""
+    from rbdata.storage.replay.checkpoints import checkpoint
+
+    buffer = filled()
+    buffer.dumps(tmp_path / "checkpoint")
+    before = contents(tmp_path / "checkpoint")
+
+    def fail(*_):
+        if how == "maps":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        raise RuntimeError("unable to write to file </x>: No space left on device (28)")
+
+    if how == "maps":
+        monkeypatch.setattr(os, "posix_fallocate", fail)
+    else:
+        monkeypatch.setattr(checkpoint, "write_state", fail)
+    with pytest.raises(DiskSpaceError, match=r"the disk is full: the checkpoint .* was not written"):
+        buffer.dumps(tmp_path / "checkpoint")
+    assert contents(tmp_path / "checkpoint") == before and len(list(tmp_path.iterdir())) == 1
 
 
 @pytest.mark.parametrize("when", ["storage", "sampler", "describe", "rename"])

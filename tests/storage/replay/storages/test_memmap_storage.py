@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import shutil
 
 import pytest
 import torch
-from rbdata.errors import DamagedDatasetError, DatasetExistsError, UsageError
+from rbdata.errors import DamagedDatasetError, DatasetExistsError, DiskSpaceError, UsageError
 from rbdata.storage.replay import (
     LazyMemmapStorage,
     ReplayBuffer,
@@ -29,6 +30,44 @@ def test_a_folder_opened_again(tmp_path):
     assert again.extend(rollout([2], first=90)).tolist() == [3, 4]
     assert first["action"].tolist()[3:5] == [90, 91]  # both are the same files
     assert equal(TensorDict.load_memmap(tmp_path / "ring"), first[:])
+
+
+@pytest.mark.parametrize("of_tensors", [False, True])
+def test_a_disk_that_fills_up(tmp_path, monkeypatch, of_tensors):
+    """Writing into holes of files on a full disk would end the process: the space is asked for before."""
+    disk = [1 << 20]
+
+    def allocate(descriptor, offset, size):
+        if size > disk[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", allocate)
+    storage = LazyMemmapStorage(1 << 16, scratch_dir=tmp_path / "ring")
+    records = torch.arange(2048.0).reshape(256, 8)
+    records = {"a": records} if of_tensors else TensorDict({"a": records}, [256])
+    with pytest.raises(DiskSpaceError, match="is full: there is no room for 32769 records") as failure:
+        for start in (0, 256, (1 << 15) - 255):
+            storage.set(range(start, start + 256), records)
+    assert "scratch_dir" in str(failure.value.hint)
+    assert len(storage) == 512 and torch.equal(storage.get(511)["a"], records["a"][255])
+    disk[0] <<= 8
+    storage.set(range(512, 768), records)
+    assert len(storage) == 768 and torch.equal(storage.get(512)["a"], records["a"][0])
+
+
+def test_a_storage_that_does_not_fit_on_the_disk_is_not_loaded(tmp_path, monkeypatch):
+    first = ReplayBuffer(storage=LazyMemmapStorage(10), batch_size=4)
+    first.extend(rollout([7]))
+    first.dumps(tmp_path / "saved")
+
+    def allocate(*_):
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    again = ReplayBuffer(storage=LazyMemmapStorage(10), batch_size=4)
+    monkeypatch.setattr(os, "posix_fallocate", allocate)
+    with pytest.raises(DiskSpaceError, match="there is no room for 7 records"):
+        again.loads(tmp_path / "saved")
+    assert len(again) == 0
 
 
 def test_what_was_written_survives_a_kill(tmp_path):
