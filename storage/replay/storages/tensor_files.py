@@ -40,9 +40,9 @@ def write_tensors(folder: Path, data: Any, filled: int, newest: int, length: int
         copy = data.memmap_like(str(folder))
         for key, leaf in data.items(include_nested=True, leaves_only=True):
             if isinstance(leaf, torch.Tensor):
-                target, rows = copy.get(key), leaf[:filled]
-                allocate(Path(target.filename), rows.nbytes)
-                target[:filled].copy_(rows)
+                target, written = copy.get(key), leaf[:filled]
+                allocate(Path(target.filename), written.nbytes)
+                target[:filled].copy_(written)
     else:
         rows = len(pytree.tree_leaves(data)[0])
         copy = create_tree(folder, pytree.tree_map(lambda leaf: leaf[0], data), rows)
