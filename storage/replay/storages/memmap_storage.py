@@ -51,7 +51,8 @@ class LazyMemmapStorage(LazyTensorStorage):
     With ``existsok`` a folder that holds a storage already is opened with its contents (its size is then the one it was
     made with); without, the first write raises DatasetExistsError rather than mix them with others. Without ``scratch_dir``
     the files are temporary and go with the storage, in the process that made them; ``auto_cleanup`` says otherwise, either
-    way. Batches read are copies: changing them never reaches the files. ``shared_init`` and ``cleanup_memmap`` change nothing:
+    way. Space on the disk is asked for before rows are written: DiskSpaceError where there is none.
+    Batches read are copies: changing them never reaches the files. ``shared_init`` and ``cleanup_memmap`` change nothing:
     every process that has the storage may write the first record.
     """
 
