@@ -71,7 +71,7 @@ def read_snapshot(folder: Path, read: Callable[[Manifest], T]) -> T:
                 if pin.is_unchanged():
                     return found
             except (RbdataError, OSError):
-                if pin.is_unchanged() and not _is_being_replaced(folder):
+                if not _is_being_replaced(folder) and pin.is_unchanged():  # in this order: it may be there by now
                     raise
     message = f"{folder} was replaced again and again while it was opened"
     raise DatasetBusyError(message, hint="try again when the process that writes it has finished")
@@ -84,7 +84,7 @@ def holds_dataset(folder: Path) -> bool:
         with pinned(folder) as pin:
             if has_manifest(folder):
                 return True
-            if pin.is_unchanged() and not _is_being_replaced(folder):
+            if not _is_being_replaced(folder) and pin.is_unchanged():
                 return False
     return False
 

@@ -118,6 +118,23 @@ def test_replaced_while_it_is_looked_for(tmp_path, monkeypatch):
     assert snapshot.holds_dataset(folder) and looked
 
 
+def test_the_second_of_two_renames_while_it_is_looked_for(tmp_path, monkeypatch):
+    """The folder is not there, and then is, between any two looks at it."""
+    folder = write_dataset(tmp_path, OLD, "flat")
+    is_being_replaced = snapshot._is_being_replaced
+
+    def look(path):
+        if not folder.exists():
+            away.rename(folder)
+        return is_being_replaced(path)
+
+    away = tmp_path / "away"
+    monkeypatch.setattr(snapshot, "_is_being_replaced", look)
+    for find in (snapshot.holds_dataset, Dataset):
+        folder.rename(away)
+        assert find(folder)
+
+
 def test_damage_and_absence_are_told_at_once(tmp_path, monkeypatch):
     waited = []
     monkeypatch.setattr(snapshot.time, "sleep", waited.append)
