@@ -123,9 +123,15 @@ class Workers:
 
         executor, kills = self._open(), _count_memory_kills()
         descriptor, name = tempfile.mkstemp(prefix="rbdata-progress-")
-        os.ftruncate(descriptor, max(1, len(tasks)) * _COUNTERS.itemsize)
-        os.close(descriptor)
         path = Path(name)
+        try:
+            with os.fdopen(
+                descriptor, "wb"
+            ) as file:  # no hole: on a full disk writing to a map of one ends the process
+                file.write(bytes(max(1, len(tasks)) * _COUNTERS.itemsize))
+        except OSError:
+            path.unlink()
+            raise
         counters = np.memmap(path, _COUNTERS, "r+", shape=(max(1, len(tasks)),))
         idle = not tasks
         try:

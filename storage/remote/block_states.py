@@ -57,8 +57,9 @@ def create(path: Path, blocks: int, facts: dict[str, Any]) -> None:
     assert len(header) < HEADER
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
     with temporary.open("wb") as file:
-        file.write(header)
-        file.truncate(_size(blocks))
+        file.write(
+            header.ljust(_size(blocks), b"\0")
+        )  # no hole: on a full disk writing to a map of one ends the process
     temporary.replace(path)
 
 
