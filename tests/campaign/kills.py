@@ -478,7 +478,9 @@ class Campaign:
         """What a root has that an undisturbed run does not leave; with ``refused`` empty folders do not count."""
         found, truth = tree(root), self.truth[one.name]
         if refused:
-            found = {name: data for name, data in found.items() if data != b"empty folder" or name in truth}
+            found, truth = (
+                {name: data for name, data in one.items() if data != b"empty folder"} for one in (found, truth)
+            )
         if one.name != "recorder":
             return differences(found, truth) if found != truth else ""
         if set(found) != set(truth):
