@@ -75,16 +75,24 @@ class Ticking:
 
 @dataclass(frozen=True)
 class Slow:
-    """Takes its time, and leaves word of the node it is on."""
+    """Leaves word of the node it is on. Off the node ``home`` it stays until its node goes away; there it waits for that one."""
 
     folder: Path
+    home: str
 
     def __call__(self, task: Task, on_rows: OnRows) -> dict[str, Any]:
         import ray
 
-        (self.folder / f"{ray.get_runtime_context().get_node_id()}.{task.index}.{time.time_ns()}").touch()
-        time.sleep(0.25)
+        node = ray.get_runtime_context().get_node_id()
+        (self.folder / f"{node}.{task.index}.{time.time_ns()}").touch()
+        end = time.monotonic() + 120
+        while time.monotonic() < end and (node != self.home or not self.elsewhere()):
+            time.sleep(0.05)
         return {"index": task.index}
+
+    def elsewhere(self) -> bool:
+        """Whether a task has begun on another node."""
+        return any(not path.name.startswith(self.home) for path in self.folder.iterdir())
 
 
 def dies_once(td: TensorDict, folder: str, episodes: int = 2) -> TensorDict:
