@@ -89,7 +89,8 @@ def check_storage(array: Any, headers: Headers, what: str, *, least: int, size: 
 
 
 def read_attributes(owner: Any, name: str, size: int) -> dict[str, Any]:
-    """The attributes of a file or group (h5py's objects) of a file of ``size`` bytes; texts become ``str`` as h5py does it.
+    """The attributes of a file or group (h5py's objects) of a file of ``size`` bytes; texts become ``str`` as h5py does it,
+    names that are not UTF-8 are escaped.
 
     Raises CorruptSourceError for more than fits in memory: a text may be as long as the file, and be listed many times. What
     a text states to be long HDF5 allocates before it looks for it.
@@ -97,7 +98,7 @@ def read_attributes(owner: Any, name: str, size: int) -> dict[str, Any]:
     import h5py
 
     found: dict[str, Any] = {}
-    texts: dict[str, tuple[int, int]] = {}
+    texts: dict[str | bytes, tuple[int, int]] = {}
     for key in owner.attrs:
         attribute = owner.attrs.get_id(key)
         what = f"{name}: the attribute {key!r}"
@@ -112,11 +113,11 @@ def read_attributes(owner: Any, name: str, size: int) -> dict[str, Any]:
     if texts:
         _check_attributes(Path(os.fsdecode(h5py.h5i.get_file_id(owner.id).name)), texts, name)
     for key in owner.attrs:
-        found[key] = owner.attrs[key]
+        found[key if isinstance(key, str) else key.decode(errors="backslashreplace")] = owner.attrs[key]
     return found
 
 
-def _check_attributes(path: Path, texts: dict[str, tuple[int, int]], name: str) -> None:
+def _check_attributes(path: Path, texts: dict[str | bytes, tuple[int, int]], name: str) -> None:
     """Refuse attributes of any length that state more bytes than their file has. ``texts``: how many values, bytes of an item.
 
     Wherever HDF5 keeps an attribute, it is in one piece, so all places are looked at where there is one of its name: version,
@@ -128,7 +129,7 @@ def _check_attributes(path: Path, texts: dict[str, tuple[int, int]], name: str) 
     left = 1 << 20
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
         for key, (count, width) in texts.items():
-            word = key.encode(errors="surrogateescape") + b"\0"
+            word = (key if isinstance(key, bytes) else key.encode()) + b"\0"  # h5py leaves what is not UTF-8
             at, places = data.find(word), 0
             while at >= 0 and count:
                 left -= 1
@@ -202,9 +203,8 @@ def _references(array: Any, low: int, high: int, what: str) -> Iterator[bytes]:
     row = math.prod(array.shape[1:]) * _REFERENCE.itemsize
     if properties.get_layout() == h5d.CHUNKED:
         first = low - low % properties.get_chunk()[0]
-        written: list[
-            tuple[int, ...]
-        ] = []  # of all that its shape says; HDF5 looks through all of them for each as well
+        # The shape may say that there are many more; HDF5 looks through all that were written for each of them.
+        written = list[tuple[int, ...]]()
         array.chunk_iter(lambda info: written.append(info.chunk_offset))
         for offset in written:
             if first <= offset[0] < high:

@@ -30,7 +30,7 @@ _ELSEWHERE = 2
 #: Of the members of a group, and the attributes of an object: kinds of their trees by name and by order with the bytes of a
 #: record, and the bytes of a place in their heap.
 _DENSE = {_LINKS: ((5, 11), (6, 15), 7), _ATTRIBUTES: ((8, 17), (9, 13), 8)}
-_HUGE = (1, 24)
+_OF_ATTRIBUTES, _HUGE = (8, 9), (1, 24)
 _UNUSUAL = {15: "messages that are kept apart from their objects", 24: "an image of HDF5's cache"}
 #: Percentages at which a node of a tree is split, and merged with the next.
 _FILLED = 100 | 40 << 8
@@ -332,8 +332,11 @@ class Headers:
             if not self._own(node) or used > fits[level] or (not level and used != records):
                 raise damaged
             self._signed(node, (b"BTIN" if level else b"BTLF") + bytes((0, kind)))
-            for place in range(node + 6, node + 6 + used * record, record) if kind == _HUGE[0] else ():
+            listed = range(node + 6, node + 6 + used * record, record)
+            for place in listed if kind == _HUGE[0] else ():
                 self._hold(*self._get("Q", place + 8))
+            if kind in _OF_ATTRIBUTES and any(self._data[self._base + place + 8] & _ELSEWHERE for place in listed):
+                raise damaged  # HDF5 takes it from a heap that the file need not have
             if not level:
                 continue
             left = records - used

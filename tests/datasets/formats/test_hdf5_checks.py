@@ -96,6 +96,13 @@ def test_attributes_that_state_too_much(tmp_path, how, count):
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
 
 
+def test_names_of_attributes_that_are_not_unicode(tmp_path):
+    with h5py.File(tmp_path / "x", "w") as file:
+        file.attrs.create(b"caf\xe9", "a text")
+        file.flush()
+        assert read_attributes(file, "x", 1 << 20) == {"caf\\xe9": "a text"}
+
+
 def test_attributes_that_cannot_be_proved(tmp_path):
     with h5py.File(tmp_path / "x", "w") as file:
         for number in range(300):

@@ -150,6 +150,15 @@ def test_numbers_that_hdf5_does_not_write(later, tmp_path, word, at, form, value
     refused(tmp_path / "x", put(data, first + at, form, value), every_address(later), match)
 
 
+@pytest.mark.parametrize("node", [b"BTLF\0\x08", b"BTLF\0\x09"])
+def test_attributes_that_are_kept_apart(later, tmp_path, node):
+    """HDF5 reads them from the heap of shared messages, also where a file has none: a wrong access to memory."""
+    data = later.read_bytes()
+    for at in places(data, node):
+        refused(tmp_path / "x", put(data, at + 14, "B", data[at + 14] | 2), every_address(later), "the tree at byte")
+    assert node in data
+
+
 def test_branches_that_meet_again(later, tmp_path):
     """A tree or heap of a few levels would be gone through billions of times, or written beyond the end of a table."""
     data, addresses = later.read_bytes(), every_address(later)
