@@ -125,16 +125,21 @@ def bounded_session() -> dict[str, Any]:
             finally:
                 request.stream_output = streams
             if not streams or response.status_code >= 300:
-                data = bytearray()
-                async for piece in response.raw.content.iter_chunked(PIECE):
-                    data += piece
-                    if len(data) > LONGEST_ANSWER:
-                        response.raw.close()
-                        message = (
-                            f"{request.url.partition('?')[0]}: the answer is larger than {LONGEST_ANSWER >> 20} MiB"
-                        )
-                        raise FetchError(message, hint="use another mirror (--mirror)")
-                response._content = bytes(data)
+                try:
+                    response._content = await self._read(response)
+                except BaseException:
+                    response.raw.close()  # or aiohttp complains of it when it is collected
+                    raise
             return response
+
+        async def _read(self, response: Any) -> bytes:
+            data = bytearray()
+            async for piece in response.raw.content.iter_chunked(PIECE):
+                data += piece
+                if len(data) > LONGEST_ANSWER:
+                    url = response.url.partition("?")[0]
+                    message = f"{url}: the answer is larger than {LONGEST_ANSWER >> 20} MiB"
+                    raise FetchError(message, hint="use another mirror (--mirror)")
+            return bytes(data)
 
     return {"http_session_cls": Bounded}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -196,3 +198,20 @@ def test_a_page_of_s3_that_is_cut(store: Store) -> None:
     store.entries[0].s3 += "<IsTruncated>true</IsTruncated>"
     with pytest.raises(TransientFetchError, match="does not lead to another"):
         names("s3://lab/run")
+
+
+def test_an_answer_of_s3_that_drips_leaves_no_connection_open(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """What is collected while it is open writes "Unclosed connection" to the terminal."""
+    go_on = Event()
+
+    def drip() -> Iterator[bytes]:
+        yield b"<ListBucketResult>"
+        while not go_on.wait(0.03):
+            yield b" "
+
+    store.body = drip
+    with pytest.raises(FetchError, match="took more than"):
+        open_location("s3://lab/run", options=replace(QUICK, silence_timeout=0.1)).list()
+    gc.collect()
+    go_on.set()
+    assert caplog.text == ""
