@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import json
+import math
 import os
 import re
 import secrets
@@ -57,6 +58,11 @@ class WriterLock:
             if owner is None:
                 continue  # released in between, or the folder was removed
             if not _is_stale(self.path, owner):
+                if "pid" not in owner:  # damaged: who wrote it is not known
+                    left = max(1, math.ceil(STALE_AFTER - _age(self.path)))
+                    message = f"{self.what} is locked by {self.path}, which does not say by which process"
+                    hint = f"run the command again in {left} s: a lock that no process touches is then taken away; or"
+                    raise DatasetBusyError(message, hint=f"{hint} remove it now, if nothing writes this dataset")
                 process = f"process {owner.get('pid')!s:.20} on {owner.get('host')!s:.100}{_since(owner)}"
                 process = "".join(filter(str.isprintable, process))
                 message = f"{self.what} is being written by {process}"
@@ -94,18 +100,25 @@ class WriterLock:
 
     def _create(self) -> bool:
         self._token = f"{_machine()}{os.getpid():08x}{secrets.token_hex(8)}"
-        record = {**_this_process(), "token": self._token, "since": time.time()}
-        # Written aside and linked into place: the lock is never seen half-written.
-        temporary = self.path.with_name(f"{self.path.name}.{self._token}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(json.dumps(record).encode())
-            return _place(temporary, self.path)
+            return self._sign(self.path)
         except (FileNotFoundError, FileExistsError):
             # Who deletes the last dataset of a folder removes it, which may be just now.
             if os.path.lexists(self.path.parent) and not self.path.parent.is_dir():
                 raise
             return False
+
+    def _sign(self, path: Path) -> bool:
+        """Make a file that names this process as its owner, unless there is one; says whether it did."""
+        pid = os.getpid()
+        record = {"pid": pid, "host": socket.gethostname(), "space": _pid_space(), "started": _started(pid)}
+        record.update(token=self._token, since=time.time())
+        # Written aside and linked into place: it is never seen half-written, whenever the process is killed.
+        temporary = self.path.with_name(f"{self.path.name}.{self._token}")
+        try:
+            temporary.write_bytes(json.dumps(record).encode())
+            return _place(temporary, path)
         finally:
             with contextlib.suppress(NotADirectoryError):
                 temporary.unlink(missing_ok=True)
@@ -114,17 +127,16 @@ class WriterLock:
         """Take a stale lock away, unless another process is doing so or has done it."""
         breaking = self.path.with_name(f"{self.path.name}.breaking")
         try:
-            with breaking.open("xb") as file:
-                file.write(json.dumps(_this_process()).encode())
-        except FileExistsError:
+            made = self._sign(breaking)
+        except FileNotFoundError:
+            return  # the lock went with its folder
+        if not made:
             with contextlib.suppress(FileNotFoundError):
                 status = breaking.lstat()
                 if time.time() - status.st_mtime > BREAKING_AFTER or not stat.S_ISREG(status.st_mode):
                     _remove(breaking)
             time.sleep(0.01)
             return
-        except FileNotFoundError:
-            return  # the lock went with its folder
         try:
             found = _read(self.path)
             if found is not None and found.get("token") == owner.get("token"):
@@ -162,11 +174,6 @@ def _read(path: Path) -> dict[str, Any] | None:
     return owner if isinstance(owner, dict) else {}
 
 
-def _this_process() -> dict[str, Any]:
-    pid = os.getpid()
-    return {"pid": pid, "host": socket.gethostname(), "space": _pid_space(), "started": _started(pid)}
-
-
 def _named(path: Path) -> dict[str, Any]:
     """The owner of a lock that was not written before its process was killed, by the name of its temporary file."""
     token = path.name.rpartition(".")[2]
@@ -180,10 +187,17 @@ def _machine() -> str:
     return f"{zlib.crc32(f'{socket.gethostname()} {_pid_space()}'.encode()):08x}"
 
 
+def _age(path: Path) -> float:
+    """Seconds since a lock was touched."""
+    with contextlib.suppress(FileNotFoundError):
+        return time.time() - path.lstat().st_mtime
+    return STALE_AFTER
+
+
 def _since(owner: dict[str, Any]) -> str:
     try:
-        return time.strftime(" since %H:%M:%S", time.localtime(owner.get("since")))
-    except (TypeError, ValueError, OverflowError, OSError):
+        return time.strftime(" since %H:%M:%S", time.localtime(float(owner["since"])))
+    except (KeyError, TypeError, ValueError, OverflowError, OSError):
         return ""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -149,8 +150,10 @@ def test_owner_that_cannot_be_asked(tmp_path, change):
 def test_unreadable_lock(tmp_path, content):
     path = tmp_path / "lock"
     path.write_bytes(content)
-    with pytest.raises(DatasetBusyError):
+    os.utime(path, (time.time() - 60,) * 2)
+    with pytest.raises(DatasetBusyError, match=r"x is locked by .*lock, which does not say") as caught:
         WriterLock(path, "x").__enter__()
+    assert re.search(r"again in 1(20|19) s.* or remove it now", str(caught.value.hint))
     os.utime(path, (0, 0))
     with WriterLock(path, "x"):
         pass
@@ -180,7 +183,8 @@ def test_a_lock_that_cannot_be_taken_away(tmp_path):
 
 def test_odd_owners_are_named_without_escape_sequences(tmp_path):
     path = tmp_path / "lock"
-    for odd in ({"since": "x"}, {"since": 1e300}, {"host": "\x1b[2J\n" + "h" * 1000}, {"pid": [[]]}):
+    for odd in ({"since": "x"}, {"since": 1e300}, {"since": None}, {"host": "\x1b[2J\n" + "h" * 1000}, {"pid": [[]]}):
+        odd = {"pid": 1, **odd}
         path.write_text(json.dumps(odd))
         with pytest.raises(DatasetBusyError, match="being written by") as caught:
             WriterLock(path, "x").__enter__()
@@ -205,6 +209,26 @@ def test_killed_while_taking_a_stale_lock_away(tmp_path):
     breaking.touch()
     os.utime(breaking, (0, 0))
     with WriterLock(path, "x"):
+        pass
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "step"), [(json, "dumps"), (Path, "write_bytes"), (os, "link"), (locks, "_read"), (locks, "_remove")]
+)
+def test_killed_at_any_step_of_taking_a_stale_lock_away(tmp_path, module, step):
+    lock = WriterLock(tmp_path / ".b.lock", "x")
+    dead_owner(lock.path)
+    child = os.fork()
+    if child == 0:
+        lock._token = f"{locks._machine()}{os.getpid():08x}{'0' * 16}"
+        owner = json.loads(lock.path.read_bytes())
+        setattr(module, step, lambda *_, **__: os._exit(7))
+        lock._break(owner)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert all(map(lock.is_stale, tmp_path.iterdir()))
+    with lock:
         pass
     assert names(tmp_path) == []
 
