@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import CacheError
-from ..durable import open_plain
+from ..durable import open_plain, write_atomically
 
 ABSENT, RESIDENT, UNPROVEN = 0, 1, 2
 FILENAME = ".rbdata-blocks"
@@ -55,12 +55,8 @@ def create(path: Path, blocks: int, facts: dict[str, Any]) -> None:
     """Write the file of a cache in which nothing is there yet; atomic."""
     header = json.dumps({"format": FORMAT, "version": VERSION, "blocks": blocks, **facts}).encode()
     assert len(header) < HEADER
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
-        file.write(
-            header.ljust(_size(blocks), b"\0")
-        )  # no hole: on a full disk writing to a map of one ends the process
-    temporary.replace(path)
+    # No hole: on a full disk writing to a map of one ends the process.
+    write_atomically(path, header.ljust(_size(blocks), b"\0"))
 
 
 def read_facts(path: Path) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ from typing import Any
 from ...amounts import size as amount
 from ...errors import CacheError, DiskSpaceError, RbdataError
 from ..checksums import crc32c
-from ..durable import is_full, write_atomically
+from ..durable import is_full, open_plain, write_atomically
 from ..folder import free_bytes
 from . import block_states
 from .block_layout import BlockLayout
@@ -69,6 +69,8 @@ def open_session(folder: Path, text: bytes, layout: BlockLayout, url: str) -> in
 
 
 def _enter(folder: Path, session: int, text: bytes, layout: BlockLayout, url: str) -> None:
+    _refuse_links(folder, layout)
+    url = url[:300]  # the header of the states has 4 KiB
     path, boot = folder / block_states.FILENAME, _boot()
     facts = block_states.read_facts(path)
     wanted = {"manifest": crc32c(text), "bytes": len(text), "block_bytes": layout.block_bytes}
@@ -82,8 +84,17 @@ def _enter(folder: Path, session: int, text: bytes, layout: BlockLayout, url: st
             )
         if facts is None:
             _create(folder, text, layout)
+        else:
+            _restore_sizes(folder, layout)
         _begin(path, layout, {**wanted, "url": url, "boot": boot}, new=facts is None)
     fcntl.flock(session, fcntl.LOCK_SH)
+
+
+def _refuse_links(folder: Path, layout: BlockLayout) -> None:
+    """Raise CacheError where blocks would be written outside the cache."""
+    for inner in sorted({folder / parent for path in layout.paths for parent in Path(path).parents} - {folder}):
+        if inner.is_symlink():
+            raise CacheError(f"{inner} is a link: nothing is written through it", hint=_ANOTHER)
 
 
 def _is_alone(session: int) -> bool:
@@ -114,6 +125,14 @@ def _create(folder: Path, text: bytes, layout: BlockLayout) -> None:
         with target.open("xb") as file:
             file.truncate(layout.sizes[path])
     write_atomically(folder / MANIFEST, text)
+
+
+def _restore_sizes(folder: Path, layout: BlockLayout) -> None:
+    """Files that a loss of power has cut get holes in the place of what is gone: blocks are compared before they are used."""
+    for path in layout.paths:
+        with open_plain(folder / path, "ab") as file:
+            if file.tell() != layout.sizes[path]:
+                file.truncate(layout.sizes[path])
 
 
 def _begin(path: Path, layout: BlockLayout, facts: dict[str, Any], *, new: bool) -> None:

@@ -109,4 +109,4 @@ class _Files:
 
 def open_lock(path: Path) -> int:
     """A file to lock, made where it is not there; never inherited by other programs."""
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)

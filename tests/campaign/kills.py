@@ -289,7 +289,8 @@ def _fail(number: int, times: int) -> Callable[[int], None]:
 
 
 def _lose_unsynced(root: Path, lost: Path, before: dict[Path, tuple[int, int]], rng: random.Random) -> None:
-    """What was written since the start and not synced is gone, as after the machine was switched off: cut or zeroed."""
+    """What was written since the start and not synced is gone, as after the machine was switched off: cut or zeroed. Caches of
+    remote datasets are those of an earlier start of the machine."""
     synced = set(json.loads(lost.read_text()))
     lost.unlink()
     for path, (inode, changed) in _stated(root).items():
@@ -299,6 +300,9 @@ def _lose_unsynced(root: Path, lost: Path, before: dict[Path, tuple[int, int]], 
         os.truncate(path, rng.randrange(size + 1))
         if rng.random() < 0.5:
             os.truncate(path, size)
+    boot = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+    for path in root.rglob(".rbdata-blocks"):
+        path.write_bytes(path.read_bytes().replace(boot, boot[::-1]))
 
 
 def _stated(root: Path) -> dict[Path, tuple[int, int]]:

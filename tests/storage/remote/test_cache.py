@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -247,3 +249,46 @@ def test_a_cache_that_another_machine_uses(files, tmp_path, monkeypatch):
     with pytest.raises(CacheError, match="another machine"):
         opened(files, tmp_path / "cache")
     assert len(dataset) == 143
+
+
+@pytest.mark.parametrize("left", [0, 100, 100_000])
+def test_files_that_a_loss_of_power_has_cut(files, tmp_path, monkeypatch, left):
+    cache, rows = tmp_path / "cache", torch.arange(143)
+    dataset = opened(files, cache)
+    expected = dataset.read(rows).clone()
+    del dataset  # and with it its use of the cache
+    gc.collect()
+    for path in (*cache.rglob("*.memmap"), *cache.rglob("blob")):
+        os.truncate(path, left)
+    monkeypatch.setattr(cache_folder, "_boot", lambda: "the next start of the machine")
+    assert (opened(files, cache).read(rows) == expected).all()
+
+
+@pytest.mark.parametrize("planted", ["next", "episodes"])
+def test_nothing_is_written_through_a_linked_folder(files, tmp_path, planted):
+    outside, cache = tmp_path / "outside", tmp_path / "cache"
+    outside.mkdir()
+    cache.mkdir()
+    for name in ("reward.memmap", "length.memmap"):
+        (outside / name).write_bytes(b"precious")
+    (cache / planted).symlink_to(outside)
+    with pytest.raises(CacheError, match=f"{planted} is a link"):
+        opened(files, cache).read(torch.arange(143))
+    assert {path.name: path.read_bytes() for path in outside.iterdir()} == dict.fromkeys(
+        ("reward.memmap", "length.memmap"), b"precious"
+    )
+
+
+@pytest.mark.parametrize("name", ["setup", "session", "lock", "gate", "claims", "blocks.tmp"])
+def test_no_file_of_the_cache_is_made_behind_a_link(files, tmp_path, name):
+    cache, outside = tmp_path / "cache", tmp_path / "outside"
+    cache.mkdir()
+    (cache / f".rbdata-{name}").symlink_to(outside)
+    with suppress(CacheError, OSError):
+        opened(files, cache).read(torch.arange(143))
+    assert not outside.exists()
+
+
+def test_a_long_url(files, tmp_path):
+    files.url = f"store://{'x' * 5000}/set"
+    assert opened(files, tmp_path / "cache").id == opened(files, tmp_path / "cache").id == "my/test"
