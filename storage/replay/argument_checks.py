@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from ...amounts import MOST_RECORDS
 from ...errors import ArgumentTypeError, SamplingError, UsageError
 from ..dataset import Dataset
 from .samplers.consuming import ConsumingSampler
@@ -106,15 +107,17 @@ def instance(part: Any, kind: type[Part], example: str) -> Part:
 
 def check_seed(seed: Any) -> int:
     """Raises UsageError for what is no seed."""
-    if not isinstance(seed, (int, np.integer)) or seed < 0:
-        raise UsageError(f"seed must be a whole number of at least 0, not {seed!r}")
+    if not isinstance(seed, (int, np.integer)) or not 0 <= seed < 1 << 64:
+        raise UsageError(f"seed must be a whole number of at least 0 and below 2**64, not {seed!r}")
     return int(seed)
 
 
 def check_batch_size(batch_size: Any) -> int:
     """Raises SamplingError for what is no batch size."""
-    if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool) or batch_size < 1:
-        raise SamplingError(f"batch_size must be a whole number of at least 1, not {batch_size!r}")
+    whole = isinstance(batch_size, (int, np.integer)) and not isinstance(batch_size, bool)
+    if not whole or not 1 <= batch_size <= MOST_RECORDS:
+        message = f"batch_size must be a whole number of at least 1 and at most {MOST_RECORDS:,}, not {batch_size!r}"
+        raise SamplingError(message)
     return int(batch_size)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...amounts import plural
+from ...amounts import MOST_RECORDS, plural
 from ...errors import UsageError
 from ...keywords import check_keywords
 from ..html_table import html_table
@@ -133,8 +133,8 @@ class ReplayBuffer(SamplingMixin, ConditionalUpdateMixin, CheckpointMixin):
             raise UsageError("give generator or seed, not both")
         if dim_extend is not None and dim_extend < 0:
             raise UsageError(f"dim_extend must not be negative, and is {dim_extend}")
-        if frame_stack is not None and (not isinstance(frame_stack, int) or frame_stack < 1):
-            raise UsageError(f"frame_stack must be at least 1, not {frame_stack!r}")
+        if frame_stack is not None and (not isinstance(frame_stack, int) or not 1 <= frame_stack <= MOST_RECORDS):
+            raise UsageError(f"frame_stack must be at least 1 and at most {MOST_RECORDS:,}, not {frame_stack!r}")
         if {service_backend, transport} - {"direct", "auto"}:
             raise UsageError("a buffer is where it is made: service_backend and transport must be direct")
         if not 0 <= rank < world_size:

@@ -7,13 +7,14 @@ batch [3, 4]                                4 records of member 1 | 4 of member 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from typing_extensions import Unpack
 
-from ...errors import ReadOnlyError, SamplingError, UsageError
+from ...errors import ReadOnlyError, SamplingError, UsageError, reason
 from ...keywords import with_options
 from .argument_checks import check_batch_size, check_prefetch, check_seed, make_generator
 from .batch_order import OrderState
@@ -22,7 +23,7 @@ from .buffer_options import EnsembleOptions
 from .checkpoints.checkpoint import CheckpointWriter
 from .devices import to_device
 from .ensemble_parts import SamplerEnsemble, StorageEnsemble, WriterEnsemble, pick_members
-from .member_parts import draw_part, index_of, info_of, stack_parts, with_info
+from .member_parts import check_members, draw_part, index_of, info_of, stack_parts, with_info
 from .member_routing import Router
 from .state_files import reading
 from .transforms.chain import Transforms, as_transforms
@@ -87,7 +88,7 @@ class ReplayBufferEnsemble:
             self._sampler = samplers
             buffers = self._make_members(storages, samplers, writers, collate_fns)
         else:
-            _check_members(buffers)
+            check_members(buffers)
             self._sampler = SamplerEnsemble(
                 *(buffer.sampler for buffer in buffers),
                 p=p,
@@ -345,12 +346,26 @@ class ReplayBufferEnsemble:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if len(state.get("members", ())) != len(self.buffers):
+        """Take over what `state_dict` gave. An ensemble that refuses it is as before."""
+        if len(state.get("members", ())) != len(self.buffers) or not {"generator", "transforms"} <= set(state):
             raise UsageError(f"the state has {len(state.get('members', ()))} members, the ensemble {len(self.buffers)}")
-        for buffer, own in zip(self.buffers, state["members"]):
-            buffer.load_state_dict(own)
-        self._generator.set_state(state["generator"])
-        self._transforms.load_state_dict(state["transforms"])
+        members = zip(self.buffers, state["members"])
+        self._load([partial(buffer.load_state_dict, own) for buffer, own in members], state)
+
+    def _load(self, loads: list[Callable[[], None]], own: dict[str, Any]) -> None:
+        """Load each member, and what is the ensemble's own. All is checked before rows are written."""
+        try:
+            torch.Generator().set_state(own["generator"])
+        except (TypeError, RuntimeError) as error:
+            raise UsageError(f"the state of the generator is none: {reason(error)}") from error
+        for buffer, load in zip(self.buffers, loads):
+            with buffer._exclusive(), buffer.storage.checking():
+                load()
+        self._transforms.load_state_dict(own["transforms"])
+        for buffer, load in zip(self.buffers, loads):
+            with buffer._exclusive():
+                load()
+        self._generator.set_state(own["generator"])
 
     def dumps(self, path: Any) -> None:
         """Write every member to a folder of its own below ``path``, all or nothing; see `checkpoint`."""
@@ -367,8 +382,7 @@ class ReplayBufferEnsemble:
     save = dump = dumps
 
     def loads(self, path: Any) -> None:
-        """Read what `dumps` wrote, into an ensemble of the same members. All files are checked before one is changed; a member
-        whose checkpoint is whole, but another buffer's, leaves those before it loaded."""
+        """Read what `dumps` wrote, into an ensemble of the same members. One that refuses it is as before."""
         from .checkpoints.checkpoint import Checkpoint, load_from
 
         checkpoint = Checkpoint(path, "ReplayBufferEnsemble")
@@ -377,22 +391,10 @@ class ReplayBufferEnsemble:
             raise UsageError(f"the checkpoint has {members} members, the ensemble {len(self.buffers)}")
         with reading(checkpoint.path):
             parts = [checkpoint.part(str(n), type(buffer).__name__) for n, buffer in enumerate(self.buffers)]
-            generator, transforms = checkpoint.tensors("rng")["generator"], checkpoint.tensors("transforms")
-            torch.Generator().set_state(generator)
-            for buffer, part in zip(self.buffers, parts):
-                with buffer._exclusive():
-                    load_from(buffer, part)
-            self._generator.set_state(generator)
-            self._transforms.load_state_dict(transforms)
+            own = {**checkpoint.tensors("rng"), "transforms": checkpoint.tensors("transforms")}
+            self._load([partial(load_from, buffer, part) for buffer, part in zip(self.buffers, parts)], own)
 
     load = loads
 
     def __repr__(self) -> str:
         return f"ReplayBufferEnsemble({', '.join(map(repr, self.buffers))}, batch_size={self.batch_size})"
-
-
-def _check_members(buffers: Sequence[Any]) -> None:
-    strangers = [type(buffer).__name__ for buffer in buffers if not isinstance(buffer, ReplayBuffer)]
-    if not buffers or strangers:
-        message = f"an ensemble needs buffers, not {', '.join(strangers) or 'nothing'}"
-        raise UsageError(message, hint="of an ensemble, give the members: *ensemble.buffers" if strangers else None)

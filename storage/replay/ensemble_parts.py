@@ -71,8 +71,18 @@ class EnsemblePart:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if set(state) != {str(member) for member in range(len(self.parts))}:
             raise UsageError(f"the state has {len(state)} members, the ensemble {len(self.parts)}")
-        for member, part in enumerate(self.parts):
-            part.load_state_dict(state[str(member)])
+        self._load([state[str(member)] for member in range(len(self.parts))])
+
+    def _load(self, states: list[Any]) -> None:
+        """Load the state of each part, or none of them."""
+        before = [part.state_dict() for part in self.parts]
+        try:
+            for part, own in zip(self.parts, states):
+                part.load_state_dict(own)
+        except BaseException:
+            for part, own in zip(self.parts, before):
+                part.load_state_dict(own)
+            raise
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(map(repr, self.parts))})"
@@ -103,6 +113,13 @@ class StorageEnsemble(EnsemblePart, Storage):
             transform = None if self.transforms is None else self.transforms[member]
             found.append((member, records if transform is None else transform(records)))
         return found
+
+    def _load(self, states: list[Any]) -> None:
+        for part, own in zip(self.parts, states):
+            with part.checking():
+                part.load_state_dict(own)
+        for part, own in zip(self.parts, states):
+            part.load_state_dict(own)
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         raise ReadOnlyError("an ensemble's storages are written by its members", hint="ensemble[0].extend(...)")

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_tensor_collection
 from torch.utils import _pytree as pytree
 
+from ...errors import UsageError
 from .buffer import ReplayBuffer
 from .storages.trees import stack
+
+
+def check_members(buffers: Sequence[Any]) -> None:
+    """Raise UsageError for what is no buffer, and where there is none."""
+    strangers = [type(buffer).__name__ for buffer in buffers if not isinstance(buffer, ReplayBuffer)]
+    if not buffers or strangers:
+        message = f"an ensemble needs buffers, not {', '.join(strangers) or 'nothing'}"
+        raise UsageError(message, hint="of an ensemble, give the members: *ensemble.buffers" if strangers else None)
 
 
 def draw_part(buffer: ReplayBuffer, size: int, *, ahead: bool) -> tuple[Any, dict[Any, Any]]:
@@ -37,7 +47,11 @@ def draw_part(buffer: ReplayBuffer, size: int, *, ahead: bool) -> tuple[Any, dic
 
 def stack_parts(parts: list[Any]) -> Any:
     """Parts beside each other; those of TensorDicts that are not alike as a lazy stack."""
-    return LazyStackedTensorDict.maybe_dense_stack(parts) if isinstance(parts[0], TensorDictBase) else stack(parts)
+    if not isinstance(parts[0], TensorDictBase):
+        return stack(parts)
+    if {part.device for part in parts} == {None, torch.device("cpu")}:  # lists say nothing of it, which is the same
+        parts = [part.to("cpu") for part in parts]
+    return LazyStackedTensorDict.maybe_dense_stack(parts)
 
 
 def concatenate(batches: list[Any]) -> Any:

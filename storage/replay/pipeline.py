@@ -19,7 +19,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from .batch_order import BatchOrder, DrawnBatch, OrderState
 from .batches import BatchReader, Prepared
@@ -200,6 +200,8 @@ class Pipeline:
         batch, collate = rows, self.spec.collate
         if collate is not None:
             batch = collate(batch)
+            if isinstance(batch, LazyStackedTensorDict):
+                batch = batch.copy()  # what is set in it would be set in the records
         elif isinstance(self.storage, ListStorage):
             batch = stack_records(batch)
         if self.spec.info_in_batch and isinstance(batch, TensorDictBase):
@@ -224,10 +226,12 @@ class Pipeline:
             batch.set(_key(key), value)
 
     def _finish(self, prepared: Prepared, batch: Any) -> tuple[Any, Info]:
-        columns: dict[str, torch.Tensor] = prepared.columns
+        columns: dict[str, torch.Tensor] = dict(prepared.columns)
         if prepared.draw.marks is not None and not columns and isinstance(batch, TensorDictBase):
-            tensors = {key: value for key, value in batch.items(True, True) if isinstance(value, torch.Tensor)}
-            columns = {"/".join(as_key(key)): value for key, value in tensors.items()}
+            for key in batch.keys(True, True):
+                with suppress(RuntimeError):  # records of unlike shapes are not stacked
+                    if isinstance(value := batch.get(key), torch.Tensor):
+                        columns["/".join(as_key(key))] = value
         if len(self.transforms):
             batch = self.transforms(batch)
         if self.spec.pin_memory or self.spec.device is not None:

@@ -37,7 +37,7 @@ def filled(**more: Any) -> TensorDictReplayBuffer:
     buffer = make(**more)
     buffer.extend(rollout([5, 6, 3]))
     buffer.extend(rollout([4, 5], first=100))
-    for _ in range(3):
+    for _ in range(4):  # further batches are drawn ahead then
         buffer.sample()
     return buffer
 

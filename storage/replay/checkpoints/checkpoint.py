@@ -19,9 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ....errors import DamagedDatasetError, RbdataError, UsageError
+from ....errors import DamagedDatasetError, UsageError
 from ..batch_order import OrderState, check_count
-from ..state_files import read_state, write_state
+from ..state_files import read_state, reading, write_state
 from ..storages.memmap_storage import LazyMemmapStorage
 from ..storages.storage import Storage
 from ..storages.tensor_files import METADATA
@@ -107,27 +107,16 @@ def load_from(buffer: Any, checkpoint: Checkpoint) -> None:
     states = {name: read_state(checkpoint.inside(name)) for name in ("sampler", "position", "transforms") if own}
     states["writer"] = writer = _writer_state(buffer, checkpoint)
     batch_size = _batch_size(checkpoint, buffer.storage.max_size)
-    order = None
     if not own and checkpoint.json("buffer_metadata.json").get("consume_after_n_samples") is not None:
         message = f"{checkpoint.path} holds what was consumed as a pickle, which is not read"
         raise UsageError(message, hint="pass the buffer's state_dict()")
-    if own:
-        try:
-            batches = check_count(states["position"].get("batches", 0))
-            order = OrderState(states["position"]["generator"], states["position"]["sampler"], batches)
-        except KeyError as error:
-            raise DamagedDatasetError(f"{checkpoint.path / 'position'} lacks {error}") from error
-    before = buffer._pipeline.state()
-    buffer._pipeline.rewind()
-    try:
-        if order is not None:
-            buffer._pipeline.go_to(order)
-        buffer._restore(states, partial(_load_storage, buffer, checkpoint, writer))  # of TorchRL's: writer and storage
-    except BaseException as error:
-        buffer._pipeline.go_to(before)
-        if isinstance(error, Exception) and not isinstance(error, RbdataError):
-            raise DamagedDatasetError(f"{checkpoint.path} is damaged: {type(error).__name__}: {error}") from error
-        raise
+    with reading(checkpoint.path):
+        order = None
+        if own:
+            position = states.pop("position")
+            order = OrderState(position["generator"], position["sampler"], check_count(position.get("batches", 0)))
+        # Of TorchRL's: writer and storage.
+        buffer._restore(states, lambda: order, partial(_load_storage, buffer, checkpoint, writer))
     if order is None:
         buffer.sampler.empty()
         buffer._pipeline.rewind()

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from typing_extensions import Self
 
-from ....errors import UsageError
-from ..argument_checks import check_consumption, make_generator, rank_seed
+from ....errors import RbdataError, UsageError, reason
+from ..argument_checks import check_batch_size, check_consumption, make_generator, rank_seed
 from ..batch_order import OrderState, check_count
 from ..locking import LockMixin
 from ..pipeline import BatchSpec
@@ -106,33 +106,48 @@ class CheckpointMixin(LockMixin):
         if "position" not in state and cursor:  # of TorchRL, whose storages do not say which row was written last
             storage = {"newest": int(cursor) - 1, **storage}
         generator = state["generator"] if "generator" in state else (state.get("rng") or (None,))[0]
+        batches, size = check_count(state.get("batches", 0)), state["batch_size"]
+        size = None if size is None else check_batch_size(size)
+
+        def order() -> OrderState:
+            now = self._rng.get_state() if generator is None else generator
+            return OrderState(now, state.get("position", self._sampler.position()), batches)
+
         with self._exclusive():
             try:
-                self._restore(state, lambda: self._storage.load_state_dict(storage))
-            except KeyError as error:
-                raise UsageError(f"the state is that of a buffer made of other parts: it has no {error}") from error
-            self.batch_size = state["batch_size"]
-            now = self._rng.get_state() if generator is None else generator
-            position = state.get("position", self._sampler.position())
-            self._pipeline.go_to(OrderState(now, position, check_count(state.get("batches", 0))))
+                self._restore(state, order, lambda: self._storage.load_state_dict(storage))
+            except RbdataError:
+                raise
+            except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
+                what = f"it has no {error}" if isinstance(error, KeyError) else reason(error)
+                raise UsageError(f"the state is that of a buffer made of other parts: {what}") from error
+            self.batch_size = size
 
-    def _restore(self, states: dict[str, Any], load_storage: Callable[[], None]) -> None:
-        """Load the states of the parts, the storage last: it writes nothing when what it is given does not fit.
+    def _restore(
+        self, states: dict[str, Any], order: Callable[[], OrderState | None], load_storage: Callable[[], None]
+    ) -> None:
+        """Load the states of the parts, go to the ``order``, and load the storage last: it writes nothing when what it is
+        given does not fit.
 
         After an error the buffer is as it was.
         """
         every: dict[str, Any] = {"sampler": self._sampler, "transforms": self._transforms, "writer": self._writer}
         parts = {name: part for name, part in every.items() if name in states}
-        before = {name: part.state_dict() for name, part in parts.items()}
+        self._pipeline.rewind()
+        here, before = self._pipeline.state(), {name: part.state_dict() for name, part in parts.items()}
         try:
             for name, part in parts.items():
                 part.load_state_dict(states[name])
+            there = order()
+            if there is not None:  # after the sampler's state, which may be that of draws made ahead of time
+                self._pipeline.go_to(there)
             load_storage()
             if "writer" in states:  # its cursor counts where the storage's state has none
                 self._writer.load_state_dict(states["writer"])
         except BaseException:
             for name, part in parts.items():
                 part.load_state_dict(before[name])
+            self._pipeline.go_to(here)
             raise
 
     # -- processes ---------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from ....errors import DamagedDatasetError, SchemaError
 from ...schema import FLAGS
+from ..storages.tensor_files import write_leaves
 from ..windows.draw import Key
 from ..windows.edges import as_key
 from ..windows.timeline import in_time
@@ -92,7 +93,7 @@ class TED2Flat(_FlatHook):
             else:
                 value = ordered(roots[key]).contiguous()
             out.set(key, value)
-        return out if path is None else out.memmap(str(path))
+        return out if path is None else write_leaves(Path(path), out)
 
 
 def _check_successors(

@@ -241,16 +241,19 @@ class Passes:
 
     def state(self) -> dict[str, Any]:
         """The position, and the list that the first pass goes by if it was given one; JSON and tensors, by name."""
-        given = {} if self._given is None or self._pass else {"rest": self._given.clone()}
+        given = {} if self._given is None else {"rest": self._given.clone()}
         return {"passes": list(self.position()), **given}
 
     def load_state(self, state: dict[str, Any], world: int = 1) -> None:
         """Continue from what ``state`` gave; ``rest`` (int64 ``[n]``) is what the first pass ends with."""
-        self.set_position(state["passes"], world)
-        rest = state.get("rest")
+        before, rest = self.position(), state.get("rest")
         if rest is not None:
             rest = torch.as_tensor(rest).reshape(-1).long().clone()
-            if self._next < self._size - len(rest) or (len(rest) and not 0 <= rest.min() <= rest.max() < self._size):
+        self.set_position(state["passes"], world)
+        if rest is not None:
+            too_early = not self._pass and self._next < self._size - len(rest)
+            if too_early or (len(rest) and not 0 <= rest.min() <= rest.max() < self._size):
+                self.set_position(before)
                 raise UsageError(
                     f"the {len(rest)} rows that a pass over {self._size} ends with are not those of its end"
                 )
@@ -331,10 +334,10 @@ class SamplerWithoutReplacement(Sampler):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what ``state_dict`` gave, here or in TorchRL."""
         if "_sample_list" in state:
-            self.drop_last = self.passes.drop_last = bool(state["drop_last"])
             rest, size = state["_sample_list"], int(state["len_storage"])
             position = (-1, 0, size - (size if rest is None else len(rest)), size, bool(state["_ran_out"]))
             self.passes.load_state({"passes": position, "rest": rest}, self.share[1])
+            self.drop_last = self.passes.drop_last = bool(state["drop_last"])
         elif "passes" in state:
             self.passes.load_state(state, self.share[1])
         else:

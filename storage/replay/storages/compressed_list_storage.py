@@ -308,6 +308,7 @@ class CompressedListStorage(ListStorage):
             records.append(Packed(kind, blobs, dict(zip(kind.others, next(others) if kind.others else ()))))
         for packed in {packed.kind: packed for packed in records}.values():  # paths and shapes may make no record
             self._unpack(packed)
+        self._accept()
         self.empty()
         for place, packed in enumerate(records):
             self._write(place, packed)

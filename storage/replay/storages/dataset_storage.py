@@ -212,6 +212,7 @@ class DatasetStorage(Storage):
         if steps > len(self.source):
             message = f"the state is of all {steps} steps, and there are {len(self.source)} of {self.source!r}"
             raise UsageError(message, hint="wait until more of it is downloaded")
+        self._accept()
         if steps != len(self.dataset):
             self._show(steps)
         self.growth, self._to_come, self._waiting = growth, [], False

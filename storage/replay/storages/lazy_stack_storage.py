@@ -26,4 +26,4 @@ class LazyStackStorage(ListStorage):
         if not isinstance(records, list) or not records:
             return records
         dim = self.stack_dim if self.stack_dim >= 0 else records[0].ndim + 1 + self.stack_dim
-        return lazy_stack(records, dim)
+        return lazy_stack([record.clone() for record in records], dim)  # what is set in it would be set in the records

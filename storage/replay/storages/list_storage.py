@@ -135,6 +135,7 @@ class ListStorage(Storage):
             records
         ):  # the next place, which must be there or the end
             raise SchemaError(f"the record written last is {newest!r:.50}, of {len(records)}")
+        self._accept()
         self.empty()
         for place, record in enumerate(self._to_records(records)):
             self._write(place, record)

@@ -20,8 +20,8 @@ import shutil
 import tempfile
 import warnings
 import weakref
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from tensordict import MemoryMappedTensor, is_tensor_collection
 from torch.utils import _pytree as pytree
 
 from ....errors import DamagedDatasetError, DatasetExistsError, DiskSpaceError, UsageError, reason
-from ...durable import allocate, is_full, write_atomically
+from ...durable import allocate, is_full, system_error, write_atomically
 from ...tensordict_folder import check_plain, read_json, read_memmap, regular_size
 from .gather import Readable
 from .lazy_tensor_storage import LazyTensorStorage
@@ -124,8 +124,24 @@ class LazyMemmapStorage(LazyTensorStorage):
             else:
                 self._reserved = count
                 return
+        raise self._too_large(rows) from failure
+
+    def _too_large(self, rows: int) -> DiskSpaceError:
         message = f"the disk of {self.scratch_dir} is full: there is no room for {rows} records"
-        raise DiskSpaceError(message, hint="make room, or name a scratch_dir on another disk") from failure
+        return DiskSpaceError(message, hint="make room, or name a scratch_dir on another disk")
+
+    @contextmanager
+    def _making_files(self) -> Iterator[None]:
+        """Raises DiskSpaceError for what tensordict, torch or the system raise on a full disk."""
+        try:
+            yield
+        except (OSError, RuntimeError) as error:
+            if self._data is None:
+                self._count = self._counters.numpy()  # the file of the counters is made anew the next time
+            found = system_error(error)
+            if found is not None and is_full(found):
+                raise self._too_large(1) from error
+            raise
 
     def _describe(self, data: Any) -> None:
         """Write what makes the files a storage, the description last."""
@@ -140,7 +156,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         if self._occupied:
             message = f"{self.scratch_dir} is not empty"
             raise DatasetExistsError(message, hint="open what is there with existsok=True, or name another folder")
-        with self.write_lock:
+        with self.write_lock, self._making_files():
             self._attach()
             if self._data is None:
                 super()._allocate(example)
@@ -170,8 +186,10 @@ class LazyMemmapStorage(LazyTensorStorage):
     @property
     def write_lock(self) -> AbstractContextManager[Any]:
         if self._data is None:
-            self.scratch_dir.mkdir(parents=True, exist_ok=True)
-            check_plain(self.scratch_dir)  # with existsok it may be anybody's
+            with self._making_files():
+                self.scratch_dir.mkdir(parents=True, exist_ok=True)
+                check_plain(self.scratch_dir)  # with existsok it may be anybody's
+                (self.scratch_dir / COUNTERS).touch(0o600)  # which is locked
         return super().write_lock
 
     @property
@@ -216,9 +234,11 @@ class LazyMemmapStorage(LazyTensorStorage):
         if folder != self.scratch_dir:
             super()._take_files(folder, data, filled, newest)
             return
+        self._accept()
         if self._data is None:  # files that were written as a checkpoint
+            with self._making_files():
+                self._describe(data)
             self._set_data(data)
-            self._describe(data)
             self._occupied = False
         with self.write_lock:
             self._count[:2] = filled, newest

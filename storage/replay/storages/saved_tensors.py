@@ -11,7 +11,7 @@ from tensordict import TensorDictBase, is_tensor_collection
 from ....errors import DamagedDatasetError, UsageError
 from ..state_files import reading
 from .storage import Storage
-from .tensor_files import read_tensors, write_metadata, write_tensors
+from .tensor_files import read_tensors, write_leaves, write_metadata, write_tensors
 from .tensor_layout import batch_shape
 from .trees import copy_of, from_state
 
@@ -47,6 +47,7 @@ class SavedTensors(Storage):
                 "initialized": state["data"] is not None,
             }
         if not state["initialized"]:
+            self._accept()
             self.empty()
             return
         data = self._as_stored(from_state(state["_storage"]))
@@ -76,7 +77,7 @@ class SavedTensors(Storage):
             hook.is_full, hook.shift = self.is_full, (self.newest + 1) % self.capacity
             data = hook(data, path=folder)
         if isinstance(data, TensorDictBase) and not data.is_memmap():
-            data.memmap(str(folder))
+            write_leaves(folder, data)
         write_metadata(folder, {"metadata": {}, "is_pytree": False, "len": len(self), "newest": self.newest})
 
     def loads(self, path: Any, hooks: Sequence[Any] = (), cursor: int | None = None) -> None:
@@ -88,6 +89,7 @@ class SavedTensors(Storage):
         with reading(folder):
             data, rows, newest = read_tensors(folder, self._data, hooks)
             if data is None:
+                self._accept()
                 self.empty()
                 return
             if is_tensor_collection(data) and len(data.batch_size) < max(1, self.ndim):

@@ -12,7 +12,7 @@ known by its flat number ``t * environments + b``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,6 +29,13 @@ from .slot_generations import SlotGenerations
 Result = TypeVar("Result")
 
 
+class CheckedError(BaseException):
+    """What is to be loaded fits: raised in the place of the first write, where that is all that is asked (`Storage.checking`).
+
+    No Exception, so that it undoes what was loaded before as any error does, and is not taken for one.
+    """
+
+
 class Storage:
     """Base of all storages.
 
@@ -41,6 +48,8 @@ class Storage:
     immutable = False
     #: Whether records come by themselves: `DatasetStorage.due` is then asked before every batch.
     may_grow = False
+    #: Whether what is loaded is only checked, see `checking`.
+    only_checks = False
     #: Stamps of the rows, where a writer tracks them.
     generations: SlotGenerations | None = None
 
@@ -235,6 +244,22 @@ class Storage:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         raise NotImplementedError
+
+    @contextmanager
+    def checking(self) -> Iterator[None]:
+        """`loads` and `load_state_dict` inside raise what they would raise, and otherwise change nothing."""
+        self.only_checks = True
+        try:
+            yield
+        except CheckedError:
+            pass
+        finally:
+            self.only_checks = False
+
+    def _accept(self) -> None:
+        """To be called when what is loaded was found to fit, before anything is changed."""
+        if self.only_checks:
+            raise CheckedError
 
     def seek(self, row: int) -> None:
         """Continue writing at a row along the first dimension."""

@@ -37,12 +37,7 @@ def write_tensors(folder: Path, data: Any, filled: int, newest: int, length: int
         return
     if is_tensor_collection(data):
         data = data if isinstance(data, TensorDictBase) else data.to_tensordict()
-        copy = data.memmap_like(str(folder))
-        for key, leaf in data.items(include_nested=True, leaves_only=True):
-            if isinstance(leaf, torch.Tensor):
-                target, written = copy.get(key), leaf[:filled]
-                allocate(Path(target.filename), written.nbytes)
-                target[:filled].copy_(written)
+        write_leaves(folder, data, slice(filled))
     else:
         rows = len(pytree.tree_leaves(data)[0])
         copy = create_tree(folder, pytree.tree_map(lambda leaf: leaf[0], data), rows)
@@ -53,6 +48,19 @@ def write_tensors(folder: Path, data: Any, filled: int, newest: int, length: int
             record["metadata"][path.replace("/", ".")] = about
         record |= {"is_pytree": True, "tree": describe_tree(data)}
     write_metadata(folder, record)
+
+
+def write_leaves(folder: Path, data: TensorDictBase, rows: Any = ...) -> TensorDictBase:
+    """As ``data.memmap(folder)``, these rows of it; the disk is asked for their space before they are written through maps.
+
+    Raises OSError where it has none."""
+    copy = data.memmap_like(str(folder))
+    for key, leaf in data.items(include_nested=True, leaves_only=True):
+        if isinstance(leaf, torch.Tensor):
+            target, written = copy.get(key), leaf[rows]
+            allocate(Path(target.filename), written.nbytes)
+            target[rows].copy_(written)
+    return copy
 
 
 def write_metadata(folder: Path, record: dict[str, Any]) -> None:

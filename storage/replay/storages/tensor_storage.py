@@ -324,11 +324,15 @@ class TensorStorage(SavedTensors):
         capacity = self.capacity_for(data)
         if filled > capacity:
             raise SchemaError(f"{filled} rows do not fit into a storage of {capacity}")
+        if self._data is not None:
+            check_same(self._data, data, self.ndim)
+            self._reserve(filled)
+        self._accept()
         if self._data is None:
             self._allocate(tree_map(lambda leaf: leaf[0], data))
-        check_same(self._data, data, self.ndim)
-        if filled:
+            check_same(self._data, data, self.ndim)  # of another process, perhaps
             self._reserve(filled)
+        if filled:
             self._write(slice(0, filled), tree_map(lambda leaf: leaf[:filled], data))
         self._count[FILLED], self._count[NEWEST] = filled, newest
         self._count[VERSION] += 2

@@ -68,4 +68,7 @@ def stack_records(records: Any) -> Any:
         (record.batch_size, tuple(sorted((str(key), leaf.shape) for key, leaf in record.items(True, True))))
         for record in records
     }
-    return TensorDict.lazy_stack(records) if len(shapes) > 1 else torch.stack(records)
+    if len(shapes) == 1:
+        return torch.stack(records)
+    # Of copies: what is set in a lazy stack is set in what it is made of.
+    return TensorDict.lazy_stack([record.clone() for record in records])

@@ -90,7 +90,15 @@ class Transforms:
         }
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Take over what ``state_dict`` gave, here or that of TorchRL's ``Compose``."""
+        """Take over what ``state_dict`` gave, here or that of TorchRL's ``Compose``; all of it or, with UsageError, nothing."""
+        before = self.state_dict()
+        try:
+            self._load(state)
+        except BaseException:
+            self._load(before)
+            raise
+
+    def _load(self, state: dict[str, torch.Tensor]) -> None:
         state = {name.removeprefix("transforms."): value for name, value in state.items()}
         for place, module in self._modules():
             prefix = f"{place}."

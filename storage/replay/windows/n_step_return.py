@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ....amounts import MOST_RECORDS
 from ....errors import UsageError
 
 
@@ -25,8 +26,9 @@ class NStep:
     gamma: float
 
     def __post_init__(self) -> None:
-        if not isinstance(self.steps, int) or isinstance(self.steps, bool) or self.steps < 1:
-            raise UsageError(f"n_step must be a whole number of at least 1, not {self.steps!r}")
+        if not isinstance(self.steps, int) or isinstance(self.steps, bool) or not 1 <= self.steps <= MOST_RECORDS:
+            message = f"n_step must be a whole number of at least 1 and at most {MOST_RECORDS:,}, not {self.steps!r}"
+            raise UsageError(message)
         if not 0 < self.gamma <= 1:
             raise UsageError(f"gamma must lie in (0, 1], and is {self.gamma!r}")
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import rbdata
 import torch
 from rbdata.errors import RbdataError, ReadOnlyError, SamplingError, SchemaError, UsageError
 from rbdata.storage.replay import (
+    CompressedListStorage,
+    LazyMemmapStorage,
     LazyTensorStorage,
+    ListStorage,
     PrioritizedSampler,
     ReplayBuffer,
     ReplayBufferEnsemble,
@@ -245,6 +250,15 @@ def test_batches_look_like_torchrls(kind, sampler):
     assert looks[0] == looks[1]
 
 
+def test_unlike_members_in_lists_and_in_tensors():
+    """Batches of lists name no device, those of tensors do."""
+    lists = TensorDictReplayBuffer(storage=ListStorage(20))
+    tensors = TensorDictReplayBuffer(storage=LazyTensorStorage(20), sampler=PrioritizedSampler(20, 0.7, 0.5))
+    for buffer in (lists, tensors):
+        buffer.extend(rollout([13]))
+    assert ReplayBufferEnsemble(lists, tensors, sample_from_all=True).sample(8).batch_size == (2, 4)
+
+
 def test_one_generator_for_all():
     first, second = (
         ReplayBufferEnsemble(plain(10), plain(20), generator=torch.Generator().manual_seed(1)) for _ in range(2)
@@ -262,3 +276,61 @@ def test_no_member_of_a_damaged_checkpoint_is_loaded(tmp_path, name):
     with pytest.raises(RbdataError):
         ensemble.loads(tmp_path / "ensemble")
     assert not len(ensemble.buffers[0])
+
+
+class _Scaled(torch.nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(size))
+
+    def forward(self, batch):
+        return batch.set("scale", self.scale.detach().sum().expand(batch.batch_size))
+
+
+def mixed(first: int = 0, *, rows: int = 20, keys: tuple[str, ...] = (), scales: int = 2) -> ReplayBufferEnsemble:
+    """Members of every kind of storage, one without records, and a prioritized one, which the other arguments change."""
+    storages = [LazyTensorStorage, LazyMemmapStorage, ListStorage, CompressedListStorage, LazyTensorStorage]
+    buffers = [
+        TensorDictReplayBuffer(storage=storage(20), sampler=SamplerWithoutReplacement(), batch_size=2)
+        for storage in storages
+    ]
+    buffers.append(
+        TensorDictReplayBuffer(storage=LazyTensorStorage(20), sampler=PrioritizedSampler(rows, 0.7, 0.5), batch_size=2)
+    )
+    for number, buffer in enumerate(buffers):
+        if number != 4 or first:
+            buffer.extend(rollout([13], first=first).exclude(*keys) if number == 5 else rollout([13], first=first))
+    buffers[5].update_priority(torch.arange(13), torch.linspace(1, 2, 13))
+    ensemble = ReplayBufferEnsemble(
+        *buffers, transform=_Scaled(scales), p=[1, 1, 1, 1, first, 1], num_buffer_sampled=1, seed=first
+    )
+    for _ in range(12):
+        ensemble.sample(2)
+    return ensemble
+
+
+@pytest.mark.parametrize("how", ["loads", "load_state_dict"])
+@pytest.mark.parametrize("other", [{"rows": 19}, {"keys": ("action",)}, {"scales": 3}, {}], ids=str)
+def test_an_ensemble_that_refuses_is_as_before(tmp_path, other, how):
+    """What the last member, or the ensemble itself, has no place for is found before the first member is changed."""
+    source, ensemble, same = mixed(100, **other), mixed(), mixed()
+    source.dumps(tmp_path / "ensemble")
+    with pytest.raises(RbdataError) if other else contextlib.nullcontext():
+        ensemble.loads(tmp_path / "ensemble") if how == "loads" else ensemble.load_state_dict(source.state_dict())
+    if not other:
+        ensemble.sampler.p = source.sampler.p
+    same = same if other else source
+    assert all(equal(ensemble.sample(2), same.sample(2)) for _ in range(9))
+    for buffer, wanted in zip(ensemble.buffers, same.buffers):
+        assert len(buffer) == len(wanted) and buffer.write_count == wanted.write_count
+        assert not len(buffer) or equal(buffer[:], wanted[:])
+        assert torch.equal(buffer.extend(rollout([3])), wanted.extend(rollout([3])))
+        assert equal(buffer.sample(), wanted.sample())
+
+
+def test_parts_of_members_that_are_refused_together():
+    source, ensemble, same = mixed(100, rows=19, keys=("action",)), mixed(), mixed()
+    for part in ("storage", "sampler"):
+        with pytest.raises(RbdataError):
+            getattr(ensemble, part).load_state_dict(getattr(source, part).state_dict())
+    assert all(equal(ensemble.sample(2), same.sample(2)) for _ in range(9))

@@ -7,7 +7,9 @@ import pickle
 
 import pytest
 import rbdata
-from rbdata.errors import UsageError
+import torch
+from checkpoint_tools import SAMPLERS, filled, make
+from rbdata.errors import RbdataError, UsageError
 from rbdata.storage.replay import (
     LazyTensorStorage,
     ListStorage,
@@ -38,6 +40,29 @@ def test_a_state_is_a_place_in_the_order(folder, options, prefetch):
     assert all(equal(other.sample(), batch) for batch in wanted)
     with pytest.raises(UsageError, match="lacks storage"):
         other.load_state_dict({})
+
+
+WRONG = {"_rng": (torch.zeros(3), "cpu"), "position": "x", "batches": -1, "_batch_size": 0, "_storage": {}}
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("wrong", [*WRONG, "rows"])
+def test_a_state_that_is_refused_changes_nothing(sampler, wrong):
+    buffer, same, source = filled(sampler=sampler), filled(sampler=sampler), make(sampler=sampler, seed=9)
+    if wrong == "rows":
+        source.extend(rollout([12]).exclude("observation"))
+    else:
+        source.extend(rollout([12], first=50))
+    for each in (buffer, same) if sampler == "priorities" else ():
+        each.update_priority(torch.arange(20), torch.linspace(0, 2, 20))
+    state = source.state_dict()
+    if wrong == "position" and state["position"] is None:
+        return  # of a sampler without one nothing is taken
+    with pytest.raises(RbdataError):
+        buffer.load_state_dict({**state, **({} if wrong == "rows" else {wrong: WRONG[wrong]})})
+    assert equal(buffer[:], same[:]) and buffer.batch_size == 4 and buffer.write_count == same.write_count
+    assert all(equal(buffer.sample(), same.sample()) for _ in range(6))
+    assert torch.equal(buffer.extend(rollout([3])), same.extend(rollout([3])))
 
 
 def test_a_fork_with_batches_on_their_way(folder):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 import torch
-from rbdata.errors import SchemaError, UsageError
+from rbdata.errors import DiskSpaceError, SchemaError, UsageError
 from rbdata.storage.replay import (
     Flat2TED,
     LazyTensorStorage,
@@ -43,5 +46,21 @@ def test_what_cannot_be_flattened(tmp_path):
     buffer.extend(rollout([5], first=100))  # the step before it is not done, and not followed by its successor
     buffer.register_save_hook(TED2Flat())
     with pytest.raises(SchemaError, match="not the following observation"):
+        buffer.dumps(tmp_path / "checkpoint")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("hook", [TED2Flat(), lambda data, path: data.to_tensordict()], ids=["flat", "own"])
+def test_a_full_disk(tmp_path, monkeypatch, hook):
+    """Space is asked for before data are written through maps, which would end the process."""
+
+    def allocate(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    buffer = ReplayBuffer(storage=LazyTensorStorage(14), batch_size=4)
+    buffer.extend(rollout([3, 4]))
+    buffer.register_save_hook(hook)
+    monkeypatch.setattr(os, "posix_fallocate", allocate)
+    with pytest.raises(DiskSpaceError, match=r"the checkpoint .* was not written"):
         buffer.dumps(tmp_path / "checkpoint")
     assert not list(tmp_path.iterdir())

@@ -185,9 +185,11 @@ def test_a_pass_goes_on_after_loading(tmp_path, shuffle):
         drawn = [other.draw(storage, 5, generator) for _ in range(3)]
         assert torch.cat([drawn[0].start, drawn[1].start]).tolist() == left
         assert sorted(drawn[2].start.tolist()) != [-1] * 5 and len(drawn[2].start) == 5
+    position = other.position()
     for bad in ([0, 1, 12], list(range(11))):
         with pytest.raises(UsageError):
-            other.load_state_dict({**theirs, "_sample_list": torch.tensor(bad)})
+            other.load_state_dict({**theirs, "_sample_list": torch.tensor(bad), "_ran_out": True, "drop_last": True})
+        assert other.position() == position and not other.drop_last
 
 
 def test_without_replacement_by_argument():

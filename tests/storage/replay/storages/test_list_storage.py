@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from rbdata.storage.replay import (
     LazyStackStorage,
     ListStorage,
     ReplayBuffer,
+    SliceSampler,
+    TensorDictReplayBuffer,
 )
+from replay_tools import equal, rollout
 from tensordict import TensorDict
 
 
@@ -32,3 +36,22 @@ def test_lazy_stacks():
     assert batch["c"] == [f"{int(row[0])} values" for row in batch["b"]]
     assert batch.densify(layout=torch.jagged)["a"].shape[0] == 6
     assert buffer.storage.get([0, 1]).batch_size == (2,)
+
+
+@pytest.mark.parametrize("how", ["stack", "unlike", "collated"])
+def test_what_is_set_in_a_batch_is_not_set_in_the_records(how):
+    storage = LazyStackStorage(20) if how == "stack" else ListStorage(20)
+    collate = TensorDict.lazy_stack if how == "collated" else None
+    options = {"sampler": SliceSampler(slice_len=2), "collate_fn": collate, "batch_size": 8, "seed": 0}
+    buffer = TensorDictReplayBuffer(storage=storage, **options)
+    buffer.append_transform(lambda batch: batch.set("seen", torch.ones(8)).set(("next", "reward"), torch.ones(8, 1)))
+    records = list(rollout([5, 6]).unbind(0))
+    if how == "unlike":
+        for number, record in enumerate(records):
+            record["extra"] = torch.zeros(1 + number % 3)
+    for record in records:
+        buffer.add(record)
+    before = [record.clone() for record in records]
+    for _ in range(4):
+        assert bool(buffer.sample()["next", "truncated"].any())
+    assert all(equal(storage.get(number).exclude("index"), record) for number, record in enumerate(before))

@@ -6,6 +6,7 @@ import errno
 import multiprocessing
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from rbdata.storage.replay import (
     LazyMemmapStorage,
     ReplayBuffer,
 )
+from rbdata.storage.replay.storages import memmap_storage
 from replay_tools import equal, rollout, write_and_die
 from tensordict import TensorDict
 
@@ -53,6 +55,35 @@ def test_a_disk_that_fills_up(tmp_path, monkeypatch, of_tensors):
     disk[0] <<= 8
     storage.set(range(512, 768), records)
     assert len(storage) == 768 and torch.equal(storage.get(512)["a"], records["a"][0])
+
+
+@pytest.mark.parametrize("what", ["lock", "leaf", "counters", "description"])
+@pytest.mark.parametrize("of_tensors", [False, True])
+def test_a_disk_too_full_for_the_first_record(tmp_path, monkeypatch, of_tensors, what):
+    """Then later records find the storage as if it had never been tried."""
+    storage = LazyMemmapStorage(20, scratch_dir=tmp_path / "ring")
+    records = torch.arange(80.0).reshape(10, 8)
+    records = {"a": records} if of_tensors else TensorDict({"a": records}, [10])
+
+    def fail(*_, **__):
+        if what == "leaf":
+            raise RuntimeError("unable to write to file </x>: No space left on device (28)")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    owner, name = {
+        "lock": (Path, "mkdir"),
+        "leaf": (torch, "from_file"),
+        "counters": (Path, "write_bytes"),
+        "description": (memmap_storage, "write_atomically"),
+    }[what]
+    for _ in range(2):
+        with monkeypatch.context() as patch, pytest.raises(DiskSpaceError, match="is full: there is no room"):
+            patch.setattr(owner, name, fail)
+            storage.set(range(10), records)
+        assert len(storage) == 0 and storage.cursor == 0
+    storage.set(range(10), records)
+    again = LazyMemmapStorage(20, scratch_dir=tmp_path / "ring", existsok=True)
+    assert len(again) == 10 and torch.equal(again.get(9)["a"], records["a"][9])
 
 
 def test_a_storage_that_does_not_fit_on_the_disk_is_not_loaded(tmp_path, monkeypatch):
