@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+#: Of a batch, a stack, a slice or a look ahead: numbers and sizes of what is read then fit into 64 bits.
+MOST_RECORDS = 1 << 32
+
 _UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 _LOGIN = re.compile(
     r"""(?<=://)[^/\s"'<>]{1,300}:[^/\s"'<>]{0,300}@|(?:(?<=http://)|(?<=https://))[^/\s"'<>]{1,300}@"""
     r"""|(?<=://)[^/\s"'<>:@\[]{1,300}:(?!\d{1,5}(?:[/?#]|$))[^\s"'<>]{1,300}@"""
+    r"""|(?:(?<=http:/)|(?<=https:/))[^/\s"'<>]{1,300}@"""  # as a path
 )
 #: The value of a parameter that gives access by itself, as in the signed URLs of stores (``X-Amz-Signature=``, ``sig=``).
 _SECRET = re.compile(

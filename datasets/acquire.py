@@ -48,6 +48,7 @@ def download(request: Request, listener: Listener | None = None) -> Outcome:
         request = replace(request, id=address[0], mirror=request.mirror or address[1])
     dataset_id, source = converted.resolve(request.id, request.mirror, request.fetch)
     if source is not None:
+        source.check(request.options, "download")  # before any place is looked at
         dataset_id = f"{source.name}/{source.full_name(dataset_id.partition('/')[2], request.options)}"
     mirror = request.mirror or settings.mirror(dataset_id.partition("/")[0])
     if source is None and mirror is None:
@@ -106,6 +107,7 @@ def convert(path: Path, source_name: str | None, request: Request, listener: Lis
     if not path.exists():
         raise ObjectNotFoundError(f"no such file or folder: {path}", hint="give a raw file, or the folder of raw files")
     source = catalogue.load_source(source_name or catalogue.recognise(path))
+    source.check(request.options, "convert")
     assert request.root is not None
     place = DatasetPlace(request.root, request.id)
     existing = find_existing(place, request)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .. import plugins
+from .. import plugins, settings
 from ..errors import PluginError, PluginWarning, UnknownDatasetError, UsageError
 from ..storage.folder import check_id
 from .ingest.listing import RemoteListing
@@ -181,15 +181,20 @@ def suggestion(text: str, local: Iterable[str] = ()) -> str:
     """The nearest names to one that is not known."""
     if "://" in text or is_path(text):
         return "give the dataset's id, and the place that has it with --mirror"
+    if not text:
+        return "name a dataset, as `rbdata list` shows them"
     ids = [*local, *known_ids()]
     bare = {dataset.partition("/")[2].lower(): dataset for dataset in ids} | {
         dataset.lower(): dataset for dataset in ids
     }
     near = difflib.get_close_matches(text.lower(), list(bare), n=6, cutoff=0.6)
     names = list(dict.fromkeys(bare[name] for name in near))[:3]
-    return (
-        f"did you mean {', '.join(names)}?" if names else "`rbdata search WORDS` finds datasets by parts of their names"
-    )
+    if names:
+        return f"did you mean {', '.join(names)}?"
+    head, _, rest = text.partition("/")
+    if rest and head in source_names():
+        return f"`{settings.command('list', head)}` shows the datasets of {head}"
+    return f"`{settings.command('search', text)}` finds datasets by parts of their names"
 
 
 def _of_each(question: Callable[[Source], Answer], only: str | None = None) -> dict[str, Answer]:

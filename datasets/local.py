@@ -95,7 +95,7 @@ def find(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None
     elsewhere = "choose another folder with --root or RBDATA_ROOT"
     missing = ""
     if not place.root.is_dir():
-        missing = ", which does not exist"
+        missing = ", which is no folder" if os.path.lexists(place.root) else ", which does not exist"
         get_it = f"{get_it}, or {elsewhere}"
     message = f"{place.id} is not under {place.root}{missing}"
     raise DatasetNotFoundError(message, hint=get_it if source else elsewhere)
@@ -122,8 +122,18 @@ def _resolve(text: str, root: str | os.PathLike[str] | None) -> tuple[DatasetPla
     except UnknownDatasetError as error:
         if _is_meant_as_folder(text, str(error.hint)):
             raise _no_dataset(Path(text), text, root) from error
+        if text.startswith(f"{catalogue.MINE}/") and "did you mean" not in str(error.hint):
+            error.hint = _see_local(root)
         raise
     return DatasetPlace(where, dataset_id), source
+
+
+def full_id(text: str, root: str | os.PathLike[str] | None = None) -> str:
+    """The full id of a dataset, here or not, that is named by its id; a path, a URL and what is unknown stay as they are."""
+    with contextlib.suppress(RbdataError):
+        if not is_remote(text) and _folder_of(text) is None:
+            return _resolve(text, root)[0].id
+    return text
 
 
 def _is_meant_as_folder(text: str, suggestion: str) -> bool:
@@ -241,7 +251,11 @@ def _describe(dataset_id: str, path: Path, complete: bool) -> LocalDataset | Non
                     return None
                 if tries_left and not pin.is_unchanged():
                     continue  # another dataset is there by now
-                problem = error.message if isinstance(error, RbdataError) else f"cannot be read: {error!r}"
+                problem = f"cannot be read: {error!r}"
+                if isinstance(error, RbdataError):
+                    problem = error.message
+                elif isinstance(error, OSError) and error.strerror:
+                    problem = f"cannot be read: {error.strerror}"
         return LocalDataset(dataset_id, path, "damaged", None, None, disk_use(path), 0.0, problem)
     return None
 

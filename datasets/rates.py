@@ -9,6 +9,7 @@ the same batches are read again, from blocks that are there: what processor and 
 
 from __future__ import annotations
 
+import glob
 import os
 import random
 import shutil
@@ -25,6 +26,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .. import settings
 from ..errors import CacheError, UsageError
+from ..running import is_running
+from ..storage.folder import remove_tree
 from .fetch import FetchOptions
 from .fetch.location import CONNECTIONS, is_remote, without_login
 from .remote import CACHE, open_remote
@@ -123,11 +126,25 @@ class CountedFiles:
         self.files.check()
 
 
+def usual_batch(dataset: Dataset, most: int) -> int:
+    """Steps of a batch for which nobody asked: at most ``most``, and no more than 64 MiB hold, but one.
+
+    Rows are as large as the dataset states, and compressed ones may be a thousandth of that on disk.
+    """
+    step_bytes = sum(leaf.row_bytes * (2 if leaf.kind == "state" else 1) for leaf in dataset.manifest.schema)
+    return max(1, min(most, (64 << 20) // max(1, step_bytes)))
+
+
+def _batch_size(dataset: Dataset, options: dict[str, Any]) -> int:
+    slice_len = options.get("slice_len", 1)
+    return max(1, usual_batch(dataset, 256) // slice_len) * slice_len
+
+
 def measure(
     id_or_url: str | os.PathLike[str],
     *,
     seconds: float = 15.0,
-    batch_size: int = 256,
+    batch_size: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     root: str | os.PathLike[str] | None = None,
     fetch: FetchOptions | None = None,
@@ -135,10 +152,11 @@ def measure(
 ) -> Measurement:
     """Measure a dataset, given by id, folder or URL, for about so many seconds; ``on_progress(what comes, share done)``.
 
+    Without a ``batch_size`` batches have 256 steps, fewer where rows are large (`usual_batch`).
     At a URL, a temporary folder below ``cache_dir`` (default: ``.remote`` under the root) takes up to 4 GiB of it.
     Raises UsageError for less than half a second, and as `open_dataset` and the reading of rows do.
     """
-    if not seconds >= LEAST_SECONDS or batch_size < 1:
+    if not seconds >= LEAST_SECONDS or (batch_size is not None and batch_size < 1):
         raise UsageError(f"seconds must be at least {LEAST_SECONDS} and batch_size at least 1")
     if not is_remote(id_or_url):
         from . import local
@@ -147,7 +165,8 @@ def measure(
         found = Measurement(str(dataset.path), dataset.id, len(dataset), dataset.manifest.bytes)
         for number, (pattern, options) in enumerate(PATTERNS.items()):
             on_progress(pattern, number / len(PATTERNS))
-            found.rates.append(_local_rate(dataset, pattern, options, batch_size, seconds / len(PATTERNS)))
+            size = batch_size or _batch_size(dataset, options)
+            found.rates.append(_local_rate(dataset, pattern, options, size, seconds / len(PATTERNS)))
         return found
     top = settings.root(root) / CACHE if cache_dir is None else settings.expanded(cache_dir)
     with _opened(str(id_or_url), top, fetch, CACHE_BYTES) as dataset:
@@ -159,9 +178,20 @@ def measure(
         on_progress(pattern, LINK_SHARE + (1 - LINK_SHARE) * number / len(PATTERNS))
         began = time.perf_counter()
         with _opened(str(id_or_url), top, fetch, limit) as dataset:
-            rate = _calculated(dataset, pattern, options, batch_size, link, share)
-            found.rates.append(rate or _remote_rate(dataset, pattern, options, batch_size, link, share, began))
+            size = batch_size or _batch_size(dataset, options)
+            rate = _calculated(dataset, pattern, options, size, link, share)
+            found.rates.append(rate or _remote_rate(dataset, pattern, options, size, link, share, began))
     return found
+
+
+def _sweep(top: Path) -> str:
+    """Remove the caches of measurements that were killed on this machine; returns how the names of its caches begin."""
+    prefix = f".bench-{os.uname().nodename}."
+    for left in top.glob(f"{glob.escape(prefix)}*"):
+        pid = left.name[len(prefix) :].partition(".")[0]
+        if pid.isdecimal() and not is_running(int(pid)):
+            remove_tree(left)
+    return prefix
 
 
 @contextmanager
@@ -171,7 +201,7 @@ def _opened(url: str, top: Path, fetch: FetchOptions | None, limit: int | None) 
 
     try:
         top.mkdir(parents=True, exist_ok=True)
-        folder = tempfile.mkdtemp(prefix=".bench-", dir=top)
+        folder = tempfile.mkdtemp(prefix=f"{_sweep(top)}{os.getpid()}.", dir=top)
     except OSError as error:
         message = f"the cache folder {top} cannot be written: {error.strerror}"
         raise CacheError(message, hint="choose another one with cache_dir") from error

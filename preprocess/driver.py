@@ -63,7 +63,7 @@ def preprocess(request: Request, listener: Listener | None = None, engine: Engin
     root = settings.root(request.root)
     _check_dest(request.dest)
     place = DatasetPlace(root, request.dest)
-    path = find(request.id, root)
+    path = find(request.id, request.root)
     if path.resolve() == place.path.resolve():
         message = f"{request.dest} is the input: it cannot be written at the same time"
         raise UsageError(message, hint="give another --dest")

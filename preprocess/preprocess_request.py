@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from ..amounts import MOST_RECORDS
 from ..datasets.ingest.request import Listener as Listener
 from ..datasets.ingest.request import Outcome
 from ..errors import UsageError
@@ -61,7 +63,7 @@ class Request:
     def __post_init__(self) -> None:
         for name in ("num_frames", "batch_size", "procs"):
             if getattr(self, name) is not None:
-                whole(name, getattr(self, name), low=1)
+                whole(name, getattr(self, name), low=1, high=MOST_RECORDS if name == "batch_size" else math.inf)
         whole("seed", self.seed)
         if self.per is not None:
             choice("per", self.per, get_args(Per))

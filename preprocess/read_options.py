@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..amounts import MOST_RECORDS
 from ..storage.schema import Leaf, Schema
 from .functions.checks import positive, whole
 
@@ -21,7 +22,7 @@ class ReadOptions:
     def __post_init__(self) -> None:
         for name in ("frame_stack", "n_step", "slice_len"):
             if getattr(self, name) is not None:
-                whole(name, getattr(self, name), low=1)
+                whole(name, getattr(self, name), low=1, high=MOST_RECORDS)
         positive("gamma", self.gamma, high=1)
 
     @property

@@ -22,6 +22,7 @@ from .checksums import BLOCK, Crc32c
 from .codecs import codec_of
 from .codecs.codec import Rows, StoredRows
 from .dataset import Dataset, reopen
+from .durable import is_about_reader
 from .episodes import EpisodeTable
 from .leaf import Leaf
 from .manifest import Manifest
@@ -63,6 +64,8 @@ class BlockChecks:
             try:
                 self._files[path] = os.open(folder / path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             except OSError as error:
+                if is_about_reader(error):
+                    raise
                 raise self._damage(path, f"cannot be read: {error.strerror}") from error
             if path in rows:
                 self._ends[path] = np.array([block.end for block in self._checksums.all(path)], np.int64)

@@ -17,6 +17,11 @@ def is_full(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
+def is_about_reader(error: OSError) -> bool:
+    """Whether a file was not read for want of rights, memory or descriptors: that says nothing about what is in it."""
+    return error.errno in (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
 def system_error(error: BaseException | None) -> OSError | None:
     """An error of the operating system; torch raises RuntimeError for some, with the number in brackets at the end."""
     found = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from .durable import is_about_reader
 from .manifest import Manifest
 
 
@@ -37,5 +38,7 @@ def _check_size(folder: Path, path: str, size: int) -> str | None:
             return "is missing"
         found = (folder / path).stat().st_size
     except OSError as error:
+        if is_about_reader(error):
+            raise
         return f"cannot be read: {error.strerror}"
     return None if found == size else f"has {found} bytes instead of {size}"

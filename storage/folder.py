@@ -28,7 +28,7 @@ from .snapshot import aside, has_manifest, holds_dataset
 
 JOURNAL = "journal.jsonl"
 #: Names of the files of datasets, beside ``*.memmap`` and the manifest.
-_FILES = {"meta.json", "blob", "offsets", "dictionary", BLOCK_TABLE}
+_FILES = {"meta.json", "blob", "offsets", "dictionary", "episodes.log", BLOCK_TABLE}
 #: No folder of a working folder has such a name, also while its file is fetched.
 _FILE_NAME = re.compile(
     r"\.(?:memmap|blob|lengths|jsonl?|npz|new|tmp)(?:\.part|\.[0-9a-f]{32})?$|^(?:blob|offsets|dictionary)\.part$"

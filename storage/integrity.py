@@ -16,6 +16,7 @@ from ..errors import DamagedDatasetError, DatasetBusyError, RbdataError
 from .block_checksums import Block, BlockChecksums, read_block_checksums
 from .checksums import BLOCK, join_ranges, sum_pieces
 from .codecs import codec_of
+from .durable import is_about_reader
 from .file_problems import Problem, check_sizes
 from .html_table import html_table
 from .manifest import Manifest
@@ -71,7 +72,7 @@ def verify(
 
     ``on_progress(bytes checked, bytes in all)`` is called after every block. Raises NotADatasetError, FormatVersionError and
     DamagedDatasetError for a folder whose manifest cannot be used, DatasetBusyError for one that is replaced or deleted
-    meanwhile; all else is in the report.
+    meanwhile, OSError where this process has no right, memory or descriptor to read; all else is in the report.
     """
     with pinned(folder) as pin:
         report = _verify(folder, quick, invariants, on_progress)
@@ -117,7 +118,10 @@ def _check_contents(
         path, begin = folder / pieces[0].block.path, pieces[0].begin
         try:
             return sum_pieces(path, begin, [piece.length for piece in pieces])
-        except OSError as error:  # a failing disk: which of them, if there are several
+        except OSError as error:
+            if is_about_reader(error):
+                raise
+            # A failing disk: which of them, if there are several.
             if len(pieces) > 1:
                 return [summed for piece in pieces for summed in read([piece])]
             return [[0, "00000000", f"cannot be read after byte {begin}: {error.strerror}"]]

@@ -187,7 +187,13 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def write_manifest(folder: Path, manifest: Manifest, name: str = FILENAME) -> None:
     """Write ``rbdata.json``, or another ``name``, atomically and durably."""
-    write_atomically(folder / name, json.dumps(manifest.to_json(), indent=1).encode() + b"\n")
+    record = manifest.to_json()
+    text = json.dumps(record, ensure_ascii=False)
+    # Lone surrogates, of a path that is no Unicode, are refused by readers.
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        record = json.loads(text.encode("utf-8", "replace"))
+        record["checksum"] = _checksum(record)
+    write_atomically(folder / name, json.dumps(record, indent=1).encode() + b"\n")
 
 
 def _checksum(record: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import DamagedDatasetError
-from .durable import open_plain, read_plain
+from .durable import is_about_reader, open_plain, read_plain
 
 if TYPE_CHECKING:
     import torch
@@ -66,12 +66,14 @@ def read_file(path: Path, most: int) -> bytes:
 
 @contextmanager
 def _named_damage(path: Path) -> Iterator[None]:
-    """Raises DamagedDatasetError for what the system says of a file."""
+    """Raises DamagedDatasetError for what the system says of a file, OSError for what it says of this process."""
     try:
         yield
     except FileNotFoundError as error:
         raise DamagedDatasetError(f"{path} is missing", hint=verify_hint(path)) from error
     except OSError as error:
+        if is_about_reader(error):
+            raise
         raise DamagedDatasetError(f"{path} cannot be read: {error.strerror}", hint=verify_hint(path)) from error
 
 

@@ -8,6 +8,7 @@ the bytes that its manifest states.)
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -48,8 +49,13 @@ class Pin:
 def pinned(folder: Path, name: str = FILENAME) -> Iterator[Pin]:
     """A `Pin` of a folder with its manifest ``name``. While it is open, the folder's inode is not another's."""
     descriptor = None
-    with suppress(OSError, ValueError):
+    try:
         descriptor = os.open(folder, getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC)
+    except ValueError:
+        pass
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):  # that is no folder that changes
+            raise
     try:
         yield Pin(folder, descriptor, name)
     finally:

@@ -42,6 +42,7 @@ def test_text_survives_a_process():
         ("https://me:swordfish@host/x is gone", "https://***@host/x is gone"),
         ("use 'http://me:sword@fish@host:80'", "use 'http://***@host:80'"),
         ("http://token-alone@host/data", "http://***@host/data"),
+        ("the folder http:/me:swordfish@host/data", "the folder http:/***@host/data"),
         ("s3://key:swordfish@bucket, ftp://a:b@c", "s3://***@bucket, ftp://***@c"),
         ("sftp://me@host/x", "sftp://me@host/x"),
         ("http://host:80/adult@2 and me@host", "http://host:80/adult@2 and me@host"),
@@ -77,6 +78,7 @@ def test_messages_do_not_speak_to_terminals():
 
 def test_no_further_thread_is_no_bug():
     assert explain(RuntimeError("can't start new thread")).code == "memory"
+    assert explain(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")).code == "memory"
     assert explain(RuntimeError("another")).code == "internal"
 
 

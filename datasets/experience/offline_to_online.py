@@ -111,9 +111,9 @@ class OfflineToOnlineReplayBuffer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        fractions = state["offline_fraction"], state["base_offline_fraction"]
         self.online_buffer.load_state_dict(state["online_buffer"])
-        self._offline_fraction = state["offline_fraction"]
-        self._base_offline_fraction = state["base_offline_fraction"]
+        self._offline_fraction, self._base_offline_fraction = fractions
 
     def __len__(self) -> int:
         return len(self.offline_buffer) + len(self.online_buffer)

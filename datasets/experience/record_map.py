@@ -16,12 +16,14 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from functools import lru_cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import MemoryMappedTensor, TensorDict, TensorDictBase
 
-from ...errors import UsageError, WorkerLostError
+from ...errors import DiskSpaceError, UsageError, WorkerLostError
+from ...storage.durable import allocate, is_full, system_error
 from ...storage.replay.storages.dataset_storage import DatasetStorage
 from ...storage.replay.storages.storage import Storage
 from ...storage.replay.storages.tensor_storage import TensorStorage
@@ -98,8 +100,8 @@ def map_records(
     chunks (Python 3.11 and later); or the processes of a ``multiprocessing`` ``pool``. ``generator`` decides torch's seed for
     every chunk, whoever works on it. ``pbar`` shows a bar where tqdm is installed. ``index_with_generator`` has no effect.
 
-    Raises UsageError for a storage that holds no TensorDicts, and for a function that does not return as many records;
-    WorkerLostError when a process ended in the middle of its work.
+    Raises DiskSpaceError before the work begins; UsageError for a storage that holds no TensorDicts, and for a function that
+    does not return as many records; WorkerLostError when a process ended in the middle of its work.
     """
     if dim:
         raise UsageError(f"records are mapped along dimension 0, not {dim}")
@@ -180,4 +182,15 @@ def _target(example: TensorDictBase, number: int, dest: str | os.PathLike[str], 
             message = f"the function returned a batch of {list(example.batch_size)} for one record"
             raise UsageError(message, hint="it must return a record for each one; rbdata preprocess can filter")
         example = example[0]
-    return example.expand(number, *example.batch_size).memmap_like(os.fspath(dest))
+    try:
+        target = example.expand(number, *example.batch_size).memmap_like(os.fspath(dest))
+        for leaf in target.values(include_nested=True, leaves_only=True):
+            if isinstance(leaf, MemoryMappedTensor):
+                allocate(Path(leaf.filename), leaf.nbytes)  # who writes into holes on a full disk is killed
+    except (OSError, RuntimeError) as error:
+        found = system_error(error)
+        if found is None or not is_full(found):
+            raise
+        message = f"the disk of {os.fspath(dest)} is full: there is no room for {number} records"
+        raise DiskSpaceError(message, hint="make room, or name a dest on another disk") from error
+    return target

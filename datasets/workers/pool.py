@@ -125,9 +125,8 @@ class Workers:
         descriptor, name = tempfile.mkstemp(prefix="rbdata-progress-")
         path = Path(name)
         try:
-            with os.fdopen(
-                descriptor, "wb"
-            ) as file:  # no hole: on a full disk writing to a map of one ends the process
+            # No hole: on a full disk writing to a map of one ends the process.
+            with os.fdopen(descriptor, "wb") as file:
                 file.write(bytes(max(1, len(tasks)) * _COUNTERS.itemsize))
         except OSError:
             path.unlink()

@@ -25,12 +25,14 @@ def positive(name: str, value: object, high: float = math.inf) -> float:
     return checked
 
 
-def whole(name: str, value: object, low: int = 0) -> int:
-    """``value`` as an int of at least ``low``."""
+def whole(name: str, value: object, low: int = 0, high: float = math.inf) -> int:
+    """``value`` as an int in ``[low, high]``."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise UsageError(f"{name} must be a whole number, and is {value!r}")
     if value < low:
         raise UsageError(f"{name} must be at least {low}, and is {value}")
+    if value > high:
+        raise UsageError(f"{name} must be at most {high:,}, and is {value}")
     return value
 
 

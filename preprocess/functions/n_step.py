@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from tensordict import TensorDictBase
 
+from ...amounts import MOST_RECORDS
 from ...storage.replay.windows.n_step_return import NStep
 from .checks import positive, whole
 from .leaves import get
@@ -15,7 +16,7 @@ _BLOCK_ELEMENTS = 1 << 20
 
 
 def _check(n: object, gamma: object) -> None:
-    whole("n", n, low=1)
+    whole("n", n, low=1, high=MOST_RECORDS)
     positive("gamma", gamma, high=1.0)
 
 

@@ -25,8 +25,8 @@ _MODES = ("area", "bilinear")
 
 
 def _check(height: object, width: object, keys: object, mode: object, channels: object) -> None:
-    whole("height", height, low=1)
-    whole("width", width, low=1)
+    whole("height", height, low=1, high=1 << 16)
+    whole("width", width, low=1, high=1 << 16)
     key_list("keys", keys)
     choice("mode", mode, _MODES)
     choice("channels", channels, CHANNELS)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 from rbdata.cli import run
 from rbdata.datasets import rates
-from rbdata.datasets.rates import Link, measure
+from rbdata.datasets.rates import Link, measure, usual_batch
 from rbdata.errors import UsageError
+from rbdata.storage.dataset import Dataset
 from rbdata.storage.remote import remote_dataset
 from servers import http_server
 from storage_tools import make_episodes, write_dataset
@@ -75,3 +77,25 @@ def test_bad_input(mirror, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert run(["bench", (mirror / "my/zstd").as_uri(), "--cache-dir", str(tmp_path / "file")]) == 1
     assert "cannot be written" in capsys.readouterr().err
+
+
+def test_batches_of_large_rows_are_small(tmp_path, capsys):
+    """Frames of 2 MiB that are a few bytes on disk."""
+    episodes = make_episodes([4, 3], shape=(1 << 21,), dtype="uint8")
+    for episode in episodes:
+        episode.states["observation"][:] = 7
+    folder = write_dataset(tmp_path, episodes, "zstd", dictionary=False)
+    assert usual_batch(Dataset(folder), 256) == 15
+    assert run(["sample", str(folder), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["batch_size"] == [15]
+    assert next(row["mean"] for row in shown["tensors"] if row["key"] == "observation") == 7.0
+
+
+def test_what_a_killed_measurement_left_is_removed(mirror, tmp_path):
+    host = os.uname().nodename
+    killed, running = tmp_path / f".bench-{host}.{1 << 30}.x", tmp_path / f".bench-{host}.{os.getppid()}.x"
+    for folder in (killed, running):
+        (folder / "my").mkdir(parents=True)
+    measure((mirror / "my/zstd").as_uri(), seconds=0.5, batch_size=16, cache_dir=tmp_path)
+    assert list(tmp_path.iterdir()) == [running]

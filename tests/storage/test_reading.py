@@ -8,6 +8,7 @@ import mmap
 import multiprocessing
 import os
 import pickle
+import resource
 import subprocess
 import sys
 import time
@@ -21,8 +22,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rbdata.errors import DamagedDatasetError, NotADatasetError, UsageError
 from rbdata.storage import memory_map as mapped
+from rbdata.storage.checked_dataset import CheckedDataset
 from rbdata.storage.dataset import ConstantRows, Dataset
 from rbdata.storage.episodes import EpisodeTable
+from rbdata.storage.integrity import verify
 from rbdata.storage.leaf import DTYPES
 from rbdata.storage.manifest import Manifest, write_manifest
 from rbdata.storage.schema import Leaf, Schema, ted_flags
@@ -577,3 +580,18 @@ def test_constant_leaves_are_not_read(tmp_path):
     leaf = Leaf("x", "step", "float32", (2,), constant=1.5)
     assert torch.equal(ConstantRows(leaf, 9).windows(torch.tensor([0, 3]), 4), torch.full((2, 4, 2), 1.5))
     assert torch.equal(ConstantRows(leaf, 9).block(2, 5), torch.full((3, 2), 1.5))
+
+
+def test_want_of_descriptors_is_no_damage(tmp_path):
+    folder = write_dataset(tmp_path, make_episodes([5]), "raw")
+    for use in (Dataset, verify, lambda path: CheckedDataset(path)[0:5]):
+        use(folder)  # imports what it needs
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        os.close(lowest := os.dup(0))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+        try:
+            with pytest.raises(OSError, match="Too many open files") as caught:
+                use(folder)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert not isinstance(caught.value, DamagedDatasetError)

@@ -372,3 +372,10 @@ def test_a_schema_of_very_many_leaves():
         Schema((*leaves, Leaf("info/x7/a", "step", "float32", ())))
     with pytest.raises(SchemaError, match="key info/x7 is there twice"):
         Schema((*leaves, leaves[7]))
+
+
+def test_a_path_that_is_no_unicode_is_written_so_that_it_can_be_read(tmp_path):
+    manifest = example()
+    manifest.provenance = {"url": "/mirror\udcff/x"}
+    write_manifest(tmp_path, manifest)
+    assert read_manifest(tmp_path).provenance == {"url": "/mirror?/x"}

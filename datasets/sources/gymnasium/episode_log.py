@@ -133,9 +133,12 @@ class EpisodeLog:
             kind: sum(column.row_bytes for column in self._columns if column.per == kind) for kind in ("state", "step")
         }
         with self.path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
             while len(head := file.read(_HEAD.size)) == _HEAD.size:
                 crc, *facts = _HEAD.unpack(head)
                 place = _Place(file.tell(), *facts)
+                if place.stored > size - place.offset:
+                    break
                 data: Any = file.read(place.stored)
                 if len(data) < place.stored or crc32c(head[8:] + data).encode() != crc:
                     break

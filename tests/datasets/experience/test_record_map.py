@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import pytest
 import torch
 from rbdata import LazyTensorStorage, ListStorage, TensorStorage
 from rbdata.datasets.experience.record_map import map_records
-from rbdata.errors import UsageError, WorkerLostError
+from rbdata.errors import DiskSpaceError, UsageError, WorkerLostError
 from tensordict import TensorDict
 
 
@@ -41,6 +42,15 @@ def die(batch):
 def test_a_process_that_dies_is_an_error(tmp_path):
     with pytest.raises(WorkerLostError):
         map_records(TensorStorage(data()), die, tmp_path, num_workers=1, chunksize=4, mp_start_method="forkserver")
+
+
+def test_a_disk_too_full_for_the_records(tmp_path, monkeypatch):
+    def allocate(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", allocate)
+    with pytest.raises(DiskSpaceError, match="no room for 11 records"):
+        map_records(TensorStorage(data()), double, tmp_path, num_workers=0)
 
 
 def test_seeds_do_not_depend_on_the_processes(tmp_path):

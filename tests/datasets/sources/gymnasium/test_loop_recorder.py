@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
 import subprocess
 import sys
 
@@ -172,6 +173,23 @@ def test_a_killed_loop_keeps_its_finished_episodes(root):
         for step in range(length):
             assert np.array_equal(dataset.episode(number)["observation"][step], truth._observe(0))
             truth.step(1)
+
+
+@pytest.mark.parametrize("stored", [1 << 40, 1 << 63, "folder"])
+def test_a_damaged_log_keeps_the_episodes_before_the_damage(root, stored):
+    with pytest.raises(ZeroDivisionError), rbdata.Recorder(gymnasium.make("tests/Counter-v0"), name="x") as env:
+        play(env, 5)
+        raise ZeroDivisionError
+    (log,) = root.rglob("episodes.log")
+    if stored == "folder":
+        log.unlink()
+        log.mkdir()
+    else:
+        with log.open("ab") as file:
+            file.write(struct.pack("<8sIQQIBB", b"00000000", 0, stored, 1 << 40, 5, 1, 1) + bytes(100))
+    env = rbdata.Recorder(gymnasium.make("tests/Counter-v0"), name="x")
+    assert env.counts == ((0, 0) if stored == "folder" else (4, 2))
+    env.close()
 
 
 def test_an_exception_keeps_the_episodes_for_the_next_loop():
