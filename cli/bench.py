@@ -49,7 +49,10 @@ _LOCAL = (_PATTERN, _FIRST, Column("steps/s", _rate, right=True), Column("bound 
 def run(
     dataset: LocalId,
     seconds: Annotated[float, Option(metavar="S", min=0.5, help="About how long to measure.")] = 15.0,
-    n: Annotated[int, Option("-n", "--batch-size", min=1, metavar="N", help="Steps in a batch.")] = 256,
+    n: Annotated[
+        int | None,
+        Option("-n", "--batch-size", min=1, metavar="N", help="Steps in a batch (default: 256, fewer of large rows)."),
+    ] = None,
     cache_dir: CacheDir = None,
     root: Root = None,
 ) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Argument, Context, Option
 
+from ..errors import UsageError
 from .options import Address, Codec, DryRun, Engine, Force, Layout, Procs, Root, Shards, SourceName, UnknownNext
 
 EXAMPLES = """
@@ -53,6 +55,9 @@ def run(
     from .source_options import selected_options
 
     extra = selected_options(ctx)
+    if re.match(r"[A-Za-z][A-Za-z0-9+]+:/", str(path)) and not path.exists():
+        message = f"{path} is a URL: raw files of this machine are converted"
+        raise UsageError(message, hint="`rbdata download ID --mirror URL` fetches and converts")
     path = expanded(path)
     name = name or f"my/{path.resolve().name.removesuffix(path.suffix)}"
     more: dict[str, Any] = {"procs": procs, "force": force, "dry_run": dry_run, "command": this_command()}

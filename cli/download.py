@@ -85,7 +85,7 @@ def run(
             done = "Recorded" if is_made(outcome.id) and not was_copied else "Downloaded"
             return finish([Result(outcome.id, outcome)], root, done)
         results = [
-            attempt(request.id, lambda listener, request=request: download(request, listener))  # type: ignore[misc]
+            attempt(request.id, root, lambda listener, request=request: download(request, listener))  # type: ignore[misc]
             for request in requests
         ]
     return finish(results, root, "Downloaded")

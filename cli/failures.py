@@ -47,6 +47,7 @@ _SYSTEM = {
     errno.EROFS: ("read_only", "choose another folder with --root or RBDATA_ROOT"),
     errno.EMFILE: ("too_many_files", "allow more open files (ulimit -n 4096), or lower --procs"),
     errno.ENFILE: ("too_many_files", "the system has too many open files; lower --procs"),
+    errno.EFBIG: ("file_too_large", "allow larger files (ulimit -f unlimited), or choose a file system that has them"),
     errno.EIO: ("io", "the disk reports an error; `rbdata verify ID` shows which files are damaged"),
     errno.ENOMEM: ("memory", "lower --procs or use smaller batches"),
 }
@@ -58,7 +59,7 @@ def explain(error: BaseException) -> Failure:
         return Failure(error.code, error.message, error.hint, error.exit_code, getattr(error, "detail", None))
     if isinstance(error, KeyboardInterrupt):
         return Failure("interrupted", "interrupted", None, INTERRUPTED)
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error)):
         return Failure("memory", "out of memory", _SYSTEM[errno.ENOMEM][1], 1)
     if isinstance(error, RuntimeError) and "can't start new thread" in str(error):  # for want of memory, or by a limit
         return Failure("memory", "the system allows no further thread", _SYSTEM[errno.ENOMEM][1], 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -102,7 +103,9 @@ def run(
     if (
         not where.is_dir() and root is not None
     ):  # given: perhaps misspelt. The one by default is made by the first download.
-        out.note(f"{where}: no such folder; choose another with --root or RBDATA_ROOT")
+        out.note(
+            f"{where}: no {'' if os.path.lexists(where) else 'such '}folder; choose another with --root or RBDATA_ROOT"
+        )
     elif not here and not absent:
         out.note(f"no dataset matches {match!r}" if match else f"no datasets under {where}")
     elif not here and out.on_terminal and not (source or match):

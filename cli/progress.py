@@ -274,6 +274,7 @@ class _Bars:
         screen = Screen(file=sys.stderr, highlight=False, width=max(20, out.width - ECHO_WIDTH))
         bar = max(8, min(30, screen.width // 4))
         #: Width of the text behind a bar, and the number of bars that fit on the screen.
+        self._width = screen.width
         self._text_width, self._most_bars = screen.width - bar - 16, max(2, screen.height - 4)
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
@@ -371,6 +372,10 @@ class _Bars:
             return
         self._progress.start()
         what, words = (text.printable(part, one_line=True) for part in (what, words))
+        if share is not None:  # on a narrow screen names and words are shortened, before the share has no room
+            what = text.shortened(what, max(10, self._width - 29))
+            names = [str(row.description) for row in self._progress.tasks]
+            words = text.shortened(words, self._width - max(map(len, [what, *names])) - 7)
         fields: dict[str, Any] = {"words": words, "share": "" if share is None else text.percent(share)}
         total = None if share is None else 1.0
         if key in self._rows:

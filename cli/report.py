@@ -132,8 +132,10 @@ def finish(results: list[Result], root: Path | None, done: str) -> int:
     return 1 if any(result.failure for result in results) else 0
 
 
-def attempt(dataset_id: str, action: Callable[[Listener], Outcome]) -> Result:
+def attempt(dataset_id: str, root: Path | None, action: Callable[[Listener], Outcome]) -> Result:
     """`work` for one of several datasets: a failure is printed at once and returned instead of raised."""
+    from ..datasets.local import full_id
+
     try:
         outcome = work(dataset_id, action)
     except Interrupted:
@@ -141,7 +143,7 @@ def attempt(dataset_id: str, action: Callable[[Listener], Outcome]) -> Result:
     except Exception as error:
         failure = explain(error)
         out.fail(error, failure, dataset_id)
-        return Result(dataset_id, None, failure)
+        return Result(full_id(dataset_id, root), None, failure)
     return Result(outcome.id, outcome)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import statistics
 import time
@@ -18,6 +19,7 @@ from .options import CacheDir, CacheLimit, LocalId, Root
 from .progress import phase
 
 if TYPE_CHECKING:
+    import torch
     from tensordict import TensorDict
 
 EXAMPLES = """
@@ -44,7 +46,10 @@ _COLUMNS = (
 
 def run(
     dataset: LocalId,
-    n: Annotated[int, Option("-n", "--batch-size", min=1, metavar="N", help="Steps in a batch.")] = 32,
+    n: Annotated[
+        int | None,
+        Option("-n", "--batch-size", min=1, metavar="N", help="Steps in a batch (default: 32, fewer of large rows)."),
+    ] = None,
     slice_len: Annotated[int | None, Option(min=1, metavar="L", help="Draw slices of L consecutive steps.")] = None,
     frame_stack: Annotated[int | None, Option(min=1, metavar="K", help="Stack the last K observations.")] = None,
     seed: Annotated[int | None, Option(metavar="S", help="Same seed, same batch.")] = None,
@@ -67,11 +72,13 @@ def run(
     """
     if save is not None:
         _check_target(save)
+    from ..datasets.rates import usual_batch
     from ..reading import load, open_dataset
     from ..storage.partial_dataset import PartialDataset
 
     with phase("loading"):
         opened = open_dataset(dataset, root=root, partial=partial, cache_dir=cache_dir, cache_limit=cache_limit)
+        n = n or (32 if slice_len else usual_batch(opened, 32))
         buffer = load(opened, batch_size=n, slice_len=slice_len, frame_stack=frame_stack, seed=seed)
         batch = buffer.sample()
     if isinstance(opened, PartialDataset):
@@ -108,11 +115,20 @@ def _rows(batch: TensorDict) -> list[tuple[Any, ...]]:
     """Key, shape, dtype, min, mean, max of every tensor."""
     rows: list[tuple[Any, ...]] = []
     for name, value in _tensors(batch):
-        numbers = value.double()
-        low, mean, high = (float(part) for part in (numbers.min(), numbers.mean(), numbers.max()))
+        low, mean, high = _range(value)
         shape = list(value.shape) if out.json else f"[{', '.join(map(str, value.shape))}]"
         rows.append((name, shape, str(value.dtype).removeprefix("torch."), low, mean, high))
     return sorted(rows, key=lambda row: (row[0].startswith("next/"), row[0] == "index", row[0]))
+
+
+def _range(value: torch.Tensor) -> tuple[float, float, float]:
+    """Minimum, mean and maximum, without a copy of all numbers as doubles."""
+    found = [
+        (float(part.min()), float(part.sum()), float(part.max()))
+        for part in (piece.double() for piece in value.reshape(-1).split(1 << 22))
+    ]
+    lows, sums, highs = zip(*found)
+    return min(lows), sum(sums) / value.numel(), max(highs)
 
 
 def _tensors(batch: TensorDict) -> list[tuple[str, Any]]:
@@ -123,6 +139,8 @@ def _tensors(batch: TensorDict) -> list[tuple[str, Any]]:
 
 def _check_target(target: Path) -> None:
     """Raise UsageError for a file that is no .npz, DatasetExistsError if there is something at the path already."""
+    if not target.parent.is_dir() and (target.suffix == ".npz" or os.path.lexists(target.parent)):
+        raise UsageError(f"no such folder: {target.parent}", hint="create it, or choose another path for --out")
     # A suffix begins with a letter: a folder may be called seed0.5.
     if re.fullmatch(r"\.[A-Za-z]\w*", target.suffix) and target.suffix != ".npz" and not target.is_dir():
         hint = f"choose {target.with_suffix('.npz')}, or a folder: {target.with_suffix('')}"

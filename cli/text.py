@@ -39,3 +39,8 @@ def wrapped(text: str, width: int | None, prefix: str = "", rest: str | None = N
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def shortened(text: str, length: int) -> str:
+    """The beginning of a text that is too long, with an ellipsis."""
+    return text if len(text) <= length else text[: max(0, length - 1)] + "…"

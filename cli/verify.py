@@ -71,23 +71,29 @@ def run(
         raise UsageError(
             "--repair is for datasets on this machine", hint="at a mirror, `rbdata mirror push` sends what differs"
         )
-    records = []
+    from ..datasets.local import full_id
+
+    records: list[dict[str, Any]] = []
+    checked: set[str] = set()
     for given in dict.fromkeys(ids):
-        dataset = without_login(given)
+        dataset, record = full_id(without_login(given), root), None
+        if dataset in checked:
+            continue
+        checked.add(dataset)
         try:
-            record = _check(given, root, quick)
+            record = _check(given, dataset, root, quick)
             records.append(record)
             if repair:
                 _repair(record, mirror, procs)
         except Exception as error:
             failure = explain(error)
-            damaged = failure.code == "damaged" or bool(records and records[-1]["id"] == dataset)
+            damaged = failure.code == "damaged" or record is not None
             if len(ids) == 1 and not damaged:
                 raise CannotCheckError(failure) from error
             if not out.json:
                 out.fail(error, failure, dataset)
-            if records and records[-1]["id"] == dataset:  # damaged, and cannot be repaired
-                records[-1]["error"] = failure.to_json()
+            if record is not None:  # damaged, and cannot be repaired
+                record["error"] = failure.to_json()
                 continue
             problems = [{"path": "rbdata.json", "what": failure.message}] if damaged else []
             result = "damaged" if damaged else "not checked"
@@ -132,14 +138,14 @@ def _repair(record: dict[str, Any], mirror: str | None, procs: int | None) -> No
     record["repair"] = {**vars(done), "path": str(done.path)}
 
 
-def _check(dataset: str, root: Path | None, quick: bool) -> dict[str, Any]:
+def _check(given: str, dataset: str, root: Path | None, quick: bool) -> dict[str, Any]:
     from ..datasets.local import find
     from ..datasets.remote import verify_remote
     from ..storage.integrity import verify
 
-    began, given, dataset = time.monotonic(), dataset, without_login(dataset)
+    began = time.monotonic()
     remote = is_remote(dataset)
-    path = Path(dataset) if remote else find(dataset, root)
+    path = Path(dataset) if remote else find(given, root)
     with byte_progress(f"verifying {dataset}", then="checking the episodes") as on_progress:
         if remote:
             report = verify_remote(given, quick=quick, on_progress=on_progress)

@@ -99,7 +99,11 @@ class TestEveryCommand:
         assert "name a dataset, as `rbdata list` shows them" in call("inspect")[2]
         assert "commands: push, ls, rm; " in call("mirror")[2]
         assert "commands: list, search, " in call("remove", "x")[2]
-        assert "`rbdata search WORDS` finds" in call("info", "hopper")[2]
+        for words in (("info", "hopper"), ("download", "hopper"), ("inspect", "hopper")):
+            assert "hint: `rbdata search hopper` finds datasets by parts of their names\n" in call(*words)[2]
+        assert "hint: `rbdata search 'two words'` finds" in call("info", "two words")[2]
+        assert "hint: name a dataset, as `rbdata list` shows them\n" in call("info", "")[2]
+        assert "hint: `rbdata list d4rl` shows the datasets of d4rl\n" in call("info", "d4rl/nosuch")[2]
 
     def test_a_mistyped_command(self, call):
         code, _, notes = call("downlaod", "Pong/5")
@@ -205,6 +209,15 @@ class TestEveryCommand:
         url = "https://lab.example.org/atari/Pong/5"
         code, _, notes = call(*(url if word == "URL" else word for word in words), "--root", tmp_path)
         assert code == 2 and f"error: {url} is a URL: this is for datasets on this machine\n" in notes
+
+    def test_preprocess_says_as_inspect_does_what_is_not_there(self, call, made, monkeypatch):
+        monkeypatch.setenv("RBDATA_ROOT", str(made))
+        for text in ("Pong/4", "my/nosuch", "/nowhere/x", "hopper"):
+            code, _, notes = call("preprocess", text, "--fn", "rbdata:returns_to_go", "--dest", "my/x")
+            assert (code, notes) == (lambda told: (told[0], f"my/x\n{told[2]}"))(call("inspect", text)), text
+            assert "--root" not in notes
+        told = call("inspect", "my/nosuch")[2]
+        assert told.endswith("hint: `rbdata list --local` shows the datasets that are there\n")
 
     @pytest.mark.parametrize("place", ["s3://lab/rbdata/atari/Pong/5", "/mnt/rbdata/atari/Pong/5"])
     def test_a_place_is_no_id(self, call, place, tmp_path):
@@ -393,6 +406,11 @@ class TestDownload:
         code, document = ask(*words)
         assert code == 1
         assert document["datasets"][0]["error"]["code"] == "unknown_dataset"
+        _, document = ask("download", "Pong/4", "Pong/5", "--root", own, "--mirror", MIRROR)
+        assert [(one["id"], one["action"]) for one in document["datasets"]] == [
+            ("atari/Pong/4", "failed"),
+            ("atari/Pong/5", "complete"),
+        ]
 
     def test_quiet_prints_paths_alone(self, call, made):
         code, answer, notes = call("download", "atari/Pong/5", "--root", made, "--quiet")
@@ -449,6 +467,8 @@ class TestConvert:
         code, _, notes = call("convert", tmp_path / "notes.txt", "--root", tmp_path)
         assert code == 2 and "does not say which source" in notes and "--source: atari, d4rl" in notes
         assert "no such file or folder" in call("convert", tmp_path / "nowhere", "--root", tmp_path)[2]
+        code, _, notes = call("convert", "http://me:secret@host/Pong", "--root", tmp_path)
+        assert code == 2 and "is a URL" in notes and "secret" not in notes
 
     def test_a_name_that_is_no_id(self, call, tmp_path):
         code, _, notes = call("convert", RAW, "--source", "atari", "--name", "pong", "--root", tmp_path)
@@ -577,12 +597,70 @@ class TestSample:
         assert bench["share_of_floor"] > 0
 
 
+HUGE = "9" * 26
+TOO_LARGE = (
+    *(("sample", "Pong/5", *words) for words in (("-n", HUGE), ("--frame-stack", HUGE), ("--seed", HUGE))),
+    *(
+        ("preprocess", "Pong/5", "--fn", "rbdata:returns_to_go", "--dest", "my/x", *words)
+        for words in (("--batch-size", HUGE), ("--slice-len", HUGE), ("--n-step", HUGE), ("--frame-stack", HUGE))
+    ),
+    ("preprocess", "Pong/5", "--fn", "rbdata:n_step", "--args", f"n={HUGE}", "--dest", "my/x"),
+    (
+        "preprocess",
+        "Pong/5",
+        "--fn",
+        "rbdata:resize_frames",
+        "--args",
+        f"height={HUGE}",
+        "--args",
+        "width=1",
+        "--dest",
+        "my/x",
+    ),
+)
+
+
+@pytest.mark.parametrize("words", TOO_LARGE, ids=lambda words: f"{words[0]} {words[-2]}")
+def test_numbers_beyond_all_bounds_are_refused(call, made, words):
+    code, answer, notes = call(*words, "--root", made)
+    assert (code, answer) == (2, "") and HUGE in notes and "bug" not in notes
+
+
+@pytest.mark.parametrize("name", ["nowhere/batch.npz", "file/batch.npz", "file/batch"])
+def test_a_batch_is_not_drawn_where_it_cannot_be_written(call, made, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    code, answer, notes = call("sample", "Pong/5", "--out", name, "--root", made)
+    why = f"error: no such folder: {name.partition('/')[0]}"
+    assert (code, answer, notes.splitlines()[0]) == (2, "", why) and "hint: " in notes
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_root_that_is_a_file_is_called_so(call, tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    assert f"is not under {file}, which is no folder\n" in call("inspect", "Pong/5", "--root", file)[2]
+    assert f"{file}: no folder; choose another" in call("list", "--local", "--root", file)[2]
+
+
 class TestVerify:
     def test_good(self, call, ask, made):
         code, answer, _ = call("verify", "Pong/5", "--root", made)
-        assert (code, answer.split("\t")[:2]) == (0, ["Pong/5", "good"])
+        assert (code, answer.split("\t")[:2]) == (0, ["atari/Pong/5", "good"])
         code, document = ask("verify", "Pong/5", "--quick", "--root", made)
         assert (code, document["datasets"][0]["result"]) == (0, "good")
+
+    def test_the_id_is_the_full_one(self, call, ask, own, monkeypatch):
+        folder = own / "atari/Pong/5"
+
+        def ids(*given: object) -> list[str]:
+            return [record["id"] for record in ask("verify", *given, "--quick", "--root", own)[1]["datasets"]]
+
+        assert ids("Pong/5", folder, "Nope/1") == ["atari/Pong/5", str(folder), "Nope/1"]
+        assert ids("Pong/5", "Pong/4") == ["atari/Pong/5", "atari/Pong/4"]
+        (folder / "rbdata.json").write_text("{")
+        assert ids("Pong/5", "atari/Pong/5") == ["atari/Pong/5"]
+        assert call("verify", "Pong/5", "-q", "--root", own)[:2] == (1, "atari/Pong/5\n")
 
     def test_damaged_names_the_files(self, call, ask, own):
         file = own / "atari/Pong/5/next/reward.memmap"
@@ -591,7 +669,7 @@ class TestVerify:
         file.write_bytes(data)
         code, answer, _ = call("verify", "Pong/5", "--root", own)
         assert code == 1
-        assert answer.split("\t")[:3] == ["Pong/5", "damaged", "next/reward.memmap"]
+        assert answer.split("\t")[:3] == ["atari/Pong/5", "damaged", "next/reward.memmap"]
         assert call("verify", "Pong/5", "--quick", "--root", own)[0] == 0
         file.write_bytes(data[:50])
         code, document = ask("verify", "Pong/5", "--quick", "--root", own)
@@ -603,8 +681,8 @@ class TestVerify:
         data = file.read_bytes()
         file.write_bytes(data[:50])
         code, answer, notes = call("verify", "Pong/5", "--root", own)
-        assert (code, answer.split("\t")[:2]) == (1, ["Pong/5", "damaged"])
-        assert notes.splitlines()[-1] == f"next: rbdata verify Pong/5 --repair --root {own}"
+        assert (code, answer.split("\t")[:2]) == (1, ["atari/Pong/5", "damaged"])
+        assert notes.splitlines()[-1] == f"next: rbdata verify atari/Pong/5 --repair --root {own}"
         code, document = ask("verify", "Pong/5", "--repair", "--root", own)
         (record,) = document["datasets"]
         assert (code, record["result"], record["repair"]["files"]) == (0, "repaired", ["next/reward.memmap"])
@@ -612,7 +690,7 @@ class TestVerify:
         left = own / "atari/Pong/.5.old"  # of a repair that was killed when it had replaced the dataset
         shutil.copytree(own / "atari/Pong/5", left)
         code, answer, _ = call("verify", "Pong/5", "--repair", "--root", own)
-        assert (code, answer.split("\t")[:2]) == (0, ["Pong/5", "good"]) and not left.exists()
+        assert (code, answer.split("\t")[:2]) == (0, ["atari/Pong/5", "good"]) and not left.exists()
         assert call("verify", "Pong/5", "--mirror", MIRROR, "--root", own)[0] == 2
 
     def test_what_cannot_be_repaired(self, call, ask, own):

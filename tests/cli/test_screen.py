@@ -6,6 +6,7 @@ import io
 import re
 import time
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,20 @@ class TestBars:
             next(i for i, line in enumerate(lines) if what in line) for what in ("checking", "50%", "writing", "commit")
         ]
         assert shown == sorted(shown)
+
+    @pytest.mark.parametrize("columns", [40, 60])
+    def test_show_the_share_on_a_narrow_screen(self, terminal, columns, monkeypatch):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        with terminal, progress.byte_progress("verifying minari/D4RL/antmaze/large-diverse-v1", then="") as show:
+            show(3 * 10**8, 10**9)
+        assert any(re.match("verifying.* 30% 300 MB of 1.00 GB", line) for line in drawn(terminal))
+        with terminal, progress.show_progress("a/b", lambda estimate: None) as listener:
+            listener.on_estimate(replace(ESTIMATE, parts=2, part_names=["observation shard 7", "observation shard 8"]))
+            waiting = TaskProgress(1, 21, 100, 500, 0, "HTTP 503: retry 1 of 4 in 2 s")
+            listener.on_progress([TaskProgress(0, 53, 100, 500, 0), waiting])
+        last = drawn(terminal)[-12:]
+        for start in ("total .* 37%", "observati.* 53%", "observati.* 21% HTTP 503"):
+            assert any(re.match(start, line) for line in last), start
 
     def test_say_why_nothing_arrives(self, terminal):
         with terminal, progress.show_progress("a/b", lambda estimate: None) as listener:

@@ -75,6 +75,38 @@ def test_what_will_be_written_is_said_within_a_few_percent(source, tmp_path, cal
 # -- options -----------------------------------------------------------------------------------------------------------
 
 
+FOREIGN = {
+    "Pong/5": ("--steps", "3"),
+    "hopper-medium-v2": ("--upstream", "auto"),
+    "minari/D4RL/door/human-v2": ("--horizon", "3"),
+    "openml/61": ("--seed", "3"),
+    "CartPole-v1": ("--target", "x"),
+    "d4rl/hopper-medium-v2": ("--shards", "0"),
+    "gymnasium/CartPole-v1": ("--shards", "0"),
+}
+
+
+@pytest.mark.parametrize("dataset", FOREIGN)
+def test_options_of_other_sources_are_refused_before_anything_is_asked(dataset, tmp_path, call, monkeypatch):
+    def opened(*_: object, **__: object) -> None:
+        raise AssertionError("a place is looked at")
+
+    for name in ("acquire.open_location", "acquire.open_mirror", "mirrors.pull.open_location"):
+        monkeypatch.setattr(f"rbdata.datasets.{name}", opened)
+    for mirror in ((), ("--mirror", "gs://lab/x")):
+        code, _, told = call("download", dataset, *FOREIGN[dataset], *mirror, "--root", tmp_path)
+        assert code == 2 and "hint: " in told and ("has no option" in told or "have no shards" in told)
+    assert not list(tmp_path.iterdir())
+
+
+def test_options_of_other_sources_are_refused_where_the_dataset_is_complete(tmp_path, call):
+    words = ("--source", "d4rl", "--name", "my/x", "--root", tmp_path)
+    assert call("convert", FILE, *words)[0] == 0
+    assert call("convert", FILE, *words)[0] == 0
+    code, _, told = call("convert", FILE, *words, "--target", "x")
+    assert code == 2 and "d4rl has no option target for convert" in told
+
+
 def test_parse_env_args():
     words = ["map_name=8x8", "is_slippery=False", "size=[2, 3]", "label=a=b", "gain=0.5", "none=null", "empty="]
     assert parse_key_values(words, "--env-arg") == {

@@ -99,7 +99,7 @@ class TestErrors:
     def test_torch_says_in_its_own_way_what_the_system_refuses(self):
         failure = explain(RuntimeError("unable to resize file </data/x> to the right size: File too large (27)"))
         assert (failure.code, failure.message) == (
-            "system",
+            "file_too_large",
             "File too large: unable to resize file </data/x> to the right size",
         )
         assert explain(RuntimeError("unable to write to file <x>: No space left on device (28)")).code == "disk_full"
