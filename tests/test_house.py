@@ -32,7 +32,7 @@ MODULES = sorted(
 LINES = {path: len((HOUSE / path).read_text().splitlines()) for path in MODULES}
 
 MOST_LINES_OF_A_MODULE = 400
-MOST_LINES = 53_250
+MOST_LINES = 53_600
 
 #: A folder may have one of each; all other base names are unique, so that a name alone finds the file.
 NAMES_OF_MANY = {"__init__.py", "__main__.py", "source.py", "job.py"}
