@@ -63,15 +63,16 @@ def check_invariants(dataset: Folder, block: int = 65_536) -> list[str]:
         high = min(low + block, count)
         flags = {name: rows["next/" + name][low:high].reshape(-1) for name in FLAGS}
         reward = rows["next/reward"][low:high].reshape(-1)
-        steps = np.arange(low, high)
-        episode = np.searchsorted(start, steps, "right") - 1
-        ends = last[episode] == steps
+        ending = slice(*np.searchsorted(last, (low, high)))  # episodes that end in this block
+        at = last[ending] - low
+        ends, unlike = np.zeros((2, high - low), bool)
+        ends[at] = True
+        unlike[at] = flags["terminated"][at] != (episodes.outcome[ending] == TERMINATED)
         found = {
             "done differs from terminated | truncated": flags["done"] != (flags["terminated"] | flags["truncated"]),
             "an episode does not end with done, or goes on after it": flags["done"] != ends,
             "a reward is not finite": ~np.isfinite(reward),
-            "the episode table says terminated, the flags do not (or the reverse)": ends
-            & (flags["terminated"] != (episodes.outcome[episode] == TERMINATED)),
+            "the episode table says terminated, the flags do not (or the reverse)": unlike,
         }
         for name in FLAGS:
             found[f"root {name} is set"] = rows[name][low:high].reshape(-1)
@@ -85,7 +86,10 @@ def check_invariants(dataset: Folder, block: int = 65_536) -> list[str]:
         for what, bad in found.items():
             if what not in first and bad.any():
                 first[what] = low + int(bad.argmax())
-        returns += np.bincount(episode, reward.astype(np.float64), len(episodes))
+        met = slice(ending.start, ending.stop + (not ends[-1]))  # and the one that goes on after it
+        begins = np.maximum(start[met], low) - low
+        with np.errstate(all="ignore"):  # rewards that are not finite
+            returns[met] += np.add.reduceat(reward, begins, dtype=np.float64)
     problems = [f"{what} (step {step})" for what, step in first.items()]
     if not np.allclose(returns, episodes.returns, rtol=1e-9, atol=1e-6):
         problems.append("episode returns are not the sums of the rewards")
