@@ -29,7 +29,10 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
-test: lint types pages unit
+# Types and pages take a core each; the tests take all.
+test: $(STAMP)
+	@$(MAKE) --no-print-directory -j 2 lint types pages
+	@$(MAKE) --no-print-directory unit
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
