@@ -75,7 +75,7 @@ class Ticking:
 
 @dataclass(frozen=True)
 class Slow:
-    """Leaves word of the node it is on. Off the node ``home`` it stays until its node goes away; there it waits for that one."""
+    """Leaves word of its node. On others than ``home`` it stays until the node goes away; at home it waits for such a task."""
 
     folder: Path
     home: str
