@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from .. import settings
-from ..errors import DatasetExistsError, ObjectNotFoundError, UnknownDatasetError, UsageError
+from ..errors import CorruptSourceError, DatasetExistsError, ObjectNotFoundError, UnknownDatasetError, UsageError
 from ..storage.file_problems import check_sizes
 from ..storage.folder import DatasetPlace, make_writable
 from ..storage.lock import WriterLock
@@ -93,7 +93,11 @@ def download(request: Request, listener: Listener | None = None) -> Outcome:
         options = replace(request.options, extra={**request.options.extra, **job.decided})
         job = source.open(name, open_location(kept, options=request.fetch), options)
         job.why, job.unverified_before = why, unverified
-        return run(job, place, request, listener, home)
+        try:
+            return run(job, place, request, listener, home)
+        except CorruptSourceError as error:
+            error.hint = f"delete the file under {kept}: the next run fetches it again"
+            raise
     return run(job, place, request, listener, job.location.url)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from ... import settings
 from ..._version import __version__
-from ...errors import DamagedDatasetError, DatasetExistsError
+from ...errors import ChecksumError, CorruptSourceError, DamagedDatasetError, DatasetExistsError
 from ...storage.checksums import crc32c
 from ...storage.codecs import codec_of
 from ...storage.column_writer import ColumnWriter
@@ -52,7 +52,6 @@ from .protocol import Job, Plan, RawObject
 from .raw_files import fetch_all
 from .request import Estimate, Listener, Outcome, Request
 from .staging import stage_all
-from .whole_file import discarded_if_useless
 
 MAX_PROCS = 8
 
@@ -107,8 +106,19 @@ def _write(
         restart=request.force,
         command=request.command,
     )
+    going_on, run = writer.holds_work(), _Run(job, place, request, listener, writer, old)
     try:
-        estimate, manifest = _Run(job, place, request, listener, writer, old).write(url)
+        paths = run.fetch()
+        try:
+            estimate, manifest = run.convert(paths, url)
+        except (ChecksumError, CorruptSourceError):
+            if not run.remote:
+                raise
+            remove_tree(writer.folder)  # the next run is to fetch the files again
+            if not going_on:
+                raise
+            # Perhaps what an earlier run left was damaged on its way: not every place states checksums.
+            return _write(job, place, request, listener, url, lock, original)
         lock.check()
         try:
             writer.commit(manifest, original=original)
@@ -196,19 +206,19 @@ class _Run:
     writer: DatasetWriter
     old: OldDataset | None
 
-    def write(self, url: str) -> tuple[Estimate, Manifest]:
-        """Plan and fill; what is left is to commit."""
-        job, writer = self.job, self.writer
-        drop_changed(writer)
-        remote = _remote_files(job)
-        paths = self._fetch(remote)
-        expected = None
+    @property
+    def remote(self) -> list[RemoteObject]:
+        """The files that are fetched whole."""
+        return _remote_files(self.job)
+
+    def convert(self, paths: dict[str, Path], url: str) -> tuple[Estimate, Manifest]:
+        """Plan and fill; what is left is to commit. ``paths`` are those of the job's whole files by url."""
+        job, writer, expected = self.job, self.writer, None
         if job.staging:
             expected = stage_all(job, writer, self._procs, self.request.engine, self.listener)
-        with discarded_if_useless(paths[item.url] for item in remote):
-            job.inspect_files(paths)
-            writer.lay_out(job.schema, job.bulk, job.parts())
-            plan = self._plan(paths)
+        job.inspect_files(paths)
+        writer.lay_out(job.schema, job.bulk, job.parts())
+        plan = self._plan(paths)
         samples = cache(job.sample_rows)
         dictionary = self._make_dictionary(samples)
         self._check_same_objects(plan)
@@ -220,7 +230,7 @@ class _Run:
         if expected is None:
             done = writer.parts_done().keys()
             state_bytes = self.old.bytes_of_state if self.old else partial(bytes_of_state, job, dictionary, samples)
-            expected = estimate_plan(job, plan, self.place, state_bytes, done, fetched=bool(remote))
+            expected = estimate_plan(job, plan, self.place, state_bytes, done, fetched=bool(self.remote))
             self.listener.on_estimate(expected)
             check_space(self.place.path, expected.disk_bytes - bytes_of_columns(job, plan), self.place.id)
         self._fill(plan)
@@ -232,9 +242,10 @@ class _Run:
     def _procs(self, tasks: int) -> int:
         return min(settings.procs(self.request.procs) or min(MAX_PROCS, usable_cpus()), max(1, tasks))
 
-    def _fetch(self, remote: Sequence[RemoteObject]) -> dict[str, Path]:
+    def fetch(self) -> dict[str, Path]:
         """The paths of the job's whole files by url: in place where the source is a directory, else fetched."""
-        job, folder = self.job, self.writer.folder / RAW
+        job, folder, remote = self.job, self.writer.folder / RAW, self.remote
+        drop_changed(self.writer)
         if remote:
             self.listener.on_estimate(estimate_fetch(job, self.place, _bytes_left(remote, folder)))
             self.listener.on_stage("fetching the raw files")
@@ -276,8 +287,8 @@ class _Run:
             self.listener.on_stage("checking what is finished")
         for index, record in self.writer.parts_done().items():
             part = plan.parts[index]
-            stated, found = part.object["crc32c"], record.get("crc32c")
-            if stated and found and stated != found:
+            pairs = [(part.object["crc32c"], record.get("crc32c")), (part.object["size"], record.get("object_bytes"))]
+            if any(None not in pair and pair[0] != pair[1] for pair in pairs):
                 message = f"{part.name} of the unfinished {self.place.id} came from another file than the one here"
                 raise DatasetExistsError(message, hint=f"start over with --force ({self.writer.folder})")
 
@@ -303,7 +314,7 @@ class _Run:
         count, engine = (1, None) if renamed else (self._procs(len(left)), self.request.engine)
         tasks = fill_tasks(job, plan, writer.folder, threads_of_task(count, engine))
         for index, record in run_tasks([tasks[index] for index in left], count, listener.on_progress, engine):
-            writer.part_done(index, record)
+            writer.part_done(index, {**record, "object_bytes": plan.parts[index].object["size"]})
             writer.merge()
             listener.on_part_done(index)
 

@@ -1,17 +1,16 @@
 """Jobs whose data are one raw file: fetched whole, checked, read in place.
 
 Where the provider states no checksum, the one computed is recorded in the manifest; replacing the dataset then requires the
-same bytes. A fetched file that turns out to be useless is not kept for the next run.
+same bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ...errors import ChecksumError, CorruptSourceError
+from ...errors import ChecksumError
 from ...storage.durable import open_plain
 from ..fetch import RemoteObject
 from .protocol import Job
@@ -27,20 +26,6 @@ def hash_file(path: Path, digest: Digest) -> Digest:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest
-
-
-@contextmanager
-def discarded_if_useless(paths: Iterable[Path]) -> Iterator[None]:
-    """Removes fetched files, and their folder when it is empty then, when CorruptSourceError or ChecksumError is raised inside
-    the block: the next run is to fetch them again."""
-    try:
-        yield
-    except (CorruptSourceError, ChecksumError):
-        for path in paths:
-            path.unlink(missing_ok=True)
-            if path.parent.is_dir() and not any(path.parent.iterdir()):
-                path.parent.rmdir()
-        raise
 
 
 class WholeFileJob(Job):

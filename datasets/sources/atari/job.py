@@ -63,10 +63,9 @@ class AtariJob(RunJob[Shard]):
         self._found: dict[str, str] = {}
 
     def identity(self) -> dict[str, Any]:
-        # Not the checksums: one mirror states them, another does not. The plan's digest is of the contents.
-        objects = [
-            [shard.number, key, item.size] for shard in self.chosen for key, item in sorted(shard.objects.items())
-        ]
+        # Not what a mirror states of the files, which may be wrong once: the plan's digest is of the small ones' contents, and
+        # finished parts are compared with their files.
+        objects = [[shard.number, key] for shard in self.chosen for key in sorted(shard.objects)]
         return {**super().identity(), "objects": objects}
 
     # -- plan ------------------------------------------------------------------------------------------------------

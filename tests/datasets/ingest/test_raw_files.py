@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import h5py
 import pytest
 from contents import content
 from d4rl_truth import make, write
 from faulty_proxy import Asked, Fault, Proxy, faulty_proxy
+from paths import DATA
 from rbdata.cli.inspect import _origin
 from rbdata.datasets.acquire import download
 from rbdata.datasets.fetch import FetchOptions, open_location
@@ -89,3 +92,48 @@ def test_bytes_that_nothing_verified_are_named(web: Proxy, tmp_path: Path, keep_
     local = download(Request(NAME, tmp_path / "local", str(tmp_path / "files"), procs=1)).path
     assert "unverified" not in read_manifest(local).provenance
     assert "unverified transfer" not in {fact.name for fact in _origin(read_manifest(local))}
+
+
+@pytest.mark.parametrize("leaf", ["rewards", "observations"])
+def test_damage_that_shows_late(tmp_path: Path, leaf: str) -> None:
+    """Found while the file is looked into, or after parts of the dataset were made of it."""
+    path = tmp_path / "files" / "hopper_medium-v2.hdf5"
+    path.parent.mkdir()
+    write(path, make([30, 20], ["terminal", "timeout"]))
+    packed = tmp_path / "packed.hdf5"
+    with h5py.File(path) as file, h5py.File(packed, "w") as copy:
+        for name, values in file.items():
+            copy.create_dataset(name, data=values[:], chunks=True, compression="gzip", fletcher32=True)
+    packed.replace(path)
+    with h5py.File(path) as file:
+        place = file[leaf].id.get_chunk_info(0)
+        damaged = place.byte_offset + place.size // 2
+    sound = path.read_bytes()
+    with http_server(path.parent) as server, faulty_proxy(server.url) as web:
+        expected = content(get(web, tmp_path / "expected"))
+        web.spoil = lambda asked: Fault("flip", (damaged + 0.5) / len(sound)) if asked.method == "GET" else None
+        with pytest.raises(CorruptSourceError):
+            get(web, tmp_path / "root")
+        web.spoil = lambda asked: None
+        assert content(get(web, tmp_path / "root")) == expected
+
+
+def test_damage_that_an_earlier_run_fetched(tmp_path: Path) -> None:
+    """Nothing states the checksum of a file that came before the run was ended: it is fetched again, and not blamed."""
+    shutil.copytree(DATA / "minari" / "cartpole", tmp_path / "files" / "cartpole")
+
+    def fetch(url: str, root: Path) -> Path:
+        return download(Request("minari/cartpole/arrow-v0", root, url, procs=1, fetch=QUICK)).path
+
+    def spoil(asked: Asked) -> Fault | None:
+        if asked.method == "GET" and asked.path.endswith("/9/part-0.arrow"):
+            return Fault("403")
+        return Fault("flip", 1.0) if asked.path.endswith("/0/part-0.arrow") else None
+
+    with http_server(tmp_path / "files") as server, faulty_proxy(server.url) as web:
+        web.spoil = spoil
+        with pytest.raises(ForbiddenError):
+            fetch(web.url, tmp_path / "root")
+        assert list((tmp_path / "root").rglob("*part-0.arrow"))
+        web.spoil = lambda asked: None
+        assert content(fetch(web.url, tmp_path / "root")) == content(fetch(web.url, tmp_path / "expected"))

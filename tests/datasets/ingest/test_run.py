@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import itertools
 import json
 import os
@@ -19,10 +20,12 @@ import psutil
 import pytest
 from atari_truth import assert_holds, fed_truth, write_run
 from contents import content
+from faulty_proxy import Fault, faulty_proxy
 from rbdata.datasets.acquire import convert, download
+from rbdata.datasets.fetch import FetchOptions
 from rbdata.datasets.ingest.protocol import ConvertOptions
 from rbdata.datasets.ingest.request import Listener, Request
-from rbdata.errors import DatasetBusyError, DatasetExistsError
+from rbdata.errors import CorruptSourceError, DatasetBusyError, DatasetExistsError, FetchError
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.folder import DatasetPlace
 from rbdata.storage.integrity import verify
@@ -380,10 +383,40 @@ def test_a_source_that_changed_in_between(small_mirror, tmp_path):
     shutil.copytree(small_mirror[0], top)
     interrupt(request(top, tmp_path / "root"), after_parts=1)
     write_run(top / "dqn" / "Qbert" / "2" / "replay_logs", 30, [20, 40, 9], seed=8)
-    with pytest.raises(DatasetExistsError, match=r"other options, shards or source files"):
+    with pytest.raises(DatasetExistsError, match=r"the source files of the unfinished atari/Qbert/2 have changed"):
         download(request(top, tmp_path / "root"))
     outcome = download(request(top, tmp_path / "root", force=True))
     assert content(outcome.path) == content(download(request(top, tmp_path / "fresh")).path)
+
+
+def test_a_part_of_a_file_of_another_size(small_mirror, tmp_path):
+    """What a part was made of is compared, though no checksum is stated, and the small files are the same."""
+    top = tmp_path / "mirror"
+    shutil.copytree(small_mirror[0], top)
+    with http_server(top) as server:
+        interrupt(request(server.url, tmp_path / "root"), after_parts=1)
+        (shard,) = top.rglob("$store$_observation_ckpt.0.gz")
+        shard.write_bytes(gzip.compress(gzip.decompress(shard.read_bytes()), 1, mtime=0) + gzip.compress(b""))
+        with pytest.raises(DatasetExistsError, match=r"shard 0 .* came from another file than the one here"):
+            download(request(server.url, tmp_path / "root"))
+
+
+@pytest.mark.parametrize("kind", ["short", "long"])
+def test_a_wrong_size_does_not_stand_in_the_way(small_mirror, tmp_path, kind):
+    """A shard that is finished, and one that the server says to be larger or smaller than it is: the next run goes on."""
+    top, _ = small_mirror
+    with http_server(top) as server, faulty_proxy(server.url) as web:
+        wanted = request(web.url, tmp_path / "root", fetch=FetchOptions(attempts=1, backoff=0.0))
+        web.spoil = lambda asked: Fault(kind, 1.0) if asked.path.endswith("observation_ckpt.2.gz") else None
+        with pytest.raises((CorruptSourceError, FetchError)):
+            download(wanted)
+        web.spoil = lambda asked: None
+        done = []
+        made = download(wanted, Listener(on_part_done=done.append)).path
+        assert done == (
+            [2] if kind == "short" else [0, 1, 2]
+        )  # too long a shard is noticed before the first is written
+        assert content(made) == content(download(request(web.url, tmp_path / "expected")).path)
 
 
 def test_nothing_kept_when_nothing_was_finished(small_mirror, tmp_path):
