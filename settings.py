@@ -33,7 +33,6 @@ from typing import Any
 
 from . import plugins
 from .errors import UsageError, page
-from .running import is_running
 
 FILENAME = "config.toml"
 DEFAULT = "default"
@@ -265,27 +264,17 @@ def _parse(name: str, value: str) -> Any:
 
 
 def _replace(file: Path, content: str) -> None:
-    """Write the file whole or not at all, and remove what was left beside it where this was killed before."""
-    import glob
+    """Write the file whole or not at all."""
+    from .scratch import ScratchFolder
 
-    host = os.uname().nodename
-    temporary = file.with_name(f".{file.name}.{host}.{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        for left in file.parent.glob(f"{glob.escape(f'.{file.name}.{host}')}.*"):
-            pid = left.suffix[1:]
-            if left == temporary or not (pid.isdecimal() and is_running(int(pid))):  # it was killed here
-                left.unlink(missing_ok=True)
-        try:
-            with temporary.open("x", encoding="utf-8") as stream:
-                os.fchmod(stream.fileno(), file.stat().st_mode & 0o777 if file.exists() else 0o600)
-                stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())
-            temporary.replace(file)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        with ScratchFolder(file.parent, f".{file.name}-") as folder, (folder / file.name).open("xb") as stream:
+            os.fchmod(stream.fileno(), file.stat().st_mode & 0o777 if file.exists() else 0o600)
+            stream.write(content.encode())
+            stream.flush()
+            os.fsync(stream.fileno())
+            Path(stream.name).replace(file)
     except OSError as error:
         message = f"{file} cannot be written: {error.strerror}"
         raise UsageError(message, hint="RBDATA_CONFIG names another configuration file") from error

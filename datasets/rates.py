@@ -9,12 +9,9 @@ the same batches are read again, from blocks that are there: what processor and 
 
 from __future__ import annotations
 
-import glob
 import os
 import random
-import shutil
 import statistics
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,8 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .. import settings
 from ..errors import CacheError, UsageError
-from ..running import is_running
-from ..storage.folder import remove_tree
+from ..scratch import ScratchFolder
 from .fetch import FetchOptions
 from .fetch.location import CONNECTIONS, is_remote, without_login
 from .remote import CACHE, open_remote
@@ -184,16 +180,6 @@ def measure(
     return found
 
 
-def _sweep(top: Path) -> str:
-    """Remove the caches of measurements that were killed on this machine; returns how the names of its caches begin."""
-    prefix = f".bench-{os.uname().nodename}."
-    for left in top.glob(f"{glob.escape(prefix)}*"):
-        pid = left.name[len(prefix) :].partition(".")[0]
-        if pid.isdecimal() and not is_running(int(pid)):
-            remove_tree(left)
-    return prefix
-
-
 @contextmanager
 def _opened(url: str, top: Path, fetch: FetchOptions | None, limit: int | None) -> Iterator[RemoteDataset]:
     """The dataset at a URL with an empty cache, which is gone afterwards."""
@@ -201,11 +187,11 @@ def _opened(url: str, top: Path, fetch: FetchOptions | None, limit: int | None) 
 
     try:
         top.mkdir(parents=True, exist_ok=True)
-        folder = tempfile.mkdtemp(prefix=f"{_sweep(top)}{os.getpid()}.", dir=top)
+        scratch = ScratchFolder(top, ".bench-")
     except OSError as error:
         message = f"the cache folder {top} cannot be written: {error.strerror}"
         raise CacheError(message, hint="choose another one with cache_dir") from error
-    try:
+    with scratch as folder:
         dataset = open_remote(url, cache_dir=folder, cache_limit=limit, fetch=fetch)
         assert isinstance(dataset, RemoteDataset)
         dataset.cache.files = CountedFiles(dataset.files)
@@ -213,8 +199,6 @@ def _opened(url: str, top: Path, fetch: FetchOptions | None, limit: int | None) 
             yield dataset
         finally:
             dataset.cache.close(wait=True)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _measure_link(dataset: RemoteDataset, seconds: float) -> Link:

@@ -150,7 +150,7 @@ def _find(url: str | os.PathLike[str], fetch: FetchOptions | None) -> tuple[Loca
         text = read_all(location, item, limit_bytes=LARGEST_MANIFEST)
     except ObjectNotFoundError as error:
         raise _explain(location, error) from error
-    return location, item, text, pull.parse_manifest(text, item)
+    return location, item, text, pull.parse_remote_manifest(text, item)
 
 
 def _stat_files(location: Location, manifest: Manifest) -> dict[str, RemoteObject]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from ..datasets.workers.engines import Engine
+from ..scratch import ScratchFolder
 from ..storage.codecs import codec_of
 from ..storage.durable import write_atomically
 from ..storage.parts import PARTS
@@ -37,8 +36,8 @@ def dry_run(
     """
     listener.on_stage("trying the functions")
     config, episodes = context.config, context.episodes
-    with tempfile.TemporaryDirectory(prefix="rbdata-dry-run-") as scratch:
-        config = replace(config, folder=Path(scratch))
+    with ScratchFolder() as scratch:
+        config = replace(config, folder=scratch)
         # The statistics of the first batch, or of as many episodes, are good enough for an estimate.
         first = split(context.sections[0], episodes, config.batch, config.whole_episodes)[:1]
         config = collect_statistics(config, first, episodes, engine, Listener())

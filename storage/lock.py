@@ -22,12 +22,11 @@ import socket
 import stat
 import threading
 import time
-import zlib
 from pathlib import Path
 from typing import Any
 
 from ..errors import DatasetBusyError
-from ..running import is_running
+from ..running import is_running, machine, pid_space
 from .durable import open_plain
 
 TOUCH_EVERY = 20.0
@@ -99,7 +98,7 @@ class WriterLock:
         return _is_stale(path, _read(path) or _named(path))
 
     def _create(self) -> bool:
-        self._token = f"{_machine()}{os.getpid():08x}{secrets.token_hex(8)}"
+        self._token = f"{machine()}{os.getpid():08x}{secrets.token_hex(8)}"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             return self._sign(self.path)
@@ -112,7 +111,7 @@ class WriterLock:
     def _sign(self, path: Path) -> bool:
         """Make a file that names this process as its owner, unless there is one; says whether it did."""
         pid = os.getpid()
-        record = {"pid": pid, "host": socket.gethostname(), "space": _pid_space(), "started": _started(pid)}
+        record = {"pid": pid, "host": socket.gethostname(), "space": pid_space(), "started": _started(pid)}
         record.update(token=self._token, since=time.time())
         # Written aside and linked into place: it is never seen half-written, whenever the process is killed.
         temporary = self.path.with_name(f"{self.path.name}.{self._token}")
@@ -177,14 +176,9 @@ def _read(path: Path) -> dict[str, Any] | None:
 def _named(path: Path) -> dict[str, Any]:
     """The owner of a lock that was not written before its process was killed, by the name of its temporary file."""
     token = path.name.rpartition(".")[2]
-    if re.fullmatch(r"[0-9a-f]{32}", token) and token.startswith(_machine()):
-        return {"pid": int(token[8:16], 16) % (1 << 31), "host": socket.gethostname(), "space": _pid_space()}
+    if re.fullmatch(r"[0-9a-f]{32}", token) and token.startswith(machine()):
+        return {"pid": int(token[8:16], 16) % (1 << 31), "host": socket.gethostname(), "space": pid_space()}
     return {}
-
-
-def _machine() -> str:
-    """Eight hex digits of what process numbers are unique in."""
-    return f"{zlib.crc32(f'{socket.gethostname()} {_pid_space()}'.encode()):08x}"
 
 
 def _age(path: Path) -> float:
@@ -246,7 +240,7 @@ def _is_stale(path: Path, owner: dict[str, Any]) -> bool:
         return True  # no process makes such a lock
     age = time.time() - status.st_mtime
     pid = owner.get("pid")
-    if isinstance(pid, int) and owner.get("host") == socket.gethostname() and owner.get("space") == _pid_space():
+    if isinstance(pid, int) and owner.get("host") == socket.gethostname() and owner.get("space") == pid_space():
         started = _started(pid)
         if started is not None and owner.get("started") is not None:
             return started != owner["started"]  # also when the number now belongs to another process
@@ -263,11 +257,3 @@ def _started(pid: int) -> str | None:
         return None
     fields = text.rpartition(")")[2].split()
     return "" if fields[0] in "ZX" else fields[19]
-
-
-def _pid_space() -> str:
-    """Containers on one host may share its name but not its process numbers."""
-    try:
-        return str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        return ""

@@ -126,9 +126,7 @@ def read_manifest(folder: Path, name: str = FILENAME) -> Manifest:
     """
     path = folder / name
     try:
-        text = read_plain(path, LARGEST_MANIFEST).decode()
-    except UnicodeDecodeError as error:
-        raise DamagedDatasetError(f"{path} is not text", hint=_REDO) from error
+        data = read_plain(path, LARGEST_MANIFEST)
     except OSError as error:
         if isinstance(error, (FileNotFoundError, NotADirectoryError)) or leads_nowhere(folder):
             hint = "`rbdata list --local` shows the datasets that are there"
@@ -138,9 +136,17 @@ def read_manifest(folder: Path, name: str = FILENAME) -> Manifest:
         if error.errno == errno.EFBIG:
             raise DamagedDatasetError(f"{path} is no manifest: {error.strerror}", hint=_REDO) from error
         raise
+    return parse_manifest(data, os.fspath(folder), name)
+
+
+def parse_manifest(data: bytes, folder: str, name: str = FILENAME) -> Manifest:
+    """The manifest in the bytes of a file ``name``; ``folder`` is where it is from, for messages. Raises as `read_manifest`."""
+    path = f"{folder}/{name}"
     try:
-        record = parse_json(text, _unique_keys)
+        record = parse_json(data.decode(), _unique_keys)
         whole = isinstance(record, dict) and record.get("checksum") == _checksum(record)
+    except UnicodeDecodeError as error:
+        raise DamagedDatasetError(f"{path} is not text", hint=_REDO) from error
     except (ValueError, RecursionError) as error:
         raise DamagedDatasetError(f"{path} is not JSON: {reason(error)}", hint=_REDO) from error
     if not isinstance(record, dict) or record.get("format") != FORMAT:

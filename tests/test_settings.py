@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from rbdata import settings
 from rbdata.datasets.acquire import download
 from rbdata.datasets.ingest.request import Request
 from rbdata.errors import UsageError
+from rbdata.scratch import ScratchFolder
 
 HERE = DATA
 
@@ -183,16 +184,17 @@ def test_commands_for_hints() -> None:
 def test_what_a_killed_change_left_is_removed_by_the_next(file: Path) -> None:
     settings.store("procs", "3")
     file.chmod(0o640)
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    host = os.uname().nodename
-    left = file.with_name(f".{file.name}.{host}.{gone.pid}")
-    others = [
-        file.with_name(f".{file.name}.{host}.{os.getppid()}"),
-        file.with_name(f".{file.name}.elsewhere.{gone.pid}"),
-    ]
-    for one in (left, *others):
-        one.touch()
+    child = os.fork()
+    if not child:
+        os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)  # before the new file has its name
+        settings.store("procs", "5")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    (left,) = set(file.parent.iterdir()) - {file}
+    assert effective()["procs"][0] == 3
+    at_work = ScratchFolder(file.parent, f".{file.name}-")
+    assert not left.exists()
+    others = [at_work.path, file.with_name(f".{file.name}.elsewhere")]
+    others[1].touch()
     settings.store("procs", "4")
     assert sorted(file.parent.iterdir()) == sorted([file, *others])
     assert effective()["procs"][0] == 4 and file.stat().st_mode & 0o777 == 0o640

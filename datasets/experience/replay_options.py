@@ -42,7 +42,15 @@ class DrawOptions(TypedDict, total=False):
     replacement: bool
 
 
-class AtariOptions(CollateOptions, ReplayOptions, total=False):
+class ComponentOptions(CollateOptions, total=False):
+    """Of the classes that have none of them by position."""
+
+    sampler: Any
+    writer: Any
+    transform: Any
+
+
+class AtariOptions(ComponentOptions, ReplayOptions, total=False):
     split_trajs: bool
     upstream: Literal["auto", "dqn-replay", "rl-unplugged"] | None
 
@@ -53,7 +61,7 @@ class D4RLOptions(DrawOptions, ReplayOptions, total=False):
     accept_changed: bool | None
 
 
-class MinariOptions(DrawOptions, ReplayOptions, total=False):
+class MinariOptions(ComponentOptions, DrawOptions, ReplayOptions, total=False):
     text: Literal["bytes", "omit"] | None
 
 

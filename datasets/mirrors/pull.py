@@ -26,7 +26,7 @@ from ...errors import (
 )
 from ...storage.checksums import check_ranges
 from ...storage.folder import JOURNAL, DatasetPlace, check_id, free_bytes, remove_tree
-from ...storage.manifest import FILENAME, LARGEST_MANIFEST, Manifest, read_manifest, write_manifest
+from ...storage.manifest import FILENAME, LARGEST_MANIFEST, Manifest, parse_manifest, write_manifest
 from ...storage.writer import DatasetWriter, fingerprint, finished_parts
 from .. import catalogue
 from ..fetch import FetchOptions, Location, RemoteObject, open_location, read_all
@@ -193,21 +193,15 @@ def fetch_manifest(location: Location, dataset_id: str) -> Manifest | None:
 
 def read_remote_manifest(location: Location, item: RemoteObject) -> Manifest:
     """Fetch and parse a manifest. Raises as `read_manifest` does."""
-    return parse_manifest(read_all(location, item, limit_bytes=LARGEST_MANIFEST), item)
+    return parse_remote_manifest(read_all(location, item, limit_bytes=LARGEST_MANIFEST), item)
 
 
-def parse_manifest(data: bytes, item: RemoteObject) -> Manifest:
+def parse_remote_manifest(data: bytes, item: RemoteObject) -> Manifest:
     """The manifest in the bytes of a remote object. Raises as `read_manifest` does."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory(prefix="rbdata-manifest-") as folder:
-        Path(folder, FILENAME).write_bytes(data)
-        try:
-            manifest = read_manifest(Path(folder))
-        except (DamagedDatasetError, NotADatasetError) as error:
-            message = error.message.replace(folder, item.url.removesuffix(f"/{FILENAME}"))
-            raise type(error)(message, hint=_DAMAGED_MIRROR) from None
-    return manifest
+    try:
+        return parse_manifest(data, item.url.removesuffix(f"/{FILENAME}"))
+    except (DamagedDatasetError, NotADatasetError) as error:
+        raise type(error)(error.message, hint=_DAMAGED_MIRROR) from None
 
 
 def check_name(name: str, location: Location) -> str:

@@ -21,6 +21,8 @@ from multiprocessing.context import BaseContext, set_spawning_popen
 from multiprocessing.util import Finalize
 from typing import Any
 
+from ...scratch import ScratchFolder
+
 _QUICK_START = f"{__package__}.quick_start"
 
 #: An option of the interpreter that it is started with.
@@ -37,6 +39,7 @@ class ForkServer(forkserver.ForkServer):
         super().__init__()
         self.set_forkserver_preload([_QUICK_START, *modules])
         self.context = _Context(self)
+        self._scratch = ScratchFolder()
 
     def ensure_running(self) -> None:
         """Start importing, and return at once. SIGINT is blocked in the server and its workers; `stop` ends them."""
@@ -46,18 +49,23 @@ class ForkServer(forkserver.ForkServer):
             resource_tracker.ensure_running()  # here, as it unblocks signals
         finally:
             sys.warnoptions.remove(_QUIET_TRACKER)
+        settings: dict[str, Any] = process.current_process()._config  # type: ignore[attr-defined]
+        folder = settings.get("tempdir")
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
+            settings["tempdir"] = self._scratch.short_path  # where the socket is made
             super().ensure_running()
         finally:
+            settings["tempdir"] = folder
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def stop(self) -> None:
-        """End the server. Workers must have ended before."""
+        """End the server, for good. Workers must have ended before."""
         pid: int | None = self._forkserver_pid  # type: ignore[attr-defined]
         if pid is not None:
             os.kill(pid, signal.SIGKILL)  # a regular end takes half a second
             self._stop()  # type: ignore[attr-defined]
+        self._scratch.remove()
 
 
 class _Context(BaseContext):

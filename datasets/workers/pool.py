@@ -12,7 +12,6 @@ import os
 import re
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import WorkerLostError
+from ...scratch import ScratchFolder
 from .. import waits
 from .end_with_parent import end_with_parent
 from .task import Report, T, TaskProgress, Unit, Work
@@ -122,18 +122,12 @@ class Workers:
         from loky.process_executor import TerminatedWorkerError
 
         executor, kills = self._open(), _count_memory_kills()
-        descriptor, name = tempfile.mkstemp(prefix="rbdata-progress-")
-        path = Path(name)
+        scratch, idle = ScratchFolder(), not tasks
+        path, shape = scratch.path / "progress", (max(1, len(tasks)),)
         try:
             # No hole: on a full disk writing to a map of one ends the process.
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(bytes(max(1, len(tasks)) * _COUNTERS.itemsize))
-        except OSError:
-            path.unlink()
-            raise
-        counters = np.memmap(path, _COUNTERS, "r+", shape=(max(1, len(tasks)),))
-        idle = not tasks
-        try:
+            path.write_bytes(np.zeros(shape, _COUNTERS).tobytes())
+            counters = np.memmap(path, _COUNTERS, "r+", shape=shape)
             at_most = self._in_flight or len(tasks)
             given = 0
             waiting: dict[Any, int] = {}
@@ -161,7 +155,7 @@ class Workers:
         finally:
             if not idle:
                 self.close()  # nothing may still be writing when the lock is released
-            path.unlink(missing_ok=True)
+            scratch.remove()
 
     def _forward(self) -> None:
         if self._output is not None:

@@ -40,6 +40,7 @@ from kills_calls import CALLS, call, lengths_of, wrong_loop
 from kills_damage import change_working, plant_lock
 from paths import DATA
 from rbdata import cli
+from rbdata.scratch import ScratchFolder
 from rbdata.storage.manifest import FILENAME
 from report import Report
 
@@ -343,6 +344,9 @@ class Campaign:
             if one.name == "recorder":
                 self.loop = lengths_of(root)
         (base / "outside").write_bytes(b"precious" * 100)
+        self.temporary = base / "temporary"
+        self.temporary.mkdir()
+        tempfile.tempdir = os.environ["TMPDIR"] = str(self.temporary)
 
     def _words(self, one: Scenario, root: Path) -> str:
         return one.words.format(root=root, web=self.web, base=self.base)
@@ -477,6 +481,14 @@ class Campaign:
             self._fault(seed, f"{name}: run again, {wrong}")
         self.report.outcomes[f"{outcome}, then the right bytes"] += 1
         _reap()
+        self._check_temporary(seed, name)
+
+    def _check_temporary(self, seed: int, name: str) -> None:
+        """What a killed run left among the temporary files is gone when another one has needed some."""
+        ScratchFolder().remove()
+        for path in sorted(self.temporary.iterdir()):
+            self._fault(seed, f"{name}: {path.name} is left in the folder of temporary files: {sorted(path.glob('*'))}")
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def _wrong(self, one: Scenario, root: Path, refused: bool) -> str:
         """What a root has that an undisturbed run does not leave; with ``refused`` empty folders do not count."""

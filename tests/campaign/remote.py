@@ -95,6 +95,8 @@ class Round:
     faults: list[str] = field(default_factory=list)
     other: Made | None = None
     forked: bool = False
+    disk: Path | None = None
+    """A small disk of its own that the cache is on."""
 
     def new_cache(self) -> None:
         """Have a folder of its own for what is opened from now on; who still fetches into the other one is not disturbed."""
@@ -227,6 +229,7 @@ def full(one: Round) -> str:
         ).returncode
     ):
         return "no disk to fill"
+    one.disk = one.cache
     leave, after = one.chance.randrange(size), one.chance.random() * 0.3
 
     def fill() -> None:
@@ -290,7 +293,7 @@ def run(rounds: int, seed: int, places: Collection[str] = PLACES) -> Report:
     torch.set_num_threads(1)  # torch's own do not survive a fork
     logging.getLogger("asyncio").addHandler(listener := Listener())
     with (
-        tempfile.TemporaryDirectory(prefix="rbdata-remote-") as top,
+        tempfile.TemporaryDirectory(prefix="rbdata-remote-", ignore_cleanup_errors=True) as top,
         patch.object(remote_dataset, "BLOCK_BYTES", BLOCK),
         patch.object(block_layout, "WHOLE", WHOLE),
         patch.object(dataset_module, "GROUP_BYTES", GROUP),
@@ -301,7 +304,7 @@ def run(rounds: int, seed: int, places: Collection[str] = PLACES) -> Report:
         stores = [_open_store(place, versions[0], stack) for place in places]
         with report.measured():
             for number in range(rounds):
-                one_round(stores, versions[0], seed + number, Path(top, "round"), report)
+                one_round(stores, versions[0], seed + number, Path(top, f"round-{number}"), report)
                 report.rounds += 1
     torch.set_num_threads(threads)
     signal.signal(signal.SIGALRM, before)
@@ -324,8 +327,7 @@ def one_round(stores: list[Store], datasets: list[Made], seed: int, folder: Path
     kind = chance.choice([one for one in KINDS if one is not replaced or store.versions])
     size = Dataset(made.folder).manifest.bytes
     limit = chance.choice((None, None, size * 3 // 4, size * 9 // 10))
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+    folder.mkdir()  # of its own: in that of the round before a request that had begun may still be written
     one = Round(store, made, options, chance.choice((3, 8, 20)), limit, folder / "cache", chance)
     if kind is full:
         one.limit = None
@@ -357,7 +359,8 @@ def one_round(stores: list[Store], datasets: list[Made], seed: int, folder: Path
         one.faults += SAID
         SAID.clear()
         signal.alarm(0)
-        subprocess.run(["umount", "-l", one.cache], capture_output=True, check=False) if kind is full else None
+        subprocess.run(["umount", "-l", one.disk], capture_output=True, check=False) if one.disk else None
+        shutil.rmtree(folder, ignore_errors=True)
     if time.monotonic() - began > LIMIT:
         one.faults.append(f"took {time.monotonic() - began:.0f} s")
     done = "; ".join(f"{fault} of {asked.method} {asked.path} {asked.span or ''}" for asked, fault in proxy.done[:4])

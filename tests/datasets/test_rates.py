@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,9 +94,22 @@ def test_batches_of_large_rows_are_small(tmp_path, capsys):
 
 
 def test_what_a_killed_measurement_left_is_removed(mirror, tmp_path):
-    host = os.uname().nodename
-    killed, running = tmp_path / f".bench-{host}.{1 << 30}.x", tmp_path / f".bench-{host}.{os.getppid()}.x"
-    for folder in (killed, running):
-        (folder / "my").mkdir(parents=True)
+    code = (
+        "import sys; from pathlib import Path; from rbdata.scratch import ScratchFolder;"
+        "print((made := ScratchFolder(Path(sys.argv[1]), '.bench-')).path, flush=True); input()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    killed, runs = (
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)
+    )
+    folders = []
+    for process in (killed, runs):
+        assert process.stdout is not None
+        folders.append(Path(process.stdout.readline().strip()))
+        (folders[-1] / "my").mkdir()
+    killed.kill()
+    killed.communicate()
     measure((mirror / "my/zstd").as_uri(), seconds=0.5, batch_size=16, cache_dir=tmp_path)
-    assert list(tmp_path.iterdir()) == [running]
+    assert list(tmp_path.iterdir()) == [folders[1]]
+    runs.kill()
+    runs.communicate()

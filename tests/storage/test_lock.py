@@ -221,7 +221,7 @@ def test_killed_at_any_step_of_taking_a_stale_lock_away(tmp_path, module, step):
     dead_owner(lock.path)
     child = os.fork()
     if child == 0:
-        lock._token = f"{locks._machine()}{os.getpid():08x}{'0' * 16}"
+        lock._token = f"{locks.machine()}{os.getpid():08x}{'0' * 16}"
         owner = json.loads(lock.path.read_bytes())
         setattr(module, step, lambda *_, **__: os._exit(7))
         lock._break(owner)

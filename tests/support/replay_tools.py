@@ -114,7 +114,7 @@ def priorities(buffer: Any) -> torch.Tensor:
     return kept
 
 
-def write_and_die(folder: Path) -> None:
+def write_and_die(folder: Path | None) -> None:
     """In a process of its own: write thirty rows, and end without a word."""
     import os
 

@@ -252,14 +252,14 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
         lane.step(taken, observation, reward, terminated, truncated)
         return observation, reward, terminated, truncated, info
 
-    def close(self) -> None:
-        """Make the dataset, and close the environment."""
+    def close(self, **options: Any) -> None:
+        """Make the dataset, and close the environment; ``options`` are those of a vector environment's own."""
         try:
             tape, self._tape = self._tape, None
             if tape:
                 self.path = tape.finish()
         finally:
-            self.env.close()
+            self.env.close(**options)
 
     def __exit__(self, *error: Any) -> Literal[False]:
         if error and error[0] is not None and self._tape:
@@ -276,6 +276,7 @@ class VectorRecorder(gymnasium.vector.VectorWrapper):
     """`Recorder` of a vector environment."""
 
     counts = Recorder.counts
+    close = Recorder.close
     __exit__ = Recorder.__exit__
 
     def __enter__(self) -> VectorRecorder:
@@ -320,15 +321,6 @@ class VectorRecorder(gymnasium.vector.VectorWrapper):
             if at_once:
                 lane.begin(observation)
         return observations, rewards, terminated, truncated, info
-
-    def close(self, **options: Any) -> None:
-        """Make the dataset, and close the environments; ``options`` are those of the vector environment's own."""
-        try:
-            tape, self._tape = self._tape, None
-            if tape:
-                self.path = tape.finish()
-        finally:
-            self.env.close(**options)
 
     def _each(self, observations: Any) -> Any:
         return iterate(self.env.observation_space, observations)

@@ -31,6 +31,7 @@ from tensordict import MemoryMappedTensor, is_tensor_collection
 from torch.utils import _pytree as pytree
 
 from ....errors import DamagedDatasetError, DatasetExistsError, DiskSpaceError, UsageError, reason
+from ....scratch import ScratchFolder
 from ...durable import allocate, is_full, system_error, write_atomically
 from ...tensordict_folder import check_plain, read_json, read_memmap, regular_size
 from .gather import Readable
@@ -50,8 +51,9 @@ class LazyMemmapStorage(LazyTensorStorage):
 
     With ``existsok`` a folder that holds a storage already is opened with its contents (its size is then the one it was
     made with); without, the first write raises DatasetExistsError rather than mix them with others. Without ``scratch_dir``
-    the files are temporary and go with the storage, in the process that made them; ``auto_cleanup`` says otherwise, either
-    way. Space on the disk is asked for before rows are written: DiskSpaceError where there is none.
+    the files are temporary and go with the storage, in the process that made them (of a process that was killed, when the
+    next one needs temporary files); ``auto_cleanup`` says otherwise, either way. Space on the disk is asked for before rows
+    are written: DiskSpaceError where there is none.
     Batches read are copies: changing them never reaches the files. ``shared_init`` and ``cleanup_memmap`` change nothing:
     every process that has the storage may write the first record.
     """
@@ -79,11 +81,13 @@ class LazyMemmapStorage(LazyTensorStorage):
         self._temporary = scratch_dir is None if auto_cleanup is None else auto_cleanup
         self._made_in = os.getpid()
         self._reserved = 0
-        self.scratch_dir = Path(
-            tempfile.mkdtemp(prefix="rbdata-replay-") if scratch_dir is None else scratch_dir
-        ).absolute()
-        if scratch_dir is None:
-            self._remove_later()
+        if scratch_dir is not None:
+            self.scratch_dir = Path(scratch_dir).absolute()
+        elif self._temporary:
+            self._scratch: ScratchFolder | None = ScratchFolder()
+            self.scratch_dir = self._scratch.path.absolute()
+        else:
+            self.scratch_dir = Path(tempfile.mkdtemp(prefix="rbdata-replay-")).absolute()
         self._write_lock = ProcessLock(self.scratch_dir / COUNTERS)
         #: Whether files of another storage are in the folder, which are neither to be opened nor written over.
         self._occupied = self.scratch_dir.is_dir() and any(self.scratch_dir.iterdir()) and not existsok
@@ -258,7 +262,7 @@ class LazyMemmapStorage(LazyTensorStorage):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        return {**state, "_data": None, "_reopen": self._data is not None, "_temporary": False}
+        return {**state, "_data": None, "_reopen": self._data is not None, "_temporary": False, "_scratch": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         written = state.pop("_reopen")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
-import tempfile
 import threading
-import weakref
 from pathlib import Path
 from typing import Any
+
+from ....scratch import ScratchFolder
 
 
 class ProcessLock:
@@ -20,10 +20,8 @@ class ProcessLock:
 
     def __init__(self, path: Path | None = None) -> None:
         if path is None:
-            descriptor, name = tempfile.mkstemp(prefix="rbdata-lock-")
-            os.close(descriptor)
-            path = Path(name)
-            weakref.finalize(self, _remove, path, os.getpid())
+            self._scratch = ScratchFolder()
+            path = self._scratch.path / "lock"
         self.path = path
         self._open()
 
@@ -63,8 +61,3 @@ class ProcessLock:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.path = state["path"]
         self._open()
-
-
-def _remove(path: Path, process: int) -> None:
-    if os.getpid() == process:
-        path.unlink(missing_ok=True)

@@ -18,6 +18,7 @@ from processes import RBDATA, start_interruptible
 from rbdata.datasets.workers import pool
 from rbdata.datasets.workers.pool import Workers, fork_server_is_available
 from rbdata.errors import WorkerLostError
+from rbdata.scratch import ScratchFolder
 from worker_tasks import TASKS, about, wait_for_the_network
 
 pytestmark = pytest.mark.skipif(not fork_server_is_available(), reason="processes are forked on Linux only")
@@ -119,10 +120,16 @@ input()
 @pytest.mark.parametrize("at_work", [False, True])
 def test_a_killed_parent_takes_its_workers_with_it(at_work, tmp_path):
     """Idle or at work; and the script, which guards nothing, runs once."""
-    script = tmp_path / "script.py"
+    script, temporary = tmp_path / "script.py", tmp_path / "temporary"
     script.write_text(SCRIPT.format(tests=str(SUPPORT), at_work=at_work))
+    temporary.mkdir()
     process = subprocess.Popen(
-        [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(temporary)},
+        text=True,
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "script\n"
@@ -133,6 +140,8 @@ def test_a_killed_parent_takes_its_workers_with_it(at_work, tmp_path):
     process.kill()
     assert process.communicate() == ("", "")  # nor does Python's resource tracker complain
     wait_until(lambda: all(is_gone(pid) for pid in pids))
+    ScratchFolder(temporary).remove()  # as the next run that needs one
+    assert not list(temporary.iterdir())
 
 
 def test_a_killed_parent_takes_a_server_with_it_that_still_imports(tmp_path):

@@ -6,6 +6,7 @@ import errno
 import multiprocessing
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,17 @@ def test_temporary_files_go_with_the_storage(tmp_path):
         del storage
         assert folder.exists() is not wanted
     shutil.rmtree(folder)
+
+
+def test_temporary_files_of_a_killed_process_go_with_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    process = multiprocessing.get_context("fork").Process(target=write_and_die, args=(None,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 9
+    (left,) = tmp_path.glob("rbdata-*")
+    storage = LazyMemmapStorage(10)
+    assert list(tmp_path.glob("rbdata-*")) == [storage.scratch_dir] != [left]
 
 
 @pytest.mark.parametrize("what", ["meta.json", "rbdata_counters.memmap", "action.memmap", "next", "pipe"])

@@ -1,0 +1,87 @@
+"""Temporary folders that do not stay when the process that made them is killed.
+
+A process holds a lock (``flock``) on its folder, which the system takes back when the process ends, however it ends. The
+next process of the same user on the same machine that makes such a folder in the same place removes those that nobody
+holds. Where a file system has no such locks, what a killed process left stays.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import weakref
+from contextlib import suppress
+from pathlib import Path
+
+from .running import machine
+
+
+class ScratchFolder:
+    """An empty folder below ``parent`` (None: where the system keeps temporary files).
+
+    It goes with the object, with the ``with`` block or with ``remove()``, whichever ends first; what a forked process does
+    with the object removes nothing. Raises OSError where no folder can be made.
+    """
+
+    def __init__(self, parent: Path | None = None, prefix: str = "rbdata-") -> None:
+        top = Path(tempfile.gettempdir()) if parent is None else parent
+        prefix = f"{prefix}{machine()}-"
+        _sweep(top, prefix)
+        held = None
+        while held is None:  # unless another process took it for one that was left, before it was locked
+            self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=top))
+            held = _hold(self.path, unlockable=True)
+        self._descriptor = held
+        self.remove = weakref.finalize(self, _remove, self.path, held, os.getpid())
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    @property
+    def short_path(self) -> str:
+        """Its path for this process on Linux, where that of the folder may be too long for a socket (108 bytes)."""
+        return f"/proc/self/fd/{self._descriptor}"
+
+
+def _remove(folder: Path, held: int, process: int) -> None:
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(held)
+
+
+def _sweep(top: Path, prefix: str) -> None:
+    """Remove what processes that were killed have left."""
+    with suppress(OSError), os.scandir(top) as entries:
+        for entry in [entry for entry in entries if entry.name.startswith(prefix)]:
+            with suppress(OSError):
+                is_own = entry.stat(follow_symlinks=False).st_uid == os.geteuid()
+                if is_own and (held := _hold(Path(entry.path), unlockable=False)) is not None:
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                    os.close(held)
+
+
+def _hold(folder: Path, *, unlockable: bool) -> int | None:
+    """Open and lock a folder; None where another process has it, or where it is gone.
+
+    ``unlockable``: also where the file system has no locks.
+    """
+    try:
+        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_mine = os.path.samestat(os.lstat(folder), os.fstat(held))
+    except (BlockingIOError, FileNotFoundError):
+        is_mine = False
+    except OSError:
+        is_mine = unlockable
+    if is_mine:
+        return held
+    os.close(held)
+    return None
