@@ -2,7 +2,7 @@
 
 A process holds a lock (``flock``) on its folder, which the system takes back when the process ends, however it ends. The
 next process of the same user on the same machine that makes such a folder in the same place removes those that nobody
-holds. Where a file system has no such locks, what a killed process left stays.
+holds. Where a file system has no such locks, those whose process, by its number in their names, has ended.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 
-from .running import machine
+from .running import is_running, machine
 
 
 class ScratchFolder:
@@ -31,7 +31,7 @@ class ScratchFolder:
         _sweep(top, prefix)
         held = None
         while held is None:  # unless another process took it for one that was left, before it was locked
-            self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=top))
+            self.path = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=top))
             held = _hold(self.path, unlockable=True)
         self._descriptor = held
         self.remove = weakref.finalize(self, _remove, self.path, held, os.getpid())
@@ -59,17 +59,17 @@ def _sweep(top: Path, prefix: str) -> None:
     with suppress(OSError), os.scandir(top) as entries:
         for entry in [entry for entry in entries if entry.name.startswith(prefix)]:
             with suppress(OSError):
-                is_own = entry.stat(follow_symlinks=False).st_uid == os.geteuid()
-                if is_own and (held := _hold(Path(entry.path), unlockable=False)) is not None:
+                if entry.stat(follow_symlinks=False).st_uid != os.geteuid():
+                    continue
+                pid = entry.name[len(prefix) :].partition("-")[0]
+                is_over = pid.isdecimal() and not is_running(int(pid))
+                if (held := _hold(Path(entry.path), unlockable=is_over)) is not None:
                     shutil.rmtree(entry.path, ignore_errors=True)
                     os.close(held)
 
 
 def _hold(folder: Path, *, unlockable: bool) -> int | None:
-    """Open and lock a folder; None where another process has it, or where it is gone.
-
-    ``unlockable``: also where the file system has no locks.
-    """
+    """Open and lock a folder, or open it where there are no locks (``unlockable``); None where it is held or gone."""
     try:
         held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:

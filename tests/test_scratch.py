@@ -79,15 +79,22 @@ def test_other_names_links_and_files_are_left_alone(tmp_path):
     assert len(list(tmp_path.iterdir())) == 4
 
 
-def test_where_folders_cannot_be_locked_nothing_is_swept(tmp_path, monkeypatch):
+def test_where_folders_cannot_be_locked_the_number_of_the_process_tells(other, tmp_path, monkeypatch):
     def refuse(*_: object) -> None:
         raise OSError(95, "not supported")
 
-    left = tmp_path / f"rbdata-{scratch.machine()}-left"
+    process, running = other
+    left = tmp_path / f"rbdata-{scratch.machine()}-{1 << 30}-left"
+    unnamed = tmp_path / f"rbdata-{scratch.machine()}-left"
     left.mkdir()
+    unnamed.mkdir()
     monkeypatch.setattr(scratch.fcntl, "flock", refuse)
     with ScratchFolder(tmp_path) as folder:
-        assert sorted(tmp_path.iterdir()) == sorted([folder, left])
+        assert sorted(tmp_path.iterdir()) == sorted([folder, running, unnamed])
+    process.kill()
+    process.wait()
+    with ScratchFolder(tmp_path) as folder:
+        assert sorted(tmp_path.iterdir()) == sorted([folder, unnamed])
     monkeypatch.undo()
     ScratchFolder(tmp_path).remove()
     assert not list(tmp_path.iterdir())

@@ -27,7 +27,9 @@ from rbdata.errors import (
     DatasetExistsError,
     DatasetNotFoundError,
     ForbiddenError,
+    FormatVersionError,
     ObjectNotFoundError,
+    RbdataError,
     UnknownDatasetError,
     UsageError,
 )
@@ -358,6 +360,20 @@ def test_a_hostile_manifest_writes_nowhere_else(root: Path, tmp_path: Path, name
     with pytest.raises(DamagedDatasetError, match="holds the manifest of atari/Pong/1"):
         get(tmp_path / "root", str(place))
     assert not list(tmp_path.rglob("evil")) and not (tmp_path / "root" / ID).exists()
+
+
+@pytest.mark.parametrize(
+    "text, kind", [('{"format": "rbdata", "format_version": 99}', FormatVersionError), ("{", DamagedDatasetError)]
+)
+def test_a_manifest_that_is_not_read_is_named_by_its_url(
+    root: Path, tmp_path: Path, text: str, kind: type[RbdataError]
+) -> None:
+    place = tmp_path / "mirror"
+    shutil.copytree(root / ID, place / ID)
+    (place / ID / "rbdata.json").write_text(text)
+    with pytest.raises(kind) as refused:
+        get(tmp_path / "root", str(place))
+    assert refused.value.message.startswith(str(place / ID))
 
 
 def test_a_dry_run(root: Path, tmp_path: Path) -> None:

@@ -118,7 +118,8 @@ def run_beside(functions: list[Callable[[], object]], seconds: float) -> list[Ba
     return errors
 
 
-NAMES = list(calls(make(prefetch=0), Path(tempfile.mkdtemp())))
+with tempfile.TemporaryDirectory() as _folder:
+    NAMES = list(calls(make(prefetch=0), Path(_folder)))
 
 
 @pytest.mark.parametrize("name", NAMES)
