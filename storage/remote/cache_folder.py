@@ -145,8 +145,10 @@ def _begin(path: Path, layout: BlockLayout, facts: dict[str, Any], *, new: bool)
         now.states[:] = [UNPROVEN if state != ABSENT else ABSENT for state in before.states.tolist()]
 
 
-def check_room(folder: Path, missing: int) -> None:
-    """Raise DiskSpaceError unless the disk has room for so many bytes more."""
+def check_room(folder: Path, layout: BlockLayout, resident: int, most: int) -> None:
+    """Raise DiskSpaceError unless the disk has room for ``most`` bytes, beside the ``resident`` ones and what is written over:
+    blocks that are damaged have their place on the disk."""
+    missing = most - max(resident, sum((folder / path).stat().st_blocks * 512 for path in layout.paths))
     free = free_bytes(folder)
     if missing > free:
         message = f"the cache needs {amount(missing)} more on {folder}, where {amount(free)} are free"

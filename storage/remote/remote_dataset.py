@@ -70,7 +70,7 @@ class RemoteDataset(Dataset):
         weakref.finalize(self, _close, self.cache, session)
         if not self.cache.finished:
             most = manifest.bytes if limit is None else min(limit, manifest.bytes)
-            check_room(self.path, most - self.cache.resident_bytes)
+            check_room(self.path, layout, self.cache.resident_bytes, most)
 
     def __reduce__(self) -> tuple[Any, ...]:
         options = {"table": self._block_table, "limit": self._limit}

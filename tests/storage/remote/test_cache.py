@@ -16,6 +16,7 @@ import pytest
 import torch
 from rbdata.errors import CacheError, ChecksumError, DamagedDatasetError, DiskSpaceError, ObjectChangedError
 from rbdata.storage.dataset import Dataset
+from rbdata.storage.integrity import verify
 from rbdata.storage.manifest import read_manifest
 from rbdata.storage.remote import block_cache, block_states, cache_folder, remote_dataset
 from rbdata.storage.remote.remote_dataset import RemoteDataset
@@ -146,6 +147,19 @@ def test_a_damaged_block_is_fetched_again_and_then_named(tabled, tmp_path):
     files.replaced = True
     with pytest.raises(ObjectChangedError):
         dataset.read(torch.tensor([100]))
+
+
+def test_what_arrived_damaged_needs_no_more_room_to_be_fetched_again(files, tmp_path, monkeypatch):
+    files.flip, files.times = "observation/blob", 1
+    dataset = opened(files, tmp_path / "cache")
+    with pytest.raises(ChecksumError, match="arrived damaged"):
+        dataset.fetch()
+    del dataset
+    monkeypatch.setattr(cache_folder, "free_bytes", lambda path: 1 << 12)
+    again = opened(files, tmp_path / "cache")
+    assert again.resident < 0.5
+    again.fetch()
+    assert verify(again.path).ok
 
 
 def test_damage_without_checksums_of_blocks_is_found_at_the_end(files, tmp_path):
