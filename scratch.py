@@ -33,7 +33,8 @@ class ScratchFolder:
         while held is None:  # unless another process took it for one that was left, before it was locked
             self.path = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=top))
             held = _hold(self.path, unlockable=True)
-        self._descriptor = held
+        #: Its path for this process on Linux, where that of the folder may be too long for a socket (108 bytes).
+        self.short_path = f"/proc/self/fd/{held}"
         self.remove = weakref.finalize(self, _remove, self.path, held, os.getpid())
 
     def __enter__(self) -> Path:
@@ -41,11 +42,6 @@ class ScratchFolder:
 
     def __exit__(self, *_: object) -> None:
         self.remove()
-
-    @property
-    def short_path(self) -> str:
-        """Its path for this process on Linux, where that of the folder may be too long for a socket (108 bytes)."""
-        return f"/proc/self/fd/{self._descriptor}"
 
 
 def _remove(folder: Path, held: int, process: int) -> None:

@@ -75,7 +75,10 @@ def draw_figure(title: str, found: Overview, table: EpisodeTable) -> Figure:
         rewards.set_title(f"reward of a step{sample}")
         _draw_actions(actions, found, sample)
         figure.suptitle(title, x=0.012, ha="left", fontsize=14, fontweight="bold", parse_math=False)
-        over_time.set_title(_subtitle(found), color=_GREY, parse_math=False)
+        ends = ", ".join(f"{count(number)} {name}" for name, number in found.outcomes.items() if number)
+        parts = [plural(found.steps, "step"), plural(found.episodes, "episode") + (f": {ends}" if ends else "")]
+        parts += [found.environment] if found.environment else []
+        over_time.set_title("  ·  ".join(parts), color=_GREY, parse_math=False)
     return figure
 
 
@@ -87,12 +90,6 @@ def render_figure(figure: Figure, suffix: str) -> bytes:
         warnings.simplefilter("ignore")  # characters that the font lacks
         figure.savefig(file, format=kind, metadata={entry: MARK} if entry else None)
         return file.getvalue()
-
-
-def _subtitle(found: Overview) -> str:
-    ends = ", ".join(f"{count(number)} {name}" for name, number in found.outcomes.items() if number)
-    parts = [plural(found.steps, "step"), plural(found.episodes, "episode") + (f": {ends}" if ends else "")]
-    return "  ·  ".join([*parts, *([found.environment] if found.environment else [])])
 
 
 def _draw_returns(axes: Axes, series: ReturnSeries, steps_in_all: int, cuts: int) -> None:

@@ -112,13 +112,14 @@ def overview(folder: Path, manifest: Manifest, table: EpisodeTable, rows: Mappin
             elements.append(count_values(read[:, number], range(known) if known <= MOST_CHOICES else ()))
         return Distribution(leaf.name, size, tuple(elements))
 
+    scores = reference_scores(manifest)
     return Overview(
         manifest.steps,
         len(table),
         {name: int(np.count_nonzero(table.outcome == code)) for code, name in OUTCOMES.items()},
         int(np.count_nonzero(table.midway)),
-        environment_of(manifest),
-        reference_of(manifest),
+        manifest.environment,
+        None if scores is None or scores.caveat else scores,
         sum(stop - start for start, stop in ranges),
         sum(part.stop - part.start for part in few),
         count_values(_joined([table.returns[part] for part in few])),
@@ -138,19 +139,6 @@ def blocks(count: int, most: int) -> list[tuple[int, int]]:
         return [(0, count)] if count else []
     size = most // BLOCKS
     return [(start, start + size) for start in np.linspace(0, count - size, BLOCKS).astype(np.int64).tolist()]
-
-
-def environment_of(manifest: Manifest) -> str | None:
-    """The id of the environment that the data were recorded in, where the source states it."""
-    stated = manifest.source.get("environment")
-    found = stated.get("id") if isinstance(stated, Mapping) else stated
-    return found if isinstance(found, str) else None
-
-
-def reference_of(manifest: Manifest) -> ReferenceScores | None:
-    """The reference scores of the dataset's returns; None where they are not known, or its returns are no scores."""
-    scores = reference_scores(manifest)
-    return None if scores is None or scores.caveat else scores
 
 
 def _read(

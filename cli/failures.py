@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +71,10 @@ def explain(error: BaseException) -> Failure:
         what = error.strerror or str(error)
         message = f"{what}: {error.filename}" if error.filename else what
         code, hint = _SYSTEM.get(error.errno, ("system", "--debug shows the traceback"))
+        if "usable temporary directory" in what:
+            hint = "set TMPDIR to a folder that can be written"
+        elif message == os.strerror(errno.ENOENT):
+            message, hint = "the working directory was removed", "change to another folder (cd), or back to it"
         return Failure(code, message, hint, 1)
     failure = _argument_failure(error)
     if failure:

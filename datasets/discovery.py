@@ -116,9 +116,7 @@ def _local_entry(one: LocalDataset) -> CatalogueEntry:
         manifest = read_manifest(one.path)
     except RbdataError:
         return CatalogueEntry(one.id, places=(place,))
-    stated = manifest.source.get("environment")
-    environment = stated.get("id") if isinstance(stated, dict) else stated
-    facts: dict[str, Any] = {"environment": environment if isinstance(environment, str) else None}
+    facts: dict[str, Any] = {"environment": manifest.environment}
     with contextlib.suppress(KeyError, TypeError, AttributeError):  # of a manifest that others wrote
         observation, action = manifest.spaces.get("observation"), manifest.spaces.get("action")
         if observation:

@@ -147,10 +147,10 @@ def _find(url: str | os.PathLike[str], fetch: FetchOptions | None) -> tuple[Loca
     location = open_location(url, options=fetch)
     try:
         item = location.stat(FILENAME)
-        text = read_all(location, item, limit_bytes=LARGEST_MANIFEST)
+        manifest, text = pull.read_remote_manifest(location, item)
     except ObjectNotFoundError as error:
         raise _explain(location, error) from error
-    return location, item, text, pull.parse_remote_manifest(text, item)
+    return location, item, text, manifest
 
 
 def _stat_files(location: Location, manifest: Manifest) -> dict[str, RemoteObject]:

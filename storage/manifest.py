@@ -92,6 +92,13 @@ class Manifest:
         return self.steps if leaf.kind == "step" else self.states
 
     @property
+    def environment(self) -> str | None:
+        """The id of the environment that the data were recorded in, where the source states it."""
+        stated = self.source.get("environment")
+        found = stated.get("id") if isinstance(stated, dict) else stated
+        return found if isinstance(found, str) else None
+
+    @property
     def bytes(self) -> int:
         """Bytes on disk of everything the manifest lists."""
         return sum(length for ranges in self.files.values() for length, _ in ranges)

@@ -27,7 +27,7 @@ from ...storage.durable import allocate, is_full, system_error
 from ...storage.replay.storages.dataset_storage import DatasetStorage
 from ...storage.replay.storages.storage import Storage
 from ...storage.replay.storages.tensor_storage import TensorStorage
-from ..workers.pool import usable_cpus
+from ..workers.pool import end_with_starter, usable_cpus
 
 #: Records in a chunk where the caller does not say.
 CHUNK = 1024
@@ -138,7 +138,7 @@ def map_records(
     limits: dict[str, Any] = {} if sys.version_info < (3, 11) else {"max_tasks_per_child": max_tasks_per_child}
     context = multiprocessing.get_context(mp_start_method or "spawn")
     try:
-        with ProcessPoolExecutor(num_workers or usable_cpus(), context, **limits) as workers:
+        with ProcessPoolExecutor(num_workers or usable_cpus(), context, end_with_starter, **limits) as workers:
             running = [workers.submit(_work, *chunk) for chunk in chunks]
             try:
                 for done in _shown(running, pbar):

@@ -66,7 +66,7 @@ class FsspecLocation(BaseLocation):
             # The range requests cannot be pinned to a version, so check that the object is still the same one.
             obj = self._check_unchanged(obj)
         for start, length in split_ranges(obj, offset):
-            data = self._read_range(obj.url, start, start + length)
+            data = self._read_range(obj.url, start, length)
             if len(data) > length:
                 raise FetchError(f"{obj.url}: requested {length} bytes, received {len(data)}", hint=NO_RANGES)
             for low in range(0, len(data), PIECE):
@@ -83,24 +83,17 @@ class FsspecLocation(BaseLocation):
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def _read_range(self, url: str, start: int, end: int) -> bytes:
-        files = self.file_system()
+    def _read_range(self, url: str, start: int, length: int, version: str | None = None) -> bytes:
+        """A range; S3 is asked for that of this version of the object."""
+        files, seconds = self.file_system(), self.options.silence_timeout + length / LEAST_RANGE_RATE
         if files.protocol in _S3:
-            seconds = self._range_seconds(end - start)
-            return files.call(url, lambda fs, path: read_range(fs, path, start, end - start, seconds))
-        limit = files.within(self._range_seconds(end - start))
-        return files.call(url, lambda fs, path: bytes(fs.cat_file(path, start=start, end=end, **limit)))
-
-    def _range_seconds(self, length: int) -> float:
-        return self.options.silence_timeout + length / LEAST_RANGE_RATE
+            return files.call(url, lambda fs, path: read_range(fs, path, start, length, seconds, version))
+        span = {"start": start, "end": start + length, **files.within(seconds)}
+        return files.call(url, lambda fs, path: bytes(fs.cat_file(path, **span)))
 
     def _read_once(self, obj: RemoteObject, start: int, length: int) -> bytes:
-        files = self.file_system()
-        if files.protocol in _S3 and obj.version is not None:
-            seconds = self._range_seconds(length)
-            data = files.call(obj.url, lambda fs, path: read_range(fs, path, start, length, seconds, obj.version))
-        else:
-            data = self._read_range(obj.url, start, start + length)
+        data = self._read_range(obj.url, start, length, obj.version)
+        if obj.version is None or self.file_system().protocol not in _S3:
             self._check_unchanged(obj)
         if len(data) != length:
             raise transient(f"{obj.url}: requested {length} bytes, received {len(data)}")

@@ -6,10 +6,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .headers import check_first
 from .location import CONNECTIONS, FetchOptions, check_endpoint
 
 if TYPE_CHECKING:
     from google.cloud.storage import Client
+    from requests import Response
 
 
 def login_order(options: FetchOptions) -> tuple[bool, ...]:
@@ -59,6 +61,13 @@ class Clients:
         return self._clients[login]
 
 
+def _check_range(response: Response, **_: object) -> None:
+    """Raise ValueError for an answer of another range than the request's: the client takes any."""
+    asked = response.request.headers.get("Range", "")
+    if asked and response.status_code in (200, 206):
+        check_first(response.status_code, response.headers, int(asked.removeprefix("bytes=").partition("-")[0]))
+
+
 def make_client(login: bool, access: str = "read_only") -> Client:
     """A client: anonymous, or logged in with read or write ``access`` (``read_only``, ``read_write``)."""
     from google.cloud import storage
@@ -78,6 +87,7 @@ def make_client(login: bool, access: str = "read_only") -> Client:
 
     for scheme in ("https://", "http://"):
         client._http.mount(scheme, PacedAdapter(pool_maxsize=CONNECTIONS))
+    client._http.hooks["response"].append(_check_range)
     # From release 3.13 on, the client requests the bucket's metadata in a background thread before every call, for
     # telemetry that rbdata does not use. Anonymous readers are denied that, so it would be requested every time.
     if hasattr(client, "_bucket_metadata_cache"):

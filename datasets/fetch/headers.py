@@ -29,15 +29,6 @@ def stated_version(headers: Mapping[str, str]) -> str | None:
     return headers.get("Last-Modified")
 
 
-def _other_version(version: str | None, headers: Mapping[str, str]) -> str | None:
-    """The version that a response states if it is another one than before.
-
-    Only like is compared with like: some servers state an ETag for GET and none for HEAD.
-    """
-    found = headers.get("ETag" if (version or "").startswith('"') else "Last-Modified")
-    return found if version and found and found != version and not found.startswith("W/") else None
-
-
 def stated_checksums(headers: Mapping[str, str]) -> dict[str, str]:
     """Checksums of the object, from the headers of a complete response. (An ETag is not an MD5.)"""
     found = {}
@@ -64,13 +55,14 @@ def check_same_object(obj: RemoteObject, offset: int, status: int, headers: Mapp
     Raises ObjectChangedError if the response is of another version of the object, FetchError if it is invalid.
     """
     first, total = content_range(headers)
-    other = _other_version(obj.version, headers)
+    # Only like is compared with like: some servers state an ETag for GET and none for HEAD.
+    stated = headers.get("ETag" if (obj.version or "").startswith('"') else "Last-Modified")
     if status == 416:
         if obj.size is None and total == offset:
             return 0
         raise replaced(obj.url, f"it has no byte {offset} now")
-    if other is not None:
-        raise replaced(obj.url, f"{obj.version} is {other} now")
+    if obj.version and stated and stated != obj.version and not stated.startswith("W/"):
+        raise replaced(obj.url, f"{obj.version} is {stated} now")
     size = total if status == 206 else length(headers)
     if obj.size is not None and size is not None and obj.size != size:
         raise replaced(obj.url, f"{obj.size} bytes are {size} now")
@@ -89,6 +81,13 @@ def content_range(headers: Mapping[str, str]) -> tuple[int | None, int | None]:
     """First byte and total size from ``bytes 5-9/10``, ``bytes */10``, ``bytes 5-9/*``."""
     span, _, total = headers.get("Content-Range", "").removeprefix("bytes").strip().partition("/")
     return _count(span.partition("-")[0]), _count(total)
+
+
+def check_first(status: int, headers: Mapping[str, str], start: int) -> None:
+    """Raise ValueError where the answer to a request for bytes from ``start`` on is other ones, as it says itself."""
+    first = content_range(headers)[0] if status == 206 else 0
+    if first != start:
+        raise ValueError(f"bytes from {first} on instead of {start}")
 
 
 def length(headers: Mapping[str, str]) -> int | None:

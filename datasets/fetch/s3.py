@@ -11,6 +11,7 @@ from inspect import signature
 from typing import Any
 
 from ...errors import FetchError
+from .headers import check_first
 from .http_errors import replaced
 from .location import LONGEST_ANSWER, Pages
 
@@ -63,7 +64,7 @@ def list_folder(fs: Any, path: str, url: str, silence_timeout: float) -> list[di
 
 def read_range(fs: Any, path: str, start: int, length: int, seconds: float, version: str | None = None) -> bytes:
     """A range of an object (of this version of it, if one is given), within so many seconds; a byte more than asked for where
-    the store sends more. Raises ObjectChangedError where it holds another version."""
+    the store sends more. Raises ObjectChangedError where it holds another version, and as `check_first` does."""
     from fsspec.asyn import sync
 
     bucket, key, _ = fs.split_path(path)
@@ -74,6 +75,8 @@ def read_range(fs: Any, path: str, start: int, length: int, seconds: float, vers
         answer = await fs._call_s3("get_object", Bucket=bucket, Key=key, Range=span, **pinned)
         data = bytearray()
         try:
+            status = answer["ResponseMetadata"]["HTTPStatusCode"]
+            check_first(status, {"Content-Range": answer.get("ContentRange", "")}, start)
             while len(data) <= length and (piece := await answer["Body"].read(min(PIECE, length + 1 - len(data)))):
                 data += piece
         finally:

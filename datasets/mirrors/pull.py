@@ -182,7 +182,7 @@ def fetch_manifest(location: Location, dataset_id: str) -> Manifest | None:
     """The manifest of a dataset in a mirror, None if there is none or access is denied."""
     try:
         item = find_object(location, f"{dataset_id}/{FILENAME}")
-        return None if item is None else read_remote_manifest(location, item)
+        return None if item is None else read_remote_manifest(location, item)[0]
     except ForbiddenError:
         return None  # stores without permission to list deny access to objects that do not exist
     except (ObjectNotFoundError, TransientFetchError, ChecksumError):
@@ -191,15 +191,11 @@ def fetch_manifest(location: Location, dataset_id: str) -> Manifest | None:
         return None  # a web server that answers every request with a web page
 
 
-def read_remote_manifest(location: Location, item: RemoteObject) -> Manifest:
-    """Fetch and parse a manifest. Raises as `read_manifest` does."""
-    return parse_remote_manifest(read_all(location, item, limit_bytes=LARGEST_MANIFEST), item)
-
-
-def parse_remote_manifest(data: bytes, item: RemoteObject) -> Manifest:
-    """The manifest in the bytes of a remote object. Raises as `read_manifest` does."""
+def read_remote_manifest(location: Location, item: RemoteObject) -> tuple[Manifest, bytes]:
+    """Fetch and parse a manifest; it and its bytes. Raises as `read_manifest` does."""
+    data = read_all(location, item, limit_bytes=LARGEST_MANIFEST)
     try:
-        return parse_manifest(data, item.url.removesuffix(f"/{FILENAME}"))
+        return parse_manifest(data, item.url.removesuffix(f"/{FILENAME}")), data
     except (DamagedDatasetError, NotADatasetError) as error:
         raise type(error)(error.message, hint=_DAMAGED_MIRROR) from None
 

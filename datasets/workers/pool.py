@@ -112,8 +112,8 @@ class Workers:
             settings: dict[str, Any] = {"initializer": _begin, "initargs": (os.getpid(),)}
             if fork_server_is_available():
                 self._output = OutputPipe(self._on_output)
-                initargs = (os.getpid(), self._output.sender)
-                settings = {"context": self._open_server().context, "initializer": _begin_forked, "initargs": initargs}
+                settings = {"context": self._open_server().context, "initializer": _begin_forked}
+                settings["initargs"] = (self._output.sender,)
             self._executor = ProcessPoolExecutor(self._procs, timeout=None, **settings)
         return self._executor
 
@@ -242,18 +242,24 @@ def _begin(parent: int) -> None:
     _end_after(is_over)
 
 
-def _begin_forked(parent: int, output: Any) -> None:
+def end_with_starter() -> None:
+    """In a process of `multiprocessing`: leave Ctrl-C to the process that started it, end when that has ended."""
+    import multiprocessing
+
+    process = multiprocessing.parent_process()
+    assert process is not None
+    _end_after(process.join)
+
+
+def _begin_forked(output: Any) -> None:
     """The same in a child of the fork server, which prints to the main process."""
     import gc
-    import multiprocessing
 
     end_with_parent()
     print_to(output)
     gc.freeze()  # what was loaded before the fork stays, and its pages stay shared
     gc.enable()
-    process = multiprocessing.parent_process()
-    assert process is not None and process.pid == parent
-    _end_after(process.join)
+    end_with_starter()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the server's block; it is ignored by now
 
 

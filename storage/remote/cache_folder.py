@@ -75,7 +75,8 @@ def _enter(folder: Path, session: int, text: bytes, layout: BlockLayout, url: st
     facts = block_states.read_facts(path)
     wanted = {"manifest": crc32c(text), "bytes": len(text), "block_bytes": layout.block_bytes}
     if facts is not None and any(facts.get(name) != value for name, value in wanted.items()):
-        raise _another(folder, facts, url)
+        what = f"an earlier version of {url}" if facts.get("url") == url else f"another dataset, {facts.get('url')}"
+        raise CacheError(f"{folder} is the cache of {what}", hint=_ANOTHER)
     alone = _is_alone(session)
     if facts is None or facts["boot"] != boot:
         if not alone:
@@ -103,12 +104,6 @@ def _is_alone(session: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _another(folder: Path, facts: dict[str, Any], url: str) -> CacheError:
-    if facts.get("url") == url:
-        return CacheError(f"{folder} is the cache of an earlier version of {url}", hint=_ANOTHER)
-    return CacheError(f"{folder} is the cache of another dataset, {facts.get('url')}", hint=_ANOTHER)
 
 
 def _create(folder: Path, text: bytes, layout: BlockLayout) -> None:

@@ -97,6 +97,10 @@ class TestErrors:
         assert "what is finished is kept" in failure.hint
 
     def test_torch_says_in_its_own_way_what_the_system_refuses(self):
+        failure = explain(FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"))
+        assert failure.hint == "set TMPDIR to a folder that can be written"
+        failure = explain(FileNotFoundError(errno.ENOENT, "No such file or directory"))  # as os.getcwd
+        assert failure.message == "the working directory was removed"
         failure = explain(RuntimeError("unable to resize file </data/x> to the right size: File too large (27)"))
         assert (failure.code, failure.message) == (
             "file_too_large",

@@ -28,7 +28,7 @@ BROKEN = ("refuse", "reset", "close", "stall", "drip", "drip-headers", "garbage"
 #: Answers that end early, and are whole as far as HTTP is concerned.
 SHORT = ("short", "short-without-length", "empty")
 #: Answers with other bytes than those that are stored.
-WRONG = ("long", "flip", "shifted", "shifted-openly", "whole", "gzip", "html", "html-as-data", "json")
+WRONG = ("long", "flip", "shifted", "shifted-openly", "whole", "begun-anew", "gzip", "html", "html-as-data", "json")
 #: Other answers than the one asked for.
 REFUSED = ("408", "416", "425", "429", "500", "502", "503", "504", "403", "404", "401", "circle", "elsewhere", "away")
 CHANGED = ("changed",)
@@ -237,10 +237,9 @@ def pass_on(upstream: str, handler: _Handler, sent: bytes) -> Answer:
         connection.request(handler.command, handler.path, sent or None, headers)
         response = connection.getresponse()
         body = response.read()
-        found = {name: value for name, value in response.getheaders() if name.lower() not in _OF_A_HOP}
-    length = next((value for name, value in found.items() if name.lower() == "content-length"), None)
-    found = {name: value for name, value in found.items() if name.lower() != "content-length"}
-    return Answer(response.status, {**found, "Content-Length": length} if length else found, body)
+        # In one spelling, which servers have in several.
+        found = {name.title(): value for name, value in response.getheaders() if name.lower() not in _OF_A_HOP}
+    return Answer(response.status, found, body)
 
 
 def spoiled(fault: Fault, found: Answer, method: str) -> Answer:
@@ -267,6 +266,10 @@ def spoiled(fault: Fault, found: Answer, method: str) -> Answer:
             headers["Content-Range"] = re.sub(
                 r"\d+", lambda match: str(int(match[0]) + 1), headers["Content-Range"], count=1
             )
+    elif fault.kind == "begun-anew" and found.status == 206 and _start(headers):
+        # As many bytes as were asked for, of the object from its start: the range is ignored, as the answer says.
+        headers = {name: value for name, value in headers.items() if name != "Content-Range"}
+        return Answer(200, headers, bytes(size))
     elif fault.kind == "gzip":
         body = gzip.compress(body)
         headers |= {"Content-Encoding": "gzip", "Content-Length": str(len(body))}

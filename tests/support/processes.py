@@ -5,8 +5,11 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import psutil
 
 #: The installed command ``rbdata``, run by this interpreter.
 RBDATA = [sys.executable, "-c", "import sys; from rbdata.cli import main; sys.argv[0] = 'rbdata'; main()"]
@@ -23,3 +26,17 @@ def start_interruptible(command: Sequence[str], **settings: Any) -> subprocess.P
         return subprocess.Popen(command, text=True, **settings)
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)

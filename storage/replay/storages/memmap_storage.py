@@ -81,6 +81,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         self._temporary = scratch_dir is None if auto_cleanup is None else auto_cleanup
         self._made_in = os.getpid()
         self._reserved = 0
+        self._is_named = scratch_dir is not None
         if scratch_dir is not None:
             self.scratch_dir = Path(scratch_dir).absolute()
         elif self._temporary:
@@ -189,7 +190,7 @@ class LazyMemmapStorage(LazyTensorStorage):
 
     @property
     def write_lock(self) -> AbstractContextManager[Any]:
-        if self._data is None:
+        if self._data is None and self._is_named:
             with self._making_files():
                 self.scratch_dir.mkdir(parents=True, exist_ok=True)
                 check_plain(self.scratch_dir)  # with existsok it may be anybody's

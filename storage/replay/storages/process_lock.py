@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from ....errors import UsageError
 from ....scratch import ScratchFolder
 
 
@@ -39,9 +40,12 @@ class ProcessLock:
                 if self._file < 0:
                     self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 fcntl.flock(self._file, fcntl.LOCK_EX)
-            except BaseException:
+            except BaseException as error:
                 self._thread.release()
-                raise
+                if not isinstance(error, FileNotFoundError):
+                    raise
+                message = f"{self.path.parent} is gone: temporary files go with the process that made them"
+                raise UsageError(message, hint="let that process end last, or name a scratch_dir") from error
         self.depth += 1
         return self
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
+import time
 
+import psutil
 import pytest
 import torch
+from processes import is_gone, wait_until
 from rbdata import LazyTensorStorage, ListStorage, TensorStorage
 from rbdata.datasets.experience.record_map import map_records
 from rbdata.errors import DiskSpaceError, UsageError, WorkerLostError
@@ -42,6 +47,35 @@ def die(batch):
 def test_a_process_that_dies_is_an_error(tmp_path):
     with pytest.raises(WorkerLostError):
         map_records(TensorStorage(data()), die, tmp_path, num_workers=1, chunksize=4, mp_start_method="forkserver")
+
+
+def test_a_killed_caller_takes_its_processes_with_it(tmp_path):
+    code = """
+import sys, time, torch
+from rbdata import TensorStorage
+from rbdata.datasets.experience.record_map import map_records
+from tensordict import TensorDict
+
+def slow(batch):
+    open(sys.argv[1] + "/at_work", "a").close()
+    if batch["a"][0] > 0:
+        time.sleep(600)
+    return batch
+
+if __name__ == "__main__":
+    data = TensorDict({"a": torch.arange(8)}, [8])
+    map_records(TensorStorage(data), slow, sys.argv[1] + "/out", num_workers=2, chunksize=2)
+"""
+    (tmp_path / "script.py").write_text(code)
+    caller = subprocess.Popen([sys.executable, tmp_path / "script.py", tmp_path])
+    try:
+        wait_until(lambda: len(psutil.Process(caller.pid).children()) == 3)  # two, and the resource tracker
+        time.sleep(0.5)
+        children = psutil.Process(caller.pid).children()
+    finally:
+        caller.kill()
+        caller.wait()
+    wait_until(lambda: all(is_gone(child.pid) for child in children))
 
 
 def test_a_disk_too_full_for_the_records(tmp_path, monkeypatch):

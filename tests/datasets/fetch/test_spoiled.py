@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,35 @@ def test_a_range_of_s3_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
         proxy.spoil = lambda asked: Fault("drip-headers")
         with pytest.raises(TransientFetchError, match="timed out; gave up after 2 attempts"):
             location.read_range(obj, 7, 100)
+
+
+@pytest.mark.parametrize("kind", ["shifted-openly", "whole", "begun-anew"])
+@pytest.mark.parametrize("store", ["web", "google", "s3"])
+def test_a_range_other_than_the_one_asked_for_is_not_taken(
+    store: str, kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the answer states of itself, where no checksum covers a range."""
+    with ExitStack() as stack:
+        if store == "s3":
+            server = stack.enter_context(s3_server("lab"))
+            proxy = stack.enter_context(faulty_proxy(server.url))
+            server.client.put_object(Bucket="lab", Key="run/x.gz", Body=DATA)
+            for name, value in {**server.environment, "AWS_ENDPOINT_URL": proxy.url}.items():
+                monkeypatch.setenv(name, value)
+            monkeypatch.setenv("AWS_RESPONSE_CHECKSUM_VALIDATION", "when_required")  # moto's, of any range
+            url = "s3://lab/run"
+        else:
+            proxy = request.getfixturevalue(store)
+            proxy.spoil = lambda asked: None
+            monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
+            url = f"{proxy.url}/run" if store == "web" else "gs://lab/run"
+        location = open_location(url, options=QUICK)
+        obj = location.stat("x.gz")
+        assert location.read_range(obj, 7, 100) == DATA[7:107]
+        proxy.spoil = lambda asked: Fault(kind, choice=100)
+        with pytest.raises(FetchError) as refused:
+            location.read_range(obj, 7, 100)
+        assert "run/x.gz" in refused.value.message
 
 
 def test_an_index_that_ends_early_is_not_taken(web: Proxy) -> None:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from paths import SUPPORT
 from preprocess_tools import make_input
-from processes import RBDATA, start_interruptible
+from processes import RBDATA, is_gone, start_interruptible, wait_until
 from rbdata.datasets.workers import pool
 from rbdata.datasets.workers.pool import Workers, fork_server_is_available
 from rbdata.errors import WorkerLostError
@@ -26,20 +26,6 @@ pytestmark = pytest.mark.skipif(not fork_server_is_available(), reason="processe
 
 def records(workers):
     return [record for _, record in workers.run(about, TASKS, lambda progress: None)]
-
-
-def is_gone(pid):
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
-def wait_until(condition, seconds=20.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_forked_from_one_that_has_loaded_the_modules():

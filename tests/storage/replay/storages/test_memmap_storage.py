@@ -7,6 +7,8 @@ import multiprocessing
 import os
 import shutil
 import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -157,6 +159,27 @@ def test_temporary_files_of_a_killed_process_go_with_the_next(tmp_path, monkeypa
     (left,) = tmp_path.glob("rbdata-*")
     storage = LazyMemmapStorage(10)
     assert list(tmp_path.glob("rbdata-*")) == [storage.scratch_dir] != [left]
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_a_fork_that_outlives_the_maker_is_told_that_the_files_are_gone(tmp_path, monkeypatch, written):
+    """It made a folder of its own, and its rows were nobody else's."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    storage = LazyMemmapStorage(10)
+    if written:
+        storage.set(slice(0, 3), rollout([3]))
+    child = os.fork()
+    if not child:
+        with suppress(BaseException):
+            while storage.scratch_dir.exists():
+                time.sleep(0.01)
+            with pytest.raises(UsageError, match="go with the process that made them"):
+                storage.set(slice(3, 6), rollout([3]))
+            os._exit(0)
+        os._exit(1)
+    del storage
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert not list(tmp_path.glob("rbdata-*"))
 
 
 @pytest.mark.parametrize("what", ["meta.json", "rbdata_counters.memmap", "action.memmap", "next", "pipe"])
