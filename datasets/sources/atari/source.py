@@ -36,7 +36,7 @@ class AtariSource(Source):
     options = (
         SourceOption(
             "upstream",
-            "which copy of the data; auto: the first available of mirror, bucket, RL Unplugged",
+            "which copy of the data; auto: the bucket, or RL Unplugged where that has none; what a mirror has",
             choices=(AUTO, DQN_REPLAY, RL_UNPLUGGED),
             default=AUTO,
             setting=True,
