@@ -158,7 +158,7 @@ class TestChangingTheFile:
             ("mirrors.atary", "/x", "did you mean mirrors.atari?"),
             ("mirrors", "/x", "did you mean mirror?"),
             ("procs", "no", "procs = 8"),
-            ("upstream", "nowhere", "first available"),
+            ("upstream", "nowhere", "auto: the bucket"),
             ("root", "", "config unset root"),
             ("root", None, "where each value comes from"),
         ],

@@ -69,6 +69,8 @@ def bytes_of_state(job: Job, dictionary: bytes, samples: Samples) -> float:
     if not compressed_leaves(job):
         return raw
     rows, codec = samples(), codec_of(compressed_leaves(job)[0])
+    if not len(rows):
+        return raw
     stored = int(codec.encoded_lengths(rows, dictionary).sum())
     return raw * stored / max(1, sum(map(len, rows))) + codec.index_bytes * len(leaves)
 

@@ -155,7 +155,8 @@ def sample_rows(location: Location, parts: list[tuple[PartPlan, RemoteObject]]) 
     """Frames to train the dictionary on, uint8 ``[n, row_bytes]``: from the heads of shards spread over the run.
 
     Early and late training look different, so up to ``SAMPLE_SHARDS`` shards give rows; only their first few thousand
-    are fetched. The choice depends on nothing but the plan.
+    are fetched. The choice depends on nothing but the plan. There may be none: the first step of a final dump, which can be
+    its only one, is the last row of the file.
     """
     parts = [entry for entry in parts if entry[0].states]
     chosen = [parts[i] for i in np.unique(np.linspace(0, len(parts) - 1, SAMPLE_SHARDS).astype(int))]
@@ -163,7 +164,7 @@ def sample_rows(location: Location, parts: list[tuple[PartPlan, RemoteObject]]) 
     want = max(1, SAMPLE_ROWS // len(chosen))
     samples = []
     for part, obj in chosen:
-        segments = part.segments[part.segments[:, 0] < min(head, part.valid)]
+        segments = part.segments[part.segments[:, 0] < head]
         runs = [np.arange(row, min(row + count, head)) for row, count, _, _ in segments.tolist()]
         rows = np.concatenate(runs) if runs else np.empty(0, np.int64)
         rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(want, len(rows))).astype(int))] if len(rows) else rows

@@ -36,7 +36,7 @@ class AtariSource(Source):
     options = (
         SourceOption(
             "upstream",
-            "which copy of the data; auto: the bucket, or RL Unplugged where that has none; what a mirror has",
+            "which copy of the data; auto: the bucket, else RL Unplugged (on a mirror: whichever it holds)",
             choices=(AUTO, DQN_REPLAY, RL_UNPLUGGED),
             default=AUTO,
             setting=True,

@@ -134,6 +134,16 @@ def test_every_codec_and_layout(run, options, data):
         check(folder, root, expected, unknown_next=unknown_next, parts=tuple(chosen), **options)
 
 
+@pytest.mark.parametrize("options", [{"codec": "zstd"}, {"codec": "auto", "layout": "ted"}])
+@pytest.mark.parametrize("capacity", [8, 5000])
+def test_only_step_in_the_last_row_of_a_file(tmp_path, capacity, options):
+    """The final dump has one new row, which began the lap: it is the last one of the file, and no row of its head is new."""
+    writer = write_run(tmp_path / "raw", capacity, [capacity - 3], final=True)
+    assert [dump.suffix for dump in writer.dumps] == [0, 1]
+    options = {**options, "unknown_next": "zero", "parts": (1,)}
+    check(tmp_path / "raw", tmp_path / "root", fed_truth(writer, [1], unknown_next="zero"), **options)
+
+
 @examples(12)
 @given(runs(), st.sampled_from(["raw", "zstd"]))
 def test_frame_stacks(run, codec):
