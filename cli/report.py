@@ -53,7 +53,7 @@ def work(dataset_id: str, action: Callable[[Listener], Done]) -> Done:
             listener.on_note = lambda what: out.note(what, "  ")
             return action(listener)
     except KeyboardInterrupt as error:
-        raise _interrupted(dataset_id, seen[-1] if seen else None, len(parts_done)) from error
+        raise _interrupted(seen[-1].id if seen else dataset_id, seen[-1] if seen else None, len(parts_done)) from error
 
 
 def _interrupted(dataset_id: str, estimate: Estimate | None, finished: int) -> Interrupted:

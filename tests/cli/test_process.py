@@ -300,7 +300,7 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(procs, gate, tmp_pa
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     assert answer.read_text() == ""
-    assert "interrupted: 3 of 4 parts of Breakout/1 are kept" in notes.read_text()
+    assert "interrupted: 3 of 4 parts of atari/Breakout/1 are kept" in notes.read_text()
     assert "Traceback" not in notes.read_text()
 
     listed = run("list", "--local", "--root", root, "--json")

@@ -164,7 +164,7 @@ def sample_rows(location: Location, parts: list[tuple[PartPlan, RemoteObject]]) 
     want = max(1, SAMPLE_ROWS // len(chosen))
     samples = []
     for part, obj in chosen:
-        segments = part.segments[part.segments[:, 0] < head]
+        segments = part.segments[part.segments[:, 0] < min(head, part.valid)]
         runs = [np.arange(row, min(row + count, head)) for row, count, _, _ in segments.tolist()]
         rows = np.concatenate(runs) if runs else np.empty(0, np.int64)
         rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(want, len(rows))).astype(int))] if len(rows) else rows
