@@ -99,9 +99,7 @@ def test_a_function_acts(tmp_path, here, policy):
 
 
 def test_the_current_directory_hides_nothing(tmp_path, here):
-    (here / "acting.py").write_text(
-        "import json, gymnasium\n" + POLICIES + "\nassert 'rbdata' not in gymnasium.__file__\n"
-    )
+    (here / "acting.py").write_text("import json, gymnasium\n" + POLICIES + "\nassert callable(gymnasium.make)\n")
     (here / "json.py").write_text("raise RuntimeError('hidden')\n")
     assert len(record(tmp_path / "root", steps=10, policy="acting:lean")) == 10
 
