@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import inspect
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from importlib.metadata import version
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,7 +31,9 @@ import numpy as np
 import pytest
 import rbdata
 import torch
+from rbdata import errors
 from rbdata.cli import run as command_line
+from rbdata.errors import RbdataError
 from tensordict import TensorDict
 
 DATA = Path(__file__).parent / "data"
@@ -227,6 +234,37 @@ def test_folders(name, openml, tmp_path):
     check("folders", name, contents(path), "zstandard", *(["gymnasium", "numpy"] if name.startswith("gym") else []))
 
 
+class Killed(BaseException):
+    """The end of a process, as far as the library can tell: nothing catches it."""
+
+
+@pytest.fixture
+def kill_at(monkeypatch):
+    """``kill_at(n)``: the n-th file that is synced to the disk from now on ends the run; 0: none does."""
+    real, left = os.fsync, [0]
+
+    def killing(file: int) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise Killed
+        real(file)
+
+    monkeypatch.setattr(os, "fsync", killing)
+    return partial(left.__setitem__, 0)
+
+
+@pytest.mark.parametrize("name", ["atari", "rlu", "d4rl", "minari hdf5", "openml", "gymnasium frames"])
+def test_folders_of_interrupted_runs(name, openml, tmp_path, kill_at):
+    """Killed early, later and late, and continued each time: the same bytes."""
+    dataset, mirror, options = DOWNLOADS[name]
+    where = mirror and str(openml if mirror == "openml" else DATA / mirror)
+    for number in (2, 5, 9, 0):
+        kill_at(number)
+        with suppress(Killed):
+            path = rbdata.download(dataset, root=tmp_path, mirror=where, procs=1, **options)
+    check("folders", name, contents(path), "zstandard", *(["gymnasium", "numpy"] if name.startswith("gym") else []))
+
+
 # -- preprocessing ---------------------------------------------------------------------------------------------------
 
 
@@ -312,6 +350,40 @@ def test_batches_of_datasets(folder):
     check("batches", folder, found, "torch")
 
 
+@pytest.mark.parametrize("name", ["low", "frames"])
+def test_batches_of_remote_datasets(name, tmp_path):
+    """Those of the same dataset on this disk."""
+    known = json.loads((FROZEN / "batches.json").read_text())[name]
+    for load, options in LOADS.items():
+        url = (FOLDERS / name).as_uri()
+        buffer = rbdata.load(url, batch_size=16, seed=5, cache_dir=tmp_path, cache_limit="64MB", **options)
+        found = [digest(buffer.sample()) for _ in range(3)]
+        if known["versions"] == versions("torch"):
+            assert found == known["value"][load], load
+
+
+def test_batches_of_a_growing_dataset(tmp_path, kill_at):
+    """Drawn from what a killed download has finished, and after it has ended."""
+    found: dict[str, Any] = {}
+    dataset: Any = ()
+    arguments = {"root": tmp_path, "mirror": str(DATA / "atari"), "procs": 1, "codec": "raw"}
+    for number in count(1):
+        kill_at(number)
+        with suppress(Killed):
+            rbdata.download("Breakout/1", **arguments)
+        with suppress(RbdataError):
+            dataset = rbdata.open_dataset("Breakout/1", root=tmp_path, partial=True)
+        if len(dataset):
+            break
+    for name in ("some", "all"):
+        buffer = rbdata.load(dataset, batch_size=16, seed=5, frame_stack=3)
+        found[name] = [len(dataset), *(digest(buffer.sample()) for _ in range(3))]
+        kill_at(0)
+        dataset = rbdata.open_dataset(rbdata.download("Breakout/1", **arguments))
+    assert found["some"][0] < found["all"][0]
+    check("batches", "growing", found, "torch")
+
+
 def collected() -> TensorDict:
     """What a training run stores: four episodes, the last one unfinished."""
     steps, ends = torch.arange(90), torch.tensor([8, 29, 44])
@@ -347,6 +419,66 @@ def test_batches_of_buffers():
             if "priorit" in name:
                 buffer.update_priority(batch["index"], batch["index"] / 16 + 0.25)
     check("batches", "buffers", found, "torch")
+
+
+def collecting(name: str) -> Any:
+    """A buffer in the middle of a run: the third piece of the data is in it, three batches are drawn."""
+    sampler = SAMPLERS[name]()
+    buffer = rbdata.TensorDictReplayBuffer(storage=rbdata.LazyTensorStorage(70), sampler=sampler, batch_size=12, seed=5)
+    for data in collected().split(30):
+        buffer.extend(data)
+        batch = buffer.sample()
+        if "priorit" in name:
+            buffer.update_priority(batch["index"], batch["index"] / 16 + 0.25)
+    return buffer
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_checkpoints(name, tmp_path):
+    """Those written earlier load, and what is drawn from them is what the run itself would have drawn."""
+    buffer, folder = collecting(name), FROZEN / "checkpoints" / name.replace(",", "").replace(" ", "_")
+    if FREEZE and not folder.exists():
+        buffer.dumps(folder)
+    buffer.dumps(tmp_path / "now")
+    found = [digest(buffer.sample()) for _ in range(3)]
+    for written in (folder, tmp_path / "now"):
+        other = collecting(name)
+        other.empty()
+        other.loads(written)
+        assert [digest(other.sample()) for _ in range(3)] == found, written
+    check("batches", f"after a checkpoint, {name}", found, "torch")
+
+
+# -- what programs are written against -------------------------------------------------------------------------------
+
+
+def signature_of(value: Any) -> str:
+    """Names, kinds and defaults of the arguments; annotations may become more exact."""
+    parameters = inspect.signature(value).parameters.values()
+    shown = str(inspect.Signature([one.replace(annotation=inspect.Parameter.empty) for one in parameters]))
+    return re.sub(r" at 0x\w+", "", shown)
+
+
+def test_signatures():
+    """Public functions, the constructors and methods of public classes. What is added is frozen on purpose."""
+    found: dict[str, Any] = {}
+    for name in rbdata.__all__:
+        value = getattr(rbdata, name)
+        if not inspect.isclass(value):
+            found[name] = signature_of(value) if callable(value) else type(value).__name__
+            continue
+        methods = {key: one for key, one in inspect.getmembers(value, inspect.isroutine) if not key.startswith("_")}
+        own = {key: one for key, one in methods.items() if (getattr(one, "__module__", "") or "").startswith("rbdata")}
+        found[name] = {"()": signature_of(value), **{key: signature_of(one) for key, one in own.items()}}
+    check("signatures", "public", found, "torch", "tensordict", "gymnasium")
+
+
+def test_errors():
+    """The code and exit code of every error, and what it may be caught as."""
+    kinds = [value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, RbdataError)]
+    bases = {kind.__name__: [base.__name__ for base in kind.__mro__[1:-1]] for kind in kinds}
+    found = {kind.__name__: [kind.code, kind.exit_code, bases[kind.__name__]] for kind in kinds}
+    check("signatures", "errors", found)
 
 
 # -- the command line ------------------------------------------------------------------------------------------------
