@@ -145,6 +145,9 @@ class ObjectNotFoundError(FetchError, FileNotFoundError):
 
     code = "object_not_found"
 
+    #: Whether the dataset is there, without a part of it that was asked for.
+    partly_there: bool = False
+
 
 class TransientFetchError(FetchError, ConnectionError):
     """The connection failed or timed out, or the server is temporarily unavailable; a retry may succeed."""
@@ -153,6 +156,9 @@ class TransientFetchError(FetchError, ConnectionError):
 
     #: Seconds that the server asked to wait before a retry, None if it did not.
     retry_after: float | None = None
+
+    #: Whether the host name could not be resolved.
+    unresolved: bool = False
 
 
 class ObjectChangedError(FetchError):

@@ -62,18 +62,24 @@ def download(request: Request, listener: Listener | None = None) -> Outcome:
         return _keep_or_repair(place, request, existing, request.mirror, listener)
     asked, request = request.options.parts, extend(place, request, _declared(source))
     name = dataset_id.partition("/")[2]
-    url = mirror or (source.place(name) if source else "")
-    if mirror or not (source and source.makes):  # what is made on this machine is looked for nowhere
-        where = (open_mirror if mirror else open_location)(url, options=request.fetch).url
-        listener.on_stage(f"looking for {dataset_id} at {where}")
-    copied = _copy(url, place, request, listener) if mirror else None
+
+    def on_place(where: str) -> None:
+        if mirror or not (source and source.makes):  # what is made on this machine is looked for nowhere
+            listener.on_stage(f"looking for {dataset_id} at {where}")
+
+    if mirror:
+        on_place(open_mirror(mirror, options=request.fetch).url)
+    copied = _copy(mirror, place, request, listener) if mirror else None
     if isinstance(copied, Outcome):
         return copied
     try:
         if source is None:
-            message = f"unknown dataset {dataset_id!r}, and {open_location(url).url} holds none of that name"
+            message = f"unknown dataset {dataset_id!r}, and {open_location(mirror or '').url} holds none of that name"
             raise UnknownDatasetError(message, hint=catalogue.suggestion(dataset_id))
-        job = converted.open_raw(source, name, url, request.options, request.fetch)
+        if mirror:
+            job = converted.open_raw(source, name, mirror, request.options, request.fetch)
+        else:
+            job, _ = converted.open_published(source, name, request.options, request.fetch, on_place)
     except ObjectNotFoundError as error:
         if copied is None:
             if request.options.parts != asked:
@@ -81,7 +87,7 @@ def download(request: Request, listener: Listener | None = None) -> Outcome:
                     f"the shards that {dataset_id} has already are kept, so they must be there too; or use --force"
                 )
             raise
-        message = f"{url} holds {dataset_id} with {', '.join(copied)}, and no raw files to convert"
+        message = f"{mirror} holds {dataset_id} with {', '.join(copied)}, and no raw files to convert"
         raise ObjectNotFoundError(message, hint="ask for it as it is there, or use another mirror") from error
     if request.keep_raw and not request.dry_run:
         make_writable(root)

@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from .. import settings
-from ..errors import ChecksumError, DamagedDatasetError, FetchError, ObjectNotFoundError, RbdataError
+from ..errors import (
+    ChecksumError,
+    DamagedDatasetError,
+    FetchError,
+    ForbiddenError,
+    ObjectNotFoundError,
+    RbdataError,
+    TransientFetchError,
+)
 from ..storage.block_checksums import Block, BlockChecksums, read_block_checksums, write_table
 from ..storage.checksums import sum_range
 from ..storage.durable import open_plain
@@ -195,8 +203,10 @@ def _open_job(manifest: Manifest, mirror: str | None, fetch: FetchOptions) -> tu
         raise DamagedDatasetError(message, hint="record it again with --force, or name a mirror that holds a copy")
     options, name = _options(manifest, source), manifest.id.partition("/")[2]
     own = manifest.id.startswith(source.name + "/") and source.knows(name)
-    places = [mirror] if mirror else [manifest.provenance.get("location"), source.place(name) if own else None]
+    published = source.places(name, options) if own else ()
+    places = [mirror] if mirror else [manifest.provenance.get("location"), *published]
     failure: FetchError | None = None
+    closed: FetchError | None = None
     for url in dict.fromkeys(filter(None, places)):
         try:
             if own:
@@ -206,6 +216,10 @@ def _open_job(manifest: Manifest, mirror: str | None, fetch: FetchOptions) -> tu
             return source.open_folder(location, options), url
         except ObjectNotFoundError as error:
             failure = failure or error
+        except (ForbiddenError, TransientFetchError) as error:
+            closed = closed or error
+    if closed:
+        raise closed
     message = f"the data that {manifest.id} was made from are not there any more: {failure}"
     raise DamagedDatasetError(message, hint="name a place that has them, with --mirror") from failure
 

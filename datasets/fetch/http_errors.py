@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -126,21 +127,40 @@ def network_error(error: BaseException, url: str) -> FetchError | UsageError | N
         return transient(f"{url}: the server timed out ({reason(error)})")
     if isinstance(error, (of_requests.RequestException, of_urllib3.HTTPError, HTTPException, OSError)):
         hint = "check the network and the host name, or use another mirror (--mirror)"
-        return transient(f"{url}: connection failed ({reason(error)})", hint=hint)
+        failure = transient(f"{url}: connection failed ({reason(error)})", hint=hint)
+        failure.unresolved = isinstance(_innermost(error), (socket.gaierror, of_urllib3.NameResolutionError))
+        return failure
     return None
 
 
 def reason(error: BaseException) -> str:
     """The message of the innermost cause; those of the exceptions around it in requests and urllib3 are long and vague."""
-    cause = error
-    for _ in range(8):
-        inner = getattr(cause, "reason", None) or cause.__cause__ or cause.__context__
-        if not isinstance(inner, BaseException):
-            break
-        cause = inner
+    cause = _innermost(error)
     if type(cause).__name__ == "IncompleteRead":  # of http.client and of urllib3
         return f"{getattr(cause, 'expected', 'some')} bytes missing"
     text = str(getattr(cause, "strerror", None) or cause).strip()
     # urllib3 starts its messages with the object's address.
     text = text.partition(">: ")[2] or text
     return text.rstrip(".")[:160] or type(cause).__name__
+
+
+def _innermost(error: BaseException) -> BaseException:
+    cause = error
+    for _ in range(8):
+        inner = getattr(cause, "reason", None) or cause.__cause__ or cause.__context__
+        if not isinstance(inner, BaseException):
+            break
+        cause = inner
+    return cause
+
+
+def answer_of(error: FetchError, url: str) -> str:
+    """What a place at ``url`` answered to a request that failed, without its address: "access denied (HTTP 403)"."""
+    code = status_of(error)
+    status = f" (HTTP {code})" if code else ""
+    if isinstance(error, ForbiddenError):
+        return f"access denied{status}"
+    if isinstance(error, ObjectNotFoundError):
+        return f"not found{status}"
+    # Messages begin with the address of the object that was asked for.
+    return error.message.partition(": ")[2] if error.message.startswith(url) else error.message

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ...errors import TransientFetchError
@@ -16,6 +16,11 @@ T = TypeVar("T")
 
 # Seconds; if a server asks for a longer wait, there is no retry.
 LONGEST_WAIT = 300.0
+# Attempts at a host whose name does not resolve, unless this process has reached it before: a wrong name stays wrong, whereas
+# names that were known a minute ago are unknown while the network is down.
+MOST_LOOKUPS = 3
+# Hosts, with their schemes, that answered this process.
+_reached: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -67,12 +72,17 @@ def next_try(error: TransientFetchError, url: str, offset: int, failures: int, o
 
 
 def call_with_retries(call: Callable[[], T], *, url: str, options: FetchOptions) -> T:
-    """The result of `call`, which is repeated while it raises TransientFetchError, as often as `options` allow."""
-    failures = 0
+    """The result of `call`, which is repeated while it raises TransientFetchError, as often as `options` allow;
+    at most `MOST_LOOKUPS` times where the name of a new host does not resolve."""
+    failures, host = 0, "/".join(url.split("/", 3)[:3])
     while True:
         try:
-            return call()
+            result = call()
+            _reached.add(host)
+            return result
         except TransientFetchError as error:
             failures += 1
+            if error.unresolved and host not in _reached:
+                options = replace(options, attempts=min(options.attempts, MOST_LOOKUPS))
             retry = next_try(error, url, 0, failures, options)
         time.sleep(retry.wait)

@@ -7,7 +7,7 @@ with the checksums of the manifest; then the folder becomes the dataset. `push` 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from ...errors import (
     FetchError,
     ForbiddenError,
     NotADatasetError,
+    ObjectChangedError,
     ObjectNotFoundError,
     TransientFetchError,
     UnknownDatasetError,
@@ -30,6 +31,7 @@ from ...storage.manifest import FILENAME, LARGEST_MANIFEST, Manifest, parse_mani
 from ...storage.writer import DatasetWriter, fingerprint, finished_parts
 from .. import catalogue
 from ..fetch import FetchOptions, Location, RemoteObject, open_location, read_all
+from ..fetch.http_errors import answer_of
 from ..fetch.location import is_plain_name, join_path
 from ..fetch.to_file import bytes_there
 from ..fetch.upload import find_object
@@ -81,13 +83,54 @@ def open_raw(source: Source, name: str, url: str, options: ConvertOptions, fetch
     try:
         return source.open(name, open_location(url, options=fetch), options)
     except ObjectNotFoundError as error:
-        if url == source.home:
+        if url in source.places(name, options):
             raise
         pushed = open_location(join_path(url.rstrip("/"), RAW_FOLDER, source.name), options=fetch)
         try:
             return source.open(name, pushed, options)
         except ObjectNotFoundError:
             raise error from None
+
+
+def open_published(
+    source: Source, name: str, options: ConvertOptions, fetch: FetchOptions, on_place: Callable[[str], None]
+) -> tuple[Job, str]:
+    """Open a dataset's raw objects at the first of the source's own places that has them; the job, and that place.
+
+    ``job.why`` says what the places before it answered. What a place has and is not as it should be is not looked for at the
+    next one. Raises the error of the only place, or one with the answers of all.
+    """
+    failures: dict[str, FetchError] = {}
+    for url in source.places(name, options):
+        location = open_location(url, options=fetch)
+        on_place(location.url)
+        try:
+            job = open_raw(source, name, url, options, fetch)
+        except (ChecksumError, ObjectChangedError):
+            raise
+        except FetchError as error:
+            if isinstance(error, ObjectNotFoundError) and error.partly_there:
+                raise
+            failures[location.url] = error
+            continue
+        if failures:
+            answers = "; ".join(f"{place}: {answer_of(error, place)}" for place, error in failures.items())
+            job.why = ", ".join([*(f"{key} {value}" for key, value in job.decided.items()), f"because {answers}"])
+        return job, url
+    raise _unavailable(source, name, failures) from next(iter(failures.values())).__cause__
+
+
+def _unavailable(source: Source, name: str, failures: Mapping[str, FetchError]) -> FetchError:
+    """The error when no place gives a dataset; of the kind that promises most."""
+    errors, hint = list(failures.values()), source.where_else(name)
+    if len(errors) == 1 and hint is None:
+        return errors[0]
+    answers = "; ".join(f"{place}: {answer_of(error, place)}" for place, error in failures.items())
+    kinds = (TransientFetchError, ForbiddenError, ObjectNotFoundError)
+    kind = next((one for one in kinds if any(isinstance(error, one) for error in errors)), FetchError)
+    if all(isinstance(error, TransientFetchError) and error.unresolved for error in errors):
+        hint = f"check the network of this machine; or {hint}"
+    return kind(f"{source.name}/{name} is not available: {answers}", hint=hint)
 
 
 def find_converted(url: str, dataset_id: str, fetch: FetchOptions) -> tuple[Location, Manifest] | None:

@@ -108,8 +108,16 @@ class Source:
         return None
 
     def place(self, name: str) -> str:
-        """Where a dataset is looked for when no mirror is given."""
+        """Where a dataset is looked for first when no mirror is given."""
         return self.home
+
+    def places(self, name: str, options: ConvertOptions) -> Sequence[str]:
+        """Where a dataset is looked for when no mirror is given, in the order in which to try; ``options`` are not checked."""
+        return [self.place(name)]
+
+    def where_else(self, name: str) -> str | None:
+        """A hint for when none of `places` gives a dataset; None for a source with one place, whose own errors say enough."""
+        return None
 
     def reference_scores(self, record: Mapping[str, Any]) -> ReferenceScores | None:
         """The returns that normalised scores call 0 and 100, by the ``source`` record of a manifest; None without any.

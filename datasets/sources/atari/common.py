@@ -83,7 +83,9 @@ class RunJob(Job, Generic[Piece]):
             raise UsageError(f"no {self.piece}s of {self.title} are asked for", hint=hint)
         absent = [str(number) for number in numbers if number not in there]
         if absent:
-            raise ObjectNotFoundError(f"{self.title} has no {self.piece} {', '.join(absent)}", hint=hint)
+            error = ObjectNotFoundError(f"{self.title} has no {self.piece} {', '.join(absent)}", hint=hint)
+            error.partly_there = True
+            raise error
         return [there[number] for number in numbers]
 
     def identity(self) -> dict[str, Any]:

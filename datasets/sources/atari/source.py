@@ -22,7 +22,7 @@ from ..source_option import SourceOption
 from .games import GAMES, RUNS
 from .rl_unplugged.files import group as group_episodes
 from .shards import group
-from .upstream import AUTO, DQN_REPLAY, HOME, RL_UNPLUGGED, make_job, open_run
+from .upstream import AUTO, DQN_REPLAY, HOME, RL_UNPLUGGED, make_job, open_run, places, where_else
 
 if TYPE_CHECKING:
     from .upstream import AnyJob
@@ -59,6 +59,12 @@ class AtariSource(Source):
             return None
         arguments = {"frameskip": 1, "repeat_action_probability": 0.25, "full_action_space": False}
         return KnownEnvironment(f"ALE/{game}-v5", arguments, wrap=_observe_as_stored, requirements="opencv-python")
+
+    def places(self, name: str, options: ConvertOptions) -> Sequence[str]:
+        return places(self.check(options, "download").extra["upstream"])
+
+    def where_else(self, name: str) -> str:
+        return where_else(name)
 
     def find(self, name: str, location: Location, options: ConvertOptions) -> AnyJob:
         """Lists the run's shards, or its episodes at RL Unplugged; raises as `upstream.open_run`."""

@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ....errors import FetchError, ForbiddenError, ObjectNotFoundError, page
-from ...fetch import Location, open_location
-from ...fetch.http_errors import status_of
+from ....errors import ObjectNotFoundError, page
+from ...fetch import Location
 from ...ingest.protocol import ConvertOptions
 from .rl_unplugged.files import FOLDER, find_files
 from .rl_unplugged.files import HOME as RLU_HOME
@@ -37,36 +36,32 @@ _UPSTREAMS: dict[str, tuple[str, Callable[[Location, str, int], Sequence[Any]]]]
 }
 
 
-def open_run(name: str, location: Location, options: ConvertOptions) -> AnyJob:
-    """Find a run's raw objects; ``location`` is a mirror, or HOME where there is none.
+def places(upstream: str) -> list[str]:
+    """Where an upstream is; all of them for ``auto``, in the order in which they are tried."""
+    return [home for name, (home, _) in _UPSTREAMS.items() if upstream in (AUTO, name)]
 
-    Raises ObjectNotFoundError when no place has them, ForbiddenError when access is denied where they may be.
+
+def open_run(name: str, location: Location, options: ConvertOptions) -> AnyJob:
+    """Find a run's raw objects at a public place, which has one upstream's, or a mirror, which may have either's.
+
+    Raises ObjectNotFoundError where they are not there.
     """
     game, _, run = name.partition("/")
-    at_home = location.url == HOME
-    errors: dict[str, FetchError] = {}
-    for upstream, (home, find) in _UPSTREAMS.items():
-        if options.extra["upstream"] not in (AUTO, upstream):
-            continue
-        place = open_location(home, options=location.options) if at_home and home != HOME else location
+    wanted = options.extra["upstream"]
+    chosen = {upstream: where for upstream, where in _UPSTREAMS.items() if wanted in (AUTO, upstream)}
+    here = {upstream: where for upstream, where in chosen.items() if where[0] == location.url}
+    errors: list[ObjectNotFoundError] = []
+    for upstream, (_, find) in (here or chosen).items():
         try:
-            found = find(place, game, int(run))
-        except (ForbiddenError, ObjectNotFoundError) as error:
-            if not at_home and isinstance(error, ForbiddenError):
+            return make_job(upstream, name, location, find(location, game, int(run)), options)
+        except ObjectNotFoundError as error:
+            if error.partly_there:
                 raise
-            errors[home] = error
-            continue
-        job = make_job(upstream, name, place, found, options)
-        if at_home and errors:
-            job.why = f"upstream {upstream}, because {HOME}: {_describe(errors[HOME])}"
-        return job
-    first = next(iter(errors.values()))
-    if at_home:
-        raise _not_available(name, errors) from first
+            errors.append(error)
     if len(errors) == 1:
-        raise first
+        raise errors[0]
     message = f"no shards and no episodes of {name} at {location.url}"
-    raise ObjectNotFoundError(message, hint="; ".join(str(error.hint) for error in errors.values())) from first
+    raise ObjectNotFoundError(message, hint="; ".join(str(error.hint) for error in errors)) from errors[0]
 
 
 def make_job(upstream: str, name: str | None, location: Location, found: Any, options: ConvertOptions) -> AnyJob:
@@ -80,20 +75,10 @@ def make_job(upstream: str, name: str | None, location: Location, found: Any, op
     return AtariJob(name, location, found, options)
 
 
-def _not_available(name: str, errors: dict[str, FetchError]) -> FetchError:
-    """The error when no public place gives a run: what each answered, and what can be done."""
-    answers = "; ".join(f"{place}: {_describe(error)}" for place, error in errors.items())
-    game = name.partition("/")[0]
-    hint = (
-        f"give --mirror (or RBDATA_ATARI_MIRROR) a copy that holds dqn/{name}/replay_logs, {FOLDER}/{game}, or the "
-        f"converted dataset; if you were given access, run `gcloud auth application-default login`; see {page('mirrors.md')}"
+def where_else(name: str) -> str:
+    """What can be done when no public place gives a run."""
+    return (
+        f"give --mirror (or RBDATA_ATARI_MIRROR) a copy that holds dqn/{name}/replay_logs, "
+        f"{FOLDER}/{name.partition('/')[0]}, or the converted dataset; if you were given access, run "
+        f"`gcloud auth application-default login`; see {page('mirrors.md')}"
     )
-    kind = (
-        ForbiddenError if any(isinstance(error, ForbiddenError) for error in errors.values()) else ObjectNotFoundError
-    )
-    return kind(f"atari/{name} is not available: {answers}", hint=hint)
-
-
-def _describe(error: FetchError) -> str:
-    status = f" (HTTP {code})" if (code := status_of(error)) else ""
-    return f"access denied{status}" if isinstance(error, ForbiddenError) else f"not found{status}"

@@ -53,12 +53,12 @@ class D4rlJob(WholeFileJob):
     _sha256: str
 
     def __init__(
-        self, entry: Entry | None, location: Location, item: RemoteObject, options: ConvertOptions, *, at_home: bool
+        self, entry: Entry | None, location: Location, item: RemoteObject, options: ConvertOptions, *, published: bool
     ) -> None:
         self.entry, self.location, self.options = entry, location, options
         self.item = resolve(location, [item])[0]
         self.family = family_of(entry)
-        self._at_home = at_home
+        self._published = published
         self._asked = options.extra["episodes_by"]
         self.horizon = options.extra["horizon"] or (entry.horizon if entry else None)
         self.accept_changed = options.extra["accept_changed"]
@@ -203,7 +203,7 @@ class D4rlJob(WholeFileJob):
     def _check_bytes(self) -> None:
         """Raises ChecksumError for a file that is not the one known."""
         self.check_recorded(self._sha256)
-        known = self.entry.sha256 if self.entry and self._at_home and not self._recorded else None
+        known = self.entry.sha256 if self.entry and self._published and not self._recorded else None
         if known in (None, self._sha256) or self.accept_changed:
             return
         message = f"{self.item.url} is not the file that is known: its sha256 is {self._sha256}, not {known}"

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ....errors import FetchError, ObjectNotFoundError, UsageError
+from ....errors import ObjectNotFoundError, UsageError
 from ....storage.reference_scores import ReferenceScores
 from ...fetch import Location, RemoteObject
 from ...ingest.protocol import ConvertOptions
@@ -47,6 +47,7 @@ class D4rlSource(Source):
 
     name = "d4rl"
     home = HOME
+    copy = FLAT_COPY
     options = (
         SourceOption("episodes_by", "what ends an episode", choices=ENDS, default="auto"),
         SourceOption(
@@ -85,19 +86,25 @@ class D4rlSource(Source):
         arguments = {"use_contact_forces": True} if environment.startswith("Ant") else {}
         return KnownEnvironment(environment, arguments, requirements=package)
 
+    def places(self, name: str, options: ConvertOptions) -> Sequence[str]:
+        """The site, and the copy where the catalogue says that it has the file; in the order of the catalogue."""
+        urls = {HOME: self.home, FLAT_COPY: self.copy}
+        entry = next(entry for entry in super().catalogue() if entry.name == name)
+        return [urls[place.url] for place in entry.places]
+
+    def where_else(self, name: str) -> str:
+        return (
+            "name a folder or server that has the file with --mirror (or RBDATA_D4RL_MIRROR), such as D4RL's own cache: "
+            "--mirror ~/.d4rl/datasets"
+        )
+
     def find(self, name: str, location: Location, options: ConvertOptions) -> D4rlJob:
         """Finds the file, in the layout of the site or flat, by its base name. Raises FetchErrors."""
         from .job import D4rlJob
 
         entry = registry()[name]
-        at_home = location.url.rstrip("/") == self.home.rstrip("/")
-        try:
-            item = _find(location, entry)
-        except FetchError as error:
-            if at_home:
-                error.hint = f"the server is often down; try a copy: --mirror {FLAT_COPY}"
-            raise
-        return D4rlJob(entry, location, item, options, at_home=at_home)
+        published = location.url.rstrip("/") in {url.rstrip("/") for url in (self.home, self.copy)}
+        return D4rlJob(entry, location, _find(location, entry), options, published=published)
 
     def recognises(self, path: Path) -> bool:
         from ...formats.hdf5_checks import root_names
@@ -122,7 +129,7 @@ class D4rlSource(Source):
         same = by_file(files[0].name)
         if wanted is None:
             entry = same[0] if len(same) == 1 else None
-        return D4rlJob(entry, location, files[0], options, at_home=False)
+        return D4rlJob(entry, location, files[0], options, published=False)
 
 
 def _find(location: Location, entry: Entry) -> RemoteObject:
@@ -136,4 +143,6 @@ def _find(location: Location, entry: Entry) -> RemoteObject:
         except ObjectNotFoundError:
             continue
     message = f"no {entry.file} at {location.url}"
-    raise ObjectNotFoundError(message, hint=f"looked for {', '.join(tried)}; a copy: --mirror {FLAT_COPY}")
+    raise ObjectNotFoundError(
+        message, hint=f"looked for {', '.join(tried)}; without --mirror, the public places are asked"
+    )

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import random
+import socket
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -588,3 +589,51 @@ def test_no_exception_quotes_a_signature():
             location.request("GET", f"{url}/x?X-Amz-Signature={secret}&a=1")
     lines = "".join(traceback.format_exception(caught.value))
     assert secret not in lines and "X-Amz-Signature=***&a=1" in lines
+
+
+class TestNamesThatDoNotResolve:
+    @pytest.fixture
+    def lookups(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """Every host name that is looked up; only those in ``known`` resolve."""
+        asked: list[str] = []
+
+        def look_up(host: str, *rest: object, **more: object) -> list[object]:
+            asked.append(host)
+            if host in self.known:
+                return real("127.0.0.1", *rest, **more)
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+        real = socket.getaddrinfo
+        self.known: set[str] = set()
+        monkeypatch.setattr(socket, "getaddrinfo", look_up)
+        return asked
+
+    @pytest.mark.parametrize("ask", [lambda place: place.stat("x"), lambda place: place.list("")])
+    @pytest.mark.parametrize("url", ["http://nowhere.example/data", "https://nowhere.example:88/d", "hf://nobody/data"])
+    def test_are_given_up_soon(self, lookups: list[str], url: str, ask: Callable[[Location], object]) -> None:
+        location = open_location(url, options=FetchOptions(backoff=0.0))
+        with pytest.raises(TransientFetchError, match=r"Name or service not known.*after 3 attempts"):
+            ask(location)
+        assert len(lookups) == 3
+
+    def test_of_a_bucket(self, lookups: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+        with pytest.raises(TransientFetchError, match="after 3 attempts"):
+            open_location("gs://nobodys-bucket", options=FetchOptions(backoff=0.0, anonymous=True)).list("")
+
+    def test_one_attempt_stays_one(self, lookups: list[str]) -> None:
+        with pytest.raises(TransientFetchError, match=r"after 1 attempt\n"):
+            open_location("http://nowhere.example", options=FetchOptions(attempts=1)).stat("x")
+
+    def test_a_host_that_was_reached_is_asked_as_often_as_others(self, lookups: list[str], web: HttpServer) -> None:
+        """The network is down for a while: names that were known a minute ago are unknown."""
+        self.known = {"127.0.0.1", "somewhere.example"}
+        url = web.url.replace("127.0.0.1", "somewhere.example")
+        options = FetchOptions(backoff=0.0)
+        location = open_location(url, options=options)
+        item = location.stat("run/$store$.gz")
+        self.known = set()
+        again = open_location(url, options=options)  # without the connection that is open
+        for ask in (lambda: again.stat("run/$store$.gz"), lambda: read_all(again, item, limit_bytes=1 << 30)):
+            with pytest.raises(TransientFetchError, match="after 6 attempts"):
+                ask()

@@ -13,14 +13,21 @@ import torch
 from contents import content
 from d4rl_truth import assert_holds, checked, expected, make, write
 from rbdata.datasets.acquire import download
-from rbdata.datasets.catalogue import known_ids, resolve
+from rbdata.datasets.catalogue import describe, known_ids, resolve
 from rbdata.datasets.fetch import FetchOptions, open_location
 from rbdata.datasets.ingest.protocol import ConvertOptions
 from rbdata.datasets.ingest.request import Listener, Request
 from rbdata.datasets.ingest.run import dry_run
 from rbdata.datasets.sources.d4rl import registry
 from rbdata.datasets.sources.d4rl.source import D4rlSource
-from rbdata.errors import ChecksumError, CorruptSourceError, FetchError, ForbiddenError, ObjectNotFoundError
+from rbdata.errors import (
+    ChecksumError,
+    CorruptSourceError,
+    FetchError,
+    ForbiddenError,
+    ObjectNotFoundError,
+    TransientFetchError,
+)
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.folder import DatasetPlace
 from servers import http_server
@@ -140,17 +147,96 @@ def test_raw_files_that_are_kept_are_a_mirror(mirror, tmp_path):
     assert content(get(kept, tmp_path / "2").path) == content(first.path)
 
 
+@pytest.fixture
+def public(mirror, tmp_path_factory, monkeypatch):
+    """The places of the catalogue: a flat copy, which is tried first, and the site."""
+    flat = tmp_path_factory.mktemp("flat")
+    (flat / FILE).write_bytes((mirror / "gym_mujoco_v2" / FILE).read_bytes())
+    with http_server(flat) as copy, http_server(mirror) as home:
+        monkeypatch.setattr(D4rlSource, "copy", copy.url)
+        monkeypatch.setattr(D4rlSource, "home", home.url)
+        yield copy, home
+
+
+def ask(root: Path, name: str = NAME, fetch: FetchOptions = QUICK, **more):
+    stages: list[str] = []
+    listener = Listener(on_stage=stages.append)
+    try:
+        return download(Request(f"d4rl/{name}", root=root, fetch=fetch, **more), listener), stages
+    except Exception as error:
+        return error, stages
+
+
+def test_places_are_asked_in_the_order_of_the_catalogue(public, tmp_path):
+    copy, home = public
+    places = [place.url for place in describe(f"d4rl/{NAME}").places]
+    assert places == [registry.FLAT_COPY, registry.HOME]
+    outcome, stages = ask(tmp_path / "1")
+    assert outcome.manifest.provenance["location"] == copy.url and "why" not in outcome.manifest.provenance
+    assert not any(home.url in stage for stage in stages)
+    # A file that the catalogue does not say the copy has is looked for at the site alone.
+    error, stages = ask(tmp_path / "2", "hopper-medium-v0")
+    assert isinstance(error, ObjectNotFoundError) and not any(copy.url in stage for stage in stages)
+
+
+@pytest.mark.parametrize("status", [403, 404, 500])
+def test_the_next_place_is_asked_where_one_cannot_be_read(public, status, tmp_path):
+    copy, home = public
+    copy.faults.answer(status, times=50)
+    outcome, stages = ask(tmp_path)
+    assert outcome.manifest.provenance["location"] == home.url
+    assert outcome.manifest.provenance["why"].startswith(f"because {copy.url}: ")
+    assert f"HTTP {status}" in outcome.manifest.provenance["why"] or status == 404
+    assert [url in stage for url, stage in zip((copy.url, home.url), stages)] == [True, True]
+
+
 @pytest.mark.parametrize(
-    ("status", "error"), [(403, ForbiddenError), (404, ObjectNotFoundError), (500, FetchError), (503, FetchError)]
+    ("statuses", "kind"),
+    [
+        ((403, 404), ForbiddenError),
+        ((404, 404), ObjectNotFoundError),
+        ((403, 500), TransientFetchError),
+        ((404, 503), TransientFetchError),
+    ],
 )
-def test_a_closed_door_at_home_points_to_a_copy(status, error, mirror, tmp_path, monkeypatch):
-    with http_server(mirror) as server:
-        monkeypatch.setattr(D4rlSource, "home", server.url)
-        server.faults.answer(status, times=50)
-        with pytest.raises(error) as caught:
-            download(Request(f"d4rl/{NAME}", root=tmp_path, fetch=QUICK))
-    assert "huggingface" in (caught.value.hint or "")
+def test_where_no_place_can_be_read_each_answer_is_named(public, statuses, kind, tmp_path):
+    for place, status in zip(public, statuses):
+        place.faults.answer(status, times=50)
+    error, _ = ask(tmp_path)
+    assert type(error) is kind and error.message.startswith(f"d4rl/{NAME} is not available: ")
+    said = {403: "access denied (HTTP 403)", 404: "not found", 500: "HTTP 500", 503: "HTTP 503"}
+    assert all(f"{place.url}: {said[status]}" in error.message for place, status in zip(public, statuses))
+    assert "--mirror" in error.hint and "RBDATA_D4RL_MIRROR" in error.hint
     assert not any(tmp_path.iterdir())
+
+
+def test_a_wrong_checksum_is_final(public, tmp_path, monkeypatch):
+    _, home = public
+    monkeypatch.setitem(registry.PINNED, FILE.removesuffix(".hdf5"), "0" * 64)
+    error, stages = ask(tmp_path)
+    assert isinstance(error, ChecksumError) and "not the file that is known" in error.message
+    assert not any(home.url in stage for stage in stages) and not list(tmp_path.rglob("*.hdf5"))
+
+
+def test_an_interrupted_download_goes_on_from_the_next_place(public, tmp_path):
+    copy, home = public
+    copy.faults.cut(after=40_000)
+    error, _ = ask(tmp_path, fetch=FetchOptions(attempts=1))
+    assert isinstance(error, FetchError)
+    copy.faults.answer(503, times=50)
+    outcome, _ = ask(tmp_path)
+    assert outcome.manifest.provenance["location"] == home.url
+    checked(outcome.path)
+
+
+def test_repair_asks_the_other_place(public, tmp_path):
+    copy, _ = public
+    outcome, _ = ask(tmp_path)
+    before = content(outcome.path)
+    (outcome.path / "action.memmap").unlink()
+    copy.faults.answer(503, times=50)
+    assert ask(tmp_path)[0].action == "repaired"
+    assert content(outcome.path) == before
 
 
 def test_a_web_page_instead_of_the_file(mirror, tmp_path):
@@ -189,6 +275,7 @@ def test_pinned_files_at_home(mirror, tmp_path, monkeypatch):
         elsewhere = get(server.url, tmp_path / "1")  # a mirror is the user's choice: said, not refused
         assert any("not the one known" in note for note in elsewhere.manifest.notes)
         monkeypatch.setattr(D4rlSource, "home", server.url)
+        monkeypatch.setattr(D4rlSource, "copy", server.url)
         with pytest.raises(ChecksumError, match="not the file that is known"):
             download(Request(f"d4rl/{NAME}", root=tmp_path / "2", fetch=QUICK))
         assert not list((tmp_path / "2").rglob("*.hdf5"))

@@ -11,10 +11,18 @@ import pytest
 from gcs_doors import Doors, gcs_behind_doors
 from paths import DATA
 from rbdata.datasets.acquire import download
+from rbdata.datasets.catalogue import describe
 from rbdata.datasets.fetch import FetchOptions
 from rbdata.datasets.ingest.protocol import ConvertOptions
 from rbdata.datasets.ingest.request import Estimate, Listener, Outcome, Request
-from rbdata.errors import CorruptSourceError, DatasetExistsError, ForbiddenError, ObjectNotFoundError, UsageError
+from rbdata.errors import (
+    CorruptSourceError,
+    DatasetExistsError,
+    ForbiddenError,
+    ObjectNotFoundError,
+    TransientFetchError,
+    UsageError,
+)
 from rbdata.storage.integrity import verify
 
 HERE = DATA
@@ -73,6 +81,24 @@ def test_rl_unplugged_when_the_bucket_answers_403(doors: Doors, tmp_path: Path) 
     assert manifest.provenance["location"] == seen[0].location == "gs://rl_unplugged"
     assert any("RL Unplugged" in note for note in manifest.notes)
     assert len(seen) == 1
+
+
+def test_rl_unplugged_when_the_bucket_cannot_be_reached(doors: Doors, tmp_path: Path) -> None:
+    doors.closed[BUCKET] = 503
+    outcome = get(tmp_path)
+    assert outcome.manifest is not None and upstream_of(outcome) == "rl-unplugged"
+    assert "HTTP 503" in outcome.manifest.provenance["why"]
+    doors.closed["rl_unplugged"] = 403
+    with pytest.raises(TransientFetchError, match=r"HTTP 503.*gs://rl_unplugged: access denied \(HTTP 403\)"):
+        get(tmp_path / "2")  # it may be possible later
+
+
+def test_info_names_the_places_in_the_order_in_which_they_are_asked(doors: Doors, tmp_path: Path) -> None:
+    stages: list[str] = []
+    doors.closed.update({BUCKET: 403, "rl_unplugged": 403})
+    with pytest.raises(ForbiddenError):
+        download(Request("Pong/5", root=tmp_path, fetch=IMPATIENT), Listener(on_stage=stages.append))
+    assert [stage.rpartition(" at ")[2] for stage in stages] == [place.url for place in describe("atari/Pong/5").places]
 
 
 def test_asked_for_by_name(doors: Doors, tmp_path: Path) -> None:
