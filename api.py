@@ -34,6 +34,7 @@ def download(
     unknown_next: Literal["truncate", "zero"] = "truncate",
     keep_raw: bool = False,
     force: bool = False,
+    wait: bool = True,
     user_project: str | None = None,
     engine: Literal["local", "ray"] = "local",
     address: str | None = None,
@@ -62,10 +63,11 @@ def download(
 ) -> Path:
     """Download a dataset from its source (or a ``mirror``); returns its folder, for `load` and `open_dataset`.
 
-    A complete dataset is not downloaded again; an interrupted download continues. ``shards`` is a selection such as
-    ``"0-4,7"``. ``engine="ray"`` converts on a Ray cluster whose nodes see the folder under the same path; its ``address``
-    may be ``"auto"``. ``progress=True`` shows a bar on a terminal (stderr) or in a notebook; without it nothing is ever
-    printed. ``listener`` has callbacks. For the rest see `datasets.ingest.request.Request` and
+    A complete dataset is not downloaded again; an interrupted download continues. Where another process downloads it,
+    that one is waited for; ``wait=False`` raises DatasetBusyError. ``shards`` is a selection such as ``"0-4,7"``.
+    ``engine="ray"`` converts on a Ray cluster whose nodes see the folder under the same path; its ``address`` may be
+    ``"auto"``. ``progress=True`` shows a bar on a terminal (stderr) or in a notebook; without it nothing is ever printed.
+    ``listener`` has callbacks. For the rest see `datasets.ingest.request.Request` and
     `datasets.ingest.protocol.ConvertOptions`.
 
     Options of one source (None: its default; ``rbdata download --help`` describes them):
@@ -83,7 +85,7 @@ def download(
     from .datasets.workers.engines import open_cluster
 
     with open_cluster(engine, procs=procs, address=address) as cluster:
-        more = {"mirror": mirror, "procs": procs, "keep_raw": keep_raw, "force": force, "engine": cluster}
+        more = {"mirror": mirror, "procs": procs, "keep_raw": keep_raw, "force": force, "wait": wait, "engine": cluster}
         request = make_request(dataset_id, root, codec, layout, unknown_next, shards, extra, user_project, **more)
         with progress_listener(dataset_id, listener, progress) as events:
             return run(request, events).path
@@ -102,6 +104,7 @@ def convert(
     layout: Literal["auto", "ted"] = "auto",
     unknown_next: Literal["truncate", "zero"] = "truncate",
     force: bool = False,
+    wait: bool = True,
     engine: Literal["local", "ray"] = "local",
     address: str | None = None,
     progress: bool = False,
@@ -122,7 +125,7 @@ def convert(
 ) -> Path:
     """Convert the raw files of a source (a folder, or one file ``path``) to the dataset ``dataset_id``; returns its folder.
 
-    Without ``source``, the one whose data they plainly are; UsageError where that cannot be told.
+    Without ``source``, the one whose data they plainly are; UsageError where that cannot be told. ``wait`` as in `download`.
 
     Options of one source as in `download`; ``dataset`` is the D4RL id of the file, where its name does not tell.
     """
@@ -131,7 +134,7 @@ def convert(
     from .datasets.workers.engines import open_cluster
 
     with open_cluster(engine, procs=procs, address=address) as cluster:
-        more: dict[str, Any] = {"procs": procs, "force": force, "engine": cluster}
+        more: dict[str, Any] = {"procs": procs, "force": force, "wait": wait, "engine": cluster}
         request = make_request(dataset_id, root, codec, layout, unknown_next, shards, extra, **more)
         with progress_listener(dataset_id, listener, progress) as events:
             return run(Path(path), source, request, events).path

@@ -10,6 +10,7 @@ The message says what failed and for which id, file or URL; the hint says what t
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 #: The login in a URL: user name and password, or of a web server a token alone. Where a password that should have been quoted
@@ -220,6 +221,9 @@ class DatasetBusyError(RbdataError, BlockingIOError):
     """Another process is writing this dataset."""
 
     code = "busy"
+
+    #: Whether the other process still has what is needed; None where waiting for it is of no use.
+    is_held: Callable[[], bool] | None = None
 
 
 class StoppedError(RbdataError):

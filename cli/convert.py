@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from typer import Argument, Context, Option
 
 from ..errors import UsageError
-from .options import Address, Codec, DryRun, Engine, Force, Layout, Procs, Root, Shards, SourceName, UnknownNext
+from .options import Address, Codec, DryRun, Engine, Force, Layout, NoWait, Procs, Root, Shards, SourceName, UnknownNext
 
 EXAMPLES = """
   rbdata convert ~/raw/Pong/5/replay_logs --source atari --name my/pong
@@ -36,6 +36,7 @@ def run(
     layout: Layout = "auto",
     unknown_next: UnknownNext = "truncate",
     force: Force = False,
+    no_wait: NoWait = False,
     engine: Engine = "local",
     address: Address = None,
     dry_run: DryRun = False,
@@ -60,7 +61,8 @@ def run(
         raise UsageError(message, hint="`rbdata download ID --mirror URL` fetches and converts")
     path = expanded(path)
     name = name or f"my/{path.resolve().name.removesuffix(path.suffix)}"
-    more: dict[str, Any] = {"procs": procs, "force": force, "dry_run": dry_run, "command": this_command()}
+    more: dict[str, Any] = {"procs": procs, "force": force, "wait": not no_wait, "dry_run": dry_run}
+    more["command"] = this_command()
     with open_cluster(engine, procs=procs, address=address) as cluster:
         request = make_request(name, root, codec, layout, unknown_next, shards, extra, engine=cluster, **more)
         outcome = work(name, lambda listener: convert(path, source, request, listener))

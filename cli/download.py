@@ -14,6 +14,7 @@ from .options import (
     Engine,
     Force,
     Layout,
+    NoWait,
     Procs,
     Root,
     Shards,
@@ -47,6 +48,7 @@ def run(
     unknown_next: UnknownNext = "truncate",
     keep_raw: Annotated[bool, Option("--keep-raw", help="Keep the raw files as well, under ROOT/.raw.")] = False,
     force: Force = False,
+    no_wait: NoWait = False,
     engine: Engine = "local",
     address: Address = None,
     dry_run: DryRun = False,
@@ -70,6 +72,7 @@ def run(
         "procs": procs,
         "keep_raw": keep_raw,
         "force": force,
+        "wait": not no_wait,
         "dry_run": dry_run,
         "command": this_command(),
     }

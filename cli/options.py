@@ -115,5 +115,8 @@ UnknownNext = Annotated[
     Option(help="Steps whose next state is unknown. truncate: drop them; zero: keep them with a next state of zeros."),
 ]
 Force = Annotated[bool, Option("--force", help="Start over and replace an existing dataset.")]
+NoWait = Annotated[
+    bool, Option("--no-wait", help="Fail where another process writes the same dataset, instead of waiting for it.")
+]
 DryRun = Annotated[bool, Option("--dry-run", help="Only show what would be done.")]
 UserProject = Annotated[str | None, Option(metavar="P", help="Google Cloud project billed for requester-pays buckets.")]

@@ -9,7 +9,7 @@ from typer import Option
 from ..storage.codecs import choices
 from . import text
 from .console import Column, Fact, out
-from .options import Address, Engine, Force, IdOrFolder, Procs, Root
+from .options import Address, Engine, Force, IdOrFolder, NoWait, Procs, Root
 
 if TYPE_CHECKING:
     from ..datasets.acquire import Estimate
@@ -75,6 +75,7 @@ def run(
     engine: Engine = "local",
     address: Address = None,
     force: Force = False,
+    no_wait: NoWait = False,
     dry_run: Annotated[
         bool, Option("--dry-run", help="Run the function on a few chunks and show the result; write nothing.")
     ] = False,
@@ -108,6 +109,7 @@ def run(
         address=address,
         root=root,
         force=force,
+        wait=not no_wait,
         dry_run=dry_run,
         command=this_command(),
     )

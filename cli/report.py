@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import settings
+from ..datasets.waits import WAITING
 from . import text
 from .colour import of_state
 from .console import AMOUNTS, Column, Fact, out
@@ -34,6 +35,7 @@ def work(dataset_id: str, action: Callable[[Listener], Done]) -> Done:
     """Run ``action`` and show its progress. Ctrl-C becomes an error that says what is kept and how to continue."""
     seen: list[Estimate] = []
     parts_done: list[int] = []
+    stage = ""
 
     def on_estimate(estimate: Estimate) -> None:
         seen.append(estimate)
@@ -49,10 +51,21 @@ def work(dataset_id: str, action: Callable[[Listener], Done]) -> Done:
                 parts_done.append(index)
                 show_part_done(index)
 
+            show_stage = listener.on_stage
+
+            def on_stage(what: str) -> None:
+                nonlocal stage
+                stage = what
+                show_stage(what)
+
             listener.on_part_done = part_done
+            listener.on_stage = on_stage
             listener.on_note = lambda what: out.note(what, "  ")
             return action(listener)
     except KeyboardInterrupt as error:
+        if stage == WAITING:
+            message = f"interrupted while waiting for the process that writes {dataset_id}, which goes on"
+            raise Interrupted(message, hint=f"wait again with: {settings.command(*out.arguments)}") from error
         raise _interrupted(seen[-1].id if seen else dataset_id, seen[-1] if seen else None, len(parts_done)) from error
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from .. import settings
@@ -33,6 +34,7 @@ from .leftovers import leftovers_of, remove_leftovers
 from .mirrors import pull as converted
 from .repair import repair
 from .sources.source import Source
+from .waits import when_free
 
 
 def download(request: Request, listener: Listener | None = None) -> Outcome:
@@ -42,6 +44,10 @@ def download(request: Request, listener: Listener | None = None) -> Outcome:
     DatasetBusyError, DatasetExistsError. Whatever was finished before an error or Ctrl-C is kept for the next run.
     """
     listener = listener or Listener()
+    return when_free(lambda: _download(request, listener), request.wait, listener.on_note, listener.on_stage)
+
+
+def _download(request: Request, listener: Listener) -> Outcome:
     root = settings.root(request.root)
     address = catalogue.split_address(request.id)
     if address:
@@ -60,6 +66,7 @@ def download(request: Request, listener: Listener | None = None) -> Outcome:
         source.check_existing(existing, request.options)
     if existing is not None and not (request.dry_run and check_sizes(place.path, existing)):
         return _keep_or_repair(place, request, existing, request.mirror, listener)
+    _check_free(place, request)
     asked, request = request.options.parts, extend(place, request, _declared(source))
     name = dataset_id.partition("/")[2]
 
@@ -104,7 +111,10 @@ def download(request: Request, listener: Listener | None = None) -> Outcome:
         except CorruptSourceError as error:
             error.hint = f"delete the file under {kept}: the next run fetches it again"
             raise
-    return run(job, place, request, listener, job.location.url)
+    outcome = run(job, place, request, listener, job.location.url)
+    if outcome.action == "complete" and source is not None and outcome.manifest is not None:
+        source.check_existing(outcome.manifest, request.options)  # another process finished it meanwhile
+    return outcome
 
 
 def convert(path: Path, source_name: str | None, request: Request, listener: Listener | None = None) -> Outcome:
@@ -113,6 +123,11 @@ def convert(path: Path, source_name: str | None, request: Request, listener: Lis
     Without a source, the one whose data it plainly is. Raises as `download`.
     """
     listener = listener or Listener()
+    action = partial(_convert, path, source_name, request, listener)
+    return when_free(action, request.wait, listener.on_note, listener.on_stage)
+
+
+def _convert(path: Path, source_name: str | None, request: Request, listener: Listener) -> Outcome:
     request = replace(request, root=settings.root(request.root))
     if not path.exists():
         raise ObjectNotFoundError(f"no such file or folder: {path}", hint="give a raw file, or the folder of raw files")
@@ -124,9 +139,19 @@ def convert(path: Path, source_name: str | None, request: Request, listener: Lis
     if existing is not None and not (request.dry_run and check_sizes(place.path, existing)):
         _check_origin(existing, source, path, listener)
         return _keep_or_repair(place, request, existing, str(path.resolve()), listener)
+    _check_free(place, request)
     request = extend(place, request, _declared(source))
     job = source.open_folder(open_raw(path, request.fetch), request.options)
-    return run(job, place, request, listener, str(path.resolve()))
+    outcome = run(job, place, request, listener, str(path.resolve()))
+    if outcome.action == "complete" and outcome.manifest is not None:
+        _check_origin(outcome.manifest, source, path, listener)  # another process finished it meanwhile
+    return outcome
+
+
+def _check_free(place: DatasetPlace, request: Request) -> None:
+    """Raise DatasetBusyError where another process writes the dataset: before a provider is asked for it."""
+    if not request.dry_run:
+        place.lock().check_free()
 
 
 def _copy(url: str, place: DatasetPlace, request: Request, listener: Listener) -> Outcome | list[str] | None:

@@ -156,7 +156,8 @@ def open_when_begun(function: str, arguments: Mapping[str, Any]) -> PartialDatas
     """
     place = _place_of(arguments)
     while True:
-        download = BackgroundDownload(function, arguments)
+        # What another process downloads is followed below, not waited for.
+        download = BackgroundDownload(function, {**arguments, "wait": False})
         try:
             while not download.has_ended:
                 if place is not None and download.begun:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,10 +19,13 @@ from .ingest.progress_bar import progress_listener
 from .ingest.protocol import ConvertOptions
 from .ingest.request import Listener, Request
 from .ingest.run import run
+from .waits import when_free
 
 if TYPE_CHECKING:
     import gymnasium
     import gymnasium.envs.registration
+
+    from ..storage.manifest import Manifest
 else:
     gymnasium = LazyModule("gymnasium")
 
@@ -42,6 +46,7 @@ def record(
     codec: str = "auto",
     layout: Literal["auto", "ted"] = "auto",
     force: bool = False,
+    wait: bool = True,
     root: str | os.PathLike[str] | None = None,
     progress: bool = False,
     listener: Listener | None = None,
@@ -56,7 +61,8 @@ def record(
     stacked observations and returns stacked actions.
 
     ``steps`` (20,000 by default) or ``episodes`` say how much; with both, what comes first. A recording that is there with
-    the same options is not made again. ``progress=True`` shows a bar on a terminal (stderr) or in a notebook. Raises
+    the same options is not made again; where another process makes it, that one is waited for (``wait=False`` raises
+    DatasetBusyError). ``progress=True`` shows a bar on a terminal (stderr) or in a notebook. Raises
     DatasetExistsError for one with other options (``force`` replaces it), FunctionError where the policy raises, and as
     `acquire.download`.
     """
@@ -66,7 +72,7 @@ def record(
 
     def request(dataset_id: str, called: str) -> Request:
         options = ConvertOptions(codec, layout, extra={**extra, "policy": called})
-        return Request(dataset_id, root=where, options=options, force=force)
+        return Request(dataset_id, root=where, options=options, force=force, wait=wait)
 
     if isinstance(env, str) and isinstance(policy, str):
         asked = request(f"gymnasium/{env}", policy)
@@ -87,16 +93,24 @@ def record(
     asked = replace(request(full, called), root=settings.root(root))
     source = catalogue.load_source("gymnasium")
     place = DatasetPlace(settings.root(root), full)
-    existing = find_existing(place, asked)
-    if existing is not None:
+
+    def check(existing: Manifest) -> Path:
         source.check_existing(existing, replace(asked.options, extra={**extra, "policy": policy}))
         return place.path
+
+    existing = find_existing(place, asked)
+    if existing is not None:
+        return check(existing)
     options = source.check(asked.options, "download")
     label = split_name(environment)[0] if environment else str(name)
     made = Made(label, env_args or {}, make=make)
     job = RecordingJob(label, options, made if make else None, None if isinstance(policy, str) else policy)
     with progress_listener(full, listener, progress) as events:
-        return run(job, place, asked, events, job.location.url).path
+        action = partial(run, job, place, asked, events, job.location.url)
+        outcome = when_free(action, wait, events.on_note, events.on_stage)
+    if outcome.action == "complete" and outcome.manifest is not None:
+        check(outcome.manifest)  # another process finished it meanwhile
+    return outcome.path
 
 
 def _environment(env: Any, num_envs: int) -> tuple[str | None, Callable[[], Any] | None]:

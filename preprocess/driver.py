@@ -21,6 +21,7 @@ from .._version import __version__
 from ..datasets.ingest.request import Estimate
 from ..datasets.leftovers import leftovers_of, remove_leftovers
 from ..datasets.local import find
+from ..datasets.waits import when_free
 from ..datasets.workers.engines import Engine, open_engine
 from ..datasets.workers.pool import usable_cpus
 from ..errors import UnfinishedDatasetError, UsageError
@@ -60,6 +61,11 @@ def preprocess(request: Request, listener: Listener | None = None, engine: Engin
     DatasetExistsError, and what `datasets.local.find` raises for the input.
     """
     listener = listener or Listener()
+    action = partial(_preprocess, request, listener, engine)
+    return when_free(action, request.wait, listener.on_note, listener.on_stage)
+
+
+def _preprocess(request: Request, listener: Listener, engine: Engine | None) -> Preprocessed:
     root = settings.root(request.root)
     _check_dest(request.dest)
     place = DatasetPlace(root, request.dest)
@@ -68,6 +74,8 @@ def preprocess(request: Request, listener: Listener | None = None, engine: Engin
         message = f"{request.dest} is the input: it cannot be written at the same time"
         raise UsageError(message, hint="give another --dest")
     source = read_manifest(path)
+    if not request.dry_run and not place.exists():
+        place.lock().check_free()  # before functions are looked up and workers are started
     with _open(engine, request, _choose_procs(request, source), listener) as opened:
         # Where it is not certain that there is work, functions are looked up here, without starting workers.
         will_work = engine is None and (request.force or not place.exists())

@@ -34,6 +34,7 @@ def preprocess(
     address: str | None = None,
     root: str | os.PathLike[str] | None = None,
     force: bool = False,
+    wait: bool = True,
     progress: bool = False,
     listener: Listener | None = None,
 ) -> Path:
@@ -43,7 +44,8 @@ def preprocess(
     sequence of them, applied one after the other. ``args`` are their arguments (``{"scale": 2}``, or
     ``{"scale_rewards.scale": 2}`` for one of several). For the rest see `preprocess_request.Request`.
     ``progress=True`` shows a bar on a terminal (stderr) or in a notebook. An interrupted run is
-    continued by the same call. Raises what `driver.preprocess` raises.
+    continued by the same call. Where another process makes ``dest``, that one is waited for; ``wait=False`` raises
+    DatasetBusyError. Raises what `driver.preprocess` raises.
     """
     from . import driver
     from .preprocess_request import Request
@@ -66,6 +68,7 @@ def preprocess(
         address=address,
         root=None if root is None else Path(root),
         force=force,
+        wait=wait,
     )
     with progress_listener(dest, listener, progress) as events:
         return driver.preprocess(request, events).path

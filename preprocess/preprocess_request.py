@@ -36,6 +36,7 @@ class Request:
     - ``seed``: the random numbers of every batch or episode follow from it and from the number of its first step.
     - ``engine``, ``procs``, ``address``: where the work is done; they do not affect the result.
     - ``force`` starts over and replaces an existing dataset; ``dry_run`` tries a few chunks and writes nothing.
+    - ``wait``: where another process writes ``dest``, wait for it instead of raising DatasetBusyError.
     - ``command``: the command line, if there is one, for hints about an unfinished dataset.
     - ``folder``: where modules and files are searched (None: the current directory).
     """
@@ -57,6 +58,7 @@ class Request:
     root: Path | None = None
     force: bool = False
     dry_run: bool = False
+    wait: bool = False
     command: str = ""
     folder: Path | None = None
 

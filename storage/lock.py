@@ -22,6 +22,7 @@ import socket
 import stat
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ TOUCH_EVERY = 20.0
 STALE_AFTER = 180.0
 #: Taking a stale lock away lasts milliseconds; a process that began it this many seconds ago was killed over it.
 BREAKING_AFTER = 10.0
+#: The locks that this process has, by path, and the threads that took them.
+_holders: dict[str, int] = {}
 #: Bytes; a lock has about 200.
 _LARGEST = 1 << 16
 
@@ -57,17 +60,10 @@ class WriterLock:
             if owner is None:
                 continue  # released in between, or the folder was removed
             if not _is_stale(self.path, owner):
-                if "pid" not in owner:  # damaged: who wrote it is not known
-                    left = max(1, math.ceil(STALE_AFTER - _age(self.path)))
-                    message = f"{self.what} is locked by {self.path}, which does not say by which process"
-                    hint = f"run the command again in {left} s: a lock that no process touches is then taken away; or"
-                    raise DatasetBusyError(message, hint=f"{hint} remove it now, if nothing writes this dataset")
-                process = f"process {owner.get('pid')!s:.20} on {owner.get('host')!s:.100}{_since(owner)}"
-                process = "".join(filter(str.isprintable, process))
-                message = f"{self.what} is being written by {process}"
-                raise DatasetBusyError(message, hint=f"wait for it, or stop it; if it is long gone, remove {self.path}")
+                raise self._busy(owner)
             self._break(owner)
         self._sweep()
+        _holders[str(self.path)] = threading.get_ident()
         self._stop.clear()
         self._thread = threading.Thread(target=self._touch, name="rbdata-lock", daemon=True)
         self._thread.start()
@@ -77,6 +73,7 @@ class WriterLock:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
+        _holders.pop(str(self.path), None)
         owner = _read(self.path)
         if owner is not None and owner.get("token") == self._token:
             self.path.unlink(missing_ok=True)
@@ -88,14 +85,35 @@ class WriterLock:
             message = f"{self.what}: another process took over while this one stood still"
             raise DatasetBusyError(message, hint="run the command again: what is finished is kept")
 
+    def check_free(self) -> None:
+        """Raise DatasetBusyError when a living process has the lock."""
+        owner = _read(self.path)
+        if owner is not None and not _is_stale(self.path, owner):
+            raise self._busy(owner)
+
     def is_held(self) -> bool:
         """Whether a living process has the lock, as far as can be told."""
-        owner = _read(self.path)
-        return owner is not None and not _is_stale(self.path, owner)
+        return _is_held(self.path)
 
     def is_stale(self, path: Path) -> bool:
         """Whether a file that belongs to the lock was left by a process that is gone."""
         return _is_stale(path, _read(path) or _named(path))
+
+    def _busy(self, owner: dict[str, Any]) -> DatasetBusyError:
+        """The error for a lock that a living process has."""
+        if "pid" in owner:
+            process = f"process {owner.get('pid')!s:.20} on {owner.get('host')!s:.100}{_since(owner)}"
+            message = f"{self.what} is being written by {''.join(filter(str.isprintable, process))}"
+            hint = f"wait for it, or stop it; if it is long gone, remove {self.path}"
+        else:  # damaged: who wrote it is not known
+            left = max(1, math.ceil(STALE_AFTER - _age(self.path)))
+            message = f"{self.what} is locked by {self.path}, which does not say by which process"
+            hint = f"run the command again in {left} s: a lock that no process touches is then taken away; or"
+            hint += " remove it now, if nothing writes this dataset"
+        error = DatasetBusyError(message, hint=hint)
+        if _holders.get(str(self.path)) != threading.get_ident():  # who waits for himself waits forever
+            error.is_held = partial(_is_held, self.path)
+        return error
 
     def _create(self) -> bool:
         self._token = f"{machine()}{os.getpid():08x}{secrets.token_hex(8)}"
@@ -155,6 +173,11 @@ class WriterLock:
         while not self._stop.wait(TOUCH_EVERY):
             with contextlib.suppress(OSError):
                 os.utime(self.path)
+
+
+def _is_held(path: Path) -> bool:
+    owner = _read(path)
+    return owner is not None and not _is_stale(path, owner)
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -163,7 +163,7 @@ class SourceExperienceReplay(BaseDatasetExperienceReplay):
         stored = {name: wanted.pop(name) for name in ("codec", "layout", "unknown_next") if name in wanted}
         options = ConvertOptions(parts=parse_numbers(shards), extra=wanted, **stored)
         request = acquire.Request(
-            place.id, self.root, options=options, fetch=FetchOptions(), force=download == "force", **fields
+            place.id, self.root, options=options, fetch=FetchOptions(), force=download == "force", wait=True, **fields
         )
         return acquire.download(request).path
 

@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import IO, Any
@@ -162,7 +163,9 @@ def _open_part(part: Path) -> IO[bytes]:
         except BlockingIOError as error:
             file.close()
             message = f"another process is fetching to {part.with_suffix('')}"
-            raise DatasetBusyError(message, hint="wait for it to finish, or stop it") from error
+            busy = DatasetBusyError(message, hint="wait for it to finish, or stop it")
+            busy.is_held = partial(is_being_fetched, part)
+            raise busy from error
         except BaseException:
             file.close()
             raise

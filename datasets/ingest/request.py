@@ -22,7 +22,8 @@ class Request:
     ``mirror`` replaces the provider's own place. ``procs`` worker processes fill parts (None: one for each processor, up
     to 8); an open ``engine`` does so instead, each part on one of its processors. ``keep_raw`` also stores the raw objects,
     below ``<root>/.raw/``, laid out as a mirror. ``force`` starts over and replaces the dataset that exists (an interrupted
-    run with ``force`` is continued by the next one). ``dry_run`` plans and stops. ``command`` is the command line, if there
+    run with ``force`` is continued by the next one). ``dry_run`` plans and stops. ``wait``: where another process writes the
+    dataset, wait for it instead of raising DatasetBusyError. ``command`` is the command line, if there
     is one, for hints about an unfinished dataset.
     """
 
@@ -35,6 +36,7 @@ class Request:
     keep_raw: bool = False
     force: bool = False
     dry_run: bool = False
+    wait: bool = False
     command: str = ""
     engine: Engine | None = None
 

@@ -18,7 +18,7 @@ from ...errors import UsageError
 RESERVED = frozenset(
     {
         *("dataset_id", "path", "source", "root", "mirror", "procs", "shards", "codec", "layout", "unknown_next"),
-        *("keep_raw", "force", "user_project", "progress", "listener", "options", "engine", "address"),
+        *("keep_raw", "force", "wait", "user_project", "progress", "listener", "options", "engine", "address"),
     }
 )
 
