@@ -97,7 +97,7 @@ def columns_of(returned: TensorDictBase, name: str, where: str) -> Columns:
         problem = _problem(parts, value, steps)
         if problem is not None:
             raise ResultError(f"{name} returned {path!r} {problem[0]}, for {where}", hint=problem[1])
-        columns[path] = value.detach()
+        columns[path] = value.detach().resolve_neg()  # a negation that torch puts off until the tensor is read
     return columns
 
 

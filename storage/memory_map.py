@@ -102,6 +102,17 @@ def in_numpy(tensor: torch.Tensor) -> bool:
     return True
 
 
+def element_bytes(tensor: torch.Tensor) -> np.ndarray:
+    """The elements in row-major order, uint8 ``[bytes]``: a view of the tensor's memory where they lie so in main memory.
+
+    Tensors that torch negates or conjugates when they are read (``z.conj().imag``) are copied first.
+    """
+    import torch
+
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
+
+
 def _mapping(array: np.ndarray) -> mmap.mmap | None:
     base = array.base.obj if isinstance(array.base, memoryview) else array.base
     return base if isinstance(base, mmap.mmap) else None

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ...errors import DamagedDatasetError, RbdataError, UsageError, reason
+from ..memory_map import element_bytes
 from ..tensordict_folder import dtype_named, read_json, regular_size
 
 FORMAT_VERSION = 1
@@ -72,10 +73,9 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
     if sys.byteorder != "little":
         raise UsageError("states are written little-endian, which this machine is not")
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    return element_bytes(tensor).tobytes()
 
 
 def _tensor(path: Path, dtype: str, shape: list[int]) -> torch.Tensor:

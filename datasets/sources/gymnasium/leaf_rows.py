@@ -8,6 +8,7 @@ import numpy as np
 
 from ....errors import RbdataError
 from ...ingest.spaces import SpaceLeaf, text_rows
+from .recording import TERMINATED, TRUNCATED
 
 _HINT = "the environment breaks its own space: gymnasium.utils.env_checker shows where"
 
@@ -37,6 +38,34 @@ class LeafRows:
             return leaf.pick(value)
         except (KeyError, IndexError, TypeError) as error:
             raise RbdataError(f"{self._name} gave no {leaf.key}, which its space has", hint=_HINT) from error
+
+    def reward(self, value: Any) -> float:
+        """A reward as a number; arrays and tensors of one element are one. Raises RbdataError for anything else."""
+        if isinstance(value, (float, int, np.floating)):
+            return float(value)
+        try:
+            return float(np.asarray(value, float).reshape(()))
+        except (TypeError, ValueError) as error:
+            raise RbdataError(
+                f"{self._name} gave {value!r:.80} as a reward, which is not a number", hint=_HINT
+            ) from error
+
+    def end(self, terminated: Any, truncated: Any) -> int:
+        """Whether a step ends the episode: 0, or TERMINATED, TRUNCATED, BOTH. Raises RbdataError for what is not a flag."""
+        if type(terminated) is not bool:  # the usual case is called once a step
+            terminated = self._flag("terminated", terminated)
+        if type(truncated) is not bool:
+            truncated = self._flag("truncated", truncated)
+        return TERMINATED * terminated + TRUNCATED * truncated
+
+    def _flag(self, name: str, value: Any) -> bool:
+        if type(value) is np.bool_:
+            return bool(value)
+        array = np.asarray(value)
+        if array.size != 1 or array.dtype.kind not in "biuf" or array.item() not in (0, 1):
+            hint = "step returns observation, reward, terminated, truncated, info: true or false for one environment"
+            raise RbdataError(f"{self._name} gave {name} as {value!r:.80}", hint=hint)
+        return bool(array.item())
 
     def notes(self) -> list[str]:
         """A sentence about values that were given in another dtype, if any."""

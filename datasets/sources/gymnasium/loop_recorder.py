@@ -36,7 +36,7 @@ from .episode_log import EpisodeLog, Piece
 from .leaf_rows import LeafRows
 from .loop_job import LOG, LoopJob, finite
 from .policy import checked
-from .recording import BOTH, CUT, TERMINATED, TRUNCATED
+from .recording import CUT, TRUNCATED
 
 #: Bytes of rows of an episode that are kept in memory.
 _PIECE_BYTES = 16 << 20
@@ -75,12 +75,11 @@ class _Lane:
 
     def step(self, action: Any, observation: Any, reward: Any, terminated: Any, truncated: Any) -> None:
         """A step of it, and its end if it is the last."""
+        end, number = self._tape.values.end(terminated, truncated), self._tape.values.reward(reward)
         self._put(self._tape.job.action, len(self._tape.job.observation), action)
         self._put(self._tape.job.observation, 0, observation)
-        self._rewards.append(float(reward))
+        self._rewards.append(number)
         self.steps += 1
-        end = TERMINATED * bool(terminated) + TRUNCATED * bool(truncated)
-        assert end <= BOTH
         if end:
             self._write(end)
         elif self._bytes > _PIECE_BYTES and len(self._rewards) > 1:

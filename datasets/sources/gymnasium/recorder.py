@@ -140,11 +140,11 @@ class _Recording:
             action = actor(observation)
             try:
                 observation, reward, terminated, truncated, _ = env.step(action)
-                reward_row[step] = reward
+                reward_row[step] = reward if type(reward) is float else self._values.reward(reward)
             except Exception as error:
                 raise self._failed("step", error) from error
             put_action(step, action)
-            end = bool(terminated) + 2 * bool(truncated)
+            end = self._values.end(terminated, truncated)
             end_row[step] = CUT if number == steps and not end else end
             put_state(state, observation)
             step, state, self._done = step + 1, state + 1, number

@@ -154,8 +154,8 @@ class CheckpointMixin(LockMixin):
 
     def share(self, shared: bool = True) -> Self:
         """Put the storage and the write state of transforms in shared memory. Warns where the storage cannot be shared."""
-        self.shared = shared
         if not shared:
+            self.shared = False
             return self
         check_consumption(self._sampler, self._storage, self._writer, shared=True)
         if hasattr(self._storage, "share_memory_"):
@@ -163,6 +163,7 @@ class CheckpointMixin(LockMixin):
         elif not self._storage.immutable:
             warnings.warn(f"a {type(self._storage).__name__} is copied to other processes, not shared", stacklevel=2)
         share_state(self._transforms)
+        self.shared = True
         return self
 
     def _share_storage(self) -> None:

@@ -110,7 +110,7 @@ class PrioritizedSampler(Sampler):
         """
         rows = _flat(index, storage)
         try:
-            values = torch.as_tensor(priority).detach().cpu().numpy().astype(np.float64).reshape(-1)
+            values = _numbers(priority).reshape(-1)
         except (TypeError, ValueError, RuntimeError) as error:
             raise SamplingError(f"priorities are numbers, not {priority!r}") from error
         if len(values) not in (1, len(rows)):
@@ -282,6 +282,15 @@ def _check_exponent(name: str, value: Any) -> None:
     """Raise UsageError for what is no number from zero on."""
     if not value >= 0:
         raise UsageError(f"{name} must be greater or equal to 0, and is {value!r}")
+
+
+def _numbers(priority: Any) -> np.ndarray:
+    """Priorities as float64."""
+    tensor = torch.as_tensor(priority).detach().cpu()
+    try:
+        return tensor.numpy().astype(np.float64)
+    except (TypeError, RuntimeError):  # what NumPy cannot see: bfloat16, a negation that torch puts off
+        return tensor.to(torch.float64).resolve_neg().numpy()
 
 
 def _flat(index: Any, storage: Storage | None) -> np.ndarray:

@@ -20,6 +20,7 @@ from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor, is_non_ten
 from ....errors import DamagedDatasetError, SchemaError, UsageError
 from ...codecs import DEFAULT, PLAIN
 from ...codecs.zstd import RowDecoder, RowEncoder
+from ...memory_map import element_bytes
 from ...tensordict_folder import dtype_named
 from ..windows.draw import Key
 from ..windows.edges import as_key
@@ -165,7 +166,7 @@ class CompressedListStorage(ListStorage):
 
     def _encode(self, about: LeafKind, rows: torch.Tensor) -> list[bytes]:
         """One blob for each row."""
-        data = rows.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy() if rows.numel() else b""
+        data = element_bytes(rows)
         starts = np.arange(len(rows)) * about.row_bytes
         if about.small:
             whole = bytes(data)

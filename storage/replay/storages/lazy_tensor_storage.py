@@ -10,7 +10,7 @@ from tensordict import is_tensor_collection
 
 from .tensor_layout import batch_shape, first_leaf
 from .tensor_storage import TensorStorage
-from .trees import tree_map
+from .trees import share_memory, tree_map
 
 
 class LazyTensorStorage(TensorStorage):
@@ -58,4 +58,4 @@ class LazyTensorStorage(TensorStorage):
             data = tree_map(
                 lambda leaf: torch.empty((rows, *leaf.shape), dtype=leaf.dtype, device=self._device), example
             )
-        return tree_map(lambda leaf: leaf.share_memory_(), data) if self.is_shared else data
+        return share_memory(data) if self.is_shared else data

@@ -59,12 +59,17 @@ def readable_fields(data: Any, ndim: int) -> dict[str, Readable] | None:
     for key, leaf in data.items(include_nested=True):
         if isinstance(leaf, torch.Tensor):
             path = path_of(key)
-            if path.count("/") != len(as_key(key)) - 1 or not leaf.is_contiguous() or leaf.layout != torch.strided:
+            if path.count("/") != len(as_key(key)) - 1 or not _is_plain_memory(leaf):
                 return None
             fields[path] = TensorRows(path, plain(leaf).flatten(0, ndim - 1))
         elif type(leaf) is not TensorDict or leaf.batch_size != data.batch_size or not len(leaf.keys()):
             return None
     return fields or None
+
+
+def _is_plain_memory(leaf: torch.Tensor) -> bool:
+    """Whether the elements lie in memory as they are, in order: dense, contiguous, not negated or conjugated when read."""
+    return leaf.layout == torch.strided and leaf.is_contiguous() and not leaf.is_neg() and not leaf.is_conj()
 
 
 def _describe(leaf: torch.Tensor, ndim: int) -> str:

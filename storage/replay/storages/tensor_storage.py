@@ -37,7 +37,7 @@ from .tensor_layout import (
     readable_fields,
     take_rows,
 )
-from .trees import stack, tree_map
+from .trees import share_memory, stack, tree_map
 
 # Counters, shared with other processes where the storage is: rows filled along the first dimension, the row written
 # last, and a number that every write increases. It is odd while rows that are shared are written: who reads looks at it
@@ -338,13 +338,16 @@ class TensorStorage(SavedTensors):
         self._count[VERSION] += 2
 
     def share_memory_(self) -> TensorStorage:
-        """Put data and counters in shared memory, so that processes started later see the same rows."""
+        """Put data and counters in shared memory, so that processes started later see the same rows.
+
+        Raises DiskSpaceError where there is too little of it; the storage is as before then.
+        """
+        if self._data is not None:
+            share_memory(self._data)
         self._counters.share_memory_()
         self._count = self._counters.numpy()
         if self._write_lock is None:
             self._write_lock = ProcessLock()
-        if self._data is not None:
-            tree_map(lambda leaf: leaf.share_memory_(), self._data)
         return self
 
     def _prepare_pickle(self) -> None:

@@ -9,7 +9,8 @@ import torch
 from tensordict import TensorDict, is_tensor_collection
 from torch.utils import _pytree as pytree
 
-from ....errors import SchemaError
+from ....errors import DiskSpaceError, SchemaError
+from ...durable import is_full, system_error
 
 
 def tree_map(function: Callable[[torch.Tensor], Any], data: Any) -> Any:
@@ -17,6 +18,19 @@ def tree_map(function: Callable[[torch.Tensor], Any], data: Any) -> Any:
     if is_tensor_collection(data):
         return function(data)
     return pytree.tree_map(function, data)
+
+
+def share_memory(data: Any) -> Any:
+    """Move the tensors of a TensorDict or a tree to shared memory. Raises DiskSpaceError where that is too small for them."""
+    try:
+        return tree_map(lambda leaf: leaf.share_memory_(), data)
+    except RuntimeError as error:
+        found = system_error(error)
+        if found is None or not is_full(found):
+            raise
+        message = "the shared memory of this machine (/dev/shm) is too small for the rows of the storage"
+        hint = "use a LazyMemmapStorage, whose rows are in files, or give the container more: docker run --shm-size 8g"
+        raise DiskSpaceError(message, hint=hint) from error
 
 
 def copy_of(data: Any) -> Any:

@@ -17,7 +17,7 @@ from rbdata import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from rbdata.errors import ReadOnlyError, SamplingError, SchemaError, UnknownKeyError, UsageError
+from rbdata.errors import DiskSpaceError, ReadOnlyError, SamplingError, SchemaError, UnknownKeyError, UsageError
 from replay_tools import equal, rollout
 from storage_tools import make_episodes, write_dataset
 
@@ -153,6 +153,33 @@ def test_data_that_are_none(data):
         ReplayBuffer(storage=LazyTensorStorage(4)).extend(data)
     with pytest.raises(SchemaError):
         made().extend(data)
+
+
+def test_shared_memory_that_is_too_small(monkeypatch):
+    """As torch reports it in a container with 64 MiB; the buffer is as it was."""
+    move = torch.UntypedStorage.share_memory_
+
+    def of_little(self, *args):
+        if self.nbytes() > 1 << 20:
+            raise RuntimeError("unable to allocate shared memory(shm) for file </t_1>: No space left on device (28)")
+        return move(self, *args)
+
+    monkeypatch.setattr(torch.UntypedStorage, "share_memory_", of_little)
+    data = rollout([5, 7])
+    shared = made(storage=LazyTensorStorage(1 << 20), batch_size=4)
+    with pytest.raises(DiskSpaceError, match="too small for the rows"):
+        shared.share()
+    assert not shared.storage.is_shared and not shared.shared
+    shared.extend(data)
+    assert len(shared) == 24 and len(shared.sample()) == 4
+    for storage in (LazyTensorStorage(1 << 20), LazyTensorStorage(1 << 20, shared_init=True)):
+        buffer = TensorDictReplayBuffer(storage=storage, shared=True)
+        if storage.__class__ is LazyTensorStorage:
+            with pytest.raises(DiskSpaceError, match="LazyMemmapStorage"):
+                buffer.extend(data)
+            assert not len(buffer)
+        else:
+            buffer.extend(data)
 
 
 @pytest.mark.parametrize("kind", ["sampler", "writer", "keys", "size", "list"])

@@ -14,6 +14,8 @@ import gymnasium
 import gymnasium_envs
 import numpy as np
 import pytest
+import rbdata
+import torch
 from contents import content
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -21,6 +23,7 @@ from paths import SUPPORT
 from rbdata.datasets.acquire import download
 from rbdata.datasets.ingest.protocol import ConvertOptions
 from rbdata.datasets.ingest.request import Listener, Request
+from rbdata.errors import RbdataError
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED
 from rbdata.storage.integrity import verify
@@ -315,3 +318,61 @@ def test_episodes_lie_one_after_the_other(tmp_path):
     for start, after in pairwise([*dataset.episodes.start.tolist(), 60]):
         rows = leaf(dataset, "observation")[start:after]
         assert (rows[:, 0] == rows[0, 0]).all() and rows[:, 1].tolist() == list(range(after - start))
+
+
+FLAGS = {
+    "one element": (np.array, 1.0, None),
+    "an array": (lambda flag: np.array([flag]), np.array([1.0]), None),
+    "a tensor": (lambda flag: torch.tensor([flag]), torch.tensor([[1.0]]), None),
+    "a list": (lambda flag: [flag], np.float32(1), None),
+    "zero and one": (int, 1, None),
+    "two flags": (lambda flag: np.array([flag, not flag]), 1.0, "terminated as array"),
+    "no flags": (lambda flag: np.array([], bool), 1.0, "terminated as array"),
+    "nothing": (lambda flag: None, 1.0, "terminated as None"),
+    "text": (str, 1.0, "terminated as 'False'"),
+    "not a number": (lambda flag: np.nan, 1.0, "terminated as nan"),
+    "two rewards": (bool, np.ones(2), "as a reward"),
+}
+
+
+@pytest.mark.parametrize("kind", FLAGS)
+@pytest.mark.parametrize("way", ["record", "Recorder"])
+def test_flags_and_rewards_in_arrays(tmp_path, kind, way):
+    """An array of one element is what it holds. Whatever is not a flag is refused, and a loop can go on."""
+    flag, reward, refusal = FLAGS[kind]
+
+    class Loose(gymnasium_envs.Counter):
+        broken = True
+
+        def step(self, action):
+            observation, _, terminated, truncated, info = super().step(action)
+            if not self.broken:
+                return observation, 1.0, terminated, truncated, info
+            return observation, reward, flag(terminated), truncated, info
+
+    env = Loose()
+    if way == "record" and refusal is not None:
+        with pytest.raises(RbdataError, match=refusal):
+            rbdata.record(env, name="loose", root=tmp_path, steps=13)
+        return
+    if way == "record":
+        path = rbdata.record(env, name="loose", root=tmp_path, steps=13)
+    else:
+        with rbdata.Recorder(env, name="loose", root=tmp_path) as loop:
+            loop.reset()
+            if refusal is not None:
+                with pytest.raises(RbdataError, match=refusal):
+                    loop.step(0)
+                env.broken = False
+                env.__init__()
+                loop.reset()
+            for _ in range(13):
+                _, _, terminated, truncated, _ = loop.step(0)
+                if np.asarray(terminated).any() or truncated:
+                    loop.reset()
+        path = loop.path
+    assert verify(path).ok
+    data = rbdata.open_dataset(path)
+    ends = (data["next", "done"].view(-1).nonzero().view(-1) + 1).tolist()
+    assert ends == [3, 4, 11, 13] and bool((data["next", "reward"] == 1).all())
+    assert data["next", "terminated"].view(-1)[[2, 3, 10]].tolist() == [True, True, False]
