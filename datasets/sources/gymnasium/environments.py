@@ -7,7 +7,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,7 +81,7 @@ def check_name(recording: str) -> str:
 
 @dataclass(frozen=True)
 class Made:
-    """How to make an environment: its id, keyword arguments, and how many copies (1: a plain one, not a vector).
+    """How to make an environment: its id, keyword arguments, and how many copies are stepped together.
 
     ``make`` is called instead where it is given: ``id`` then only names it in messages.
     """
@@ -92,31 +92,18 @@ class Made:
     make: Callable[[], Any] | None = None
 
     def open(self) -> Any:
-        """The environment: a `gymnasium.Env`, or for several copies a `SyncVectorEnv`.
-
-        A vector resets nothing by itself (autoreset mode *disabled*): the observation that comes with a terminated or
-        truncated step is then the true final one, and no step of the log is a reset in disguise. The other modes either
-        replace the final observation (same step) or add a step whose action is ignored (next step).
+        """The environment, a `gymnasium.Env`; one of them where there are to be several.
 
         Raises UnknownDatasetError for an id that is not registered, MissingExtraError for want of a package, UsageError for
         arguments that it does not take, RbdataError when it cannot be made.
         """
         import gymnasium
         from gymnasium import error
-        from gymnasium.vector import AutoresetMode
 
         if self.make is None:
             _register(self.id)
         try:
-            if self.make is not None and self.count > 1:
-                settings: dict[str, Any] = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
-                return gymnasium.vector.SyncVectorEnv([self.make] * self.count, **settings)
-            if self.make is not None:
-                return self.make()
-            if self.count == 1:
-                return gymnasium.make(self.id, **self.arguments)
-            settings = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
-            return gymnasium.make_vec(self.id, self.count, "sync", settings, **self.arguments)
+            return self.make() if self.make is not None else gymnasium.make(self.id, **self.arguments)
         except error.UnregisteredEnv as problem:
             message = f"Gymnasium has no environment {self.id}: {problem}"
             raise UnknownDatasetError(message, hint=_nearest(self.id)) from problem
@@ -132,11 +119,50 @@ class Made:
                 raise _failed(self.id, problem) from problem
             message = f"{self.id} does not take {', '.join(self.arguments)}: {problem}"
             raise UsageError(message, hint="check --env-arg") from problem
-        except Exception as problem:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as problem:  # SystemExit as well: it would end the run without a word
             raise _failed(self.id, problem) from problem
 
+    @contextmanager
+    def opened(self) -> Iterator[list[Any]]:
+        """All copies, closed at the end. Raises as `open`, UsageError for copies that cannot be stepped together."""
+        envs: list[Any] = []
+        try:
+            while len(envs) < self.count:
+                envs.append(self.open())
+            self._check(envs)
+            yield envs
+        except BaseException:
+            for env in envs:
+                with suppress(Exception, SystemExit):  # what failed before is told
+                    env.close()
+            raise
+        for env in envs:
+            close(env, self.id)
 
-def _failed(name: str, problem: Exception) -> RbdataError:
+    def _check(self, envs: list[Any]) -> None:
+        first = envs[0]
+        if len({id(getattr(env, "unwrapped", env)) for env in envs}) < len(envs):
+            message = f"what makes {self.id} returns the same environment again and again"
+            raise UsageError(message, hint="it must make a new one at every call")
+        for env in envs[1:]:
+            if env.observation_space != first.observation_space or env.action_space != first.action_space:
+                message = f"environments of {self.id} have different spaces: they cannot be stepped together"
+                raise UsageError(message, hint="record them one by one: num_envs=1")
+
+
+def close(env: Any, name: str) -> None:
+    """Close an environment. Raises RbdataError where that fails."""
+    try:
+        env.close()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as problem:
+        raise RbdataError(f"{name} failed in close: {type(problem).__name__}: {problem}") from problem
+
+
+def _failed(name: str, problem: BaseException) -> RbdataError:
     message = f"{name} cannot be made: {type(problem).__name__}: {problem}"
     return RbdataError(message, hint=f"try it in Python: gymnasium.make({name!r})")
 

@@ -195,12 +195,9 @@ class RecordingJob(RecordedJob):
         notes: list[str] = []
         with importable(), heard(notes):
             self._policy_sha256 = policy_digest(self._policy)
-            env = one.open()  # one is enough to know the spaces
-            try:
+            with Made(one.id, one.arguments, 1, one.make).opened() as (env,):  # one is enough to know the spaces
                 super().__init__(one.id, env, count, options)
                 self._ratio = self._measure(env) if one.make is None and self._compresses() else None
-            finally:
-                env.close()
         self._notes = notes
 
     def identity(self) -> dict[str, Any]:
@@ -243,7 +240,7 @@ class RecordingJob(RecordedJob):
                 observation = env.reset()[0] if over else observation
                 observation, _, terminated, truncated, _ = env.step(env.action_space.sample())
                 over = terminated or truncated
-        except Exception:  # what is wrong with it is said when it is recorded
+        except (Exception, SystemExit, GeneratorExit):  # what is wrong with it is said when it is recorded
             return _GUESSED_RATIO
         codec = compressed_codec(self._codec)(self.schema[self.bulk[0]])
         dictionary = codec.train(rows[::2])

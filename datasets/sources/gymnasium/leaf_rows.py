@@ -1,16 +1,26 @@
-"""What an environment returns, as rows of leaves."""
+"""What an environment returns, as rows of leaves, rewards and flags."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from ....errors import RbdataError
+from ...ingest.casts import LossyCastError, cast
 from ...ingest.spaces import SpaceLeaf, text_rows
 from .recording import TERMINATED, TRUNCATED
 
 _HINT = "the environment breaks its own space: gymnasium.utils.env_checker shows where"
+_OLD = "is it one of Gym's old interface? gymnasium.make('GymV21Environment-v0', env=...) adapts it (package shimmy)"
+#: Rewards are stored as float32.
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+def as_array(value: Any) -> np.ndarray:
+    """A value as a NumPy array; a torch tensor may be on any device, and part of a graph."""
+    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
 
 
 class LeafRows:
@@ -21,16 +31,21 @@ class LeafRows:
         self._cast: set[str] = set()
 
     def row(self, leaf: SpaceLeaf, value: Any) -> np.ndarray:
-        """A value as a row of its leaf. Raises RbdataError when it is not of its space."""
+        """A value as a row of its leaf, perhaps a view of it. Raises RbdataError when it is not of its space."""
         if leaf.is_text:
             return text_rows([value], leaf.shape[0], leaf.key)[0]
-        return self._rows(leaf, np.asarray(value)[None])[0]
-
-    def batch(self, leaf: SpaceLeaf, values: Any) -> np.ndarray:
-        """The values of several environments as rows."""
-        if leaf.is_text:
-            return text_rows(list(values), leaf.shape[0], leaf.key)
-        return self._rows(leaf, np.asarray(values))
+        try:
+            array = as_array(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            message = f"{self._name} gave {leaf.key} as {type(value).__name__}, which is no array: {error}"
+            raise RbdataError(message, hint=_HINT) from error
+        basic = tuple(leaf.space.get("shape", ()))
+        if array.shape != basic:
+            message = f"{self._name} gave {leaf.key} of shape {array.shape}, its space says {basic}"
+            raise RbdataError(message, hint=_HINT)
+        if array.dtype != leaf.dtype:
+            array = self._converted(leaf, array)
+        return array.reshape(leaf.shape)
 
     def pick(self, leaf: SpaceLeaf, value: Any) -> Any:
         """The part of a value that a leaf holds. Raises RbdataError where it has none."""
@@ -39,34 +54,6 @@ class LeafRows:
         except (KeyError, IndexError, TypeError) as error:
             raise RbdataError(f"{self._name} gave no {leaf.key}, which its space has", hint=_HINT) from error
 
-    def reward(self, value: Any) -> float:
-        """A reward as a number; arrays and tensors of one element are one. Raises RbdataError for anything else."""
-        if isinstance(value, (float, int, np.floating)):
-            return float(value)
-        try:
-            return float(np.asarray(value, float).reshape(()))
-        except (TypeError, ValueError) as error:
-            raise RbdataError(
-                f"{self._name} gave {value!r:.80} as a reward, which is not a number", hint=_HINT
-            ) from error
-
-    def end(self, terminated: Any, truncated: Any) -> int:
-        """Whether a step ends the episode: 0, or TERMINATED, TRUNCATED, BOTH. Raises RbdataError for what is not a flag."""
-        if type(terminated) is not bool:  # the usual case is called once a step
-            terminated = self._flag("terminated", terminated)
-        if type(truncated) is not bool:
-            truncated = self._flag("truncated", truncated)
-        return TERMINATED * terminated + TRUNCATED * truncated
-
-    def _flag(self, name: str, value: Any) -> bool:
-        if type(value) is np.bool_:
-            return bool(value)
-        array = np.asarray(value)
-        if array.size != 1 or array.dtype.kind not in "biuf" or array.item() not in (0, 1):
-            hint = "step returns observation, reward, terminated, truncated, info: true or false for one environment"
-            raise RbdataError(f"{self._name} gave {name} as {value!r:.80}", hint=hint)
-        return bool(array.item())
-
     def notes(self) -> list[str]:
         """A sentence about values that were given in another dtype, if any."""
         if not self._cast:
@@ -74,16 +61,70 @@ class LeafRows:
         names = ", ".join(sorted(self._cast))
         return [f"The environment gave {names} in another dtype than its space states; stored as it states."]
 
-    def _rows(self, leaf: SpaceLeaf, array: np.ndarray) -> np.ndarray:
-        basic = tuple(leaf.space.get("shape", ()))
-        if array.shape[1:] != basic:
-            message = f"{self._name} gave {leaf.key} of shape {array.shape[1:]}, its space says {basic}"
+    def _converted(self, leaf: SpaceLeaf, array: np.ndarray) -> np.ndarray:
+        if not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
+            message = f"{self._name} gave {leaf.key} as {array.dtype}, its space says {leaf.dtype}"
             raise RbdataError(message, hint=_HINT)
-        if array.dtype != leaf.dtype:
-            if not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
-                message = f"{self._name} gave {leaf.key} as {array.dtype}, its space says {leaf.dtype}"
-                raise RbdataError(message, hint=_HINT)
-            if not np.can_cast(array.dtype, leaf.dtype, "safe"):
-                self._cast.add(leaf.key)
-            array = array.astype(leaf.dtype)
-        return array.reshape(len(array), *leaf.shape)
+        if not np.can_cast(array.dtype, leaf.dtype, "safe"):
+            self._cast.add(leaf.key)
+        try:
+            return cast(array, leaf.dtype)
+        except LossyCastError as error:
+            message = f"{self._name} gave {leaf.key} with the value {error.value}, which {leaf.dtype} does not hold"
+            raise RbdataError(message, hint="give the space of the environment a wider dtype") from error
+
+
+def first_observation(returned: Any) -> Any:
+    """The observation of what ``reset`` returned. Raises RbdataError where that is not ``(observation, info)``."""
+    if isinstance(returned, (tuple, list)) and len(returned) == 2 and isinstance(returned[1], (Mapping, type(None))):
+        return returned[0]
+    raise RbdataError(f"it returned {_described(returned)}, not (observation, info)", hint=_OLD)
+
+
+def step_results(returned: Any) -> tuple[Any, float, int]:
+    """Observation, reward and end (0, or how the episode ended: `recording`) of what ``step`` returned.
+
+    Raises RbdataError for other than five values, a reward that float32 cannot hold, and flags that are not true or false.
+    """
+    if not isinstance(returned, (tuple, list)) or len(returned) != 5:
+        wanted = "(observation, reward, terminated, truncated, info)"
+        raise RbdataError(f"it returned {_described(returned)}, not {wanted}", hint=_OLD)
+    observation, reward, terminated, truncated, _ = returned
+    if terminated is False and truncated is False and isinstance(reward, float) and abs(reward) <= _LARGEST:
+        return observation, reward, 0  # nearly always
+    return observation, to_reward(reward), to_end(terminated, truncated)
+
+
+def to_reward(value: Any) -> float:
+    """A reward: a number, or an array or tensor of one. Raises RbdataError for what float32 cannot hold."""
+    reward = value if isinstance(value, float) else float(_number(value, "reward"))
+    if not abs(reward) <= _LARGEST:
+        problem = "which float32 does not hold" if np.isfinite(reward) else "a reward that is not a finite number"
+        raise RbdataError(f"it gave {reward}, {problem}", hint="rewards are stored as float32")
+    return reward
+
+
+def to_end(terminated: Any, truncated: Any) -> int:
+    """How an episode ends with these flags, 0 where it goes on. Raises RbdataError for flags that are not true or false."""
+    return TERMINATED * _flag(terminated, "terminated") + TRUNCATED * _flag(truncated, "truncated")
+
+
+def _flag(value: Any, name: str) -> bool:
+    if value is True or value is False or type(value) is np.bool_:
+        return bool(value)
+    number = _number(value, name)
+    if number != 0 and number != 1:
+        raise RbdataError(f"it gave {name} as {value!r:.60}, which is neither true nor false")
+    return bool(number)
+
+
+def _number(value: Any, name: str) -> Any:
+    array = as_array(value)
+    if array.size != 1 or array.dtype.kind not in "fiub":
+        raise RbdataError(f"it gave {name} as {value!r:.60}, not one number")
+    return array.reshape(-1)[0]
+
+
+def _described(returned: Any) -> str:
+    several = isinstance(returned, (tuple, list))
+    return f"{len(returned)} values" if several else f"{type(returned).__name__} {returned!r:.40}"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ....errors import RbdataError
 from ....storage.durable import sync_folder
 from ...ingest.protocol import ConvertOptions, Expectation
 from ...ingest.spaces import SpaceLeaf
@@ -86,7 +86,7 @@ class LogTask:
     target: Path
     notes: Sequence[str]
 
-    @property
+    @cached_property
     def rows(self) -> int:
         return self.log.counts[0]
 
@@ -157,10 +157,3 @@ class _Blocks:
             parts.clear()
         self.all_states += self._states
         self._states = 0
-
-
-def finite(rewards: np.ndarray, name: str) -> np.ndarray:
-    """Rewards, all of them finite. Raises RbdataError."""
-    if not np.isfinite(rewards).all():
-        raise RbdataError(f"{name} gave a reward that is not a finite number")
-    return rewards

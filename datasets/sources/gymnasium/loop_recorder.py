@@ -13,6 +13,8 @@ Every episode that ends is in a log at once (`episode_log`); closing makes the d
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -24,7 +26,7 @@ from gymnasium.vector.utils import iterate
 from typing_extensions import TypedDict, Unpack
 
 from .... import settings
-from ....errors import DatasetExistsError, UsageError, reason
+from ....errors import DatasetExistsError, RbdataError, UsageError, reason
 from ....keywords import with_options
 from ....storage.folder import DatasetPlace, make_writable
 from ....storage.writer import DatasetWriter, fingerprint
@@ -33,8 +35,8 @@ from ...ingest.request import Listener, Request
 from ...ingest.run import run
 from .environments import check_name, join_name
 from .episode_log import EpisodeLog, Piece
-from .leaf_rows import LeafRows
-from .loop_job import LOG, LoopJob, finite
+from .leaf_rows import LeafRows, first_observation, to_end, to_reward
+from .loop_job import LOG, LoopJob
 from .policy import checked
 from .recording import CUT, TRUNCATED
 
@@ -70,38 +72,56 @@ class _Lane:
         if self.is_open and self.steps:
             self._write(TRUNCATED)
         self._clear()
+        self.is_open = False
+        states = self._copied(self._tape.job.observation, observation)
         self.is_open, self._begins, self.steps = True, 1, 0
-        self._put(self._tape.job.observation, 0, observation)
+        self._put(0, states)
 
-    def step(self, action: Any, observation: Any, reward: Any, terminated: Any, truncated: Any) -> None:
-        """A step of it, and its end if it is the last."""
-        end, number = self._tape.values.end(terminated, truncated), self._tape.values.reward(reward)
-        self._put(self._tape.job.action, len(self._tape.job.observation), action)
-        self._put(self._tape.job.observation, 0, observation)
+    def action(self, action: Any) -> list[np.ndarray]:
+        """The rows of an action, for `step`. They are copies: the environment may change what it gets."""
+        return self._copied(self._tape.job.action, action)
+
+    def step(self, action: list[np.ndarray], observation: Any, reward: Any, terminated: Any, truncated: Any) -> None:
+        """A step of it, and its end if it is the last.
+
+        Raises RbdataError for what cannot be recorded; the episode is then cut before this step.
+        """
+        try:
+            states = self._copied(self._tape.job.observation, observation)
+            number, end = to_reward(reward), to_end(terminated, truncated)
+        except RbdataError as error:
+            self.cut()
+            raise RbdataError(f"{self._tape.job.name}: {reason(error)}", hint=error.hint) from error
+        self._put(len(self._tape.job.observation), action)
+        self._put(0, states)
         self._rewards.append(number)
         self.steps += 1
+        self.is_open = not end
         if end:
             self._write(end)
         elif self._bytes > _PIECE_BYTES and len(self._rewards) > 1:
             self._write(0)
-        self.is_open = not end
 
     def cut(self) -> None:
         """The recording ends here."""
-        if self.is_open and self.steps:
+        is_open, self.is_open = self.is_open, False
+        if is_open and self.steps:
             self._write(CUT)
-        self.is_open = False
 
-    def _put(self, leaves: Any, first: int, value: Any) -> None:
-        for number, leaf in enumerate(leaves, first):
-            row = np.array(self._tape.values.row(leaf, self._tape.values.pick(leaf, value)))
+    def _copied(self, leaves: Any, value: Any) -> list[np.ndarray]:
+        values = self._tape.values
+        return [np.array(values.row(leaf, values.pick(leaf, value))) for leaf in leaves]
+
+    def _put(self, first: int, rows: list[np.ndarray]) -> None:
+        for number, row in enumerate(rows, first):
             self._rows[number].append(row)
             self._bytes += row.nbytes
 
     def _write(self, end: int) -> None:
         """Write what there is to the log; where the episode goes on, its last step stays, so that it can still end there."""
         tape, last = self._tape, None if end else -1
-        rewards = finite(np.array(self._rewards[:last], float), tape.job.name)
+        tape.check_process()
+        rewards = np.array(self._rewards[:last], float)
         rows = [
             np.stack(rows[:last]) if rows[:last] else np.zeros((0, *column.shape), column.dtype)
             for rows, column in zip(self._rows, tape.job.columns)
@@ -157,6 +177,18 @@ class Tape:
             self._lock.__exit__()
             raise
         self.lanes = [_Lane(number, self) for number in range(count)]
+        self._process = os.getpid()
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process began the recording: a forked one has a copy of it, and the same files."""
+        return os.getpid() == self._process
+
+    def check_process(self) -> None:
+        """Raise UsageError in another process than the one that began the recording."""
+        if not self.is_ours:
+            message = f"{self.place.id} is recorded by process {self._process}, this is a fork of it"
+            raise UsageError(message, hint="make a Recorder of another name in each process")
 
     def _open(self, force: bool) -> None:
         self.place.recover()
@@ -169,7 +201,9 @@ class Tape:
         self.log = job.log = EpisodeLog(writer.folder / LOG, job.columns)
 
     def finish(self) -> Path | None:
-        """Make the dataset; None where nothing was recorded."""
+        """Make the dataset; None where nothing was recorded, and in a fork."""
+        if not self.is_ours:
+            return None
         for lane in self.lanes:
             lane.cut()
         self.job.more_notes = self.values.notes()
@@ -187,8 +221,9 @@ class Tape:
 
     def abandon(self) -> None:
         """Stop, and leave the episodes that ended to the next recorder of this name."""
-        self.log.close()
-        self._lock.__exit__()
+        if self.is_ours:
+            self.log.close()
+            self._lock.__exit__()
 
 
 class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -234,10 +269,10 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset the environment; an episode begins."""
-        observation, info = self.env.reset(seed=seed, options=options)
+        returned = self.env.reset(seed=seed, options=options)
         if self._tape:
-            self._tape.lanes[0].begin(observation)
-        return observation, info
+            self._tape.lanes[0].begin(first_observation(returned))
+        return returned
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step the environment, and record the step. Raises UsageError for an action that is not of the space."""
@@ -246,7 +281,7 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
         lane = self._tape.lanes[0]
         if not lane.is_open:
             raise UsageError("there is no episode to step in", hint="call reset() first")
-        taken = _taken(action, self.env.action_space, 1)
+        taken = lane.action(_taken(action, self.env.action_space, 1))
         observation, reward, terminated, truncated, info = self.env.step(action)
         lane.step(taken, observation, reward, terminated, truncated)
         return observation, reward, terminated, truncated, info
@@ -287,7 +322,9 @@ class VectorRecorder(gymnasium.vector.VectorWrapper):
         self._tape: Tape | None = Tape(env, env.num_envs, **options)
         self.dataset_id = self._tape.place.id
         self.path: Path | None = None
-        self._mode = env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
+        self._mode = _autoreset_mode(env)
+        #: After an error, of which no lane knows whether its environment was stepped.
+        self._must_reset = False
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset all environments, or those of ``options["reset_mask"]``; their episodes begin."""
@@ -295,34 +332,86 @@ class VectorRecorder(gymnasium.vector.VectorWrapper):
         which = np.ones(self.num_envs, bool) if mask is None else np.asarray(mask, bool).copy()
         observations, info = self.env.reset(seed=seed, options=options)
         if self._tape:
-            for lane, begins, observation in zip(self._tape.lanes, which, self._each(observations)):
-                if begins:
-                    lane.begin(observation)
+            with self._cutting(self._tape):
+                for lane, begins, observation in zip(self._tape.lanes, which, self._each(observations)):
+                    if begins:
+                        lane.begin(observation)
+            self._must_reset = self._must_reset and not which.all()
         return observations, info
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step all environments, and record the steps; a step that only resets an environment is none."""
         if self._tape is None:
             return self.env.step(actions)
+        if self._must_reset:
+            raise UsageError("there are no episodes to step in", hint="call reset() first, for all environments")
         stacked = _taken(actions, self.env.single_action_space, self.num_envs)
-        taken = list(iterate(self.env.action_space, stacked))
-        observations, rewards, terminated, truncated, info = self.env.step(actions)
-        finals = info.get("final_obs", [None] * self.num_envs)
-        for i, observation in enumerate(self._each(observations)):
-            lane, over = self._tape.lanes[i], bool(terminated[i] or truncated[i])
-            if not lane.is_open:
-                if self._mode == AutoresetMode.NEXT_STEP:
+        lanes = self._tape.lanes
+        taken = [
+            lane.action(one) if lane.is_open else []
+            for lane, one in zip(lanes, iterate(self.env.action_space, stacked))
+        ]
+        with self._cutting(self._tape):
+            observations, rewards, terminated, truncated, info = self.env.step(actions)
+            for i, (lane, observation) in enumerate(zip(lanes, self._each(observations))):
+                if not lane.is_open:
+                    if self._mode == AutoresetMode.NEXT_STEP:
+                        lane.begin(observation)
+                    continue
+                at_once = self._mode == AutoresetMode.SAME_STEP and bool(terminated[i] or truncated[i])
+                final = self._final(info, i) if at_once else observation
+                lane.step(taken[i], final, rewards[i], terminated[i], truncated[i])
+                if at_once:
                     lane.begin(observation)
-                continue
-            at_once = over and self._mode == AutoresetMode.SAME_STEP
-            final = finals[i] if at_once else observation
-            lane.step(taken[i], final, rewards[i], terminated[i], truncated[i])
-            if at_once:
-                lane.begin(observation)
         return observations, rewards, terminated, truncated, info
+
+    @contextmanager
+    def _cutting(self, tape: Tape) -> Iterator[None]:
+        """An error cuts the episodes of all environments: some may have been stepped without a record of it."""
+        try:
+            yield
+        except BaseException:
+            self._must_reset = True
+            for lane in tape.lanes:
+                lane.cut()
+            raise
+
+    def _final(self, info: dict[str, Any], number: int) -> Any:
+        """The final observation of an environment that was reset in the same step."""
+        final = info["final_obs"][number]
+        held = getattr(self.env.unwrapped, "_env_obs", None)  # of a SyncVectorEnv: what its environments returned last
+        if held is not None and _shares_memory(final, held[number]):
+            message = (
+                f"environment {number} of {self.dataset_id} reuses its observation: the reset overwrote the final one"
+            )
+            hint = "return a copy from the environment's step, or use another autoreset mode than same-step"
+            raise RbdataError(message, hint=hint)
+        return final
 
     def _each(self, observations: Any) -> Any:
         return iterate(self.env.observation_space, observations)
+
+
+def _autoreset_mode(env: Any) -> AutoresetMode:
+    """When a vector environment resets its environments. Raises UsageError where it does not say so."""
+    stated = env.metadata.get("autoreset_mode")
+    try:
+        return AutoresetMode(stated)
+    except ValueError as error:
+        message = "the vector environment does not say when it resets its environments"
+        hint = 'state it: env.metadata["autoreset_mode"] = gymnasium.vector.AutoresetMode.NEXT_STEP (or as it is)'
+        raise UsageError(message, hint=hint) from error
+
+
+def _shares_memory(one: Any, other: Any) -> bool:
+    """Whether two observations have an array in common."""
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return np.may_share_memory(one, other)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one is other or any(_shares_memory(one[key], other.get(key)) for key in one)
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return any(map(_shares_memory, one, other))
+    return False
 
 
 def _taken(action: Any, space: gymnasium.Space[Any], count: int) -> Any:

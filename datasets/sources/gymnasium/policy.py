@@ -16,7 +16,7 @@ import inspect
 import random
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,8 @@ import numpy as np
 
 from ....errors import FunctionError, UsageError, reason
 from ....settings import expanded
+from ...ingest.casts import cast
+from .leaf_rows import as_array
 
 if TYPE_CHECKING:
     import gymnasium
@@ -46,7 +48,9 @@ def load_policy(text: str) -> tuple[Any, Path | None]:
         raise UsageError(f"there is no file {path}", hint=_FORM)
     try:
         module = _load_file(path) if path else importlib.import_module(where)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit as well: a script without `if __name__ == "__main__"`
         message = f"{text} cannot be imported: {type(error).__name__}: {reason(error)}"
         hint = None if path else "modules in the current directory are found as well"
         refusal = UsageError(message, hint=hint)
@@ -93,21 +97,24 @@ def _load_file(path: Path) -> Any:
     sys.modules[spec.name] = module  # dataclasses and the like look their module up
     try:
         spec.loader.exec_module(module)
-    except Exception:
+    except BaseException:
         del sys.modules[spec.name]
         raise
     return module
 
 
 class Actor:
-    """Chooses actions for an environment (or several: ``count``), and checks what a policy returns."""
+    """Chooses actions for environments of one kind, and checks what a policy returns."""
 
-    def __init__(self, env: Any, count: int, given: Mapping[str, Any]) -> None:
+    def __init__(self, envs: Sequence[Any], given: Mapping[str, Any]) -> None:
+        from gymnasium.vector.utils import batch_space
+
         policy, seed = given["policy"], given["seed"]
         self._name = policy if isinstance(policy, str) else describe_policy(policy)[0]
-        self._count, self._epsilon = count, given["epsilon"]
-        self._space: gymnasium.Space = env.action_space if count == 1 else env.single_action_space
-        self._all: gymnasium.Space = env.action_space
+        self._count, self._epsilon = (count := len(envs)), given["epsilon"]
+        self._space: gymnasium.Space = envs[0].action_space
+        self._observed: gymnasium.Space = envs[0].observation_space
+        self._all: gymnasium.Space = self._space if count == 1 else batch_space(self._space, count)
         self._all.seed(seed)
         self._space.seed(seed + 1 if count > 1 else seed)
         self._dice = np.random.default_rng(seed)
@@ -132,13 +139,33 @@ class Actor:
         """Call what is the user's. Raises FunctionError with the user's traceback."""
         try:
             return function(*arguments)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit as well: it would end the run without a word
             message = f"the policy {self._name} failed: {type(error).__name__}: {reason(error)}"
             hint = "try it on env.reset()[0] in Python"
             raise FunctionError(message, hint=hint, detail=_traceback(error)) from error
 
-    def __call__(self, observation: Any) -> Any:
-        """The action to take. Raises UsageError for one outside the space's kind, FunctionError when the policy fails."""
+    def __call__(self, observations: Sequence[Any]) -> Sequence[Any]:
+        """The actions to take, one for each observation.
+
+        Raises UsageError for one outside the space's kind, FunctionError when the policy fails.
+        """
+        if self._count == 1:
+            return (self._act(observations[0]),)
+        from gymnasium.vector.utils import iterate
+
+        stacked = None if self._policy is None else self._stacked(observations)
+        return list(iterate(self._all, self._act(stacked)))
+
+    def _stacked(self, observations: Sequence[Any]) -> Any:
+        """Observations as vector environments give them, in memory of their own: a policy may keep or change them."""
+        from gymnasium.vector.utils import concatenate, create_empty_array
+
+        room: Any = create_empty_array(self._observed, self._count)
+        return concatenate(self._observed, observations, room)
+
+    def _act(self, observation: Any) -> Any:
         if self._policy is None:
             return self._all.sample()
         if self._epsilon and self._count == 1 and self._dice.random() < self._epsilon:
@@ -168,7 +195,8 @@ def checked(action: Any, space: gymnasium.Space, count: int) -> Any:
     """An action (of ``count`` environments, if more than one) as the space has it.
 
     Raises TypeError or ValueError in words for a wrong structure, shape or kind of number, a Discrete action that does not
-    exist, and one that is not finite. Box actions may lie outside the bounds: what happens then is the environment's affair.
+    exist, one that is not finite, and one that the dtype of the space does not hold. Box actions may lie outside the
+    bounds: what happens then is the environment's affair.
     """
     from gymnasium import spaces
 
@@ -191,7 +219,7 @@ def checked(action: Any, space: gymnasium.Space, count: int) -> Any:
 def _checked_array(action: Any, space: gymnasium.Space, count: int) -> Any:
     from gymnasium import spaces
 
-    array = np.asarray(action)
+    array = as_array(action)
     assert space.shape is not None and space.dtype is not None
     shape = space.shape if count == 1 else (count, *space.shape)
     if array.shape != shape:
@@ -201,7 +229,7 @@ def _checked_array(action: Any, space: gymnasium.Space, count: int) -> Any:
             raise TypeError(f"its dtype is {array.dtype}, not {space.dtype}")
         if not np.isfinite(array).all():
             raise ValueError("it is not finite")
-        return array.astype(space.dtype, copy=False)
+        return cast(array, space.dtype)
     if array.dtype.kind not in "iub":
         raise TypeError(f"its dtype is {array.dtype}, not a whole number")
     low, high = _limits(space)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from ...ingest.spaces import SpaceLeaf
 from ...ingest.trajectories import Column
 from ...workers.task import OnBlock
 from .environments import Made, heard, importable
-from .leaf_rows import LeafRows
+from .leaf_rows import LeafRows, first_observation, step_results
 from .policy import Actor, seeded
 from .recording import CUT, RecordingWriter
 
@@ -64,13 +65,11 @@ class RecordTask:
         try:
             with importable(), seeded(self.given["seed"]):
                 notes: list[str] = []
-                with heard(notes):
-                    env = self.made.open()
-                    actor = Actor(env, self.made.count, self.given)
-                try:
-                    _Recording(self, env, actor, partial, notes).run(on_block)
-                finally:
-                    env.close()
+                with ExitStack() as opened:
+                    with heard(notes):
+                        envs = opened.enter_context(self.made.opened())
+                        actor = Actor(envs, self.given)
+                    _Recording(self, envs, actor, partial, notes).run(on_block)
             partial.rename(self.target)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
@@ -87,87 +86,50 @@ def columns_of(observation: Sequence[SpaceLeaf], action: Sequence[SpaceLeaf]) ->
     return states + [Column(leaf.key, leaf.dtype, leaf.shape, "step") for leaf in action]
 
 
-class _Recording:
-    """One run of one environment, or of several in step."""
+class _Lane:
+    """One environment, and the rows of it that are not written yet.
 
-    def __init__(self, task: RecordTask, env: Any, actor: Actor, folder: Path, notes: list[str]) -> None:
-        self._task, self._env, self._actor, self._notes = task, env, actor, notes
-        count = task.made.count
-        columns = columns_of(task.observation, task.action)
-        self._writer = RecordingWriter(folder, columns, codec=task.codec, threads=task.threads)
-        self._room = block_rows(columns, count)
-        self._leaves = (*task.observation, *task.action)
-        self._buffers = [np.zeros((count, self._room, *leaf.shape), leaf.dtype) for leaf in self._leaves]
-        self._reward = np.zeros((count, self._room))
-        self._end = np.zeros((count, self._room), np.uint8)
-        #: Rows in the buffers: states and steps of each environment.
-        self._states, self._steps = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        self._all_states = np.zeros(count, np.int64)
-        self._done = 0  # rounds
-        self._outside = 0  # actions beyond the bounds of their Box
-        self._values = LeafRows(task.made.id)
+    An action is put into its row before the environment gets it, and an observation before the policy gets it: both may
+    change what they are given, and may use one array again and again.
+    """
 
-    def run(self, on_block: OnBlock) -> None:
-        count = self._task.made.count
-        with heard(self._notes):
-            observation = self._call("reset", seed=self._task.given["seed"])[0]
-        if count == 1:
-            self._run_one(observation, on_block)
-        else:
-            self._run_many(observation, on_block)
-        self._flush()
-        self._notes += self._values.notes()
-        counts = {"actions_out_of_bounds": self._outside}
-        self._writer.finish({"states": self._all_states.tolist(), "counts": counts, "notes": self._notes})
+    def __init__(self, task: RecordTask, env: Any, values: LeafRows, room: int, shares: tuple[int, int]) -> None:
+        self.env, self._values = env, values
+        self._steps_share, self._episodes_share = shares
+        self.buffers = [np.zeros((room, *leaf.shape), leaf.dtype) for leaf in (*task.observation, *task.action)]
+        self.reward, self.end = np.zeros(room), np.zeros(room, np.uint8)
+        self._put_state = self._putter(task.observation, self.buffers[: len(task.observation)])
+        self._put_action = self._putter(task.action, self.buffers[len(task.observation) :])
+        #: Rows in the buffers.
+        self.states = self.steps = 0
+        self.all_states = self.made = self.ended = 0
+        self.is_active = True
 
-    # -- one environment -----------------------------------------------------------------------------------------------
+    def state(self, observation: Any) -> None:
+        """Take an observation."""
+        self._put_state(self.states, observation)
+        self.states += 1
 
-    def _run_one(self, observation: Any, on_block: OnBlock) -> None:
-        env, actor = self._env, self._actor
-        steps, episodes = self._task.given["steps"] or _NO_END, self._task.given.get("episodes") or _NO_END
-        by_steps = steps < _NO_END
-        begins, ended = True, 0
-        put_state = self._single(self._task.observation, 0)
-        put_action = self._single(self._task.action, len(self._task.observation))
-        reward_row, end_row = self._reward[0], self._end[0]
-        room = self._room - 2
-        state = step = 0
-        put_state(state, observation)
-        state += 1
-        for number in range(1, steps + 1):
-            if begins:
-                actor.begin()
-            action = actor(observation)
-            try:
-                observation, reward, terminated, truncated, _ = env.step(action)
-                reward_row[step] = reward if type(reward) is float else self._values.reward(reward)
-            except Exception as error:
-                raise self._failed("step", error) from error
-            put_action(step, action)
-            end = self._values.end(terminated, truncated)
-            end_row[step] = CUT if number == steps and not end else end
-            put_state(state, observation)
-            step, state, self._done = step + 1, state + 1, number
-            begins, ended = end > 0, ended + (end > 0)
-            last = number == steps or ended == episodes
-            if end and not last:
-                observation = self._call("reset")[0]
-                put_state(state, observation)
-                state += 1
-            if state > room or last:
-                self._states[0], self._steps[0] = state, step
-                self._flush()
-                state = step = 0
-                on_block(number if by_steps else ended, 0, 0)
-            elif not number % _REPORT_EVERY:
-                on_block(number if by_steps else ended, 0, 0)
-            if last:
-                break
+    def action(self, action: Any) -> None:
+        """Take the action of the step that follows."""
+        self._put_action(self.steps, action)
 
-    def _single(self, leaves: Sequence[SpaceLeaf], first: int) -> Callable[[int, Any], None]:
-        """A function that stores the value of one environment in a row of the buffers."""
+    def step(self, observation: Any, reward: float, end: int) -> None:
+        """Take the results of the step."""
+        self._put_state(self.states, observation)
+        self.states += 1
+        self.reward[self.steps] = reward
+        self.made += 1
+        if end or self.made == self._steps_share:
+            self.end[self.steps] = end or CUT
+            self.ended += end > 0
+            self.is_active = self.made < self._steps_share and self.ended < self._episodes_share
+        self.steps += 1
+
+    def _putter(self, leaves: Sequence[SpaceLeaf], buffers: Sequence[np.ndarray]) -> Callable[[int, Any], None]:
+        """A function that stores a value in a row of the buffers."""
         if len(leaves) == 1 and not leaves[0].is_text and not leaves[0].path:
-            leaf, rows = leaves[0], self._buffers[first][0]
+            leaf, rows = leaves[0], buffers[0]
             wanted, shape = rows.dtype, leaf.shape
 
             def put(row: int, value: Any) -> None:
@@ -177,95 +139,125 @@ class _Recording:
                     rows[row] = self._values.row(leaf, value)
 
             return put
-        targets = [(leaf, self._buffers[first + number][0]) for number, leaf in enumerate(leaves)]
 
         def put_all(row: int, value: Any) -> None:
-            for leaf, rows in targets:
+            for leaf, rows in zip(leaves, buffers):
                 rows[row] = self._values.row(leaf, self._values.pick(leaf, value))
 
         return put_all
 
-    # -- several, in step ----------------------------------------------------------------------------------------------
 
-    def _run_many(self, observation: Any, on_block: OnBlock) -> None:
-        """Every environment makes its share of the steps, the first few one more; or of the episodes, the same way."""
-        count, given = self._task.made.count, self._task.given
-        steps, episodes = (_shares(given.get(name), count) for name in ("steps", "episodes"))
-        by_steps, everyone = given["steps"] is not None, np.arange(count)
-        made, ended = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        active, number = everyone, 0
-        self._put_states(everyone, observation)
-        begins = np.ones(count, bool)
-        while len(active):
-            number += 1
-            if begins.any():
-                self._actor.begin(begins)
-            action = self._actor(observation)
-            try:
-                observation, reward, terminated, truncated, _ = self._env.step(action)
-            except Exception as error:
-                raise self._failed("step", error) from error
-            at = self._steps[active]
-            for index, leaf in enumerate(self._task.action):
-                rows = self._values.batch(leaf, self._values.pick(leaf, action))
-                self._buffers[len(self._task.observation) + index][active, at] = rows[active]
-            end = terminated.astype(np.uint8) + 2 * truncated.astype(np.uint8)
-            made[active] += 1
-            self._reward[active, at] = reward[active]
-            self._end[active, at] = np.where((made == steps) & (end == 0), CUT, end)[active]
-            self._steps[active] += 1
-            self._put_states(active, observation)
-            self._done = number
-            over = begins = end > 0
-            ended[active] += over[active]
-            going = (made < steps) & (ended < episodes)
-            active = active[going[active]]
-            if over.any() and len(active):
-                observation = self._call("reset", options={"reset_mask": over})[0]
-                self._put_states(np.flatnonzero(over & going), observation)
-            done = int(made.sum() if by_steps else ended.sum())
-            if int(self._states.max()) > self._room - 2 or not len(active):
+class _Recording:
+    """One run of one environment, or of several in step.
+
+    Environments are not reset by themselves, as those of a vector environment are: the observation that comes with a
+    terminated or truncated step is the true final one, and no step is a reset in disguise.
+    """
+
+    def __init__(self, task: RecordTask, envs: list[Any], actor: Actor, folder: Path, notes: list[str]) -> None:
+        self._task, self._actor, self._notes = task, actor, notes
+        count = len(envs)
+        columns = columns_of(task.observation, task.action)
+        self._writer = RecordingWriter(folder, columns, codec=task.codec, threads=task.threads)
+        self._room = block_rows(columns, count)
+        self._leaves = (*task.observation, *task.action)
+        self._values = LeafRows(task.made.id)
+        shares = zip(*(_shares(task.given.get(name), count) for name in ("steps", "episodes")))
+        self._lanes = [_Lane(task, env, self._values, self._room, share) for env, share in zip(envs, shares)]
+        #: Environments that do not have their share yet, and the most rows in the buffers of one.
+        self._active, self._most_states = count, 0
+        self._done = 0  # rounds
+        self._outside = 0  # actions beyond the bounds of their Box
+
+    def run(self, on_block: OnBlock) -> None:
+        with heard(self._notes):
+            seeds = range(self._task.given["seed"], self._task.given["seed"] + len(self._lanes))
+            observations = [self._reset(lane, seed=seed) for lane, seed in zip(self._lanes, seeds)]
+        for lane, observation in zip(self._lanes, observations):
+            lane.state(observation)
+        over = self._lanes
+        while self._active:
+            over = self._round(observations, over)
+            self._done += 1
+            if self._most_states > self._room - 2 or not self._active:
                 self._flush()
-                on_block(done, 0, 0)
-            elif not number % _REPORT_EVERY:
-                on_block(done, 0, 0)
+                self._report(on_block)
+            elif not self._done % _REPORT_EVERY:
+                self._report(on_block)
+        self._notes += self._values.notes()
+        states = [lane.all_states for lane in self._lanes]
+        counts = {"actions_out_of_bounds": self._outside}
+        self._writer.finish({"states": states, "counts": counts, "notes": self._notes})
 
-    def _put_states(self, envs: np.ndarray, observation: Any) -> None:
-        at = self._states[envs]
-        for index, leaf in enumerate(self._task.observation):
-            self._buffers[index][envs, at] = self._values.batch(leaf, self._values.pick(leaf, observation))[envs]
-        self._states[envs] += 1
+    def _round(self, observations: list[Any], begins: list[_Lane]) -> list[_Lane]:
+        """A step of every environment, then a reset of those whose episode ends, which are returned.
 
-    # -- both ----------------------------------------------------------------------------------------------------------
+        ``observations`` are those before it, and after it. Environments that have their share are not recorded.
+        """
+        lanes = self._lanes
+        if begins:
+            self._actor.begin(np.array([lane in begins for lane in lanes]) if len(lanes) > 1 else None)
+        actions = self._actor(observations)
+        for lane, action in zip(lanes, actions):
+            if lane.is_active:
+                lane.action(action)
+        over: list[_Lane] = []
+        for number, (lane, action) in enumerate(zip(lanes, actions)):
+            try:
+                observation, reward, end = step_results(lane.env.step(action))
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # SystemExit as well: it would end the run without a word
+                raise self._failed("step", error) from error
+            observations[number] = observation
+            if end:
+                over.append(lane)
+            if lane.is_active:
+                lane.step(observation, reward, end)
+                self._active -= not lane.is_active
+                if lane.states > self._most_states:
+                    self._most_states = lane.states
+        for lane in over if self._active else ():
+            observation = observations[lanes.index(lane)] = self._reset(lane)
+            if lane.is_active:
+                lane.state(observation)
+                self._most_states = max(self._most_states, lane.states)
+        return over
 
-    def _call(self, name: str, **arguments: Any) -> Any:
+    def _reset(self, lane: _Lane, **arguments: Any) -> Any:
         try:
-            return getattr(self._env, name)(**arguments)
-        except Exception as error:
-            raise self._failed(name, error) from error
+            return first_observation(lane.env.reset(**arguments))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            raise self._failed("reset", error) from error
 
-    def _failed(self, what: str, error: Exception) -> RbdataError:
-        message = (
-            f"{self._task.made.id} failed in {what}, after {self._done} steps: {type(error).__name__}: {reason(error)}"
-        )
-        return RbdataError(message, hint="nothing was written; the same --seed fails at the same place")
+    def _failed(self, what: str, error: BaseException) -> RbdataError:
+        why = reason(error) if isinstance(error, RbdataError) else f"{type(error).__name__}: {reason(error)}"
+        message = f"{self._task.made.id} failed in {what}, after {self._done} steps: {why}"
+        hint = getattr(error, "hint", None) or "nothing was written; the same --seed fails at the same place"
+        return RbdataError(message, hint=hint)
+
+    def _report(self, on_block: OnBlock) -> None:
+        by_steps = self._task.given["steps"] is not None
+        on_block(sum(lane.made if by_steps else lane.ended for lane in self._lanes), 0, 0)
 
     def _flush(self) -> None:
         """Write what is in the buffers."""
-        for env in range(self._task.made.count):
-            states, steps = int(self._states[env]), int(self._steps[env])
-            if not np.isfinite(self._reward[env, :steps]).all():
-                raise RbdataError(f"{self._task.made.id} gave a reward that is not a finite number")
-            for number, leaf in enumerate(self._leaves):
-                rows = states if number < len(self._task.observation) else steps
-                if rows:
-                    self._writer.column(env, number, self._buffers[number][env, :rows])
-                if number >= len(self._task.observation):
-                    self._outside += count_outside(leaf, self._buffers[number][env, :rows])
-            if steps:
-                self._writer.steps(env, self._reward[env, :steps], self._end[env, :steps])
-            self._all_states[env] += states
-        self._states[:] = self._steps[:] = 0
+        for env, lane in enumerate(self._lanes):
+            for number, (leaf, buffer) in enumerate(zip(self._leaves, lane.buffers)):
+                is_action = number >= len(self._task.observation)
+                rows = buffer[: lane.steps if is_action else lane.states]
+                if len(rows):
+                    self._writer.column(env, number, rows)
+                if is_action:
+                    self._outside += count_outside(leaf, rows)
+            if lane.steps:
+                self._writer.steps(env, lane.reward[: lane.steps], lane.end[: lane.steps])
+            lane.all_states += lane.states
+            lane.end[: lane.steps] = 0
+            lane.states = lane.steps = 0
+        self._most_states = 0
 
 
 def block_rows(columns: Sequence[Column], count: int) -> int:
@@ -274,11 +266,11 @@ def block_rows(columns: Sequence[Column], count: int) -> int:
     return max(4, min(_BUFFER_ROWS, _BUFFER_BYTES // (row * count)))
 
 
-def _shares(total: int | None, count: int) -> np.ndarray:
+def _shares(total: int | None, count: int) -> list[int]:
     """How many of ``total`` each environment makes: the first few one more where they cannot be equal."""
     if total is None:
-        return np.full(count, _NO_END)
-    return np.full(count, total // count) + (np.arange(count) < total % count)
+        return [_NO_END] * count
+    return [total // count + (number < total % count) for number in range(count)]
 
 
 def count_outside(leaf: SpaceLeaf, rows: np.ndarray) -> int:

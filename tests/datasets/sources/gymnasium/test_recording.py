@@ -331,7 +331,7 @@ FLAGS = {
     "nothing": (lambda flag: None, 1.0, "terminated as None"),
     "text": (str, 1.0, "terminated as 'False'"),
     "not a number": (lambda flag: np.nan, 1.0, "terminated as nan"),
-    "two rewards": (bool, np.ones(2), "as a reward"),
+    "two rewards": (bool, np.ones(2), "reward"),
 }
 
 
