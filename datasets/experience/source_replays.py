@@ -93,8 +93,8 @@ class AtariDQNExperienceReplay(SourceExperienceReplay):
         """The folder of the dataset."""
         return self.data_path
 
-    def _sample(self, size: int, ahead: bool) -> tuple[Any, Any]:
-        batch, info = super()._sample(size, ahead)
+    def _next_batch(self, size: int, ahead: bool) -> tuple[Any, Any]:
+        batch, info = super()._next_batch(size, ahead)
         return self._with_metadata(batch), info
 
     def __getitem__(self, index: Any) -> Any:

@@ -21,8 +21,10 @@ import torch
 from ...errors import SamplingError, UsageError
 from .batches import Prepared
 from .hindsight import Relabeling
+from .overrides import is_overridden
 from .sample_units import SampleUnit, expand_draw
 from .sample_units import Sequence as Windowed
+from .samplers.calls import draw_batch, is_known
 from .samplers.uniform import Sampler
 from .storages.storage import Storage
 from .windows.draw import Draw
@@ -88,7 +90,8 @@ class BatchOrder:
 
     def take(self, batch_size: int, prepare: Prepare, limit: int) -> DrawnBatch:
         """The next batch of this size; up to ``limit`` are prepared together."""
-        if self._drawn and (batch_size != self._size or self.storage.version != self.version or self._was_set()):
+        outdated = batch_size != self._size or self.storage.version != self.version or self._was_set()
+        if self._drawn and (outdated or not self._may_look_ahead):
             self.rewind()
         if not self._drawn:
             self._draw(batch_size, prepare, min(limit, self._ahead) if self._may_look_ahead else 1)
@@ -97,8 +100,11 @@ class BatchOrder:
 
     @property
     def _may_look_ahead(self) -> bool:
-        # Whether a unit of the user's own gives the same again is not known.
-        return self.sampler.ahead and (self.unit is None or isinstance(self.unit, Windowed))
+        # Whether a unit of the user's own, or a method set on the sampler, gives the same again is not known.
+        own = self.sampler.__dict__
+        if not self.sampler.ahead or "sample" in own or "draw" in own:
+            return False
+        return self.unit is None or type(self.unit) is Windowed
 
     def _draw(self, batch_size: int, prepare: Prepare, count: int) -> None:
         self._size, self.version = batch_size, self.storage.version
@@ -109,7 +115,7 @@ class BatchOrder:
         try:
             for _ in range(count):
                 states.append(self._current() if self.keep_states else None)
-                draw = self.sampler.draw(self.storage, batch_size, self.generator)
+                draw = draw_batch(self.sampler, self.storage, batch_size, self.generator)
                 self.batches += 1
                 ends.append(self.sampler.ran_out)
                 draws.append(draw if self.unit is None else expand_draw(self.unit, draw, self.storage))
@@ -157,6 +163,8 @@ class BatchOrder:
 
     def can_draw(self, batch_size: int) -> bool:
         """Whether a batch of this size can be drawn."""
+        if is_overridden(self.sampler, "can_sample") or not is_known(self.sampler):
+            return bool(self.sampler.can_sample(self.storage, batch_size))
         before = self._current()
         try:
             self.sampler.draw(self.storage, batch_size, self.generator)

@@ -24,7 +24,7 @@ from ..window import Windows, plan_windows, read_window, read_windows
 from .storages.gather import DistinctRows, Readable, by_position
 from .storages.storage import Storage
 from .windows.draw import Draw
-from .windows.edges import Edges
+from .windows.edges import Edges, as_key
 from .windows.n_step_return import NStep
 from .windows.slice_flags import expand_to_records, mark_slices
 from .windows.timeline import Timeline
@@ -157,7 +157,8 @@ class BatchReader:
             assert timeline is not None and position is not None
             self._read_stacks(timeline, position, last, columns)
         if self._with_info:
-            columns.update({name: expand_to_records(value, self._tail) for name, value in together.info.items()})
+            for key, value in together.info.items():
+                columns["/".join(as_key(key))] = expand_to_records(value, self._tail)
             mark_slices(together, columns, self._tail)
         found = (
             self._state_rows(timeline or self.storage.timeline(self._edges), together, index) if self._states else None

@@ -29,11 +29,13 @@ from .argument_checks import (
 )
 from .checkpoints.mixin import CheckpointMixin
 from .conditional_update import ConditionalUpdateMixin
+from .overrides import check_part
 from .pipeline import BatchSpec, Pipeline
 from .sample_units import check_unit
 from .samplers.uniform import Sampler
 from .sampling import SamplingMixin
 from .storages.storage import Storage
+from .storages.trees import stack_records
 from .transforms.chain import Transforms, as_transforms, share_state
 from .windows.edges import Edges, as_key
 from .windows.n_step_return import NStep
@@ -90,6 +92,9 @@ class ReplayBuffer(SamplingMixin, ConditionalUpdateMixin, CheckpointMixin):
     """
 
     _info_in_batch = False
+    _storage: Storage
+    _sampler: Sampler
+    _writer: Writer
 
     @check_keywords
     def __init__(
@@ -178,12 +183,13 @@ class ReplayBuffer(SamplingMixin, ConditionalUpdateMixin, CheckpointMixin):
 
     def _make_parts(self, given: GivenParts) -> None:
         self._unmade = None
-        self._storage: Storage = resolve_storage(given.storage)
-        self._sampler: Sampler = resolve_sampler(given.sampler, given.consume_after)
+        self._storage = resolve_storage(given.storage)
+        self._sampler = resolve_sampler(given.sampler, given.consume_after)
         if self._sampler.drop_last and self.batch_size is None:
             raise UsageError("drop_last needs the batch_size given to the buffer")
-        self._writer: Writer = resolve_writer(given.writer, self._default_writer)
-        self._check_consumption(self._sampler, self._storage, self._writer)
+        self._writer = resolve_writer(given.writer, self._default_writer)
+        self._check_parts(self._sampler, self._storage, self._writer)
+        check_part(self)
         self._writer.register_storage(self._storage)
         transform = given.transform if given.transform_factory is None else given.transform_factory()
         self._transforms = as_transforms(transform)
@@ -211,12 +217,45 @@ class ReplayBuffer(SamplingMixin, ConditionalUpdateMixin, CheckpointMixin):
         """Whether the parts are made: False until the first use of a buffer made with ``delayed_init``."""
         return self._unmade is None
 
-    def _check_consumption(self, sampler: Sampler, storage: Storage, writer: Writer) -> None:
+    def _check_parts(self, sampler: Sampler, storage: Storage, writer: Writer) -> None:
+        """Raise UsageError for parts that do not work together, or whose classes define what would not be called."""
+        for part in (sampler, storage, writer):
+            check_part(part)
         spec = self._spec
         windows = spec.frame_stack is not None or spec.n_step is not None
         check_consumption(sampler, storage, writer, spec.prefetch, windows=windows, world_size=self._world)
 
     # -- parts -------------------------------------------------------------------------------------------------------
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """TorchRL's names of the parts may be assigned, as its examples do; of what cannot be changed, UsageError says so."""
+        instead = _ASSIGNED.get(name)
+        if instead is None or ("_pipeline" not in self.__dict__ and self.__dict__.get("_unmade") is None):
+            super().__setattr__(name, value)
+        elif isinstance(instead, str):
+            raise UsageError(f"assigning {name} to a {type(self).__name__} would have no effect", hint=instead)
+        else:
+            _ = self.initialized or self._storage  # which makes the parts
+            instead(self, value)
+
+    @property
+    def _transform(self) -> Transforms:
+        return self._transforms
+
+    @property
+    def _collate_fn(self) -> Callable[[Any], Any]:
+        return self._spec.collate or stack_records
+
+    def _set_transform(self, transform: Any) -> None:
+        with self._exclusive():
+            self._transforms = as_transforms(transform)
+            if self.shared:
+                share_state(self._transforms)
+            self._make_pipeline(self._rng)
+
+    def _set_batch_size(self, batch_size: int | None) -> None:
+        with self._exclusive():
+            self.__dict__.update(batch_size=None if batch_size is None else check_batch_size(batch_size))
 
     def _default_writer(self) -> Writer:
         return ImmutableDatasetWriter() if self._storage.immutable else RoundRobinWriter()
@@ -245,10 +284,10 @@ class ReplayBuffer(SamplingMixin, ConditionalUpdateMixin, CheckpointMixin):
         """Put another storage in place; returns the one before."""
         with self._exclusive():
             before = self._storage
-            self._check_consumption(self._sampler, storage, self._writer)
+            self._check_parts(self._sampler, storage, self._writer)
             if self._dim_extend == before.ndim - 1:
-                self._dim_extend = storage.ndim - 1
-            self._storage, self._spec = storage, replace(self._spec, collate=collate_fn)
+                self.__dict__.update(_dim_extend=storage.ndim - 1)
+            self.__dict__.update(_storage=storage, _spec=replace(self._spec, collate=collate_fn))
             self._writer.register_storage(storage)
             self._make_pipeline(self._rng)
             return before
@@ -256,16 +295,18 @@ class ReplayBuffer(SamplingMixin, ConditionalUpdateMixin, CheckpointMixin):
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Put another sampler in place; returns the one before."""
         with self._exclusive():
-            self._check_consumption(sampler, self._storage, self._writer)
-            before, self._sampler = self._sampler, sampler
+            self._check_parts(sampler, self._storage, self._writer)
+            before = self._sampler
+            self.__dict__.update(_sampler=sampler)
             self._make_pipeline(self._rng)
             return before
 
     def set_writer(self, writer: Writer) -> Writer:
         """Put another writer in place; returns the one before."""
         with self._lock:
-            self._check_consumption(self._sampler, self._storage, writer)
-            before, self._writer = self._writer, writer
+            self._check_parts(self._sampler, self._storage, writer)
+            before = self._writer
+            self.__dict__.update(_writer=writer)
             writer.register_storage(self._storage)
             return before
 
@@ -303,7 +344,7 @@ class ReplayBuffer(SamplingMixin, ConditionalUpdateMixin, CheckpointMixin):
         if "_pipeline" in self.__dict__:
             self._pipeline.retire()
         batches = self._pipeline.order.batches if "_pipeline" in self.__dict__ else 0
-        self._rng = generator
+        self.__dict__.update(_rng=generator)
         self._sampler.share = (self._rank, self._world)
         self._pipeline = Pipeline(
             self._storage, self._sampler, generator, self._transforms, self._spec, self._lock, watched=self._rng_given
@@ -338,3 +379,21 @@ class ReplayBuffer(SamplingMixin, ConditionalUpdateMixin, CheckpointMixin):
             f"{type(self).__name__}(storage={self._storage!r}, sampler={self._sampler!r}, writer={self._writer!r}, "
             f"{transform}batch_size={self.batch_size})"
         )
+
+
+#: What an assignment to an attribute does once the buffer is made, or what to do instead.
+_ASSIGNED: dict[str, Callable[[Any, Any], Any] | str] = {
+    "_storage": lambda buffer, storage: buffer.set_storage(storage, buffer._spec.collate),
+    "_sampler": ReplayBuffer.set_sampler,
+    "_writer": ReplayBuffer.set_writer,
+    "_transform": ReplayBuffer._set_transform,
+    "_collate_fn": lambda buffer, collate: buffer._change_spec(collate=collate),
+    "_rng": ReplayBuffer.set_rng,
+    "batch_size": ReplayBuffer._set_batch_size,
+    "_batch_size": ReplayBuffer._set_batch_size,
+    **dict.fromkeys(("_prefetch", "_prefetch_cap"), "make the buffer with prefetch="),
+    "_pin_memory": "make the buffer with pin_memory=",
+    "_priority_key": "assign priority_key",
+    **dict.fromkeys(("dim_extend", "_dim_extend"), "make the buffer with dim_extend="),
+    **dict.fromkeys(("_replay_lock", "_write_lock", "_futures_lock"), "the buffer has a lock of its own"),
+}

@@ -21,6 +21,7 @@ import torch
 from tensordict import TensorDictBase
 
 from ...errors import SchemaError, UnknownKeyError, UsageError
+from .overrides import reads_by_get
 from .storages.dataset_storage import DatasetStorage
 from .storages.storage import Storage
 from .storages.trees import stack_records
@@ -128,14 +129,14 @@ def _with_first(values: torch.Tensor, first: torch.Tensor, count: int, what: str
 def _column_at(storage: Storage, key: Key, rows: torch.Tensor) -> torch.Tensor | None:
     """One leaf at flat rows, ``[n, *shape]``; None where there is none."""
     name = "/".join(key)
-    if isinstance(storage, DatasetStorage):
+    if isinstance(storage, DatasetStorage) and not reads_by_get(storage):
         leaves = storage.dataset.rows
         root = name if name in leaves else name.removeprefix("next/")
         if root not in leaves:
             return None
         found: torch.Tensor | None = storage.dataset.read(rows, keys=[root]).get(tuple(name.split("/")), None)
         return None if found is None else found[:, 0]
-    fields = storage.fields()
+    fields = None if reads_by_get(storage) else storage.fields()
     if fields is not None:
         return fields[name].take(rows) if name in fields else None
     records = stack_records(storage.get(storage.coordinates(rows)))

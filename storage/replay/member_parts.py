@@ -30,7 +30,7 @@ def draw_part(buffer: ReplayBuffer, size: int, *, ahead: bool) -> tuple[Any, dic
     pieces: list[tuple[Any, dict[Any, Any]]] = []
     missing = size
     while missing > 0:
-        data, info = buffer._sample(missing, missing == size and (ahead or size == buffer.batch_size))
+        data, info = buffer._next_batch(missing, missing == size and (ahead or size == buffer.batch_size))
         found = info()
         if isinstance(found["index"], tuple):
             found["index"] = torch.stack(found["index"], -1)

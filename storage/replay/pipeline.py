@@ -21,10 +21,12 @@ from typing import Any
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
+from ...errors import UsageError
 from .batch_order import BatchOrder, DrawnBatch, OrderState
 from .batches import BatchReader, Prepared
 from .devices import record_stream, to_device
 from .hindsight import Relabeling
+from .overrides import reads_by_get
 from .pace import Pace
 from .prefetch import Job, Prefetcher
 from .sample_units import SampleUnit
@@ -166,12 +168,17 @@ class Pipeline:
 
     def _reader(self) -> BatchReader | None:
         """What reads leaf by leaf; None where records can only be had whole."""
-        if self._known is not None:
+        if self._known is not None and "get" not in self.storage.__dict__:
             same_rows = self.storage.immutable and self._known[1] == self.storage.version
             if same_rows or self._known[0] is self.storage.fields():
                 return self._known[2]
         fields, spec, reader = self.storage.fields(), self.spec, None
         windows = spec.frame_stack is not None or spec.n_step is not None
+        if reads_by_get(self.storage):
+            if windows:
+                message = f"frame_stack and n_step read leaf by leaf, and {type(self.storage).__name__}.get is your own"
+                raise UsageError(message, hint="leave them out, or do in a transform what get() does")
+            return None
         # Whoever collates the records of a storage themselves gets them as the storage has them.
         if windows or (fields is not None and (spec.collate is None or self.storage.immutable)):
             reader = BatchReader(
@@ -359,7 +366,7 @@ def _key(key: tuple[str, ...]) -> Any:
 def _info(storage: Storage, prepared: Prepared, columns: dict[str, torch.Tensor]) -> dict[Any, Any]:
     """The info dictionary of a batch."""
     draw = prepared.draw
-    info: dict[Any, Any] = {"index": storage.coordinates(prepared.index), **draw.notes, **draw.info}
+    info: dict[Any, Any] = {"index": storage.coordinates(prepared.index), **draw.info, **draw.notes}
 
     def copied(key: tuple[str, ...]) -> torch.Tensor | None:
         column = columns.get("/".join(key))

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 
 from ...errors import ArgumentTypeError, SamplingError, UsageError
+from .samplers.calls import rows_of
 from .storages.storage import Storage
 from .windows.draw import Draw
 from .windows.edges import DONE, Edges, as_key
@@ -159,9 +160,7 @@ def expand_draw(unit: SampleUnit, draw: Draw, storage: Storage) -> Draw:
         raise UsageError(message, hint="leave out slices, or the sample_unit")
     start = draw.start if draw.timeline is None else draw.timeline.rows(draw.start)
     index, info = unit.expand(storage.coordinates(start), dict(draw.info), storage)
-    rows = storage.flat(index)
-    if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(storage):
-        raise SamplingError(f"{type(unit).__name__} gives rows that are not among the {len(storage)} there are")
+    rows = rows_of(index, storage, f"the index that {type(unit).__name__}.expand returned")
     each = {
         name: value
         for name, value in info.items()

@@ -9,12 +9,15 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from tensordict import is_tensor_collection
+import torch
+from tensordict import TensorDictBase, is_tensor_collection
+from tensordict.utils import expand_as_right
 
 from ...errors import UsageError
 from ..dataset import Dataset
 from ..partial_dataset import PartialDataset
 from .argument_checks import check_batch_size
+from .overrides import is_overridden, reads_by_get
 from .pipeline import BatchSpec, Info, RetiredError
 from .storages.column_access import is_key, read_column, read_records
 from .storages.dataset_storage import DatasetStorage
@@ -32,6 +35,7 @@ class SamplingMixin(WritingMixin):
     _spec: BatchSpec
     _pass_ended: bool
     _warned: bool
+    _info_in_batch: bool
     batch_size: int | None
     _unmade: Any
 
@@ -46,10 +50,20 @@ class SamplingMixin(WritingMixin):
         Raises UsageError without a batch size, SamplingError when the batch cannot be drawn.
         """
         size = self._size(batch_size)
-        batch, info = self._sample(size, size == self.batch_size)
+        if is_overridden(self, "_sample"):
+            found = self._sample(size)
+            if self._info_in_batch and isinstance(found[0], TensorDictBase):
+                _put_in(*found)
+            return found if return_info else found[0]
+        batch, info = self._next_batch(size, size == self.batch_size)
         return (batch, info()) if return_info else batch
 
-    def _sample(self, size: int, ahead: bool) -> tuple[Any, Info]:
+    def _sample(self, batch_size: int) -> tuple[Any, dict[Any, Any]]:
+        """What `sample` calls where a subclass overrides it, as TorchRL's does: a batch, and what the sampler says of it."""
+        batch, info = self._next_batch(batch_size, batch_size == self.batch_size)
+        return batch, info()
+
+    def _next_batch(self, size: int, ahead: bool) -> tuple[Any, Info]:
         """A batch, and what makes its info; ``ahead``: further batches of this size may be prefetched."""
         if self._storage.may_grow:
             self._grow_if_due()
@@ -87,6 +101,8 @@ class SamplingMixin(WritingMixin):
         """Batches for ever, or one pass where the sampler has passes."""
         if self.batch_size is None:
             raise UsageError("iteration needs the batch_size given to the buffer (or to load())")
+        if is_overridden(self._sampler, "ran_out") and self._sampler.ran_out:
+            self._sampler.ran_out = False  # as TorchRL does: a user's sampler may wait for it
         while True:
             yield self.sample()
             if self._ran_out and not self._sampler.endless:
@@ -185,7 +201,9 @@ class SamplingMixin(WritingMixin):
     def __getitem__(self, index: Any) -> Any:
         """Records by number or slice (through the transforms), or one column by key."""
         if is_key(index):
-            by_leaf = type(self._storage) is DatasetStorage and not len(self._transforms)
+            by_leaf = (
+                type(self._storage) is DatasetStorage and not len(self._transforms) and not reads_by_get(self._storage)
+            )
             whole = self._storage.dataset if by_leaf else self[:]  # type: ignore[attr-defined]
             return read_column(self._storage, whole, index)
         with self._lock:
@@ -196,3 +214,10 @@ class SamplingMixin(WritingMixin):
             return data
         # A record of a list and what lies in a file are the storage's own: transforms set keys in a copy of the outer level.
         return self._transforms(data.copy() if is_tensor_collection(data) else data)
+
+
+def _put_in(batch: TensorDictBase, info: dict[Any, Any]) -> None:
+    """Set what a user's ``_sample`` says of a batch in it, as TorchRL does."""
+    for key, value in info.items():
+        values = torch.stack(value, -1) if isinstance(value, tuple) else torch.as_tensor(value, device=batch.device)
+        batch.set(key, expand_as_right(values, batch) if values.ndim < batch.ndim else values)

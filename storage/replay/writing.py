@@ -10,6 +10,7 @@ from tensordict import TensorDict, is_tensor_collection
 from typing_extensions import Self
 
 from .locking import LockMixin
+from .overrides import is_overridden
 from .samplers.consuming import ConsumingSampler, ReusingWriter
 from .storages.column_access import is_key, write_column, write_records
 from .storages.trees import move_dim_first
@@ -50,7 +51,7 @@ class WritingMixin(LockMixin):
                 return None
             data = data.squeeze(-1) if nested else data
         with self._writing():
-            return self._notify_sampler(self._row_writer().add(data))
+            return self._notify_sampler(self._row_writer().add(data), single=True)
 
     def extend(self, data: Any, *, update_priority: bool | None = None) -> Any:
         """Write a batch of records; returns their rows, int64 ``[n]`` (``[n, ndim]`` for a storage of more dimensions).
@@ -72,37 +73,46 @@ class WritingMixin(LockMixin):
             return ReusingWriter(self._writer, self._sampler, self._storage)
         return self._writer
 
-    def _notify_sampler(self, index: Any) -> Any:
-        if index is not None:
-            if self._storage.ndim > 1:
-                self._sampler.reserve(self._storage.capacity * self._storage.width)
-            self._sampler.extend(self._storage.flat([index] if isinstance(index, int) else index))
+    def _notify_sampler(self, index: Any, *, single: bool = False) -> Any:
+        """Tell the sampler of the rows written; returns them. Methods that a user has overridden get them as TorchRL's do."""
+        if index is None:
+            return None
+        sampler, storage = self._sampler, self._storage
+        if storage.ndim > 1:
+            sampler.reserve(storage.capacity * storage.width)
+        if is_overridden(sampler, "mark_update"):
+            sampler.mark_update(index, storage=storage)
+        name = "add" if single else "extend"
+        if not is_overridden(sampler, name):
+            getattr(sampler, name)(storage.flat([index] if isinstance(index, int) else index))
+            return index
+        sampler._written = storage
+        try:
+            getattr(sampler, name)(index)
+        finally:
+            sampler._written = None
         return index
 
     def update_priority(self, index: Any, priority: Any) -> None:
         """Set priorities by row; nothing happens where the sampler has none."""
-        update = getattr(self._sampler, "update_priority", None)
-        if update is not None:
-            self._check_process()
-            with self._lock:
-                update(index, priority, storage=self._storage)
+        if is_overridden(self._sampler, "update_priority"):  # which gets what TorchRL's gets
+            index = torch.stack(index, -1) if isinstance(index, tuple) else index
+            priority = torch.as_tensor(priority)
+        self._check_process()
+        with self._lock:
+            self._sampler.update_priority(index, priority, storage=self._storage)
 
     def mark_update(self, index: Any) -> None:
         """Give rows the priority of new records. Raises SamplingError for rows that are not there."""
-        mark = getattr(self._sampler, "mark_update", None)
-        if mark is not None:
-            self._check_process()
-            with self._lock:
-                mark(index, storage=self._storage)
+        self._check_process()
+        with self._lock:
+            self._sampler.mark_update(index, storage=self._storage)
 
     def empty(self, empty_write_count: bool = True) -> None:
         """Forget all records, and with ``empty_write_count`` how many were written. Raises ReadOnlyError over a dataset."""
         self._check_process()
         with self._exclusive():
-            count = getattr(self._writer, "write_count", None)
-            self._writer.empty()
-            if not empty_write_count and count is not None:
-                self._writer.write_count = count  # type: ignore[attr-defined]
+            self._writer.empty(empty_write_count=empty_write_count)
             self._storage.empty()
             self._sampler.empty()
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from ....errors import DamagedDatasetError, UsageError
 from ..batch_order import OrderState, check_count
+from ..overrides import is_overridden
 from ..state_files import read_state, reading, write_state
 from ..storages.memmap_storage import LazyMemmapStorage
 from ..storages.storage import Storage
@@ -66,7 +67,10 @@ def dump_into(buffer: Any, folder: CheckpointWriter) -> None:
         else:
             storage.dumps(folder.path / "storage")
     writer.dumps(folder.path / "writer")
-    write_state(folder.path / "sampler", buffer.sampler.state_dict())
+    if is_overridden(buffer.sampler, "dumps"):
+        buffer.sampler.dumps(folder.path / "sampler")
+    else:
+        write_state(folder.path / "sampler", buffer.sampler.state_dict())
     state: OrderState = buffer._pipeline.state()
     write_state(
         folder.path / "position",
@@ -104,8 +108,12 @@ def load_from(buffer: Any, checkpoint: Checkpoint) -> None:
             message = f"the checkpoint's {part} is a {about[part]}, the buffer's a {have}"
             raise UsageError(message, hint="make the buffer of the same parts as the one that was saved")
     own = "sampler" in about
-    states = {name: read_state(checkpoint.inside(name)) for name in ("sampler", "position", "transforms") if own}
-    states["writer"] = writer = _writer_state(buffer, checkpoint)
+    loading = [name for name in ("sampler", "writer") if own and is_overridden(getattr(buffer, name), "loads")]
+    names = [name for name in ("sampler", "position", "transforms") if own and name not in loading]
+    states = {name: read_state(checkpoint.inside(name)) for name in names}
+    writer = {} if "writer" in loading else _writer_state(buffer, checkpoint)
+    if "writer" not in loading:
+        states["writer"] = writer
     batch_size = _batch_size(checkpoint, buffer.storage.max_size)
     if not own and checkpoint.json("buffer_metadata.json").get("consume_after_n_samples") is not None:
         message = f"{checkpoint.path} holds what was consumed as a pickle, which is not read"
@@ -117,6 +125,8 @@ def load_from(buffer: Any, checkpoint: Checkpoint) -> None:
             order = OrderState(position["generator"], position["sampler"], check_count(position.get("batches", 0)))
         # Of TorchRL's: writer and storage.
         buffer._restore(states, lambda: order, partial(_load_storage, buffer, checkpoint, writer))
+    for name in loading:  # by a method of the user's, which reads what the user's ``dumps`` wrote
+        getattr(buffer, name).loads(checkpoint.path / name)
     if order is None:
         buffer.sampler.empty()
         buffer._pipeline.rewind()

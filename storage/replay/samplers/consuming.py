@@ -40,8 +40,6 @@ class ConsumingSampler(Sampler):
         self._free_indices = torch.zeros(0, dtype=torch.int64)  # consumed rows, the one consumed first in front
         self.ran_out = False
 
-    _empty = empty
-
     @property
     def endless(self) -> bool:  # type: ignore[override]
         """Whether records are left: iteration goes on where some were written after the batch that took the last ones."""

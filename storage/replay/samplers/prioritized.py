@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from ....errors import SamplingError, UsageError
+from ..overrides import is_overridden
 from ..reductions import REDUCTIONS
 from ..storages.storage import Storage, whole_numbers
 from ..windows.draw import Draw
@@ -151,17 +152,24 @@ class PrioritizedSampler(Sampler):
 
         Raises SamplingError for rows that the ``storage`` does not have; without one the sampler grows.
         """
+        if storage is not None:
+            rows = _flat(index, storage)
+            self._check_rows(rows[rows >= 0], len(storage))
+        self._mark(index, storage)
+
+    def _mark(self, index: Any, storage: Storage | None) -> None:
         rows = _flat(index, storage)
         rows = rows[rows >= 0]
         if not len(rows):
             return
-        if storage is not None:
-            self._check_rows(rows, len(storage))
         if rows.max() >= self.room:
             self.reserve(max(int(rows.max()) + 1, 2 * self.room))
         if self.max_priority_within_buffer:
             self._priorities.numpy()[rows] = np.nan  # what was overwritten does not count
-        self._set_default(rows)
+        if is_overridden(self, "update_priority"):
+            self.update_priority(index, self.default_priority, storage=storage)
+        else:
+            self._set_default(rows)
 
     def _set_default(self, rows: np.ndarray) -> None:
         self._largest = self.default_priority  # which counts as seen, also the 1 of the very first records
@@ -174,8 +182,9 @@ class PrioritizedSampler(Sampler):
             self._priorities, self.tree = priorities, SumTree(rows)
             self._refill()
 
-    def add(self, index: torch.Tensor) -> None:
-        self.mark_update(index)
+    def add(self, index: Any) -> None:
+        if not is_overridden(self, "mark_update"):  # which was called before
+            self._mark(index, self._written)
 
     extend = add
 
@@ -183,8 +192,6 @@ class PrioritizedSampler(Sampler):
         self._priorities.fill_(torch.nan)
         self._largest, self._checked_rows = None, 0
         self.tree = SumTree(self.room)
-
-    _empty = empty
 
     # -- drawing -----------------------------------------------------------------------------------------------------
 

@@ -120,8 +120,6 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         PrioritizedSampler.empty(self)
         self._starts = self._known = None
 
-    _empty = empty
-
     def __getstate__(self) -> dict[str, Any]:
         state = {**PrioritizedSampler.__getstate__(self), "_pools": {}, "_starts": None, "_known": None}
         del state["_eligible"]

@@ -210,8 +210,6 @@ class SliceSampler(Sampler):
     def empty(self) -> None:
         self._pools.clear()
 
-    _empty = empty
-
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_pools": {}}
 

@@ -47,7 +47,7 @@ class StalenessAwareSampler(Sampler):
     def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
         size = require_records(storage)
         key = as_key(self.version_key)
-        versions = storage.column(key)
+        versions = storage.column_as_read(key)
         if versions is None:
             message = f"the storage has no {'/'.join(key)} to tell the age of records by"
             raise UnknownKeyError(message, hint="name the version_key, or write the policy's version with the data")
@@ -68,8 +68,6 @@ class StalenessAwareSampler(Sampler):
 
     def empty(self) -> None:
         self.consumer_version = 0
-
-    _empty = empty
 
     def state_dict(self) -> dict[str, Any]:
         return {"consumer_version": self.consumer_version, "max_staleness": self.max_staleness}

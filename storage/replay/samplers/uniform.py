@@ -18,9 +18,10 @@ import numpy as np
 import torch
 
 from ....errors import SamplingError, UsageError
+from ..overrides import ROOT, link
 from ..storages.storage import Storage
-from ..windows.draw import Draw, Key
-from ..windows.slice_flags import slice_flags
+from ..windows.draw import Draw
+from .calls import link_calls, relink, to_draw
 from .permutation import Permutation
 
 
@@ -39,6 +40,11 @@ class _Replacement(ABCMeta):
                 variant = cls
             return type.__call__(variant, *args, **options)
 
+    def __setattr__(cls, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in ("draw", "sample"):
+            relink(cls, name, value)
+
     @property
     def __signature__(cls) -> Signature:
         """That of ``__init__``, where `inspect.signature` would find the above."""
@@ -48,7 +54,10 @@ class _Replacement(ABCMeta):
 
 
 class Sampler(metaclass=_Replacement):
-    """Base of all samplers; one of your own needs ``draw``, or TorchRL's ``sample(storage, batch_size)``.
+    """Base of all samplers; one of your own needs ``draw``, or TorchRL's ``sample(storage, batch_size)`` (see `calls`).
+
+    What a subclass overrides acts as in TorchRL; where it defines a method of TorchRL's that is never called here, the buffer
+    refuses it. Batches of a subclass are drawn when they are asked for (or prefetched), not before, unless it sets ``ahead``.
 
     ``ran_out`` is True after the draw that ended a pass. ``endless`` is False where there are passes. ``replacement=False``
     is taken by the constructors of samplers that have a variant without replacement, and makes that one.
@@ -68,24 +77,33 @@ class Sampler(metaclass=_Replacement):
     drop_last = False
 
     _rng: torch.Generator | None = None
+    #: Where the rows lie that a user's ``add`` or ``extend`` is told of: [n, ndim] of a storage of several dimensions.
+    _written: Storage | None = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        link_calls(cls)
+        link(cls, "empty", "_empty")
+        link(cls, "sampleable", "_sampleable_count")
+        own = vars(cls)
+        if cls.__module__.partition(".")[0] == ROOT:
+            return
+        if "ahead" not in own and any(callable(value) for name, value in own.items() if name not in _HARMLESS):
+            cls.ahead = False  # what the draws of a user's class depend on is not known
+        if "ran_out" in own and "endless" not in own:
+            cls.endless = False
 
     def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
         """The next batch. Raises SamplingError when it cannot be drawn."""
-        index, info = self.sample(storage, batch_size)
-        return Draw(storage.flat(index), info=dict(info))
+        return to_draw(self, storage, self.sample(storage, batch_size))
 
-    def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[Any, torch.Tensor]]:
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[Any, Any]]:
         """TorchRL's call: ``(index, info)`` of a batch, drawn from the generator the buffer has set."""
-        draw = self.draw(storage, batch_size, self._rng if self._rng is not None else torch.default_generator)
-        places = draw.indices()
-        rows = places if draw.timeline is None else draw.timeline.rows(places)
+        raise NotImplementedError(f"{type(self).__name__} defines neither draw() nor sample()")
 
-        def column(key: Key) -> torch.Tensor | None:
-            values = storage.column(key)
-            return None if values is None else values[rows].clone()
-
-        flags = {key if len(key) > 1 else key[0]: flag for key, flag in slice_flags(draw, column).items()}
-        return storage.coordinates(rows), {**draw.info, **flags}
+    def can_sample(self, storage: Storage, batch_size: int) -> bool:
+        """Whether a batch of this size can be drawn."""
+        return int(self.sampleable(storage, batch_size)) > 0
 
     def sampleable(self, storage: Storage, batch_size: int) -> int:
         """How many records (or starts of slices) a batch of this size can be drawn from now, 0 when it cannot be drawn."""
@@ -98,10 +116,19 @@ class Sampler(metaclass=_Replacement):
     def reserve(self, rows: int) -> None:
         """A storage of several dimensions has rounded its size up to so many rows."""
 
-    def add(self, index: torch.Tensor) -> None:
-        """Records were written to these flat rows."""
+    _sampleable_count = sampleable
 
-    extend = add
+    def add(self, index: Any) -> None:
+        """A record was written to this row: an int, or ``[1]``."""
+
+    def extend(self, index: Any) -> None:
+        """Records were written to these rows, ``[n]``; a user's method gets ``[n, ndim]`` for a storage of more dimensions."""
+
+    def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> Any:
+        """Set the priorities of rows, where the sampler has any."""
+
+    def mark_update(self, index: Any, *, storage: Storage | None = None) -> Any:
+        """Give rows the priority of new records, where the sampler has priorities."""
 
     def empty(self) -> None:
         """The storage was emptied."""
@@ -142,6 +169,10 @@ class Sampler(metaclass=_Replacement):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+#: What a subclass may define without changing what is drawn.
+_HARMLESS = frozenset(("__init__", "__repr__", "__str__"))
 
 
 def _listed(values: torch.Tensor, first: int, places: np.ndarray) -> np.ndarray:
@@ -319,8 +350,6 @@ class SamplerWithoutReplacement(Sampler):
     def empty(self) -> None:
         super().empty()
         self.passes.restart()
-
-    _empty = empty
 
     def position(self) -> Any:
         return self.passes.position()

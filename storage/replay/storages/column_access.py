@@ -27,8 +27,8 @@ def is_key(index: Any) -> bool:
 def read_records(storage: Storage, index: Any, dim: int) -> Any:
     """Records by ``index``; ``dim`` is where `extend` is given the storage's first dimension."""
     if not dim:
-        return storage.get(index)
-    return tree_map(lambda leaf: leaf.transpose(dim, 0)[index], storage.get(slice(None)))
+        return storage[index]
+    return tree_map(lambda leaf: leaf.transpose(dim, 0)[index], storage[:])
 
 
 def write_records(storage: Storage, index: Any, value: Any, dim: int) -> None:
@@ -38,7 +38,7 @@ def write_records(storage: Storage, index: Any, value: Any, dim: int) -> None:
         index = tuple(torch.unravel_index(rows, storage.shape))
         value = tree_map(lambda leaf: leaf.clone(), value)  # it may be a view of these very rows
         value = value.expand(rows.shape) if is_tensor_collection(value) else value
-    storage.set(index, value, set_cursor=False)
+    storage[index] = value
 
 
 def read_column(storage: Storage, records: Any, key: Any) -> Any:

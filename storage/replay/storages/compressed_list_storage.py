@@ -256,8 +256,6 @@ class CompressedListStorage(ListStorage):
         super().empty()
         self._kinds, self._table = {}, None
 
-    _empty = empty
-
     # -- saving ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:

@@ -162,8 +162,6 @@ class DatasetStorage(Storage):
     def empty(self) -> None:
         raise read_only(self.dataset)
 
-    _empty = empty
-
     def will_read(self, ranges: Sequence[tuple[int, int]]) -> None:
         if isinstance(self.dataset, RemoteDataset):
             self.dataset.plan_steps(ranges)

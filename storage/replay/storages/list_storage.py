@@ -119,8 +119,6 @@ class ListStorage(Storage):
         self._records, self._newest = [], -1
         self._version += 1
 
-    _empty = empty
-
     def state_dict(self) -> dict[str, Any]:
         return {"_storage": [copy_of(record) for record in self._records], "newest": self._newest}
 

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from tensordict import is_tensor_collection
 
 from ....errors import SamplingError, UsageError
+from ..overrides import link, reads_by_get
 from ..state_files import read_state, reading, write_state
 from ..windows.draw import Key
 from ..windows.edges import Edges
@@ -52,6 +54,10 @@ class Storage:
     only_checks = False
     #: Stamps of the rows, where a writer tracks them.
     generations: SlotGenerations | None = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        link(cls, "empty", "_empty")
 
     def __init__(self, max_size: int, *, ndim: int = 1, compilable: bool = False) -> None:
         if not hasattr(max_size, "__index__") or isinstance(max_size, bool) or max_size < 1:
@@ -89,6 +95,15 @@ class Storage:
     def column(self, key: Key) -> torch.Tensor | None:
         """One leaf of all rows, flat: ``[len, ...]``; None when there is none."""
         raise NotImplementedError
+
+    def column_as_read(self, key: Key) -> torch.Tensor | None:
+        """`column`, by a ``get`` of a user's where there is one."""
+        if not reads_by_get(self):
+            return self.column(key)
+        records = self[:]
+        records = torch.stack(records) if isinstance(records, list) and records else records
+        values = records.get(key, None) if is_tensor_collection(records) else None
+        return None if values is None else values.flatten(0, self.ndim - 1)
 
     def fields(self) -> dict[str, Readable] | None:
         """The leaves by path, to be read by row; None where records can only be had whole."""
@@ -174,7 +189,7 @@ class Storage:
         if not len(self):
             raise SamplingError("cannot sample from an empty storage", hint="extend the buffer first")
         version = self.version
-        timeline = edges.timeline(self.column, self.filled, self.width, self.oldest)
+        timeline = edges.timeline(self.column_as_read, self.filled, self.width, self.oldest)
         self._timelines[edges] = (version, timeline)
         return timeline
 

@@ -312,8 +312,6 @@ class TensorStorage(SavedTensors):
             self._count[FILLED], self._count[NEWEST] = 0, -1
             self._count[VERSION] += 2
 
-    _empty = empty
-
     # -- saving and sharing ------------------------------------------------------------------------------------------
 
     def restore(self, data: Any, filled: int, newest: int) -> None:

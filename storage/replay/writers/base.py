@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ....errors import ReadOnlyError
+from ..overrides import link
 from ..state_files import read_state, reading, write_state
 from ..storages.storage import Storage
 
@@ -20,6 +21,10 @@ class Writer:
     values_per_row = False
     #: Whether rows get a stamp that tells whether they were written again, see `SlotGenerations`.
     tracks_generations = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        link(cls, "empty", "_empty")
 
     def __init__(self, compilable: bool = False) -> None:
         """``compilable`` is accepted as by TorchRL's writers and changes nothing."""
@@ -35,8 +40,10 @@ class Writer:
         """Write records; returns their rows, int64 ``[n]`` (or ``[n * width, ndim]``)."""
         raise NotImplementedError
 
-    def empty(self) -> None:
-        """Begin anew."""
+    def empty(self, empty_write_count: bool = True) -> None:
+        """Begin again with the first row, and with ``empty_write_count`` to count the records written."""
+
+    _empty = empty
 
     def generations_of(self, index: Any) -> torch.Tensor:
         """The stamps of rows along the first dimension, int64; -1 for rows never written, or where nothing is tracked.
@@ -105,5 +112,5 @@ class ImmutableDatasetWriter(Writer):
     def extend(self, data: Any) -> torch.Tensor:
         raise ReadOnlyError("the buffer doesn't allow writing: it reads a dataset")
 
-    def empty(self) -> None:
+    def empty(self, empty_write_count: bool = True) -> None:
         raise ReadOnlyError("the buffer doesn't allow writing: it reads a dataset")

@@ -80,8 +80,9 @@ class TensorDictMaxValueWriter(Writer):
             message = f"{type(self).__name__} expects data to be a tensor collection, not a {type(data).__name__}"
             raise UnsupportedError(message, hint="a RoundRobinWriter takes anything")
 
-    def empty(self) -> None:
-        self._current_top_values, self.write_count = [], 0
+    def empty(self, empty_write_count: bool = True) -> None:
+        self._current_top_values = []
+        self.write_count = 0 if empty_write_count else self.write_count
 
     def state_dict(self) -> dict[str, Any]:
         return {"write_count": self.write_count, "worst": [list(entry) for entry in self._current_top_values]}

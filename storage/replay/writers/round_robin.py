@@ -100,8 +100,8 @@ class RoundRobinWriter(Writer):
     def _with_index(self, data: Any, index: torch.Tensor) -> Any:
         return data
 
-    def empty(self) -> None:
-        self.write_count = 0
+    def empty(self, empty_write_count: bool = True) -> None:
+        self.write_count = 0 if empty_write_count else self.write_count
         if self._storage.generations is not None:
             self._storage.generations.retire()
 

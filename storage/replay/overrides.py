@@ -1,0 +1,118 @@
+"""What users override in classes of their own: it acts as in TorchRL, or the class is refused when a buffer is made.
+
+Some methods have two names here, ours and TorchRL's (``empty`` and ``_empty``). `link` makes both names of a subclass mean the
+one that the subclass defines. TorchRL's classes have further methods that they call and that nothing here calls:
+`check_part` refuses classes that define one of these, as the method would have no effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from ...errors import UsageError
+
+ROOT = __name__.partition(".")[0]
+
+#: Marks methods that `link` made from the one that a class defines.
+MADE = "_made_from"
+
+
+@lru_cache(1024)
+def _defined_by_users(cls: type) -> frozenset[str]:
+    """The names whose definition for ``cls`` comes from a class or a function outside of this package."""
+    seen: set[str] = set()
+    found: set[str] = set()
+    for base in cls.__mro__[:-1]:
+        ours = base.__module__.partition(".")[0] == ROOT
+        for name, value in vars(base).items():
+            if name not in seen and not hasattr(value, MADE):
+                seen.add(name)
+                if not ours or _module_of(value).partition(".")[0] != ROOT:
+                    found.add(name)
+    return frozenset(found)
+
+
+def _module_of(value: Any) -> str:
+    """Where the code of a method was written; that of this package for what is no function."""
+    function = getattr(value, "fget", value)
+    module: str = getattr(getattr(function, "__func__", function), "__globals__", {}).get("__name__", ROOT)
+    return module
+
+
+def is_overridden(part: Any, name: str) -> bool:
+    """Whether a subclass from outside of this package, or the instance itself, defines a method of this name."""
+    return name in _defined_by_users(type(part)) or name in vars(part)
+
+
+def link(cls: type, ours: str, theirs: str, make: Callable[[str, Any], Any] | None = None) -> None:
+    """Let both names of a method mean the one that ``cls`` (or the first of its bases) defines.
+
+    ``make`` gives the method of the other name from the name and the definition of the one there is; by default that is the
+    same function under both names.
+    """
+    first, second = (_place(cls, name) for name in (ours, theirs))
+    if first == second:
+        return
+    given, other = (ours, theirs) if first < second else (theirs, ours)
+    value = vars(cls.__mro__[min(first, second)])[given]
+    type.__setattr__(cls, other, value if make is None else make(given, value))
+
+
+def _place(cls: type, name: str) -> int:
+    bases = cls.__mro__
+    return next((place for place, base in enumerate(bases) if name in vars(base)), len(bases))
+
+
+def reads_by_get(storage: Any) -> bool:
+    """Whether records of a storage have to be read by a ``get`` that a user defined, and not leaf by leaf."""
+    return is_overridden(storage, "get") and not is_overridden(storage, "fields")
+
+
+#: Methods that TorchRL's classes (0.14) call, and nothing here does, by the class here; and what takes their place.
+_UNUSED: dict[str, tuple[str, str]] = {
+    "Sampler": (
+        "override sample(storage, batch_size)",
+        "_get_sample_list _single_sample _get_index _finalize_index _sample_slices _sample_fragmented _adjusted_batch_size "
+        "_tensor_slices_from_startend _get_stop_and_length _find_start_stop_traj _end_to_start_stop _start_to_end "
+        "_end_signal_from_keys _resolve_traj_key _maybe_emit_init_marker _padded_indices _preceding_stop_idx _end_stream "
+        "_num_sampleable _pop_consumed_indices _ensure_state _mark_indices_live _update_remaining_batches "
+        "_rebuild_free_indices _compact_free_indices _index_to_tensor _get_versions _maybe_erase_max_priority _tree_argmax "
+        "_retransform_priority_trees _recompute_max_priority_from_tree _maybe_init_from_storage _add_or_extend",
+    ),
+    "Storage": (
+        "override get(index) and set(cursor, data, set_cursor=True)",
+        "_get_item _get_slice _get_list _set_item _set_slice _contains_int _rand_given_ndim _rand_given_ndim_impl "
+        "_compress_item _decompress_item _default_compression_fn _default_decompression_fn to_bytestream "
+        "_max_size_along_dim0 _get_new_len _set_tree_map _init_standard _init_coordinator _set_last_cursor "
+        "_conditional_patch_leaf _validate_conditional_patch _apply_conditional_patch attach",
+    ),
+    "Writer": (
+        "override add(data) and extend(data)",
+        "get_insert_index _replicate_index _bump_generation _ensure_generation _mark_update_entities "
+        "_update_storage_len_for_write_at",
+    ),
+    "ReplayBuffer": (
+        "override sample(), add() and extend(), or give a sampler, storage, writer or transform of your own",
+        "_add _extend _transpose _get_batch_size _get_collate_fn _cat_write_indices _cursor_write_indices "
+        "_get_priority_item _get_priority_vector _set_index_in_td _maybe_make_storage _maybe_make_sampler "
+        "_maybe_make_writer _maybe_make_transform _initialize_prioritized_sampler _catch_up_prioritized_sampler "
+        "_stage_conditional_update submit_update_if_present synchronize _get_episode_ends _build_episode_cache "
+        "_get_episode_range _sample_goal_indices",
+    ),
+}
+UNUSED = {kind: (instead, frozenset(names.split())) for kind, (instead, names) in _UNUSED.items()}
+
+
+def check_part(part: Any) -> None:
+    """Raise UsageError where the class of a buffer or of one of its parts defines what is never called."""
+    for base in type(part).__mro__:
+        instead, unused = UNUSED.get(base.__name__, ("", frozenset()))
+        if base.__module__.partition(".")[0] != ROOT or not unused:
+            continue
+        defined = _defined_by_users(type(part)) | vars(part).keys()
+        if names := sorted(unused & defined):
+            method = f"{type(part).__name__}.{names[0]}()"
+            message = f"{method} would never be called: TorchRL's {base.__name__} has it, and this one has not"
+            raise UsageError(message, hint=instead)
