@@ -6,7 +6,7 @@
         read         0    0   s0  s1  s2         rows outside the episode are zeros (or repeat its edge)
 
 Every way of sampling is this one read: a transition is two state rows, a stack of k with its successor k + 1, a slice of
-length L is L + 1. ``observation`` and ``("next", "observation")`` are overlapping views of the rows read.
+length L is L + 1. ``observation`` and ``("next", "observation")`` are made of the rows read.
 
 Where to read from is decided by `plan_windows`, for many batches at once if need be; `read_windows` then costs one gather,
 and something more for the few windows that reach over an edge.

@@ -1,11 +1,11 @@
 """From steps drawn to TED batches, with one read for each leaf.
 
 The window decides everything: with a frame stack of k the k - 1 states before a step are read with it, its successor is
-the one state after it (or n after it), and both stacks are overlapping views of the rows read.
+the one state after it (or n after it), and both stacks are made of these k + 1 rows.
 
 Rewards, flags and the like are a few bytes a step: reading them costs calls, not bytes. So several batches are drawn
 ahead and their small leaves read together (``prepare``); what is left for each batch is the large reads
-(``complete``). Batches never share memory with each other or with the storage.
+(``complete``). Batches never share memory with each other or with the storage, nor the leaves of a batch with each other.
 """
 
 from __future__ import annotations
@@ -203,8 +203,11 @@ class BatchReader:
 
     # -- the large leaves of one batch -------------------------------------------------------------------------------
 
-    def complete(self, prepared: Prepared) -> TensorDict:
-        """Read the large leaves, and make the batch: flat TED ``[steps]`` with ``index``."""
+    def complete(self, prepared: Prepared, *, overlapping: bool = False) -> TensorDict:
+        """Read the large leaves, and make the batch: flat TED ``[steps]`` with ``index``.
+
+        ``overlapping``: leaves may be views of the same rows, as nobody sees them before they are copied.
+        """
         draw, index, columns = prepared.draw, prepared.index, dict(prepared.columns)
         timeline = None
         if self._windowed:
@@ -218,7 +221,7 @@ class BatchReader:
             # Rows of one size cost a copy each, as often as they are wanted; others are decoded.
             decoded = draw.overlapping and not load_codec(rows.leaf.codec).fixed_rows
             columns[name], columns["next/" + name] = self._read_states(
-                DistinctRows(rows) if decoded else rows, prepared
+                DistinctRows(rows) if decoded else rows, prepared, overlapping
             )
         if self._stacked and not self._stack_early:
             assert timeline is not None and prepared.position is not None
@@ -232,14 +235,16 @@ class BatchReader:
             }  # what the sampler knows is on the CPU
         return nest(columns, (len(index), *self._tail), device)
 
-    def _read_states(self, rows: Readable, prepared: Prepared) -> tuple[torch.Tensor, torch.Tensor]:
+    def _read_states(self, rows: Readable, prepared: Prepared, overlapping: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """A state leaf at the steps drawn, and after them."""
         draw, position, last, state_rows = prepared.draw, prepared.position, prepared.last, prepared.state_rows
         assert state_rows is not None
         if self.stack:
             ahead = None if last is None or position is None else last - position
             return (
-                self._slices_of_stacks(rows, state_rows) if state_rows.sliced else self._stacks(rows, state_rows, ahead)
+                self._slices_of_stacks(rows, state_rows)
+                if state_rows.sliced
+                else self._stacks(rows, state_rows, ahead, overlapping)
             )
         if last is not None:
             assert position is not None
@@ -254,15 +259,15 @@ class BatchReader:
                 rows.windows(state_rows.row, draw.length).flatten(0, 1),
                 rows.windows(state_rows.row + 1, draw.length).flatten(0, 1),
             )
-        # Decoding costs more than copying: each row once, then both views of it made flat; by numpy, for the reason given
-        # in `Timeline.episode_of`.
+        # Decoding costs more than copying: each row once, then both views of it made flat, which takes a copy (but for the
+        # views of a single slice, hence the first one); by numpy, for the reason given in `Timeline.episode_of`.
         read, shape = rows.windows(state_rows.row, draw.length + 1).numpy(), (len(prepared.index), *rows.leaf.shape)
-        return torch.from_numpy(read[:, :-1].reshape(shape)), torch.from_numpy(read[:, 1:].reshape(shape))
+        return torch.from_numpy(read[:, :-1].copy().reshape(shape)), torch.from_numpy(read[:, 1:].reshape(shape))
 
     def _stacks(
-        self, rows: Readable, state_rows: StateRows, ahead: torch.Tensor | None
+        self, rows: Readable, state_rows: StateRows, ahead: torch.Tensor | None, overlapping: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stacks of a state leaf and of its successors, ``[B, k, *shape]`` each: views of k + 1 (or k + n) rows.
+        """Stacks of a state leaf and of its successors, ``[B, k, *shape]`` each, from k + 1 (or k + n) rows.
 
         ``ahead`` is how many steps after each step drawn the one lies whose successor is returned.
         """
@@ -270,7 +275,8 @@ class BatchReader:
         k = self.stack
         read = read_windows(rows, state_rows.windows)
         if ahead is None:
-            return read[:, :-1], read[:, 1:]
+            stacks = read[:, :-1]
+            return stacks if overlapping else _copy(stacks), read[:, 1:]
         after = (ahead + 1)[:, None] + torch.arange(k)
         return read[:, :k], read[torch.arange(len(read))[:, None], after]
 
@@ -279,7 +285,7 @@ class BatchReader:
         assert self.stack and state_rows.windows is not None
         read = read_windows(rows, state_rows.windows)
         stacks = read.unfold(1, self.stack, 1).movedim(-1, 2)  # [n, L + 1, k, *shape]
-        return stacks[:, :-1].flatten(0, 1), stacks[:, 1:].flatten(0, 1)
+        return _copy(stacks[:, :-1]).flatten(0, 1), _copy(stacks[:, 1:]).flatten(0, 1)
 
     def _read_stacks(
         self,
@@ -312,6 +318,10 @@ class BatchReader:
                 if k > 1:
                     before = read_window(rows, last - (k - 2), k - 1, low, high)
             columns["next/" + name] = torch.cat([before, end.unsqueeze(1)], 1)
+
+
+def _copy(rows: torch.Tensor) -> torch.Tensor:
+    return rows.clone(memory_format=torch.contiguous_format)
 
 
 def _split(draws: Sequence[Draw], together: Prepared) -> list[Prepared]:

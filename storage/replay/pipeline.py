@@ -199,9 +199,16 @@ class Pipeline:
         reader = self._reader()
         if self.spec.relabeling is not None and prepared.draw.goals is not None:
             prepared.achieved = self.spec.relabeling.read(self.storage, prepared.draw.goals)
-        return (
-            self.storage.get(self.storage.coordinates(prepared.index)) if reader is None else reader.complete(prepared)
-        )
+        if reader is None:
+            return self.storage.get(self.storage.coordinates(prepared.index))
+        return reader.complete(prepared, overlapping=self._copies_next)
+
+    @property
+    def _copies_next(self) -> bool:
+        """Whether the leaves that are read are copied one by one before anybody can change them."""
+        spec, here = self.spec, self.storage.device
+        away = spec.device is not None and spec.device.type != "cpu" and (here is None or here.type == "cpu")
+        return away and not len(self.transforms) and spec.collate is None and spec.relabeling is None
 
     def _collate(self, prepared: Prepared, rows: Any) -> Any:
         batch, collate = rows, self.spec.collate
@@ -366,7 +373,8 @@ def _key(key: tuple[str, ...]) -> Any:
 def _info(storage: Storage, prepared: Prepared, columns: dict[str, torch.Tensor]) -> dict[Any, Any]:
     """The info dictionary of a batch."""
     draw = prepared.draw
-    info: dict[Any, Any] = {"index": storage.coordinates(prepared.index), **draw.info, **draw.notes}
+    index = storage.coordinates(prepared.index.clone())
+    info: dict[Any, Any] = {"index": index, **{key: value.clone() for key, value in draw.info.items()}, **draw.notes}
 
     def copied(key: tuple[str, ...]) -> torch.Tensor | None:
         column = columns.get("/".join(key))

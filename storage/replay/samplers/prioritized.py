@@ -233,7 +233,7 @@ class PrioritizedSampler(Sampler):
         if self.dtype == torch.float32:
             weights = weights.astype(np.float32)  # rounds as torch does, in an eighth of its time
         weight = torch.from_numpy(weights).to(self.dtype)
-        return {"priority_weight": weight, "_weight": weight}
+        return {"priority_weight": weight, "_weight": weight.clone()}
 
     # -- saving ------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rbdata.errors import SamplingError, UsageError
-from replay_tools import Truth, same
+from rbdata.storage.replay import LazyTensorStorage, Sequence, TensorDictReplayBuffer
+from replay_tools import Truth, rollout, same
 from storage_tools import make_episodes, write_dataset
 
 LENGTHS = [3, 1, 7, 5, 2, 9]
@@ -235,3 +236,58 @@ def test_no_batch_size(made):
         rbdata.load(folder, prefetch=2)
     with pytest.raises(UsageError, match="drop_last needs"):
         rbdata.load(folder, replacement=False, drop_last=True)
+
+
+def tensors(batch):
+    return {key: value for key, value in batch.items(True, True) if isinstance(value, torch.Tensor)}
+
+
+def bits(value):
+    return value.contiguous().view(torch.uint8).clone()
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"frame_stack": 3},
+        {"n_step": 3, "frame_stack": 2},
+        {"slice_len": 8},
+        {"slice_len": 8, "frame_stack": 3},
+        {"num_slices": 8, "frame_stack": 2},
+        {"alpha": 0.6, "beta": 0.4},
+        {"slice_len": 4, "alpha": 0.6},
+        {"sample_unit": Sequence(4), "frame_stack": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("layout", ["raw", "zstd", "ted", "memory"])
+def test_no_leaf_shares_memory(tmp_path, layout, options, prefetch):
+    """A leaf that is changed in place changes no other leaf, no other batch, and not itself elsewhere."""
+    if layout == "memory":
+        if {"alpha", "slice_len", "num_slices"} & set(options):
+            return
+        buffer = TensorDictReplayBuffer(
+            storage=LazyTensorStorage(40), batch_size=8, seed=1, prefetch=prefetch, **options
+        )
+        buffer.extend(rollout([10, 12, 15]))
+    else:
+        folder = write_dataset(tmp_path, make_episodes([10, 30, 7], shape=(24, 24), dtype="uint8"), layout)
+        buffer = rbdata.load(folder, batch_size=8, seed=1, prefetch=prefetch, **options)
+    with buffer:
+        first, (batch, info), last = buffer.sample(), buffer.sample(return_info=True), buffer.sample()
+        flags = {key: value for key, value in info.items() if isinstance(value, torch.Tensor)}
+        groups = (tensors(first), tensors(batch), tensors(last), flags)
+        every = [(place, key, value) for place, group in enumerate(groups) for key, value in group.items()]
+        for key, leaf in tensors(batch).items():
+            before = [bits(value) for _, _, value in every]
+            new = torch.randint(0, 2, leaf.shape).to(leaf.dtype)
+            leaf.copy_(new)
+            assert torch.equal(leaf, new), key
+            changed = [
+                (place, other)
+                for (place, other, value), old in zip(every, before)
+                if (place, other) != (1, key) and not torch.equal(bits(value), old)
+            ]
+            assert not changed, key
