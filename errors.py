@@ -272,12 +272,17 @@ class InvariantError(RbdataError, ValueError):
     code = "invariant"
 
 
-class SpecError(InvariantError):
-    """A dataset holds values outside its spec; ``leaf`` and ``step`` say which is the first."""
+class SpecError(InvariantError, AssertionError):
+    """Values are outside their spec. ``leaf`` is the key of the first, ``step`` its step in a dataset, if there is one.
+
+    An AssertionError as well, since that is what TorchRL's ``assert_is_in`` raises.
+    """
 
     code = "spec"
 
-    def __init__(self, message: str, *, leaf: str, step: int, hint: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, leaf: str | None = None, step: int | None = None, hint: str | None = None
+    ) -> None:
         super().__init__(message, hint=hint)
         self.leaf, self.step = leaf, step
 

@@ -41,6 +41,7 @@ from .reference_scores import (
 from .schema import LARGE_ROW, Leaf, Schema
 from .snapshot import read_snapshot
 from .specs import gymnasium_space, make_spec
+from .tensor_specs import Composite
 from .window import Pad, read_window
 
 if TYPE_CHECKING:
@@ -124,18 +125,18 @@ class Dataset:
         return known.make(trust, arguments)
 
     @property
-    def spec(self) -> Any:
+    def spec(self) -> Composite:
         """`make_spec` with its defaults."""
         return self.make_spec()
 
-    def make_spec(self, categorical_action_encoding: bool = True) -> Any:
-        """TorchRL's specs of one step: a ``Composite`` of shape ``[]`` with the TED keys.
+    def make_spec(self, categorical_action_encoding: bool = True) -> Composite:
+        """The specs of one step: a Composite of shape ``[]`` with the TED keys; its ``to_torchrl()`` makes TorchRL's of them.
 
         ``spec.is_in(batch)`` checks batches of any shape; ``spec.expand(batch.shape)`` has a shape of its own. Bounds are
         those that the manifest states, otherwise the dtype's. Where it states a Discrete space without a number (Atari's
         actions), that is one more than the largest value in the data. ``categorical_action_encoding=False`` gives OneHot
         for Categorical, as TorchRL's environments do, for batches whose actions a transform encodes so. Raises
-        MissingExtraError without torchrl, SchemaError for a manifest with malformed spaces.
+        SchemaError for a manifest with malformed spaces.
         """
         return make_spec(self.manifest, self._count, categorical_action_encoding)
 

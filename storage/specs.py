@@ -1,14 +1,12 @@
-"""The spaces of a dataset as TorchRL's specs and as Gymnasium's spaces.
+"""The spaces of a dataset as specs and as Gymnasium's spaces. The classes of specs are in `tensor_specs`.
 
-TorchRL and Gymnasium are imported here and nowhere at the top of a module; TorchRL need not be installed.
-
-    Box                  Bounded, Unbounded where it has no bounds
-    Discrete             Categorical (OneHot); Bounded where it does not start at 0
-    MultiDiscrete        MultiCategorical (MultiOneHot); Bounded where it does not start at 0 or has more dimensions
-    MultiBinary, bool    Binary
-    done and the like    Categorical(2) of bool, as environments have it
-    Text                 Unbounded, uint8: the bytes of the text
-    Dict, Tuple          Composite
+Box                  Bounded, Unbounded where it has no bounds
+Discrete             Categorical (OneHot); Bounded where it does not start at 0
+MultiDiscrete        MultiCategorical (MultiOneHot); Bounded where it does not start at 0 or has more dimensions
+MultiBinary, bool    Binary
+done and the like    Categorical(2) of bool, as environments have it
+Text                 Unbounded, uint8: the bytes of the text
+Dict, Tuple          Composite
 """
 
 from __future__ import annotations
@@ -26,6 +24,17 @@ from .bounds import LeafBounds, Space, basic_spaces, leaf_bounds, limits
 from .leaf import Leaf
 from .manifest import Manifest
 from .schema import FLAGS, Schema
+from .tensor_specs import (
+    Binary,
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    MultiOneHot,
+    OneHot,
+    TensorSpec,
+    Unbounded,
+)
 
 if TYPE_CHECKING:
     import gymnasium
@@ -36,28 +45,15 @@ Count = Callable[[str], int]
 LARGEST_STEP = 64 << 20
 
 
-def make_spec(manifest: Manifest, count: Count, categorical: bool = True) -> Any:
-    """A TorchRL ``Composite`` of shape ``[]``: the specs of one step, by TED key. See `Dataset.make_spec`."""
-    try:
-        from torchrl.data import Composite
-    except ImportError as error:
-        raise MissingExtraError("specs need torchrl", hint="pip install torchrl") from error
-
+def make_spec(manifest: Manifest, count: Count, categorical: bool = True) -> Composite:
+    """A Composite of shape ``[]``: the specs of one step, by TED key. See `Dataset.make_spec`."""
     _check_step(manifest.schema)
-    nested: dict[str, Any] = {}
+    made = Composite()
     for name, bounds in leaf_bounds(manifest.schema, manifest.spaces).items():
         spec = _leaf_spec(_counted(bounds, count), categorical)
         for key in (name, "next/" + name) if bounds.leaf.kind == "state" else (name,):
-            *above, last = key.split("/")
-            level = nested
-            for part in above:
-                level = level.setdefault(part, {})
-            level[last] = spec.clone()
-
-    def composite(level: dict[str, Any]) -> Any:
-        return Composite({key: composite(one) if isinstance(one, dict) else one for key, one in level.items()})
-
-    return composite(nested)
+            made[tuple(key.split("/"))] = spec.clone()
+    return made
 
 
 def _check_step(schema: Schema) -> None:
@@ -76,9 +72,7 @@ def _counted(bounds: LeafBounds, count: Count) -> LeafBounds:
     return LeafBounds(bounds.leaf, bounds.space, bounds.low, last)
 
 
-def _leaf_spec(bounds: LeafBounds, categorical: bool) -> Any:
-    from torchrl.data import Binary, Bounded, Categorical, MultiCategorical, MultiOneHot, OneHot, Unbounded
-
+def _leaf_spec(bounds: LeafBounds, categorical: bool) -> TensorSpec:
     leaf, counts = bounds.leaf, bounds.counts
     shape, dtype = torch.Size(leaf.shape), getattr(torch, leaf.dtype)
     if leaf.dtype == "bool" and leaf.key[-1] in FLAGS:
@@ -91,8 +85,7 @@ def _leaf_spec(bounds: LeafBounds, categorical: bool) -> Any:
         return MultiCategorical(counts, dtype=dtype) if categorical else MultiOneHot(counts, dtype=torch.int64)
     if bounds.low is None or bounds.high is None:
         return Unbounded(shape=shape, dtype=dtype)
-    low, high = (torch.from_numpy(np.broadcast_to(one, leaf.shape).copy()) for one in (bounds.low, bounds.high))
-    return Bounded(low, high, shape=shape, dtype=dtype)
+    return Bounded(bounds.low, bounds.high, shape=shape, dtype=dtype)
 
 
 # -- Gymnasium -----------------------------------------------------------------------------------------------------------

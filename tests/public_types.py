@@ -49,6 +49,20 @@ def read(root: Path) -> None:
     assert_type(rbdata.check_specs(dataset, strict=False), SpecReport)
 
 
+def specs(dataset: rbdata.Dataset) -> None:
+    spec = assert_type(dataset.spec, rbdata.Composite)
+    assert_type(spec.rand((3,)), TensorDict)
+    assert_type(spec.expand(4)["action"], Any)  # a spec, None, or the spec of a part
+    action = rbdata.Categorical(4, mask=[True, True, False, True])
+    assert_type(action.rand(), torch.Tensor)
+    assert_type(action.dtype, torch.dtype)
+    assert_type(action.expand(2, 3).unbind(0), tuple[rbdata.Categorical, ...])
+    assert_type(action.is_in(torch.tensor(3)), bool)
+    assert_type(rbdata.Bounded(-1, 1, 3, dtype=torch.float64).low, torch.Tensor)
+    spec.update({"action": action, "next": rbdata.Composite(reward=rbdata.Unbounded(()), shape=())})
+    rbdata.Bounded(0, 1, domain="whole")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
 def sample(dataset: rbdata.Dataset) -> None:
     buffer = rbdata.load(dataset, batch_size=256, frame_stack=4, n_step=3, prefetch=2, seed=0, device="cpu")
     assert_type(buffer, rbdata.TensorDictReplayBuffer)

@@ -11,7 +11,7 @@ from typing import Any
 
 from typing_extensions import Unpack
 
-from ...errors import MissingExtraError, UsageError
+from ...errors import UsageError
 from ...keywords import with_options
 from ...storage.codecs.codec import Rows
 from ...storage.dataset import Dataset
@@ -21,6 +21,7 @@ from ...storage.replay.buffer import ReplayBuffer
 from ...storage.replay.loading import make_sampler
 from ...storage.replay.samplers.uniform import SamplerWithoutReplacement
 from ...storage.replay.tensordict_buffer import TensorDictReplayBuffer
+from ...storage.tensor_specs import Composite
 from ..ingest.protocol import ConvertOptions
 from ..sources.minari.names import local_root
 from .dataset_replay import SourceExperienceReplay
@@ -176,8 +177,8 @@ class D4RLExperienceReplay(SourceExperienceReplay):
         return path
 
     @property
-    def specs(self) -> Any:
-        """TorchRL's specs of the data, see `Dataset.make_spec`."""
+    def specs(self) -> Composite:
+        """The specs of the data, see `Dataset.make_spec`."""
         return self.dataset.spec
 
     @property
@@ -238,18 +239,11 @@ class MinariExperienceReplay(SourceExperienceReplay):
 
     @cached_property
     def metadata(self) -> dict[str, Any]:
-        """What Minari states of the dataset; ``observation_space`` and ``action_space`` are TorchRL's specs.
-
-        Without torchrl they are Gymnasium's spaces.
-        """
+        """What Minari states of the dataset; ``observation_space`` and ``action_space`` are specs, see `Dataset.make_spec`."""
         manifest = self.dataset.manifest
         namespace, _, rest = self.dataset_id.rpartition("/")
         name, _, version = rest.rpartition("-v")
-        try:
-            spaces: Any = self.dataset.spec
-            observation, action = spaces["observation"], spaces["action"]
-        except MissingExtraError:
-            observation, action = self.dataset.observation_space, self.dataset.action_space
+        spec = self.dataset.spec
         return {
             **manifest.source.get("metadata", {}),
             "dataset_id": self.dataset_id,
@@ -260,8 +254,8 @@ class MinariExperienceReplay(SourceExperienceReplay):
             "total_episodes": manifest.episodes,
             "total_steps": manifest.steps,
             "data_path": str(self.data_path),
-            "observation_space": observation,
-            "action_space": action,
+            "observation_space": spec["observation"],
+            "action_space": spec["action"],
         }
 
 

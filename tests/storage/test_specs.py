@@ -1,4 +1,4 @@
-"""Specs and spaces of datasets, against TorchRL's and Gymnasium's own."""
+"""Specs and spaces of datasets, against those of TorchRL's environments and Gymnasium's own."""
 
 from __future__ import annotations
 
@@ -15,6 +15,16 @@ import torch
 from gymnasium import spaces
 from gymnasium_envs import Everything
 from hypothesis import given, settings
+from rbdata import (
+    Binary,
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    MultiOneHot,
+    OneHot,
+    Unbounded,
+)
 from rbdata.datasets.ingest.spaces import space_json, space_leaves, text_rows
 from rbdata.errors import MissingExtraError, RbdataError, SchemaError, SpecError, UnknownKeyError, UsageError
 from rbdata.storage.bounds import leaf_bounds
@@ -25,16 +35,6 @@ from rbdata.storage.schema import Schema, ted_flags
 from rbdata.storage.specs import gymnasium_space, make_spec
 from space_strategies import ANY_SPACE
 from storage_tools import Episode, make_episodes, write_dataset
-from torchrl.data import (
-    Binary,
-    Bounded,
-    Categorical,
-    Composite,
-    MultiCategorical,
-    MultiOneHot,
-    OneHot,
-    Unbounded,
-)
 from torchrl.envs import GymEnv
 
 FROZEN = Path(__file__).parents[1] / "data" / "frozen" / "folders"
@@ -123,8 +123,10 @@ def test_like_the_environments_spec(name, encoding):
     record = {"observation": space_json(plain.observation_space), "action": space_json(plain.action_space)}
     leaves = [one for base, space in record.items() for one in space_leaves(space, base)[0]]
     manifest = stated([Leaf(one.key, "step", one.dtype, one.shape) for one in leaves], **record)
-    spec = make_spec(manifest, no_count, encoding)
+    ours = make_spec(manifest, no_count, encoding)
+    spec = ours.to_torchrl()
     assert spec["observation"] == env.observation_spec["observation"] and spec["action"] == env.action_spec
+    assert rbdata.TensorSpec.from_torchrl(env.action_spec) == ours["action"]
     for key in ("done", "terminated", "truncated"):
         assert spec["next", key] == env.full_done_spec[key]
     assert spec["next", "reward"] == env.reward_spec
@@ -190,10 +192,10 @@ def test_a_number_that_is_not_stated(tmp_path):
 def test_without_the_package(monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
     dataset = rbdata.open_dataset(FROZEN / "low")
+    assert dataset.spec.is_in(dataset[:3]) and rbdata.check_specs(dataset).ok
     with pytest.raises(MissingExtraError) as caught:
-        _ = dataset.spec if package == "torchrl.data" else dataset.action_space
+        _ = dataset.spec.to_torchrl() if package == "torchrl.data" else dataset.action_space
     assert caught.value.hint == f"pip install {package.partition('.')[0]}"
-    assert rbdata.check_specs(dataset).ok
 
 
 HOSTILE = [

@@ -1,0 +1,508 @@
+"""Specs: what they state of values, and where TorchRL's are wrong. On random arguments: test_tensor_specs_of_torchrl.py."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import rbdata
+import torch
+from rbdata import (
+    Binary,
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    MultiOneHot,
+    OneHot,
+    TensorSpec,
+    Unbounded,
+    UnboundedContinuous,
+    UnboundedDiscrete,
+)
+from rbdata.errors import ArgumentTypeError, MissingExtraError, RbdataError, SpecError, UnknownKeyError, UsageError
+from tensordict import TensorDict
+
+INFINITE, NAN = math.inf, math.nan
+SPECS = [
+    Bounded([[-1, 0, 2]], [[1, 0.5, 3]], (2, 3)),
+    Bounded(-3, 9, (2, 3), dtype=torch.int8),
+    Bounded(torch.tensor([-INFINITE, 0, -INFINITE]), torch.tensor([0, INFINITE, INFINITE]), (2, 3)),
+    Unbounded((2, 3)),
+    Unbounded((2, 3), dtype=torch.int64),
+    Unbounded((2, 3), dtype=torch.bool),
+    Categorical(4, (2, 3)),
+    Categorical(4, (2, 3), mask=torch.rand(2, 3, 4, generator=torch.Generator().manual_seed(0)) < 0.7),
+    Categorical(4, (2, 3), dtype=torch.float32),
+    OneHot(3, (2, 3)),
+    OneHot(3, (2, 3), dtype=torch.float32, mask=[[True, False, True], [True, True, False]]),
+    MultiCategorical([[2, 3, 4], [5, 1, 2]], (2, 3), dtype=torch.uint8),
+    MultiCategorical([2, 3, 2], (2, 3), mask=[1, 1, 0, 1, 1, 1, 0]),
+    MultiOneHot([2, 1], (2, 3)),
+    MultiOneHot([2, 1], (2, 3), dtype=torch.int64, mask=[[1, 0, 1], [0, 1, 1]]),
+    Binary(shape=(2, 3)),
+]
+IDS = [f"{number}-{type(spec).__name__}" for number, spec in enumerate(SPECS)]
+every_spec = pytest.mark.parametrize("spec", SPECS, ids=IDS)
+
+
+@every_spec
+def test_random_values(spec):
+    torch.manual_seed(0)
+    first = spec.rand((50,))
+    assert first.shape == (50, 2, 3) and first.dtype == spec.dtype and spec.is_in(first) and spec.is_in(first[3])
+    torch.manual_seed(0)
+    assert torch.equal(spec.rand([50]), first) and spec.rand(5).shape == (5, 2, 3)
+    assert spec.rand((0, 4)).shape == (0, 4, 2, 3) and spec.is_in(spec.rand((0,)))
+    assert not spec.is_in(first[..., :1]) and not spec.is_in(first[0, 0])
+    assert not spec.is_in(first.to(torch.float16)) and spec.is_in(spec.project(first.to(torch.float64)))
+
+
+@every_spec
+def test_changes_of_values(spec):
+    """What is done to a spec is what is done to its values, masks and bounds included."""
+    torch.manual_seed(0)
+    good = spec.rand((20,))
+    bad = torch.where(torch.rand(20, 2, 3) < 0.1, (good.double() + 1).to(good.dtype), good)
+    for value in (*good, *bad):
+        inside = spec.is_in(value)
+        rows = [spec.is_in(value) for spec, value in zip(spec.unbind(0), value.unbind(0))]
+        assert inside == all(rows) and rows[0] == spec[0].is_in(value[0]) == spec[-2].is_in(value[-2])
+        pairs = [
+            (spec[None], value[None]),
+            (spec.unsqueeze(0), value.unsqueeze(0)),
+            (spec.unsqueeze(0).squeeze(0), value),
+            (spec[:, None].squeeze(1), value),
+            (spec[[1, 0, 1]], value[[1, 0, 1]]),
+            (spec[torch.tensor([True, True])], value),
+            (spec[..., :], value),
+            (spec[::1], value),
+            (spec.expand(4, 2, 3), value.expand(4, 2, 3)),
+            (spec.expand(2, -1, -1), value.expand(2, -1, -1)),
+            (spec.expand(4, 2, 3).flatten(0, 1), value.repeat(4, 1)),
+            (spec.expand(4, 2, 3).reshape(2, 4, 3), value.expand(4, 2, 3).reshape(2, 4, 3)),
+            (spec.expand(4, 2, 3).view((2, -1, 3)), value.expand(4, 2, 3).reshape(2, 4, 3)),
+            (spec.expand(4, 2, 3).unflatten(0, (2, 2)), value.expand(2, 2, 2, 3)),
+            (torch.stack([spec, spec]), torch.stack([value, value])),
+            (torch.stack([spec, spec], dim=1), torch.stack([value, value], dim=1)),
+            (torch.stack((spec[1], spec[0]), -2), value[[1, 0]]),
+            (torch.squeeze(torch.unsqueeze(spec, dim=0), 0), value),
+        ]
+        for changed, of in pairs:
+            assert changed.shape == of.shape and changed.is_in(of) == inside, changed
+            assert changed.is_in(changed.rand()) and (changed.dtype, changed.domain) == (spec.dtype, spec.domain)
+    assert (
+        torch.stack(spec.unbind(0)) == spec == spec.clone() == pickle.loads(pickle.dumps(spec)) == copy.deepcopy(spec)
+    )
+    assert spec.to(None) is spec.to(spec.dtype) is spec.cpu() is spec and spec.to("meta").device.type == "meta"
+    with pytest.raises((IndexError, UsageError)):
+        spec[2]
+    with pytest.raises(UsageError):
+        spec.expand(3, 3)
+    with pytest.raises(UsageError):
+        torch.stack([spec, spec.unsqueeze(0)])
+    if spec._kept:
+        for change in (lambda: spec.reshape(3, 2), lambda: spec.unbind(1), lambda: spec.unsqueeze(-1), spec.flatten):
+            with pytest.raises(UsageError):
+                change()
+
+
+@every_spec
+def test_project_and_encode(spec):
+    torch.manual_seed(0)
+    for value in (torch.randn(9, 2, 3).double() * 5, torch.randint(-9, 300, (9, 2, 3)), torch.rand(9, 2, 3) > 0.5):
+        before = value.clone()
+        projected = spec.project(value)
+        assert spec.is_in(projected) and projected.shape == value.shape and torch.equal(value, before)
+        assert spec.project(projected) is projected
+    good = spec.rand()
+    one_hot = isinstance(spec, OneHot)
+    encoded = spec.encode(spec.to_numpy(good))
+    assert torch.equal(encoded, good) and spec.is_in(spec.encode(spec.to_numpy(good).tolist()))
+    assert one_hot or (spec.encode(good) is good and spec.encode(good.double().numpy()).dtype == spec.dtype)
+    for wrong in (np.zeros(7), "a", [[1], [2, 3]], None, 1j, {}):
+        with pytest.raises(UsageError):
+            spec.encode(wrong)
+    for wrong in (good.numpy(), good.tolist(), None, {"a": good}):
+        with pytest.raises(ArgumentTypeError):
+            spec.is_in(wrong)
+    with pytest.raises(UsageError):
+        spec.project(torch.zeros(7))
+
+
+def test_encode_copies_arrays():
+    """An environment may write its next observation into the same array."""
+    array = np.zeros(3, np.float32)
+    encoded = Unbounded(3).encode(array)
+    array[:] = 7
+    assert (encoded == 0).all()
+    assert torch.equal(Unbounded(3).encode(np.arange(3)[::-1]), torch.tensor([2.0, 1, 0]))
+    assert torch.equal(Unbounded(2).encode(np.array([1, 2], ">f8")), torch.tensor([1.0, 2]))
+
+
+@pytest.mark.parametrize(
+    ("spec", "value"),
+    [
+        (Bounded(0, 5, (2,)), [1, 6]),
+        (Bounded(0, 5, (2,)), [1, NAN]),
+        (Bounded(0, 5, (), dtype=torch.int64), 2.5),
+        (Unbounded((), dtype=torch.uint8), 300),
+        (Unbounded((), dtype=torch.uint8), -1),
+        (Unbounded((), dtype=torch.float32), 1e300),
+        (Unbounded((), dtype=torch.int64), NAN),
+        (Unbounded((), dtype=torch.int32), torch.tensor(2**40)),
+        (Categorical(5), 7),
+        (Categorical(5), -1),
+        (Categorical(5, mask=[1, 0, 1, 1, 1]), 1),
+        (OneHot(5), 2.5),
+        (OneHot(5), -1),
+        (MultiOneHot([2, 3]), [2, 0]),
+        (Binary(3), [0, 1, 2]),
+        (Composite(a=Composite(b=Categorical(3))), {"a": {"b": 3}}),
+    ],
+    ids=str,
+)
+def test_values_that_are_not_encoded(spec, value):
+    with pytest.raises(SpecError) as caught:
+        spec.encode(value)
+    assert isinstance(caught.value, (AssertionError, ValueError))
+    if isinstance(spec, Composite):
+        assert caught.value.leaf == "a/b"
+
+
+# -- where TorchRL 0.14.1 is wrong -----------------------------------------------------------------------------------------
+
+
+def test_masks_stay():
+    """There they are lost by `expand`, `[...]` and `to`; values of another dtype or shape pass, others raise."""
+    spec = Categorical(3, (2,), mask=[True, False, True])
+    for changed in (spec.expand(4, 2), spec[:1], spec.to(torch.int32), spec.reshape(2, 1), spec.clone()):
+        assert not changed.is_in(torch.ones_like(changed.zero())) and set(changed.rand((50,)).unique().tolist()) == {
+            0,
+            2,
+        }
+    assert (
+        not spec.is_in(torch.zeros(2))
+        and not spec.is_in(torch.tensor([9, 0]))
+        and not spec.is_in(torch.tensor([-1, 0]))
+    )
+    assert not spec.is_in(torch.tensor(0)) and torch.equal(spec.project(torch.tensor([9, -1])), torch.tensor([2, 0]))
+    assert spec.to_one_hot_spec().to_categorical_spec() == spec
+    assert MultiOneHot([2, 3], mask=[1, 0, 1, 1, 0]).to_categorical_spec().to_one_hot_spec().mask.sum() == 3
+    row = OneHot(3, mask=[True, False, True])
+    assert not row.is_in(torch.tensor([True, True, False])) and not row.is_in(torch.tensor([False, True, False]))
+    assert not OneHot(3, dtype=torch.int64, mask=[1, 0, 1]).is_in(torch.tensor([1, 0, 2]))
+    changed = spec.clone()
+    changed.update_mask(None)
+    assert changed == Categorical(3, (2,)) and spec.mask is not None
+    with pytest.raises(SpecError, match="allows no choice"):
+        Categorical(2, mask=[False, False]).rand()
+    for wrong in ([0, 2], [[True] * 3] * 3, torch.ones(2, 2, 3)):
+        with pytest.raises(UsageError):
+            Categorical(3, (2,), mask=wrong)
+
+
+def test_is_in():
+    """There: True, or an exception."""
+    assert not Bounded(0, 1, (1,)).is_in(torch.rand(3))  # 1 is broadcast to 3
+    assert not Bounded(0, 1, (3,)).is_in(torch.rand(2, 4))
+    assert not OneHot(3, dtype=torch.int64).is_in(torch.tensor([-1, 2, 0]))
+    assert not OneHot(2, dtype=torch.float32).is_in(torch.tensor([0.5, 0.5]))
+    assert not Categorical(5, dtype=torch.float32).is_in(torch.tensor(2.5))
+    assert not MultiCategorical([3]).is_in(torch.tensor(2)) and MultiCategorical([3]).rand().shape == (1,)
+    assert not Bounded(0, 1, (2,)).is_in(torch.tensor([0, NAN])) and Unbounded(1).is_in(torch.tensor([NAN]))
+    assert not Composite(a=Categorical(2)).is_in({}) and not Composite(a=Composite(b=Binary(2))).is_in(
+        {"a": torch.ones(2)}
+    )
+    assert isinstance(Bounded(0, 1, (2,)).is_in(torch.rand(2)), bool)
+
+
+def test_equality():
+    """There bounds are compared by `isclose`, and a `Binary` is equal to a `Categorical`."""
+    assert Bounded(0, 1_000_000, (2,), dtype=torch.int64) != Bounded(0, 1_000_001, (2,), dtype=torch.int64)
+    assert Binary(2, dtype=torch.int64) != Categorical(2, (2,)) and Bounded(0, 1, (2,)) != Bounded(0, 1, (1, 2))
+    assert Bounded(0, 1, 2) != Bounded(0, 1, 2, dtype=torch.float64) and Unbounded(2) != 3
+    assert Unbounded(2) != Unbounded(2, domain="discrete") and Bounded(0, 1, 2) != Bounded(0, 1, 2, domain="discrete")
+    with pytest.raises(TypeError):
+        hash(Unbounded(2))
+
+
+def test_projections():
+    """There values keep their dtype and NaN, whole numbers are changed in place, and rows of zeros raise."""
+    assert torch.equal(
+        Bounded(0, 3, (3,), dtype=torch.int64).project(torch.tensor([-1, 0.6, 9])), torch.tensor([0, 1, 3])
+    )
+    extreme = Bounded(-(2**63), 2**63 - 1, (2,), dtype=torch.int64)
+    assert extreme.project(torch.tensor([-1e30, 1e30])).tolist() == [-(2**63), 2**63 - 1]
+    assert Unbounded(1, dtype=torch.uint8).project(torch.tensor([300])).tolist() == [255]
+    assert OneHot(3).project(torch.zeros(3)).sum() == 1
+    kept = OneHot(3, dtype=torch.int64).project(torch.tensor([[0, 1, 0], [1, 1, 0]]))
+    assert kept[0].tolist() == [0, 1, 0] and kept[1].sum() == 1 and kept[1, 2] == 0
+    rows = OneHot(3).project(torch.tensor([[0, 1.0, 3]]).expand(4000, 3))
+    assert 0.7 < rows[:, 2].float().mean() < 0.8 and not rows[:, 0].any()
+    for spec in (Bounded(0, 1, 3), Categorical(2, (3,)), OneHot(3), Unbounded(3, dtype=torch.int8)):
+        with pytest.raises(SpecError, match="NaN"):
+            spec.project(torch.tensor([0, NAN, 1]))
+
+
+def test_distributions():
+    """There large spans overflow, infinite bounds give NaN or infinity, and whole numbers are not negative."""
+    torch.manual_seed(0)
+    dice = Bounded(-1, 4, (), dtype=torch.int8).rand((6000,))
+    assert dice.unique().tolist() == [-1, 0, 1, 2, 3, 4] and all(
+        850 < (dice == one).sum() < 1150 for one in range(-1, 5)
+    )
+    for dtype in (torch.int8, torch.uint8, torch.int64):
+        ends, drawn = torch.iinfo(dtype), Unbounded((), dtype=dtype).rand((4000,))
+        share = (drawn.double() - ends.min) / (float(ends.max) - ends.min)
+        assert all(800 < ((share >= low) & (share < low + 0.25)).sum() < 1200 for low in (0, 0.25, 0.5)), dtype
+    assert {0, 255} <= set(Unbounded((), dtype=torch.uint8).rand((20000,)).tolist())
+    near = Bounded(2**63 - 4, 2**63 - 1, (), dtype=torch.int64).rand((100,))
+    assert set(near.tolist()) == {2**63 - 4, 2**63 - 3, 2**63 - 2, 2**63 - 1}
+    large = torch.finfo(torch.float64).max
+    wide = Bounded(-large, large, (), dtype=torch.float64).rand((1000,))
+    assert wide.isfinite().all() and 400 < (wide > 0).sum() < 600
+    half = Bounded(torch.tensor([0, -INFINITE, -INFINITE]), torch.tensor([INFINITE, 2, INFINITE])).rand((4000,))
+    assert half.isfinite().all() and (half.mean(0) - torch.tensor([1, 1, 0])).abs().max() < 0.1
+    uniform = Bounded(-1, 3, (), dtype=torch.float16).rand((4000,)).float()
+    assert abs(uniform.mean() - 1) < 0.1 and abs(uniform.std() - 4 / 12**0.5) < 0.05
+    assert (Bounded(0.1, 0.1, (9,)).rand() == 0.1).all()
+
+
+def test_index():
+    """There values for several rows are mixed, and MultiOneHot raises."""
+    row = OneHot(3)
+    actions, entries = row.encode(torch.tensor([2, 0])), torch.tensor([[1.0, 2, 3], [4, 5, 6]])
+    assert (
+        row.index(actions, entries).tolist() == [3, 4] == Categorical(3).index(torch.tensor([2, 0]), entries).tolist()
+    )
+    assert row.index(actions[0], entries).tolist() == [3, 6]
+    assert Categorical(3, (1,)).index([2], entries).tolist() == [[3], [6]]
+    both, entries = MultiCategorical([2, 3]), torch.arange(5)
+    assert both.index([1, 2], entries).tolist() == [1, 4]
+    rows = both.to_one_hot_spec()
+    assert rows.index(rows.encode([1, 2]), entries.expand(4, 5)).tolist() == [[1, 4]] * 4
+    for spec in (Bounded(0, 1, 2), Unbounded(2), Composite()):
+        with pytest.raises(UsageError):
+            spec.index(0, entries)
+    with pytest.raises(SpecError):
+        Categorical(3).index(3, torch.arange(5))
+
+
+def test_stacks_of_unlike_specs():
+    """There a lazy stack, which most methods refuse."""
+    stacked: Any = torch.stack([Bounded(0, 1, (2,)), Bounded(0, [2, 3], (2,))])
+    assert stacked == Bounded([[0, 0], [0, 0]], [[1, 1], [2, 3]]) and stacked.is_in(stacked.rand((9,)))
+    masks: Any = torch.stack([Categorical(2, mask=[True, False]), Categorical(2, mask=[False, True])])
+    assert masks.rand((5,)).tolist() == [[0, 1]] * 5
+    several: Any = torch.stack([MultiCategorical([2, 3]), MultiCategorical([4, 5])])
+    assert several.nvec.tolist() == [[2, 3], [4, 5]]
+    for unlike in (
+        [Bounded(0, 1, (2,)), Unbounded((2,))],
+        [Categorical(2), Categorical(3)],
+        [Categorical(2), Categorical(2, mask=[True, False])],
+        [Composite(a=Binary(2)), Composite(b=Binary(2))],
+        [Composite(a=Binary(2)), Composite(a=None)],
+        [Composite(a=Binary(2)), Composite(a=Binary(3))],
+        [Composite(), Composite(device="cpu")],
+    ):
+        with pytest.raises(UsageError, match="not stacked"):
+            torch.stack(unlike)
+    with pytest.raises(UsageError):
+        torch.stack([OneHot(3), OneHot(3)], -1)
+    with pytest.raises(TypeError):
+        torch.cat([Unbounded(1), Unbounded(1)])
+
+
+# -- arguments -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Bounded(0, 1),
+        lambda: Bounded(1, 0, (2,)),
+        lambda: Bounded(NAN, 1, (2,)),
+        lambda: Bounded(0, [1, 2, 3], (2,)),
+        lambda: Bounded(0, 1, (2,), domain="other"),
+        lambda: Bounded("a", 1, (2,)),
+        lambda: Unbounded(-1),
+        lambda: Unbounded(2.5),
+        lambda: Unbounded((2, -1)),
+        lambda: Unbounded(2, dtype="float32"),
+        lambda: Unbounded(2, dtype=torch.complex64),
+        lambda: Categorical(0),
+        lambda: Categorical(2.5),
+        lambda: Categorical(3, dtype=torch.bool),
+        lambda: Categorical(257, dtype=torch.uint8),
+        lambda: Categorical(300).to(torch.uint8),
+        lambda: Categorical(2**12, dtype=torch.float16),
+        lambda: OneHot(3, (3, 2)),
+        lambda: OneHot(3, ()),
+        lambda: MultiOneHot([2, 3], (4,)),
+        lambda: MultiCategorical([2, 3], (3,)),
+        lambda: MultiCategorical([0, 3]),
+        lambda: MultiCategorical([]),
+        lambda: Binary(),
+        lambda: Binary(2, (3,)),
+        lambda: Bounded(0, 0.5, 2).to(torch.int64),
+        lambda: Composite([1]),
+        lambda: Composite(a=3),
+        lambda: Composite(shape=(2,), batch_size=(2,)),
+        lambda: Composite(a=Unbounded(2), shape=(3,)),
+        lambda: Composite(a=OneHot(3), shape=(3,)),
+        lambda: Composite(a=Unbounded(2, device="meta"), device="cpu"),
+        lambda: Composite(a=Unbounded(2))["b"],
+        lambda: Composite(a=Unbounded(2))["a", "b"],
+        lambda: Composite(a=Unbounded(2)).set(("a", "b"), Unbounded(2)),
+        lambda: Composite().set(3, Unbounded(2)),
+        lambda: Composite(a=Unbounded(2)).pop("b"),
+        lambda: Composite(a=None).encode({"a": 3}),
+        lambda: Composite().encode({"a": 3}),
+        lambda: Composite().encode([3]),
+        lambda: Composite(a=Unbounded(2)).project({}),
+        lambda: Composite(a=Unbounded(2)).is_in(torch.zeros(2)),
+    ],
+)
+def test_wrong_arguments(make):
+    with pytest.raises((UsageError, KeyError)):
+        make()
+
+
+@pytest.mark.parametrize(
+    "bounds", [(-1, 300), (0.5, 3), (0, INFINITE), (torch.tensor(-1), torch.tensor(5)), (np.float64(0), 1.5)]
+)
+def test_bounds_that_the_dtype_cannot_hold(bounds):
+    with pytest.raises(RbdataError, match="bounds"):
+        Bounded(bounds[0], bounds[1], (2,), dtype=torch.uint8)
+
+
+def test_attributes():
+    spec = Bounded([0, 1], np.array([[1], [2]]))
+    assert (
+        spec.shape == (2, 2) and spec.dtype == torch.float32 and spec.ndim == 2 and spec.device == torch.device("cpu")
+    )
+    assert spec.low.tolist() == [[0, 1]] * 2 and spec.space.high.tolist() == [[1, 1], [2, 2]] == spec.high.tolist()
+    low, high = Unbounded(1, dtype=torch.uint8).space
+    assert (low.item(), high.item()) == (0, 255) and OneHot(3).space.n == 3 == Categorical(3).n
+    assert [box.n for box in MultiOneHot([2, 3]).space] == [2, 3] == [box.n for box in MultiCategorical([2, 3]).space]
+    assert Bounded(0, 1, 2).domain == "continuous" and Categorical(2).domain == "discrete" == Binary(1).domain
+    assert Bounded(0, 9, 2, dtype=torch.int64).to(torch.float32) == Bounded(0, 9, 2)
+    assert Unbounded(3).to(torch.int8) == Unbounded(3, dtype=torch.int8)
+    assert repr(Bounded(0, 1, (3,))).startswith("Bounded(shape=torch.Size([3]), domain=continuous, low=0.0, high=1.0, ")
+    with pytest.raises(AttributeError):
+        spec.shape = (3,)  # type: ignore[misc]
+
+
+def test_older_names():
+    older = ("Bounded", "BinaryDiscrete", "Discrete", "MultiDiscrete", "OneHotDiscrete", "MultiOneHotDiscrete")
+    for name in (*older, "UnboundedContinuous", "UnboundedDiscrete"):
+        assert issubclass(getattr(rbdata, f"{name}TensorSpec"), TensorSpec)
+    assert rbdata.CompositeSpec is Composite
+    assert isinstance(Unbounded(2), rbdata.UnboundedContinuousTensorSpec) and Unbounded(2) == UnboundedContinuous(2)
+    assert type(Unbounded(2, dtype=torch.int64)) is UnboundedDiscrete and UnboundedDiscrete(2).dtype == torch.int64
+    assert not isinstance(Unbounded(2), UnboundedDiscrete) and isinstance(MultiOneHot([2]), OneHot)
+    assert rbdata.DiscreteTensorSpec(5) == Categorical(5)
+
+
+def test_without_torchrl(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "torchrl.data", None)
+    for use in (Binary(2).to_torchrl, Composite().to_torchrl, lambda: TensorSpec.from_torchrl(Binary(2))):
+        with pytest.raises(MissingExtraError):
+            use()
+
+
+# -- Composite -----------------------------------------------------------------------------------------------------------
+
+
+def nested(shape=()) -> Composite:
+    inner = {"c": Categorical(3, shape), "d": None}
+    return Composite({"a": Bounded(0, 1, (*shape, 2)), "b": inner, ("e", "f"): OneHot(2, (*shape, 2))}, shape=shape)
+
+
+def test_keys():
+    spec = nested((4,))
+    assert spec.keys() == list(spec) == ["a", "b", "e"] and len(spec) == 3
+    assert spec.keys(True) == ["a", "b", ("b", "c"), ("b", "d"), "e", ("e", "f")]
+    assert spec.keys(True, True) == ["a", ("b", "c"), ("b", "d"), ("e", "f")] and spec.keys(False, True) == ["a"]
+    assert ("b", "c") in spec and "c" not in spec and ("a", "c") not in spec and (("b", "c"),) in spec and 3 not in spec
+    assert spec["b", "c"] == spec["b"]["c"] == spec.get(("b", "c")) == Categorical(3, (4,)) and spec.get("x", 5) == 5
+    assert spec["b"].shape == (4,) and spec["b", "d"] is None and [key for key, _ in spec.items()] == spec.keys()
+    spec.update({"b": {"d": Binary(shape=(4, 2))}, "g": Unbounded(4)})
+    assert spec["b"].keys() == ["c", "d"] and spec["g"] == Unbounded(4)
+    del spec["b", "c"]
+    assert (
+        spec.pop("a").shape == (4, 2) and spec.pop("a", None) is None and spec.pop(("e", "f")) and spec["e"].is_empty()
+    )
+    assert spec.keys(True) == ["b", ("b", "d"), "e", "g"] and not spec.is_empty()
+    assert spec.empty() == Composite(shape=(4,)) and Composite(a=None, b={}).is_empty(recurse=True)
+    with pytest.raises(UnknownKeyError, match="'x'"):
+        del spec["x"]
+
+
+def test_values_of_composites():
+    spec = nested((4,))
+    value = spec.rand((3,))
+    assert value.batch_size == (3, 4) and value["b"].batch_size == (3, 4) and ("b", "d") not in value.keys(True)
+    assert spec.is_in(value) and spec.is_in(value[0]) and not spec.is_in(value[0, 0]) and spec.is_in(value.to_dict())
+    value["further"] = torch.zeros(3, 4)
+    assert spec.is_in(value) and not spec.is_in(value.exclude(("e", "f"))) and spec.project(value) is value
+    wrong = value.clone()
+    wrong["b", "c"] += 5
+    with pytest.raises(SpecError, match="b: c: a number of it is outside Categorical"):
+        spec.assert_is_in(wrong)
+    fixed = spec.project(wrong)
+    assert spec.is_in(fixed) and (wrong["b", "c"] >= 5).all() and (fixed["b", "c"] == 2).all() and "further" in fixed
+    arrays = spec.to_numpy(value[0].exclude("further"))
+    assert (arrays["e"]["f"] == value[0]["e", "f"].int().argmax(-1).numpy()).all()
+    encoded = spec.encode(arrays)
+    assert (
+        isinstance(encoded, TensorDict)
+        and encoded.batch_size == (4,)
+        and (encoded == value[0].exclude("further")).all()
+    )
+    assert spec.encode(TensorDict({"a": torch.zeros(3, 4, 2)}, [3, 4])).batch_size == (3, 4)
+
+
+def test_shapes_of_composites():
+    spec = nested()
+    batched = spec.expand(4, 5)
+    assert batched == nested((4, 5)) and batched[0] == nested((5,)) and batched[1, 2] == spec == batched[-1][..., 0]
+    assert (
+        batched.flatten() == nested((20,)) and batched.reshape(2, -1) == nested((2, 10)) and len(batched.unbind(1)) == 5
+    )
+    assert torch.stack([batched, batched], 1) == nested((4, 2, 5)) and batched[:, None].squeeze() == batched
+    assert batched.unflatten(0, (2, 2)).is_in(batched.unflatten(0, (2, 2)).rand((2,)))
+    outer = Composite(inner=nested(), shape=())
+    assert Composite(inner=nested((4,)), shape=()).batch_size == () and outer["inner"].shape == ()
+    spec = nested((4, 5))
+    spec.shape = (4,)
+    assert spec.shape == (4,) and spec["b"].shape == (4, 5) and spec.rand().batch_size == (4,)
+    assert Composite(inner=Composite(a=Unbounded((4, 2))), shape=(4,))["inner"].shape == (4,)
+    with pytest.raises(UsageError):
+        spec.shape = (3,)
+    with pytest.raises(UsageError):
+        Composite(inner=Composite(a=Unbounded((3, 2))), shape=(4,))
+
+
+def test_devices_and_dtypes_of_composites():
+    spec = nested()
+    assert spec.device is None and spec.rand().device is None and spec["b"].device is None
+    moved = spec.to("cpu")
+    assert moved.device == torch.device("cpu") == moved["b"].device == moved.rand().device and moved != spec
+    assert moved.to("cpu") is moved and moved.to("meta")["a"].device.type == "meta"
+    moved["g"] = Composite(h=Unbounded(2))
+    assert moved["g"].device == torch.device("cpu")
+    assert moved.update({"i": Unbounded(2, device="meta")})["i"].device == torch.device("cpu")
+    assert spec.to(torch.float64)["b", "c"].dtype == torch.float64 and spec["b", "c"].dtype == torch.int64
+    copied = spec.clone()
+    copied["b"].update({"c": None})
+    assert spec["b", "c"] is not None and spec != copied and pickle.loads(pickle.dumps(spec)) == spec
+    assert repr(Composite(a=Composite())) == (
+        "Composite(\n    a: Composite(\n        device=None,\n        shape=torch.Size([])),\n"
+        "    device=None,\n    shape=torch.Size([]))"
+    )

@@ -1,0 +1,255 @@
+"""Specs on random arguments and values, against TorchRL's own. Where these are wrong is in test_tensor_specs.py."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import rbdata
+import torch
+import torchrl.data
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from rbdata import TensorSpec
+from rbdata.errors import UsageError
+from tensordict import TensorDict
+
+KINDS = ["Bounded", "Unbounded", "Categorical", "OneHot", "MultiCategorical", "MultiOneHot", "Binary"]
+NUMBERS = [torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.int8]
+WHOLE = [torch.int64, torch.int32, torch.uint8]
+SHAPES = st.lists(st.integers(1, 3), max_size=2).map(tuple)
+
+
+@st.composite
+def arguments(draw, kind=None, shape=None, masks=True):
+    """The name of a class, and arguments for it."""
+    kind = kind or draw(st.sampled_from(KINDS))
+    front = draw(SHAPES) if shape is None else shape
+    if kind in ("Bounded", "Unbounded"):
+        dtype = draw(st.sampled_from(NUMBERS))
+        size = (*front, *draw(SHAPES))
+        given = {"shape": size, "dtype": dtype}
+        if kind == "Bounded":
+            pairs = st.tuples(st.integers(0, 5), st.integers(0, 5)).map(sorted)
+            bounds = [draw(pairs) for _ in range(int(np.prod(size, dtype=int)))]
+            for place, name in enumerate(("low", "high")):
+                given[name] = torch.tensor([bound[place] for bound in bounds]).reshape(size).to(dtype)
+        return kind, given
+    if kind == "Binary":
+        return kind, {"shape": (*front, *draw(SHAPES)), "dtype": draw(st.sampled_from([torch.int8, torch.bool]))}
+    counts = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+    of = {"n": counts[0]} if kind in ("Categorical", "OneHot") else {"nvec": counts}
+    last = {"Categorical": (), "OneHot": counts[:1], "MultiCategorical": [len(counts)], "MultiOneHot": [sum(counts)]}
+    if kind == "MultiCategorical":  # TorchRL makes numbers of a single one
+        assume(len(counts) > 1 or front)
+    given = {**of, "shape": (*front, *last[kind]), "dtype": draw(st.sampled_from(WHOLE))}
+    if masks and draw(st.booleans()):
+        mask = torch.cat([draw(st.permutations([1] + [0] * (n - 1)).map(torch.tensor)) for n in counts])
+        given["mask"] = (mask[: counts[0]] if "n" in of else mask).bool()
+    return kind, given
+
+
+def make(described, of):
+    return getattr(of, described[0])(**described[1])
+
+
+def both(described):
+    return make(described, rbdata), make(described, torchrl.data)
+
+
+FEW = settings(max_examples=60, deadline=None)
+
+
+@FEW
+@given(described=arguments(), shape=SHAPES)
+def test_values_of_each_are_in_the_other(described, shape):
+    ours, theirs = both(described)
+    assert (ours.shape, ours.dtype, ours.device) == (theirs.shape, theirs.dtype, theirs.device)
+    assert (ours.domain, ours.ndim) == (theirs.domain, theirs.ndim)
+    drawn = ours.rand(shape)
+    assert ours.is_in(drawn) and theirs.is_in(drawn) and ours.is_in(theirs.rand(shape))
+    assert drawn.shape == (*shape, *ours.shape) and drawn.dtype == ours.dtype
+    for name in ("zero", "one"):
+        assert torch.equal(getattr(ours, name)(shape), getattr(theirs, name)(shape))
+        assert torch.equal(getattr(ours, name + "s")(), getattr(theirs, name + "s")())
+    assert np.array_equal(ours.to_numpy(drawn), theirs.to_numpy(drawn))
+    if hasattr(theirs, "n"):
+        assert ours.n == theirs.n
+
+
+@FEW
+@given(described=arguments(), data=st.data())
+def test_values_near_the_spec(described, data):
+    """`is_in` and `project` of numbers around the allowed ones."""
+    ours, theirs = both(described)
+    front = data.draw(SHAPES)
+    value = torch.randint(-1, 6, (*front, *ours.shape))
+    if "OneHot" in described[0] or ours.dtype == torch.bool:
+        value = torch.randint(0, 2, value.shape)
+    elif ours.dtype == torch.uint8:
+        value = value.clamp(0)
+    value = value.to(ours.dtype)
+    before = value.clone()
+    if "mask" not in described[1]:
+        assert ours.is_in(value) == theirs.is_in(value)
+        assert not ours.is_in(value.to(torch.int16))
+    projected = ours.project(value)
+    assert ours.is_in(projected) and projected.shape == value.shape and torch.equal(value, before)
+    if ours.is_in(value):
+        assert projected is value
+    elif "mask" not in described[1] and "OneHot" not in described[0]:
+        assert torch.equal(projected, theirs.project(value.clone()))
+    assert not ours.ndim or not ours.is_in(torch.zeros(7, dtype=ours.dtype).expand(*ours.shape[:-1], 7))
+
+
+@FEW
+@given(described=arguments(masks=False), data=st.data())
+def test_encode(described, data):
+    ours, theirs = both(described)
+    value = ours.rand()
+    array = theirs.to_numpy(value)
+    exact = [array.astype(np.float64)] if described[0] != "Unbounded" else []
+    given = data.draw(st.sampled_from([array, array.tolist(), array[None], *exact]))
+    assert torch.equal(ours.encode(given), value)
+    if "OneHot" not in described[0] or given is array:
+        assert torch.equal(theirs.encode(given), value)
+    if "OneHot" not in described[0]:
+        assert ours.encode(value) is value
+        assert ours.encode(ours.rand((4,))).shape == (4, *ours.shape)
+
+
+@FEW
+@given(n=st.integers(1, 5), picks=st.lists(st.integers(0, 4), max_size=3), front=SHAPES)
+def test_index(n, picks, front):
+    """TorchRL's Categorical alone can be compared, and with values for several rows only if it has a dimension."""
+    picks = torch.tensor([pick % n for pick in picks] or 0)
+    ours, theirs = both(("Categorical", {"n": n, "shape": tuple(picks.shape)}))
+    entries = torch.rand(*(front if picks.ndim else ()), n)
+    found = ours.index(picks, entries)
+    assert torch.equal(found, theirs.index(picks, entries))
+    if not picks.ndim:
+        one_hot = rbdata.OneHot(n)
+        assert torch.equal(one_hot.index(one_hot.encode(picks), entries), found)
+        assert torch.equal(torchrl.data.OneHot(n).index(one_hot.encode(picks), entries), found.reshape(1))
+
+
+CHANGES = {
+    "expand": lambda spec: spec.expand(2, 3, *spec.shape),
+    "unsqueeze": lambda spec: spec.unsqueeze(0),
+    "squeeze": lambda spec: spec.unsqueeze(0).squeeze(0),
+    "first": lambda spec: spec.expand(4, *spec.shape)[1],
+    "slice": lambda spec: spec.expand(4, *spec.shape)[1:3],
+    "list": lambda spec: spec.expand(4, *spec.shape)[[0, 2]],
+    "none": lambda spec: spec.expand(4, *spec.shape)[:, None],
+    "torch": lambda spec: torch.unsqueeze(torch.squeeze(spec.expand(1, *spec.shape), 0), 0),
+    "unbind": lambda spec: spec.expand(3, *spec.shape).unbind(0)[1],
+    "flatten": lambda spec: spec.expand(2, 3, *spec.shape).flatten(0, 1),
+    "unflatten": lambda spec: spec.expand(6, *spec.shape).unflatten(0, (2, 3)),
+    "reshape": lambda spec: spec.expand(6, *spec.shape).reshape(3, 2, *spec.shape),
+    "stack": lambda spec: torch.stack([spec, spec], 0),
+    "clone": lambda spec: spec.clone(),
+    "float64": lambda spec: spec.to(torch.float64),
+    "cpu": lambda spec: spec.cpu(),
+}
+
+
+@settings(max_examples=120, deadline=None)
+@given(described=arguments(masks=False), change=st.sampled_from(list(CHANGES)))
+def test_changes(described, change):
+    """TorchRL loses masks: those of ours are in `test_changes_of_values`."""
+    ours, theirs = both(described)
+    if described[0] == "MultiCategorical":  # TorchRL: of other sizes after most changes
+        assume(change in ("clone", "expand", "stack", "unsqueeze"))
+    assume(not (described[0] == "Binary" and (change in ("list", "none") or not ours.ndim)))
+    changed, expected = CHANGES[change](ours), CHANGES[change](theirs)
+    assert changed.shape == expected.shape and changed.dtype == expected.dtype and changed.domain == expected.domain
+    assert changed.to_torchrl() == expected and TensorSpec.from_torchrl(expected) == changed
+    assert expected.is_in(changed.rand((2,))) and changed.is_in(expected.rand((2,)))
+
+
+@FEW
+@given(first=arguments(), second=arguments(), same=st.booleans())
+def test_equality(first, second, same):
+    ours, theirs = both(first)
+    other, others = both(first if same else second)
+    if type(ours) is type(other):
+        assert (ours == other) == bool(theirs == others)
+    else:
+        assert ours != other
+    assert ours == ours.clone() == TensorSpec.from_torchrl(ours.to_torchrl()) == TensorSpec.from_torchrl(theirs)
+    assert bool(ours.to_torchrl() == theirs) and ours != theirs
+
+
+@st.composite
+def trees(draw, shape, masks=True, depth=2):
+    """Keys with arguments of specs, None, or nested ones."""
+    inner = st.one_of(arguments(shape=shape, masks=masks), st.none(), *([trees(shape, masks, depth - 1)] * (depth > 0)))
+    return draw(st.dictionaries(st.sampled_from("abcd"), inner, max_size=3))
+
+
+def grown(tree, shape, of):
+    specs = {
+        key: grown(one, shape, of) if isinstance(one, dict) else one and make(one, of) for key, one in tree.items()
+    }
+    return of.Composite(specs, shape=shape)
+
+
+@FEW
+@given(data=st.data(), shape=SHAPES, more=SHAPES)
+def test_composites(data, shape, more):
+    tree = data.draw(trees(shape, masks=False))
+    ours, theirs = grown(tree, shape, rbdata), grown(tree, shape, torchrl.data)
+    for nested in (False, True):
+        for leaves in (False, True):
+            assert set(ours.keys(nested, leaves)) == set(theirs.keys(nested, leaves))
+    assert (ours.shape, ours.device, ours.domain, len(ours)) == (theirs.shape, None, theirs.domain, len(theirs))
+    value = ours.rand(more)
+    assert isinstance(value, TensorDict) and value.shape == (*more, *shape) and value.device is None
+    assert ours.is_in(value) and theirs.is_in(value) and ours.is_in(theirs.rand(more)) and ours.project(value) is value
+    for name in ("zero", "one"):
+        found, expected = getattr(ours, name)(more), getattr(theirs, name)(more)
+        assert found.shape == expected.shape
+        assert all(torch.equal(found[key], expected[key]) for key, spec in ours.items(True, True) if spec is not None)
+    array, expected = ours.to_numpy(value), theirs.to_numpy(value)
+    assert str(array) == str(expected)
+    encoded = ours.encode(ours.to_numpy(ours.rand()))
+    assert ours.is_in(encoded) and encoded.batch_size == ours.shape
+    assert ours.to_torchrl() == theirs and TensorSpec.from_torchrl(theirs) == ours == ours.clone()
+    changed, expected = ours.expand(2, *shape), theirs.expand(2, *shape)
+    assert TensorSpec.from_torchrl(expected) == changed and changed[1] == ours
+    assert torch.stack([ours, ours]) == changed and ours.unsqueeze(0).squeeze(0) == ours
+    for key in ours.keys(True, True):
+        if ours[key] is None:
+            continue
+        without = value.exclude(key)
+        assert not ours.is_in(without)
+        if ours[key].dtype != torch.bool and "Unbounded" not in type(ours[key]).__name__:
+            outside = value.clone()
+            outside[key] = outside[key] * 0 + 7
+            assert not ours.is_in(outside) and not theirs.is_in(outside)
+            projected = ours.project(outside)
+            assert ours.is_in(projected) and (outside[key] == 7).all() and projected.shape == value.shape
+
+
+def test_unlike_stacks_of_torchrl():
+    low, high = torchrl.data.Bounded(0, 1, (2,)), torchrl.data.Bounded(0, 3, (2,))
+    found = TensorSpec.from_torchrl(torch.stack([low, high], 1))
+    assert found == rbdata.Bounded(0, [1, 3], (2, 2))
+    both = torch.stack([torchrl.data.Composite(a=low), torchrl.data.Composite(a=high)])
+    assert TensorSpec.from_torchrl(both) == rbdata.Composite(a=rbdata.Bounded(0, [[1], [3]], (2, 2)), shape=(2,))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        torchrl.data.NonTensor(shape=(1,)),
+        torchrl.data.Categorical(-1),
+        torchrl.data.Unbounded((-1, 2)),
+        torchrl.data.OneHot(3, use_register=True),
+        torchrl.data.Composite(a=torchrl.data.Unbounded(3), shape=(3,), names=["time"]),
+        torch.stack([torchrl.data.Composite(a=torchrl.data.Unbounded(3)), torchrl.data.Composite(b=None)]),
+    ],
+    ids=lambda spec: type(spec).__name__,
+)
+def test_what_ours_do_not_have(spec):
+    with pytest.raises(UsageError):
+        TensorSpec.from_torchrl(spec)
