@@ -337,7 +337,7 @@ class _LeafSpec(TensorSpec):
             return value
         if not self._fits(value.shape):
             raise UsageError(f"a value of shape {list(value.shape)} does not end with {list(self._shape)}")
-        return self._project(value)
+        return self._project(_tensor(value))
 
     def encode(self, value: Numbers, *, ignore_device: bool = False) -> Tensor:
         tensor = _converted(_tensor(value), self._dtype)
@@ -513,7 +513,8 @@ class Bounded(_LeafSpec):
         return drawn.clamp(low, high).to(self._dtype)
 
     def _holds(self, value: Tensor) -> bool:
-        return bool(((value >= self.low.to(value.device)) & (value <= self.high.to(value.device))).all())
+        low, high = self.low.to(value.device), self.high.to(value.device)
+        return bool((value >= low).all()) and bool((value <= high).all())
 
     def _project(self, value: Tensor) -> Tensor:
         return _nearest(value, self.low, self.high)
@@ -674,11 +675,13 @@ class Categorical(_Choices):
         self._check_dtype()
 
     def rand(self, shape: Shape = ()) -> Tensor:
-        if self.mask is None:
-            drawn = _whole_numbers(torch.zeros((), dtype=torch.int64), self._last(), self._full(shape))
-        else:
+        if self.mask is not None:
             allowed = self.mask.expand(*_size(shape), *self.mask.shape).split(self._widths, -1)
             drawn = self._together([_drawn(one) for one in allowed])
+        elif self._several:
+            drawn = _whole_numbers(torch.zeros_like(self._last()), self._last(), self._full(shape))
+        else:
+            drawn = torch.randint(self.n, self._full(shape), device=self._device)
         return drawn.to(self._device, self._dtype)
 
     def _holds(self, value: Tensor) -> bool:
@@ -702,7 +705,14 @@ class Categorical(_Choices):
         return torch.where(self._allowed(nearest, self.mask), nearest, others)
 
     def index(self, index: Any, tensor: Tensor) -> Tensor:
-        return _picked(tensor.unsqueeze(-2) if self.ndim else tensor, self.encode(index))
+        entries, numbers = self._entries(tensor)[0], self.encode(index)
+        return _picked(entries.unsqueeze(-2) if self.ndim else entries, numbers)
+
+    def _entries(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        """The entries of a tensor to be indexed that each choice has."""
+        if tensor.shape[-1:] != (sum(self._widths),):
+            raise UsageError(f"a tensor of shape {list(tensor.shape)}: its last dimension must be {sum(self._widths)}")
+        return tensor.split(self._widths, -1)
 
     def to_one_hot(self, value: Tensor, safe: bool = True) -> Tensor:
         """The choices as rows of zeros with a single one, bool ``[..., n]``. Raises SpecError for values outside the spec."""
@@ -766,7 +776,7 @@ class MultiCategorical(Categorical):
         return self.nvec - 1
 
     def index(self, index: Any, tensor: Tensor) -> Tensor:
-        pairs = zip(tensor.split(self._widths, -1), self._apart(self.encode(index)))
+        pairs = zip(self._entries(tensor), self._apart(self.encode(index)))
         return self._together([_picked(entries, numbers) for entries, numbers in pairs])
 
     def to_one_hot_spec(self) -> MultiOneHot:
@@ -830,11 +840,8 @@ class OneHot(_Choices):
         return value if self.mask is None else torch.where(self.mask.to(value.device), value, torch.zeros_like(value))
 
     def rand(self, shape: Shape = ()) -> Tensor:
-        return self._row_of(self._weights(self.one(shape)).split(self._widths, -1))
-
-    def _row_of(self, weights: Sequence[Tensor]) -> Tensor:
-        """Rows with a single one, drawn by the weights of each choice."""
-        return torch.cat([_one_hot(_drawn(one), one.shape[-1]) for one in weights], -1).to(self._dtype)
+        choices = self.to_categorical_spec()
+        return choices.to_one_hot(choices.rand(shape), safe=False).to(self._dtype)
 
     def _holds(self, value: Tensor) -> bool:
         if not ((value == 0) | (value == 1)).all() or not (value == self._weights(value)).all():
@@ -846,7 +853,8 @@ class OneHot(_Choices):
             raise SpecError("no value of the spec is near NaN")
         weights = self._weights(value.double().clamp(0, 1e30)).split(self._widths, -1)
         others = self._weights(torch.ones_like(value, dtype=torch.float64)).split(self._widths, -1)
-        return self._row_of([torch.where(one.any(-1, True), one, other) for one, other in zip(weights, others)])
+        drawn = [_drawn(torch.where(one.any(-1, True), one, other)) for one, other in zip(weights, others)]
+        return torch.cat([_one_hot(*pair) for pair in zip(drawn, self._widths)], -1).to(self._dtype)
 
     def encode(self, value: Numbers, *, ignore_device: bool = False) -> Tensor:
         given, choices = _tensor(value), self.to_categorical_spec()
@@ -1204,8 +1212,9 @@ UnboundedDiscreteTensorSpec = UnboundedDiscrete
 
 
 def _size(shape: Shape) -> torch.Size:
+    listed = shape.tolist() if isinstance(shape, (np.ndarray, Tensor)) else shape
     try:
-        sizes = [operator.index(one) for one in (shape if isinstance(shape, Sequence) else [shape])]
+        sizes = [operator.index(one) for one in (listed if isinstance(listed, Sequence) else [listed])]
     except TypeError as error:
         raise ArgumentTypeError(f"{shape!r} is not a shape: a whole number, or a sequence of them") from error
     if any(size < 0 for size in sizes):
@@ -1289,6 +1298,8 @@ def _below(shape: torch.Size, device: torch.device | None, key: str, spec: Any) 
 def _tensor(value: Numbers) -> Tensor:
     """A tensor as it is, everything else copied into one: an environment may reuse its arrays."""
     if isinstance(value, Tensor):
+        if value.dtype not in _DTYPES:
+            raise ArgumentTypeError(f"specs have no values of {value.dtype}")
         return value
     try:
         array = np.asarray(value)
@@ -1296,6 +1307,10 @@ def _tensor(value: Numbers) -> Tensor:
         array = np.empty((), object)
     if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
         raise ArgumentTypeError(f"{str(value)[:80]} is not an array of numbers")
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:  # of these PyTorch calculates with uint8 only
+        if (array > np.iinfo(np.int64).max).any():
+            raise SpecError(f"{array.max()} is too large for int64")
+        array = array.astype(np.int64)
     return torch.tensor(array.astype(array.dtype.newbyteorder("=")), device="cpu")
 
 
@@ -1304,10 +1319,10 @@ def _converted(tensor: Tensor, dtype: torch.dtype, what: str = "values") -> Tens
     if tensor.dtype == dtype:
         return tensor
     converted = tensor.to(dtype)
-    if not tensor.is_floating_point() or not dtype.is_floating_point:
-        wrong = converted.to(tensor.dtype) != tensor
-    else:
+    if tensor.is_floating_point() and dtype.is_floating_point:
         wrong = converted.isinf() & tensor.isfinite()
+    else:  # the way back is not enough: -1 of int8 is 255 of uint8
+        wrong = (converted.to(tensor.dtype) != tensor) | ((converted < 0) != (tensor < 0))
     if wrong.any():
         raise SpecError(f"{dtype} cannot hold {what} such as {tensor[wrong][0].item()}")
     return converted
@@ -1326,10 +1341,10 @@ def _nearest(value: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 def _whole_numbers(low: Tensor, high: Tensor, shape: Sequence[int]) -> Tensor:
-    """Whole numbers between ``low`` and ``high``, both included, uniform over up to 2**64 of them, int64."""
+    """Whole numbers between ``low`` and ``high``, both included, in their dtype, uniform over up to 2**64 of them."""
     generator = np.random.default_rng(int(torch.randint(2**63 - 1, (), device="cpu")))
-    first, last = (bound.cpu().numpy().astype(np.int64) for bound in (low, high))
-    return torch.from_numpy(np.asarray(generator.integers(first, last, shape, np.int64, endpoint=True)))
+    first, last = (bound.cpu().numpy() for bound in (low, high))
+    return torch.from_numpy(np.asarray(generator.integers(first, last, tuple(shape), first.dtype, endpoint=True)))
 
 
 def _drawn(weights: Tensor) -> Tensor:
@@ -1342,7 +1357,10 @@ def _drawn(weights: Tensor) -> Tensor:
 
 def _picked(entries: Tensor, numbers: Tensor) -> Tensor:
     """Of each row of ``entries`` ``[..., n]`` the one with the number in ``numbers`` ``[...]``, both broadcast."""
-    shape = torch.broadcast_shapes(entries.shape[:-1], numbers.shape)
+    try:
+        shape = torch.broadcast_shapes(entries.shape[:-1], numbers.shape)
+    except RuntimeError as error:
+        raise UsageError(f"numbers of shape {list(numbers.shape)} for rows of {list(entries.shape[:-1])}") from error
     places = numbers.to(entries.device, torch.int64).expand(shape).unsqueeze(-1)
     return entries.expand(*shape, entries.shape[-1]).gather(-1, places).squeeze(-1)
 
@@ -1355,10 +1373,12 @@ def _shown(value: Any) -> str:
     """An attribute as `repr` has it: a tensor by its number, if it has only one, otherwise by its shape."""
     if not isinstance(value, Tensor):
         return str(value)
-    ends = (value.min().item(), value.max().item()) if value.numel() else (None, None)
-    if ends[0] == ends[1]:
-        return str(ends[0])
-    return str(value.tolist()) if value.numel() <= 8 else f"Tensor({ends[0]}..{ends[1]}, shape={list(value.shape)})"
+    if not value.numel() or value.is_meta:
+        return f"Tensor(shape={list(value.shape)})"
+    least, most = value.min().item(), value.max().item()
+    if least == most:
+        return str(least)
+    return str(value.tolist()) if value.numel() <= 8 else f"Tensor({least}..{most}, shape={list(value.shape)})"
 
 
 # -- stacks --------------------------------------------------------------------------------------------------------------
@@ -1407,10 +1427,10 @@ def _from_torchrl(spec: Any) -> Any:
         specs = {key: _from_torchrl(one) for key, one in spec.items()}
         return Composite(specs, shape=spec.shape, device=spec.device)
     kind = next((kind for kind in _LEAVES if isinstance(spec, getattr(theirs, kind.__name__))), None)
-    if kind is None or getattr(spec, "use_register", False):
-        raise UsageError(
-            f"TorchRL's {type(spec).__name__} has no equal here", hint="registers are not supported either"
-        )
+    if kind is None:
+        raise UsageError(f"{type(spec).__name__} has no equal here")
+    if getattr(spec, "use_register", False):
+        raise UsageError(f"a {type(spec).__name__} with a register has no equal here")
     try:
         own = {name: getattr(spec, name) for name in (*kind._plain, *kind._tensors)}
     except RuntimeError as error:  # Categorical(-1)

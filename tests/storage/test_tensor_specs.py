@@ -130,8 +130,9 @@ def test_project_and_encode(spec):
     for wrong in (good.numpy(), good.tolist(), None, {"a": good}):
         with pytest.raises(ArgumentTypeError):
             spec.is_in(wrong)
-    with pytest.raises(UsageError):
-        spec.project(torch.zeros(7))
+    for wrong in (torch.zeros(7), torch.zeros(2, 3, dtype=torch.complex64)):
+        with pytest.raises(UsageError):
+            spec.project(wrong)
 
 
 def test_encode_copies_arrays():
@@ -152,6 +153,10 @@ def test_encode_copies_arrays():
         (Bounded(0, 5, (), dtype=torch.int64), 2.5),
         (Unbounded((), dtype=torch.uint8), 300),
         (Unbounded((), dtype=torch.uint8), -1),
+        (Unbounded((1,), dtype=torch.uint8), np.array([-1], np.int8)),
+        (Unbounded((1,), dtype=torch.int8), np.array([200], np.uint8)),
+        (Unbounded((1,), dtype=torch.int64), np.array([2**64 - 1], np.uint64)),
+        (Unbounded((), dtype=torch.int64), 2**63),
         (Unbounded((), dtype=torch.float32), 1e300),
         (Unbounded((), dtype=torch.int64), NAN),
         (Unbounded((), dtype=torch.int32), torch.tensor(2**40)),
@@ -290,7 +295,10 @@ def test_index():
         with pytest.raises(UsageError):
             spec.index(0, entries)
     with pytest.raises(SpecError):
-        Categorical(3).index(3, torch.arange(5))
+        Categorical(3).index(3, torch.arange(3))
+    for index, of in ((2, torch.arange(2)), (2, torch.tensor(3)), (torch.tensor([1, 2, 0]), torch.rand(2, 3))):
+        with pytest.raises(UsageError):
+            Categorical(3).index(index, of)
 
 
 def test_stacks_of_unlike_specs():
@@ -332,6 +340,7 @@ def test_stacks_of_unlike_specs():
         lambda: Bounded("a", 1, (2,)),
         lambda: Unbounded(-1),
         lambda: Unbounded(2.5),
+        lambda: Unbounded("ab"),
         lambda: Unbounded((2, -1)),
         lambda: Unbounded(2, dtype="float32"),
         lambda: Unbounded(2, dtype=torch.complex64),
@@ -392,6 +401,7 @@ def test_attributes():
     assert [box.n for box in MultiOneHot([2, 3]).space] == [2, 3] == [box.n for box in MultiCategorical([2, 3]).space]
     assert Bounded(0, 1, 2).domain == "continuous" and Categorical(2).domain == "discrete" == Binary(1).domain
     assert Bounded(0, 9, 2, dtype=torch.int64).to(torch.float32) == Bounded(0, 9, 2)
+    assert Unbounded(np.array([2, 3])).shape == (2, 3) and Unbounded(np.int32(3)).shape == (3,)
     assert Unbounded(3).to(torch.int8) == Unbounded(3, dtype=torch.int8)
     assert repr(Bounded(0, 1, (3,))).startswith("Bounded(shape=torch.Size([3]), domain=continuous, low=0.0, high=1.0, ")
     with pytest.raises(AttributeError):
