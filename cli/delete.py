@@ -14,6 +14,7 @@ EXAMPLES = """
   rbdata delete Pong/5
   rbdata delete atari/Pong/1 atari/Pong/2 --dry-run
   rbdata delete my/pong --yes
+  rbdata delete 'my/test-*'
 """
 
 
@@ -30,17 +31,17 @@ def run(
     dry_run: DryRun = False,
     root: Root = None,
 ) -> int:
-    """Delete datasets from this machine.
+    """Delete datasets from this machine. An ID may be a pattern, such as 'my/*'.
 
     Shows the datasets and their sizes, then asks. Unfinished downloads and the raw files that `download --keep-raw` kept
     are deleted as well. Of a symbolic link only the link is deleted, not its target.
     """
     from ..datasets.leftovers import kept_raw
-    from ..datasets.local import deletable, delete, list_local
+    from ..datasets.local import deletable, delete, expand, list_local
     from ..storage.folder import disk_use
 
     # Look up every id before deleting anything: with one wrong id the command stops and deletes nothing.
-    places = list({place.id: place for place in (deletable(one, root) for one in ids)}.values())
+    places = list({place.id: place for place in (deletable(one, root) for one in expand(ids, root))}.values())
     shown = {one.id: 0 if one.path.is_symlink() else one.bytes for one in list_local(root)}
     rows: list[tuple[str, int, Path]] = []
     raw: dict[str, int] = {}

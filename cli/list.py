@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from . import catalogue_table
+from . import catalogue_table, text
 from .colour import of_state
 from .console import AMOUNTS, Column, out
 from .options import Root, complete_source
@@ -74,7 +74,8 @@ def run(
         _refresh(source, root)
 
     where = settings.root(root)
-    here = {one.id: one for one in list_local(root) if _matches(one.id, source, match)}
+    everything = list_local(root)
+    here = {one.id: one for one in everything if _matches(one.id, source, match)}
     known = {} if local or source == catalogue.MINE else catalogue.entries(source, where)
     absent = [entry for entry in known.values() if entry.id not in here and _matches(entry.id, None, match)]
     remotes = {} if source == catalogue.MINE else _remotes(source, root)
@@ -107,7 +108,11 @@ def run(
             f"{where}: no {'' if os.path.lexists(where) else 'such '}folder; choose another with --root or RBDATA_ROOT"
         )
     elif not here and not absent:
-        out.note(f"no dataset matches {match!r}" if match else f"no datasets under {where}")
+        of_source, others = (
+            f"{source} " * bool(source),
+            f"; {text.count(len(everything))} of other sources" * bool(everything),
+        )
+        out.note(f"no dataset matches {match!r}" if match else f"no {of_source}datasets under {where}{others}")
     elif not here and out.on_terminal and not (source or match):
         out.note(f"no datasets on this machine yet (in {where})")
     for one in here.values():

@@ -71,11 +71,12 @@ def run(
         raise UsageError(
             "--repair is for datasets on this machine", hint="at a mirror, `rbdata mirror push` sends what differs"
         )
-    from ..datasets.local import full_id
+    from ..datasets.local import expand, full_id
 
+    ids = expand(ids, root)
     records: list[dict[str, Any]] = []
     checked: set[str] = set()
-    for given in dict.fromkeys(ids):
+    for given in ids:
         dataset, record = full_id(without_login(given), root), None
         if dataset in checked:
             continue

@@ -18,7 +18,7 @@ from ..errors import CorruptSourceError, DatasetExistsError, ObjectNotFoundError
 from ..storage.file_problems import check_sizes
 from ..storage.folder import DatasetPlace, make_writable
 from ..storage.lock import WriterLock
-from ..storage.manifest import Manifest
+from ..storage.manifest import Manifest, read_manifest
 from . import catalogue
 from .fetch import open_location
 from .fetch.transports import open_mirror, open_raw
@@ -31,6 +31,7 @@ from .ingest.request import Outcome as Outcome
 from .ingest.request import Request as Request
 from .ingest.run import make_dataset, run
 from .leftovers import leftovers_of, remove_leftovers
+from .local import find, known_here
 from .mirrors import pull as converted
 from .repair import repair
 from .sources.source import Source
@@ -52,16 +53,16 @@ def _download(request: Request, listener: Listener) -> Outcome:
     address = catalogue.split_address(request.id)
     if address:
         request = replace(request, id=address[0], mirror=request.mirror or address[1])
-    dataset_id, source = converted.resolve(request.id, request.mirror, request.fetch)
+    dataset_id, source = converted.resolve(request.id, request.mirror, request.fetch, lambda: known_here(root))
     if source is not None:
         source.check(request.options, "download")  # before any place is looked at
         dataset_id = f"{source.name}/{source.full_name(dataset_id.partition('/')[2], request.options)}"
     mirror = request.mirror or settings.mirror(dataset_id.partition("/")[0])
-    if source is None and mirror is None:
-        raise UsageError(f"{dataset_id} comes from no source and cannot be downloaded")
     request = replace(request, id=dataset_id, root=root)
     place = DatasetPlace(root, dataset_id)
     existing = find_existing(place, request)
+    if source is None and mirror is None:
+        existing = _made_here(place, request)
     if existing is not None and source is not None:
         source.check_existing(existing, request.options)
     if existing is not None and not (request.dry_run and check_sizes(place.path, existing)):
@@ -174,6 +175,17 @@ def _copy(url: str, place: DatasetPlace, request: Request, listener: Listener) -
         )
 
     return make_dataset(place, request, make)
+
+
+def _made_here(place: DatasetPlace, request: Request) -> Manifest:
+    """The manifest of a dataset that users made here. Raises UsageError where more is asked for than that it is there, and as
+    `local.find` where it is not complete."""
+    given = [name for name, value in request.options.extra.items() if value is not None]
+    if request.force or given or request.options.parts is not None:
+        what = "--force" if request.force else f"option {given[0]}" if given else "choice of shards"
+        message = f"{place.id} comes from no source and cannot be downloaded: it takes no {what}"
+        raise UsageError(message, hint="make it with the command that made it, or name a mirror that holds a copy")
+    return read_manifest(find(place.id, place.root))
 
 
 def _keep_or_repair(

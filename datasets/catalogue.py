@@ -148,6 +148,10 @@ def resolve(text: str, local: Iterable[str] = ()) -> tuple[str, Source | None]:
             raise UnknownDatasetError(f"{text!r} could be {' or '.join(candidates)}", hint="write the full id")
     if head == MINE and rest:
         check_id(text)
+        hint = suggestion(text, local)
+        if "did you mean" not in hint:
+            hint = f"`{settings.command('list', '--local')}` shows the datasets that are there"
+        raise UnknownDatasetError(f"unknown dataset {text!r}", hint=hint)
     raise UnknownDatasetError(f"unknown dataset {text!r}", hint=suggestion(text, local))
 
 
@@ -178,23 +182,29 @@ def is_path(text: str) -> bool:
 
 
 def suggestion(text: str, local: Iterable[str] = ()) -> str:
-    """The nearest names to one that is not known."""
+    """The nearest names to one that is not known, those of ``local`` datasets first."""
     if "://" in text or is_path(text):
         return "give the dataset's id, and the place that has it with --mirror"
     if not text:
         return "name a dataset, as `rbdata list` shows them"
-    ids = [*local, *known_ids()]
-    bare = {dataset.partition("/")[2].lower(): dataset for dataset in ids} | {
-        dataset.lower(): dataset for dataset in ids
-    }
-    near = difflib.get_close_matches(text.lower(), list(bare), n=6, cutoff=0.6)
-    names = list(dict.fromkeys(bare[name] for name in near))[:3]
+    here, known = _by_lower_case(local), _by_lower_case(known_ids())
+    wanted = text.lower()
+    names = [ids[wanted] for ids in (here, known) if wanted in ids]  # another case alone
+    if not names:
+        near = [here[name] for name in difflib.get_close_matches(wanted, here, n=3, cutoff=0.7)]
+        names = near + [known[name] for name in difflib.get_close_matches(wanted, known, n=6, cutoff=0.6)]
     if names:
-        return f"did you mean {', '.join(names)}?"
+        return f"did you mean {', '.join(list(dict.fromkeys(names))[:3])}?"
     head, _, rest = text.partition("/")
     if rest and head in source_names():
         return f"`{settings.command('list', head)}` shows the datasets of {head}"
     return f"`{settings.command('search', text)}` finds datasets by parts of their names"
+
+
+def _by_lower_case(ids: Iterable[str]) -> dict[str, str]:
+    """Ids by themselves and by their bare names, in lower case."""
+    ids = list(ids)
+    return {one.partition("/")[2].lower(): one for one in ids} | {one.lower(): one for one in ids}
 
 
 def _of_each(question: Callable[[Source], Answer], only: str | None = None) -> dict[str, Answer]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -54,6 +55,11 @@ def local_ids(root: str | os.PathLike[str] | None = None) -> list[str]:
     """Ids of the complete datasets under the root."""
     found = _walk(settings.root(root))
     return [dataset_id for dataset_id, path, complete in found if complete and (path / FILENAME).is_file()]
+
+
+def known_here(root: str | os.PathLike[str] | None = None) -> list[str]:
+    """Ids of all datasets under the root, complete or not."""
+    return [dataset_id for dataset_id, _, _ in _walk(settings.root(root))]
 
 
 def _walk(root: Path) -> Iterator[tuple[str, Path, bool]]:
@@ -123,7 +129,7 @@ def _resolve(text: str, root: str | os.PathLike[str] | None) -> tuple[DatasetPla
         if _is_meant_as_folder(text, str(error.hint)):
             raise _no_dataset(Path(text), text, root) from error
         if text.startswith(f"{catalogue.MINE}/") and "did you mean" not in str(error.hint):
-            error.hint = _see_local(root)
+            error.hint = see_local(root)
         raise
     return DatasetPlace(where, dataset_id), source
 
@@ -144,10 +150,11 @@ def _is_meant_as_folder(text: str, suggestion: str) -> bool:
 
 
 def _no_dataset(folder: Path, text: str | os.PathLike[str], root: str | os.PathLike[str] | None) -> NotADatasetError:
-    return NotADatasetError(why_missing(folder, os.fspath(text)), hint=_see_local(root))
+    return NotADatasetError(why_missing(folder, os.fspath(text)), hint=see_local(root))
 
 
-def _see_local(root: str | os.PathLike[str] | None) -> str:
+def see_local(root: str | os.PathLike[str] | None) -> str:
+    """The hint that says how to see what there is."""
     return f"`{settings.command('list', '--local', root=root)}` shows the datasets that are there"
 
 
@@ -193,11 +200,28 @@ def open_unfinished(
     return open_partial(place, wait=wait)
 
 
+def expand(ids: Iterable[str], root: str | os.PathLike[str] | None = None) -> list[str]:
+    """The ids with those in place of patterns (``my/*``) that match, complete or not. Raises UnknownDatasetError for none."""
+    found: list[str] = []
+    there = known_here(root)
+    for text in ids:
+        is_pattern = ("*" in text or "?" in text) and not is_remote(text) and not catalogue.is_path(text)
+        if not is_pattern or text in there or os.path.lexists(text):
+            found.append(text)
+            continue
+        matches = [one for one in there if fnmatchcase(one, text) or fnmatchcase(one.partition("/")[2], text)]
+        if not matches:
+            message = f"no dataset under {settings.root(root)} matches {text!r}"
+            raise UnknownDatasetError(message, hint=see_local(root))
+        found += matches
+    return list(dict.fromkeys(found))
+
+
 def deletable(text: str, root: str | os.PathLike[str] | None = None) -> DatasetPlace:
     """The place of a dataset, complete or not, that can be deleted; raises DatasetNotFoundError when nothing is there."""
     where = settings.root(root)
     if catalogue.is_path(text):
-        raise UnknownDatasetError(f"{text} is a path: datasets are deleted by their id", hint=_see_local(root))
+        raise UnknownDatasetError(f"{text} is a path: datasets are deleted by their id", hint=see_local(root))
     there = {dataset_id for dataset_id, _, _ in _walk(where)}
     with contextlib.suppress(UsageError):  # what is left of one whose deletion was killed
         there |= {text} if _has_remains(DatasetPlace(where, text)) else set()
@@ -211,7 +235,7 @@ def deletable(text: str, root: str | os.PathLike[str] | None = None) -> DatasetP
     is_there = dataset_id in there or any(map(os.path.lexists, (place.path, place.working)))
     if not is_there and not _has_remains(place):
         message = f"{dataset_id} is not under {where}: nothing to delete"
-        raise DatasetNotFoundError(message, hint=_see_local(root))
+        raise DatasetNotFoundError(message, hint=see_local(root))
     if where.resolve() not in (place.path.parent.resolve(), *place.path.parent.resolve().parents):
         message = f"{place.path.parent} is a link that leads out of the root {where}: what is behind it is not deleted"
         raise UsageError(message, hint=f"remove the link itself, or delete with --root {place.path.parent.resolve()}")

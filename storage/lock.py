@@ -86,10 +86,14 @@ class WriterLock:
             raise DatasetBusyError(message, hint="run the command again: what is finished is kept")
 
     def check_free(self) -> None:
-        """Raise DatasetBusyError when a living process has the lock."""
-        owner = _read(self.path)
-        if owner is not None and not _is_stale(self.path, owner):
-            raise self._busy(owner)
+        """Raise DatasetBusyError when a living process has the lock. What prevents taking it otherwise is not looked at."""
+        busy = None
+        with contextlib.suppress(OSError):
+            owner = _read(self.path)
+            if owner is not None and not _is_stale(self.path, owner):
+                busy = self._busy(owner)
+        if busy:
+            raise busy
 
     def is_held(self) -> bool:
         """Whether a living process has the lock, as far as can be told."""

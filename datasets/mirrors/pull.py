@@ -7,7 +7,7 @@ with the checksums of the manifest; then the folder becomes the dataset. `push` 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -45,11 +45,17 @@ from ..workers.task import TaskProgress
 _DAMAGED_MIRROR = "the mirror's copy is damaged: push it again, or use another mirror"
 
 
-def resolve(text: str, mirror: str | None, fetch: FetchOptions | None = None) -> tuple[str, Source | None]:
+def resolve(
+    text: str, mirror: str | None, fetch: FetchOptions | None = None, local: Callable[[], Iterable[str]] = tuple
+) -> tuple[str, Source | None]:
     """Like `catalogue.resolve`, and also for what a mirror may hold: bare names that a source does not list by itself
-    (Minari's), and ids of no source."""
+    (Minari's), and ids of no source. ``local`` gives the ids on this machine, where no source knows the name."""
     try:
         return catalogue.resolve(text)
+    except UnknownDatasetError:
+        here = list(local())
+    try:
+        return catalogue.resolve(text, here)
     except UnknownDatasetError:
         found = _find_bare(text, mirror, fetch) if mirror else None
         if found:

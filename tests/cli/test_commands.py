@@ -787,3 +787,76 @@ class TestDelete:
         assert call("info", folder)[2].startswith(told)
         code, _, notes = call("delete", own / "atari/Pong/5", "--root", own, "--yes")
         assert code == 2 and "is a path: datasets are deleted by their id\nhint: `rbdata list --local" in notes
+
+
+class TestOwnDatasets:
+    """Datasets that users made: they come from no source."""
+
+    @pytest.fixture
+    def mine(self, own) -> Path:
+        (own / "my").mkdir()
+        for name in ("small", "smaller", "other"):
+            shutil.copytree(own / "atari/Pong/5", own / "my" / name)
+            manifest = replace(read_manifest(own / "my" / name), id=f"my/{name}", source={"name": "atari"})
+            write_manifest(own / "my" / name, manifest)
+        return own
+
+    def test_download_finds_them_complete(self, call, ask, mine):
+        for name in ("my/small", "small"):
+            code, document = ask("download", name, "--root", mine)
+            assert code == 0 and [(one["id"], one["action"]) for one in document["datasets"]] == [
+                ("my/small", "complete")
+            ]
+        assert call("download", "my/small", "--dry-run", "--root", mine)[0] == 0
+        for more, named in ((("--force",), "--force"), (("--shards", "3"), "shards"), (("--steps", "5"), "steps")):
+            code, _, notes = call("download", "my/small", *more, "--root", mine)
+            assert code == 2 and "comes from no source" in notes and named in notes
+
+    def test_download_of_an_unfinished_one_says_so(self, call, mine):
+        (mine / "my/.part.writing").mkdir()
+        (mine / "my/.part.writing/journal").write_text("{}")
+        code, _, notes = call("download", "my/part", "--root", mine)
+        assert code == 1 and "my/part is not complete" in notes
+
+    def test_names_on_this_machine_are_offered_first(self, call, mine):
+        shutil.copytree(mine / "my/small", mine / "my/hopper-medium")
+        for command in ("download", "inspect", "info", "verify", "delete"):
+            for typed, offered in {
+                "my/smal": "my/small, my/smaller?",
+                "MY/Small": "my/small?",
+                "hoper-medium": "my/hopper-medium, ",
+                "pong/5": "atari/Pong/5?",
+                "Atari/PONG/5": "atari/Pong/5?",
+            }.items():
+                assert f"did you mean {offered}" in call(command, typed, "--root", mine)[2], (command, typed)
+        notes = call("download", "my/nothing-like-it", "--root", mine)[2]
+        assert "rbdata list --local" in notes
+
+    def test_list_says_what_there_is_beside(self, call, mine, tmp_path):
+        assert call("list", "minari", "--local", "--root", mine)[2] == (
+            f"no minari datasets under {mine}; 4 of other sources\n"
+        )
+        (tmp_path / "empty").mkdir()
+        assert call("list", "minari", "--local", "--root", tmp_path / "empty")[2] == (
+            f"no minari datasets under {tmp_path / 'empty'}\n"
+        )
+
+    def test_delete_takes_patterns(self, call, ask, mine):
+        code, document = ask("delete", "my/sm*", "--dry-run", "--root", mine)
+        assert code == 0 and [one["id"] for one in document["datasets"]] == ["my/small", "my/smaller"]
+        code, _, notes = call("delete", "my/*", "--root", mine)
+        assert code == 2 and "3 datasets" in notes and "--yes" in notes
+        code, _, notes = call("delete", "my/x*", "my/small", "--yes", "--root", mine)
+        assert code == 2 and "matches 'my/x*'" in notes and (mine / "my/small").is_dir()
+        assert call("delete", "my/[s]*", "other", "--yes", "--root", mine)[0] == 0
+        assert [one.name for one in mine.iterdir()] == ["atari"]
+
+    def test_an_id_that_looks_like_a_pattern(self, call, mine):
+        for name in ("a*", "abc"):
+            shutil.copytree(mine / "my/small", mine / "my" / name)
+        assert call("delete", "my/a*", "--yes", "--root", mine)[0] == 0
+        assert not (mine / "my/a*").exists() and (mine / "my/abc").is_dir()
+
+    def test_verify_takes_patterns(self, ask, mine):
+        code, document = ask("verify", "my/sm*", "--quick", "--root", mine)
+        assert code == 0 and [one["id"] for one in document["datasets"]] == ["my/small", "my/smaller"]
