@@ -38,7 +38,7 @@ def download(
     user_project: str | None = None,
     engine: Literal["local", "ray"] = "local",
     address: str | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
     listener: Listener | None = None,
     upstream: Literal["auto", "dqn-replay", "rl-unplugged"] | None = None,
     episodes_by: Literal["auto", "timeouts", "terminals", "both", "horizon"] | None = None,
@@ -66,8 +66,8 @@ def download(
     A complete dataset is not downloaded again; an interrupted download continues. Where another process downloads it,
     that one is waited for; ``wait=False`` raises DatasetBusyError. ``shards`` is a selection such as ``"0-4,7"``.
     ``engine="ray"`` converts on a Ray cluster whose nodes see the folder under the same path; its ``address`` may be
-    ``"auto"``. ``progress=True`` shows a bar on a terminal (stderr) or in a notebook; without it nothing is ever printed.
-    ``listener`` has callbacks. For the rest see `datasets.ingest.request.Request` and
+    ``"auto"``. A bar is shown on a terminal (stderr) and in a notebook; ``progress=False`` hides it, True shows it in pipes
+    as well. ``listener`` has callbacks instead. For the rest see `datasets.ingest.request.Request` and
     `datasets.ingest.protocol.ConvertOptions`.
 
     Options of one source (None: its default; ``rbdata download --help`` describes them):
@@ -107,7 +107,7 @@ def convert(
     wait: bool = True,
     engine: Literal["local", "ray"] = "local",
     address: str | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
     listener: Listener | None = None,
     upstream: Literal["auto", "dqn-replay", "rl-unplugged"] | None = None,
     episodes_by: Literal["auto", "timeouts", "terminals", "both", "horizon"] | None = None,

@@ -41,6 +41,8 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+#: The option that a message is about.
+_ABOUT = re.compile("^--([a-z-]+)")
 #: Characters of a message; what it quotes from a file may have megabytes.
 _LONGEST = 8000
 
@@ -57,6 +59,8 @@ class RbdataError(Exception):
 
     code = "failed"
     exit_code = 1
+    #: Message and hint as the command line prints them, where `reword` has changed them.
+    command_line: tuple[str, str | None]
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         # Messages name what files and servers state; they end up on terminals and in logs.
@@ -68,6 +72,18 @@ class RbdataError(Exception):
         """What failed, without the hint."""
         # OSError formats its arguments in its own way; the message is always the first one.
         return str(self.args[0]) if self.args else type(self).__name__
+
+    def reword(self, words: Callable[[str], str]) -> None:
+        """Put the hint into ``words`` for Python; ``command_line`` keeps message and hint as the command line prints them.
+
+        Both name options (``--dest``): a message about the value of one begins with it.
+        """
+        if "command_line" not in vars(self):
+            self.command_line = (self.message, self.hint)
+            named = _ABOUT.sub(lambda found: found[1].replace("-", "_"), self.message)
+            # Messages of other kinds quote what users' functions and servers say.
+            self.args = (words(named) if isinstance(self, UsageError) else named, *self.args[1:])
+            self.hint = None if self.hint is None else words(self.hint)
 
     def __str__(self) -> str:
         """Message and hint, on a line each, as a traceback shows them."""

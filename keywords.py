@@ -1,15 +1,17 @@
-"""Arguments of public functions: an unexpected keyword is an error that names the nearest; modules for annotations."""
+"""Arguments of public functions: errors name the nearest for an unexpected one, and speak of arguments, not of options."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+import shlex
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from importlib import import_module
-from inspect import Parameter, signature
+from inspect import Parameter, formatannotation, signature
 from types import ModuleType
 from typing import Any, TypeVar, get_type_hints
 
-from .errors import ArgumentTypeError
+from .errors import ArgumentTypeError, RbdataError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -17,10 +19,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def check_keywords(function: Function) -> Function:
     """Have a function raise ArgumentTypeError for a keyword that it has no argument of, with the nearest ones as the hint.
 
+    Errors that it raises name its arguments where they were written for the command line (`arguments_for_options`).
     For functions whose arguments are all named; signature, annotations and docstring stay as they are.
     """
     by_keyword = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-    names = [name for name, parameter in signature(function).parameters.items() if parameter.kind in by_keyword]
+    parameters = signature(function).parameters
+    names = [name for name, parameter in parameters.items() if parameter.kind in by_keyword]
 
     @wraps(function)
     def checked(*args: Any, **options: Any) -> Any:
@@ -30,7 +34,11 @@ def check_keywords(function: Function) -> Function:
                 message = f"{shown}() got an unexpected keyword argument {name!r}"
                 arguments = [one for one in names if one != "self"]
                 raise ArgumentTypeError(message, hint=nearest(name, arguments) or f"it takes {', '.join(arguments)}")
-        return function(*args, **options)
+        try:
+            return function(*args, **options)
+        except RbdataError as error:
+            error.reword(lambda text: arguments_for_options(text, parameters, options))
+            raise
 
     return checked  # type: ignore[return-value]
 
@@ -63,6 +71,62 @@ class LazyModule(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(import_module(self.__name__), name)
+
+
+#: An option of the command line and the word behind it; commands, which stand in backticks, are passed over.
+_OPTION = re.compile(r"(`[^`]*`)|(?<![\w-])--([a-z]+(?:-[a-z]+)*)(?: ((?:[^\s,;)]|,(?=\w))+))?")
+#: Commands that are functions of the Python API, with the same first argument.
+_CALLS = ("download", "inspect", "search", "verify")
+#: Words that are plainly values, not prose: N, 0-4,7, rbdata:to_float, scale=0.5.
+_VALUE = re.compile(r"[A-Z]+|.*[:/=\d].*")
+
+
+def arguments_for_options(hint: str, parameters: Mapping[str, Parameter], given: Mapping[str, Any]) -> str:
+    """A hint with arguments in place of options: ``--layout ted`` is ``layout="ted"``, ``--mirror`` is ``mirror=``.
+
+    ``parameters`` are those of the function that was called, with the keywords ``given``: they tell which word behind an
+    option is its value.
+    """
+
+    def argument(found: re.Match[str]) -> str:
+        command, option, word = found.groups()
+        if command:
+            return _call(command)
+        name = option.replace("-", "_")
+        name = f"{name}s" if f"{name}s" in parameters else name  # --env-arg
+        kind = _annotation(parameters[name]) if name in parameters else ""
+        prose = "" if word is None else f" {word}"
+        if kind.startswith("bool"):
+            return f"{name}=True{prose}"
+        if word is None or not (_VALUE.fullmatch(word) or repr(word) in kind or word == given.get(name)):
+            return f"{name}={prose}"
+        if "Mapping" in kind:
+            key, _, value = word.partition("=")
+            return f'{name}={{"{key}": {_literal(value or "...")}}}'
+        return f"{name}={_literal(word)}"
+
+    words = _OPTION.sub(argument, hint.removeprefix("on the command line: "))
+    return words.replace("} args={", ", ")  # several of them
+
+
+def _annotation(parameter: Parameter) -> str:
+    kind = parameter.annotation
+    return kind if isinstance(kind, str) else formatannotation(kind)
+
+
+def _call(command: str) -> str:
+    """``rbdata.download("ID", root="...")`` for such a command in backticks; others as they are."""
+    if not command.startswith("`rbdata ") or command.split()[1] not in _CALLS:
+        return command
+    _, verb, first, *options = shlex.split(command.strip("`"))
+    if options[::2] not in ([], ["--root"], ["--mirror"]):
+        return command
+    given = [f', {name.removeprefix("--")}="{value}"' for name, value in zip(options[::2], options[1::2])]
+    return f'`rbdata.{verb}("{first}"{"".join(given)})`'
+
+
+def _literal(word: str) -> str:
+    return word if re.fullmatch(r"[A-Z]+|[\d.]+", word) else f'"{word}"'
 
 
 def nearest(word: str, names: Iterable[str]) -> str:

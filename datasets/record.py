@@ -48,7 +48,7 @@ def record(
     force: bool = False,
     wait: bool = True,
     root: str | os.PathLike[str] | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
     listener: Listener | None = None,
 ) -> Path:
     """Record an environment acted in by a policy; returns the folder, for `load` and `open_dataset`.
@@ -62,9 +62,8 @@ def record(
 
     ``steps`` (20,000 by default) or ``episodes`` say how much; with both, what comes first. A recording that is there with
     the same options is not made again; where another process makes it, that one is waited for (``wait=False`` raises
-    DatasetBusyError). ``progress=True`` shows a bar on a terminal (stderr) or in a notebook. Raises
-    DatasetExistsError for one with other options (``force`` replaces it), FunctionError where the policy raises, and as
-    `acquire.download`.
+    DatasetBusyError). ``progress`` and ``listener`` are those of `download`. Raises DatasetExistsError for one with other
+    options (``force`` replaces it), FunctionError where the policy raises, and as `acquire.download`.
     """
     extra: dict[str, Any] = {"steps": steps, "episodes": episodes, "seed": seed, "num_envs": num_envs}
     extra |= {"epsilon": epsilon, "env_args": env_args or {}, "text": text, "name": name}

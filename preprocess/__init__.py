@@ -36,5 +36,17 @@ class _CallablePackage(ModuleType):
 
         return signature(preprocess)
 
+    @property
+    def __doc__(self) -> str:  # type: ignore[override]
+        """That of the function, before that of the package: ``help(rbdata.preprocess)`` shows how it is called."""
+        from inspect import getdoc, signature
+        from textwrap import fill
+
+        from .interface import preprocess
+
+        head, _, rest = (getdoc(preprocess) or "").partition("\n\n")
+        call = fill(f"rbdata.preprocess{signature(preprocess)}", 100, subsequent_indent="    ")
+        return f"{head}\n\n{call}\n\n{rest}\n\n{vars(self)['__doc__']}"
+
 
 sys.modules[__name__].__class__ = _CallablePackage

@@ -71,7 +71,7 @@ def _names(fn: Function) -> list[str]:
 def _not_taken(functions: Sequence[Function], label: str, key: str) -> UsageError:
     if label:
         labels = [fn.label for fn in functions]
-        return UsageError(f"--args {label}.{key}: there is no --fn called {label!r}", hint=f"there are {labels}")
+        return UsageError(f"--args {label}.{key}: there is no function called {label!r}", hint=f"there are {labels}")
     near = difflib.get_close_matches(key, [name for fn in functions for name in _names(fn)], n=1)
     if near:
         hint = f"did you mean {near[0]}?"

@@ -30,12 +30,12 @@ def preprocess(
     layout: Literal["auto", "ted"] = "auto",
     seed: int = 0,
     args: Mapping[str, Any] | None = None,
-    engine: str = "local",
+    engine: Literal["local", "ray"] = "local",
     address: str | None = None,
     root: str | os.PathLike[str] | None = None,
     force: bool = False,
     wait: bool = True,
-    progress: bool = False,
+    progress: bool | None = None,
     listener: Listener | None = None,
 ) -> Path:
     """Make the dataset ``dest`` from another one with a function; returns its folder.
@@ -43,9 +43,9 @@ def preprocess(
     ``fn`` takes a TED TensorDict and returns one: a callable, text such as ``"pkg.mod:fn"`` or ``"rbdata:to_float"``, or a
     sequence of them, applied one after the other. ``args`` are their arguments (``{"scale": 2}``, or
     ``{"scale_rewards.scale": 2}`` for one of several). For the rest see `preprocess_request.Request`.
-    ``progress=True`` shows a bar on a terminal (stderr) or in a notebook. An interrupted run is
-    continued by the same call. Where another process makes ``dest``, that one is waited for; ``wait=False`` raises
-    DatasetBusyError. Raises what `driver.preprocess` raises.
+    ``progress`` and ``listener`` are those of `download`. An interrupted run is continued by the same call. Where another
+    process makes ``dest``, that one is waited for; ``wait=False`` raises DatasetBusyError. Raises what `driver.preprocess`
+    raises.
     """
     from . import driver
     from .preprocess_request import Request

@@ -313,8 +313,12 @@ class Dataset:
         first, last = int(states[0]), int(states[-1]) + 1
         return rows.block(first, last + 1), states - first
 
-    def _leaf(self, name: str) -> torch.Tensor:
+    def _leaf(self, name: str) -> torch.Tensor | TensorDict:
+        """A leaf, or those below a name as a TensorDict."""
         if name not in self.schema.names:
+            below = [one for one in self.schema.names if one.startswith(f"{name}/")]
+            if below:
+                return nest({one[len(name) + 1 :]: self._leaf(one) for one in below}, (len(self),))  # type: ignore[misc]
             raise UnknownKeyError(f"there is no leaf {name!r}", hint=f"there are {', '.join(self.schema.names)}")
         rows = self.rows[name if name in self.rows else name.removeprefix("next/")]
         if rows.leaf.kind == "step":

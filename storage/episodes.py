@@ -14,8 +14,10 @@ is ``start[e] + e``.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
@@ -37,9 +39,20 @@ _CHECKED = 1 << 18
 _COLUMNS = {"start": "int64", "length": "int64", "return": "float64", "outcome": "uint8", "midway": "bool"}
 
 
+class EpisodeRow(NamedTuple):
+    """One episode: its number, its first step, how many it has, the sum of its rewards, how it ended ("terminated", ...)."""
+
+    number: int
+    start: int
+    length: int
+    returns: float
+    outcome: str
+    midway: bool
+
+
 @dataclass(frozen=True, repr=False)
-class EpisodeTable:
-    """The table: arrays ``[episodes]``, read-only views of the mapped files where it was opened from a folder."""
+class EpisodeTable(Sequence[EpisodeRow]):
+    """The table by columns: arrays ``[episodes]``, read-only views of the mapped files where it was opened from a folder."""
 
     start: np.ndarray
     length: np.ndarray
@@ -49,6 +62,29 @@ class EpisodeTable:
 
     def __len__(self) -> int:
         return len(self.start)
+
+    @overload
+    def __getitem__(self, key: int) -> EpisodeRow: ...
+    @overload
+    def __getitem__(self, key: slice | Sequence[int] | np.ndarray) -> list[EpisodeRow]: ...
+    def __getitem__(self, key: Any) -> EpisodeRow | list[EpisodeRow]:
+        """An episode by number, or those of a slice, of numbers or of a mask (bool ``[episodes]``) as a list.
+
+        Raises IndexError for a number that there is not.
+        """
+        if isinstance(key, (int, np.integer)):
+            if not -len(self) <= key < len(self):
+                raise IndexError(f"there is no episode {key}: there are {len(self)}")
+            return self._row(int(key) % len(self))
+        numbers = range(len(self))[key] if isinstance(key, slice) else np.arange(len(self))[key].tolist()
+        return [self._row(number) for number in numbers]
+
+    def __iter__(self) -> Iterator[EpisodeRow]:
+        return map(self._row, range(len(self)))
+
+    def _row(self, number: int) -> EpisodeRow:
+        facts = (int(self.start[number]), int(self.length[number]), float(self.returns[number]))
+        return EpisodeRow(number, *facts, OUTCOMES[int(self.outcome[number])], bool(self.midway[number]))
 
     def __repr__(self) -> str:
         return f"EpisodeTable({', '.join(f'{name} {value}' for name, value in self._facts())})"

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import io
 import re
 import sys
 import types
+from pathlib import Path
 
 import gymnasium
 import pytest
 import rbdata
+import torch
+from rbdata.cli.failures import explain
 from rbdata.datasets.ingest.request import Listener
 from rbdata.errors import MissingExtraError
+from rbdata.keywords import arguments_for_options
 from rbdata.storage.html_table import html_table
 
 ID = "gymnasium/CartPole-v1"
@@ -58,6 +64,41 @@ def test_records(root):
     assert (overview.steps, sum(overview.outcomes.values())) == (60, overview.episodes)
 
 
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_progress_is_shown_where_somebody_sees_it(tmp_path, monkeypatch):
+    """On a terminal without being asked for; not in pipes, beside a listener, or where nothing is done."""
+    made = (
+        ("download", lambda **more: rbdata.download(ID, root=tmp_path, steps=40, **more)),
+        (
+            "preprocess",
+            lambda **more: rbdata.preprocess(ID, "rbdata:to_float", dest="my/x", root=tmp_path, procs=1, **more),
+        ),
+        ("record", lambda **more: rbdata.record("CartPole-v1", name="bar", root=tmp_path, episodes=2, **more)),
+        ("factory", lambda **more: rbdata.record(env, name="other", root=tmp_path, episodes=2, **more)),
+    )
+
+    def env():
+        return gymnasium.make("CartPole-v1")
+
+    def said(call, stream=Terminal, **options):
+        monkeypatch.setattr(sys, "stderr", stream())
+        call(**options)
+        return sys.stderr.getvalue()
+
+    monkeypatch.setenv("TERM", "xterm")
+    for name, call in made:
+        assert "100%" in said(call, force=True), name
+        assert said(call) == "", "it is there already"
+        assert said(call, io.StringIO, force=True) == ""
+        assert said(call, force=True, progress=False) == said(call, force=True, listener=Listener()) == ""
+    monkeypatch.setenv("TERM", "dumb")
+    assert said(made[0][1], force=True) == ""
+
+
 def test_progress_is_shown_when_asked_for(tmp_path, monkeypatch):
     heard: list[str] = []
     listener = Listener(on_estimate=lambda plan: heard.append(plan.id))
@@ -86,6 +127,87 @@ def test_missing_extras_name_what_to_install(root, monkeypatch):
         rbdata.preprocess(ID, "rbdata:to_float", dest="my/x", root=root, engine="ray")
     with pytest.raises(MissingExtraError, match=r"rbdata\[atari\]"):
         rbdata.download("gymnasium/ALE/Pong-v5", root=root, steps=5)
+
+
+@pytest.mark.parametrize(
+    "call, python, command",
+    [
+        (
+            lambda **more: rbdata.download(ID, steps=70, **more),
+            "replace it with force=True",
+            "replace it with --force",
+        ),
+        (
+            lambda **more: rbdata.preprocess(ID, "rbdata:to_float", dest="x y", **more),
+            "dest 'x y' is not",
+            "--dest 'x y' is not",
+        ),
+        (
+            lambda **more: rbdata.preprocess(ID, "rbdata:resize_frames", dest="my/y", **more),
+            'args={"height": ..., "width": ...}',
+            "--args height=... --args width=...",
+        ),
+        (
+            lambda root: rbdata.load("gymnasium/Nothing-v1", root=root),
+            'rbdata.download("gymnasium/Nothing-v1", root="/',
+            "rbdata download gymnasium/Nothing-v1 --root /",
+        ),
+        (
+            lambda **more: rbdata.preprocess(ID, "rbdata:returns_to_go", dest="my/y", per="sample", **more),
+            'not per="sample"',
+            "not --per sample",
+        ),
+        (
+            lambda **more: rbdata.download("gymnasium/CartPole-v1", engine="local", address="auto", **more),
+            'engine="ray", or leave address= out',
+            "--engine ray, or leave --address out",
+        ),
+    ],
+)
+def test_errors_in_python_name_arguments(root, call, python, command):
+    """The command line prints the same error with its options."""
+    with pytest.raises(rbdata.RbdataError) as refused:
+        call(root=root)
+    failure = explain(refused.value)
+    assert python in str(refused.value) and "--" not in str(refused.value)
+    assert command in f"{failure.message}\n{failure.hint}"
+
+
+def test_hints_in_python_have_no_options():
+    """All texts of errors that the functions of the Python API can raise."""
+    parameters = inspect.signature(rbdata.download).parameters | inspect.signature(rbdata.api.preprocess).parameters
+    top = Path(rbdata.__file__).parent
+    seen = 0
+    for folder in ("datasets", "preprocess", "storage"):
+        for file in sorted((top / folder).rglob("*.py")):
+            for call in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                for given in call.keywords if isinstance(call, ast.Call) else ():
+                    if (
+                        given.arg != "hint"
+                        or not isinstance(given.value, ast.Constant)
+                        or "--" not in given.value.value
+                    ):
+                        continue
+                    seen += 1
+                    words = arguments_for_options(given.value.value, parameters, {})
+                    assert "--" not in re.sub("`[^`]*`", "", words), (file, words)
+                    assert not re.search(r"\w= (ted|omit|drop|local|ray|episode|sample)\b", words), (file, words)
+    assert seen > 30
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", "gpu", 3.5])
+def test_devices_that_are_not_there(root, device, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    for make in (
+        lambda: rbdata.load(ID, root=root, batch_size=4, device=device),
+        lambda: rbdata.ReplayBuffer(storage=rbdata.ListStorage(4), device=device),
+        lambda: rbdata.ReplayBufferEnsemble(rbdata.load(ID, root=root), device=device),
+        lambda: rbdata.LazyTensorStorage(4, device=device),
+        lambda: rbdata.ListStorage(4, device=device),
+    ):
+        with pytest.raises(rbdata.errors.UsageError, match="device") as refused:
+            make()
+        assert str(device) in str(refused.value) and refused.value.hint
 
 
 class Kernel:

@@ -53,13 +53,24 @@ class OfflineToOnlineReplayBuffer:
         if not 0 < offline_fraction < 1:
             raise UsageError(f"offline_fraction must lie between 0 and 1, and is {offline_fraction!r}")
         self.batch_size = None if batch_size is None else check_batch_size(batch_size)
-        self.offline_buffer = _offline_buffer(offline_dataset, self.batch_size, dataset_kwargs)
-        self.online_buffer = ReplayBuffer(storage=online_storage)
+        self._offline_buffer = _offline_buffer(offline_dataset, self.batch_size, dataset_kwargs)
+        self._online_buffer = ReplayBuffer(storage=online_storage)
         # The hooks of TorchRL's trainers save and restore these two.
         self._offline_fraction = self._base_offline_fraction = float(offline_fraction)
         self._transform = transform
         if seed is not None:
             self.set_seed(seed)
+
+    # Properties, as of TorchRL's class: a subclass of both passes the check of its trainer.
+    @property
+    def offline_buffer(self) -> Any:
+        """The buffer over the dataset."""
+        return self._offline_buffer
+
+    @property
+    def online_buffer(self) -> ReplayBuffer:
+        """The buffer that is written to."""
+        return self._online_buffer
 
     @property
     def offline_fraction(self) -> float:

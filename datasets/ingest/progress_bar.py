@@ -1,12 +1,13 @@
-"""A progress bar for `rbdata.download(..., progress=True)` and the like: on a terminal (stderr) and in a notebook."""
+"""The progress bar of `rbdata.download` and the like: on a terminal (stderr) and in a notebook."""
 
 from __future__ import annotations
 
 import html
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import fields
 from typing import Any
 
@@ -22,19 +23,41 @@ _INTERVAL = 0.2
 
 
 @contextmanager
-def progress_listener(title: str, listener: Listener | None, show: bool) -> Iterator[Listener]:
-    """A listener that draws a bar inside the block where ``show`` is True, and calls ``listener`` as well."""
+def progress_listener(title: str, listener: Listener | None, show: bool | None) -> Iterator[Listener]:
+    """A listener that draws a bar inside the block where ``show`` is True, and calls ``listener`` as well.
+
+    None: draw where somebody sees it (a terminal, a notebook), from the first event on, unless the caller listens.
+    """
     given = listener or Listener()
-    with _drawn(title) if show else nullcontext(given) as drawn:
+    wanted = listener is None and _is_seen() if show is None else show
+    with _drawn(title, at_once=bool(show)) if wanted else nullcontext(given) as drawn:
         yield given if drawn is given else _both(drawn, given)
 
 
+def _is_seen() -> bool:
+    """Whether a bar would be seen: in a notebook, or on a terminal that can draw it."""
+    try:
+        on_terminal = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    except ValueError:  # closed
+        on_terminal = False
+    return on_terminal or _in_notebook()
+
+
 @contextmanager
-def _drawn(title: str) -> Iterator[Listener]:
-    with (_notebook_bar if _in_notebook() else _terminal_bar)(title) as show:
+def _drawn(title: str, *, at_once: bool) -> Iterator[Listener]:
+    with ExitStack() as opened:
+        bar: Show | None = None
         left = 1
         finished: set[int] = set()
         running: dict[int, float] = {}
+
+        def open_bar() -> Show:
+            nonlocal bar
+            bar = bar or opened.enter_context((_notebook_bar if _in_notebook() else _terminal_bar)(title))
+            return bar
+
+        def show(what: str, share: float | None) -> None:
+            open_bar()(what, share)
 
         def estimate(plan: Estimate) -> None:
             nonlocal left
@@ -59,6 +82,8 @@ def _drawn(title: str) -> Iterator[Listener]:
             finished.add(index)
             update()
 
+        if at_once:
+            open_bar()
         try:
             yield Listener(
                 on_stage=lambda what: show(what, None),
@@ -69,9 +94,11 @@ def _drawn(title: str) -> Iterator[Listener]:
                 on_fetched=lambda name, done, total: count("raw files", done, total, "raw files"),
             )
         except BaseException:
-            show("stopped", 0.0)
+            if bar is not None:
+                show("stopped", 0.0)
             raise
-        show("", 1.0)
+        if bar is not None:
+            show("", 1.0)
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from .argument_checks import (
 )
 from .checkpoints.mixin import CheckpointMixin
 from .conditional_update import ConditionalUpdateMixin
+from .devices import check_device
 from .overrides import check_part
 from .pipeline import BatchSpec, Pipeline
 from .sample_units import check_unit
@@ -157,7 +158,7 @@ class ReplayBuffer(SamplingMixin, ConditionalUpdateMixin, CheckpointMixin):
             None if stack_keys is None else tuple(stack_keys),
             None if n_step is None else NStep(n_step, gamma),
         )
-        ahead, place = check_prefetch(prefetch, self.batch_size), None if device is None else torch.device(device)
+        ahead, place = check_prefetch(prefetch, self.batch_size), None if device is None else check_device(device)
         windows = (frame_stack, keys, look_ahead, edges, self._info_in_batch)
         self._spec = BatchSpec(*windows, collate_fn, ahead, place, pin_memory, unit=self._sample_unit)
         self._pass_ended = self._warned = False

@@ -1,4 +1,4 @@
-"""Moving batches: pinned memory and copies to a device."""
+"""Devices: which there are, and moving batches to them through pinned memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,26 @@ from typing import Any
 
 import torch
 
+from ...errors import UsageError
+
 _streams = threading.local()
+
+
+def check_device(given: Any) -> torch.device:
+    """A device. Raises UsageError for what is not one, and for a GPU that this machine does not have."""
+    try:
+        device = torch.device(given)
+    except (RuntimeError, TypeError) as error:
+        raise UsageError(f"{given!r} is not a device", hint='for example "cpu", "cuda" or "cuda:1"') from error
+    if device.type == "cuda":
+        count = torch.cuda.device_count()  # asks the driver without a CUDA context, which a fork could not use
+        if (device.index or 0) >= count:
+            message = f"device {str(device)!r} cannot be used: torch {torch.__version__} finds {count} CUDA devices"
+            hint = "check `nvidia-smi`, CUDA_VISIBLE_DEVICES and that torch is built for CUDA, or leave the device out"
+            raise UsageError(message, hint=hint)
+    elif device.type == "mps" and not torch.backends.mps.is_available():
+        raise UsageError("device 'mps' cannot be used: torch finds none here", hint="leave the device out")
+    return device
 
 
 def to_device(batch: Any, device: torch.device | None, pin: bool) -> Any:

@@ -21,7 +21,7 @@ from .batch_order import OrderState
 from .buffer import ReplayBuffer
 from .buffer_options import EnsembleOptions
 from .checkpoints.checkpoint import CheckpointWriter
-from .devices import to_device
+from .devices import check_device, to_device
 from .ensemble_parts import SamplerEnsemble, StorageEnsemble, WriterEnsemble, pick_members
 from .member_parts import check_members, draw_part, index_of, info_of, stack_parts, with_info
 from .member_routing import Router
@@ -109,7 +109,7 @@ class ReplayBufferEnsemble:
                 buffer._change_spec(prefetch=self._prefetch)
             if shared:
                 buffer.share()
-        self._pin, self._device = pin_memory, None if device is None else torch.device(device)
+        self._pin, self._device = pin_memory, None if device is None else check_device(device)
         self._generator = make_generator(int(torch.randint(1 << 62, ())))
         if generator is not None:
             self.set_rng(generator)

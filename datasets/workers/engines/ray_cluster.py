@@ -136,7 +136,7 @@ class RayEngine:
         self.name = f"ray {ray.__version__}, {self.parallel} processors"
         if not self.parallel:
             self.close()
-            raise UsageError("the Ray cluster has no processors", hint="add a node: ray start --address=...")
+            raise UsageError("the Ray cluster has no processors", hint="add a node: `ray start --address=...`")
         return ray
 
     def _start_local(self) -> None:

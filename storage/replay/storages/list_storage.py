@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 
 from ....errors import SchemaError, UsageError
+from ..devices import check_device
 from ..state_files import read_state, reading, write_state
 from ..windows.draw import Key
 from .storage import Storage
@@ -28,7 +29,7 @@ class ListStorage(Storage):
         if ndim != 1:
             raise UsageError("a ListStorage has one dimension", hint="LazyTensorStorage takes ndim")
         self._records: list[Any] = []
-        self._device = None if device is None else torch.device(device)
+        self._device = None if device is None else check_device(device)
         self._version, self._newest = 0, -1
 
     @property

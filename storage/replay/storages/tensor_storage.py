@@ -20,6 +20,7 @@ from tensordict import LazyStackedTensorDict, is_tensor_collection
 from torch.utils import _pytree as pytree
 
 from ....errors import SchemaError, UsageError, reason
+from ..devices import check_device
 from ..windows.draw import Key
 from .gather import Readable
 from .process_lock import ProcessLock
@@ -58,7 +59,7 @@ class TensorStorage(SavedTensors):
         compilable: bool = False,
     ) -> None:
         self._data: Any = None
-        self._device = None if device is None or device == "auto" else torch.device(device)
+        self._device = None if device is None or device == "auto" else check_device(device)
         rows = None if storage is None else batch_shape(storage, ndim)
         if rows is None and max_size is None:
             raise UsageError("the storage must be non-null: a TensorStorage takes over a batch that is there")

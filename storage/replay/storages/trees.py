@@ -29,7 +29,9 @@ def share_memory(data: Any) -> Any:
         if found is None or not is_full(found):
             raise
         message = "the shared memory of this machine (/dev/shm) is too small for the rows of the storage"
-        hint = "use a LazyMemmapStorage, whose rows are in files, or give the container more: docker run --shm-size 8g"
+        hint = (
+            "use a LazyMemmapStorage, whose rows are in files, or give the container more: `docker run --shm-size 8g`"
+        )
         raise DiskSpaceError(message, hint=hint) from error
 
 

@@ -74,7 +74,7 @@ class TestFindingFunctions:
     def test_unknown_argument(self, shared):
         error = fails(shared, "mine:relabel", UsageError, "takes no argument 'fcator'", args={"fcator": 2})
         assert error.hint == "did you mean factor?"
-        fails(shared, "mine:relabel", UsageError, "no --fn called 'other'", args={"other.factor": 2})
+        fails(shared, "mine:relabel", UsageError, "no function called 'other'", args={"other.factor": 2})
 
     def test_missing_argument(self, shared):
         fails(shared, lambda td, factor: td, UsageError, "cannot be called .*factor")
