@@ -10,7 +10,10 @@ The message says what failed and for which id, file or URL; the hint says what t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import signal
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 #: The login in a URL: user name and password, or of a web server a token alone. Where a password that should have been quoted
@@ -98,6 +101,31 @@ def page(name: str) -> str:
 def reason(error: BaseException) -> str:
     """An error as part of another one's message: its text, without the hint."""
     return error.message if isinstance(error, RbdataError) else str(error)
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether an error comes from outside of the code that ran: Ctrl-C, or a signal handler that ends the program.
+
+    Where code of others is called, all else is a failure of that code, also SystemExit and GeneratorExit: `sys.exit(0)` would
+    end the program as if all was done.
+    """
+    if isinstance(error, (Exception, KeyboardInterrupt)):
+        return isinstance(error, KeyboardInterrupt)
+    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
+    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+@contextmanager
+def refusing_exits(what: str) -> Iterator[None]:
+    """``sys.exit`` in code that is called inside the block (a source, a listener) is an RbdataError: ``what`` is not done."""
+    try:
+        yield
+    except (SystemExit, GeneratorExit) as error:
+        if is_interrupt(error):
+            raise
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        message = f"{what} was ended by {type(error).__name__}({error}) in {place.filename}, line {place.lineno}"
+        raise RbdataError(message, hint="code that rbdata calls must raise an error, or return") from error
 
 
 class UsageError(RbdataError, ValueError):

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from .errors import PluginError, PluginWarning, UnknownDatasetError, reason
+from .errors import PluginError, PluginWarning, UnknownDatasetError, is_interrupt, reason
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -72,8 +72,8 @@ def load(name: str) -> Any:
         raise UnknownDatasetError(f"there is no source {name!r}", hint=f"sources: {', '.join(registered())}")
     try:
         return entry.load()()
-    except Exception as error:
-        if name in BUILT_IN:
+    except BaseException as error:
+        if name in BUILT_IN or is_interrupt(error):
             raise
         message = f"the source {name} cannot be loaded from {entry.value}: {type(error).__name__}: {reason(error)}"
         raise PluginError(message, hint="update or uninstall the package that registers it") from error

@@ -137,7 +137,7 @@ def _discard_unwritten() -> None:
 
 def _report(error: BaseException) -> int:
     """Print an error; returns the exit code. A function of its own, so that the exception and all it refers to is freed."""
-    if isinstance(error, SystemExit):
+    if isinstance(error, SystemExit) and "_RBDATA_COMPLETE" in os.environ:  # how completion ends
         return error.code if isinstance(error.code, int) else 1
     failure = explain(error)
     if out.json:

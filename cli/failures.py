@@ -80,6 +80,9 @@ def explain(error: BaseException) -> Failure:
     failure = _argument_failure(error)
     if failure:
         return failure
+    if isinstance(error, SystemExit):
+        message = f"code that rbdata called ended the program: SystemExit({error})"
+        return Failure("failed", message, "it must raise an error, or return; --debug shows where", 1)
     message = " ".join(f"{type(error).__name__}: {error}".split())
     return Failure("internal", message, "this is a bug in rbdata; --debug shows the traceback", 1)
 

@@ -14,7 +14,14 @@ from functools import partial
 from pathlib import Path
 
 from .. import settings
-from ..errors import CorruptSourceError, DatasetExistsError, ObjectNotFoundError, UnknownDatasetError, UsageError
+from ..errors import (
+    CorruptSourceError,
+    DatasetExistsError,
+    ObjectNotFoundError,
+    UnknownDatasetError,
+    UsageError,
+    refusing_exits,
+)
 from ..storage.file_problems import check_sizes
 from ..storage.folder import DatasetPlace, make_writable
 from ..storage.lock import WriterLock
@@ -45,7 +52,8 @@ def download(request: Request, listener: Listener | None = None) -> Outcome:
     DatasetBusyError, DatasetExistsError. Whatever was finished before an error or Ctrl-C is kept for the next run.
     """
     listener = listener or Listener()
-    return when_free(lambda: _download(request, listener), request.wait, listener.on_note, listener.on_stage)
+    with refusing_exits(f"the download of {request.id}"):
+        return when_free(lambda: _download(request, listener), request.wait, listener.on_note, listener.on_stage)
 
 
 def _download(request: Request, listener: Listener) -> Outcome:
@@ -125,7 +133,8 @@ def convert(path: Path, source_name: str | None, request: Request, listener: Lis
     """
     listener = listener or Listener()
     action = partial(_convert, path, source_name, request, listener)
-    return when_free(action, request.wait, listener.on_note, listener.on_stage)
+    with refusing_exits(f"the conversion of {path}"):
+        return when_free(action, request.wait, listener.on_note, listener.on_stage)
 
 
 def _convert(path: Path, source_name: str | None, request: Request, listener: Listener) -> Outcome:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .. import plugins, settings
-from ..errors import PluginError, PluginWarning, UnknownDatasetError, UsageError
+from ..errors import PluginError, PluginWarning, UnknownDatasetError, UsageError, is_interrupt
 from ..storage.folder import check_id
 from .ingest.listing import RemoteListing
 from .sources.catalogue_entry import CatalogueEntry
@@ -215,8 +215,8 @@ def _of_each(question: Callable[[Source], Answer], only: str | None = None) -> d
     for name in source_names():
         try:
             answers[name] = question(load_source(name))
-        except Exception as error:
-            if name in plugins.BUILT_IN:
+        except BaseException as error:
+            if name in plugins.BUILT_IN or is_interrupt(error):
                 raise
             message = error.message if isinstance(error, PluginError) else f"the source {name} fails: {error!r}"
             warnings.warn(message, PluginWarning, stacklevel=3)

@@ -42,7 +42,7 @@ def serve(order: Mapping[str, Any]) -> None:
         say("done", getattr(import_module(module), function)(**order["arguments"], listener=listener))
     except KeyboardInterrupt:
         say("error", "StoppedError", "the download was interrupted", "load it again: what is finished is kept")
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         text = error.message if isinstance(error, RbdataError) else f"{type(error).__name__}: {error}"
         say("error", type(error).__name__, text, getattr(error, "hint", None))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import settings
-from ..errors import ArgumentTypeError, UsageError
+from ..errors import ArgumentTypeError, UsageError, refusing_exits
 from ..keywords import LazyModule, check_keywords
 from ..storage.folder import DatasetPlace
 from . import acquire, catalogue
@@ -104,7 +104,7 @@ def record(
     label = split_name(environment)[0] if environment else str(name)
     made = Made(label, env_args or {}, make=make)
     job = RecordingJob(label, options, made if make else None, None if isinstance(policy, str) else policy)
-    with progress_listener(full, listener, progress) as events:
+    with progress_listener(full, listener, progress) as events, refusing_exits(f"the recording of {full}"):
         action = partial(run, job, place, asked, events, job.location.url)
         outcome = when_free(action, wait, events.on_note, events.on_stage)
     if outcome.action == "complete" and outcome.manifest is not None:
@@ -123,11 +123,12 @@ def _environment(env: Any, num_envs: int) -> tuple[str | None, Callable[[], Any]
             raise UsageError("one environment cannot be several", hint="give its id, or a function that makes one")
         return env.spec.id if env.spec else None, lambda: _kept_open(env)
     if callable(env):
-        made = env()
-        if not isinstance(made, gymnasium.Env):
-            raise ArgumentTypeError(f"the function that makes the environment returned {type(made).__name__}")
-        found = made.spec.id if made.spec else None
-        made.close()
+        with refusing_exits("what makes the environment"):
+            made = env()
+            if not isinstance(made, gymnasium.Env):
+                raise ArgumentTypeError(f"the function that makes the environment returned {type(made).__name__}")
+            found = made.spec.id if made.spec else None
+            made.close()
         return found, env
     raise ArgumentTypeError(
         f"{type(env).__name__} is no environment", hint="an id, an EnvSpec, a factory or a gymnasium.Env"

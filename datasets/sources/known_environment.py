@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...errors import MissingExtraError, RbdataError, UsageError, reason
+from ...errors import MissingExtraError, RbdataError, UsageError, is_interrupt, reason
 
 #: What registers environments: a pattern of ids, the module, what to install.
 _PACKAGES = (
@@ -73,7 +73,9 @@ class KnownEnvironment:
             raise MissingExtraError(message, hint=self._hint()) from problem
         except RbdataError:
             raise
-        except Exception as problem:
+        except BaseException as problem:
+            if is_interrupt(problem):
+                raise
             message = f"{self.id} cannot be made: {type(problem).__name__}: {reason(problem)}"
             raise RbdataError(message, hint=f"try it: gymnasium.make({self.id!r})") from problem
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ....errors import MissingExtraError, RbdataError, UnknownDatasetError, UsageError
+from ....errors import MissingExtraError, RbdataError, UnknownDatasetError, UsageError, is_interrupt
 
 if TYPE_CHECKING:
     import gymnasium
@@ -119,9 +119,9 @@ class Made:
                 raise _failed(self.id, problem) from problem
             message = f"{self.id} does not take {', '.join(self.arguments)}: {problem}"
             raise UsageError(message, hint="check --env-arg") from problem
-        except KeyboardInterrupt:
-            raise
-        except BaseException as problem:  # SystemExit as well: it would end the run without a word
+        except BaseException as problem:
+            if is_interrupt(problem):
+                raise
             raise _failed(self.id, problem) from problem
 
     @contextmanager
@@ -156,9 +156,9 @@ def close(env: Any, name: str) -> None:
     """Close an environment. Raises RbdataError where that fails."""
     try:
         env.close()
-    except KeyboardInterrupt:
-        raise
     except BaseException as problem:
+        if is_interrupt(problem):
+            raise
         raise RbdataError(f"{name} failed in close: {type(problem).__name__}: {problem}") from problem
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....errors import FunctionError, UsageError, reason
+from ....errors import FunctionError, UsageError, is_interrupt, reason
 from ....settings import expanded
 from ...ingest.casts import cast
 from .leaf_rows import as_array
@@ -48,9 +48,9 @@ def load_policy(text: str) -> tuple[Any, Path | None]:
         raise UsageError(f"there is no file {path}", hint=_FORM)
     try:
         module = _load_file(path) if path else importlib.import_module(where)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # SystemExit as well: a script without `if __name__ == "__main__"`
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
         message = f"{text} cannot be imported: {type(error).__name__}: {reason(error)}"
         hint = None if path else "modules in the current directory are found as well"
         refusal = UsageError(message, hint=hint)
@@ -139,9 +139,9 @@ class Actor:
         """Call what is the user's. Raises FunctionError with the user's traceback."""
         try:
             return function(*arguments)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # SystemExit as well: it would end the run without a word
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
             message = f"the policy {self._name} failed: {type(error).__name__}: {reason(error)}"
             hint = "try it on env.reset()[0] in Python"
             raise FunctionError(message, hint=hint, detail=_traceback(error)) from error

@@ -9,6 +9,7 @@ observation is known as well. Infos are not recorded.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ....errors import RbdataError, reason
+from ....errors import RbdataError, is_interrupt, reason
 from ....storage.durable import sync_folder
 from ...ingest.spaces import SpaceLeaf
 from ...ingest.trajectories import Column
@@ -59,6 +60,7 @@ class RecordTask:
         Raises UsageError for a policy that cannot be used, RbdataError when policy or environment fail. A recording that did
         not end leaves nothing behind: the same seed gives the same one again.
         """
+        process = os.getpid()
         partial = self.target.with_name(self.target.name + ".part")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
@@ -72,12 +74,19 @@ class RecordTask:
                     _Recording(self, envs, actor, partial, notes).run(on_block)
             partial.rename(self.target)
         except BaseException:
+            _end_forks(process)
             shutil.rmtree(partial, ignore_errors=True)
             if not any(self.target.parent.iterdir()):
                 self.target.parent.rmdir()  # so that nothing is left to be continued
             raise
         sync_folder(self.target.parent)
         return {}
+
+
+def _end_forks(process: int) -> None:
+    """End a process that is not ``process``: a policy or environment forked and returned in the child, whose files are ours."""
+    if os.getpid() != process:
+        os._exit(1)
 
 
 def columns_of(observation: Sequence[SpaceLeaf], action: Sequence[SpaceLeaf]) -> list[Column]:
@@ -167,6 +176,7 @@ class _Recording:
         #: Environments that do not have their share yet, and the most rows in the buffers of one.
         self._active, self._most_states = count, 0
         self._done = 0  # rounds
+        self._process = os.getpid()
         self._outside = 0  # actions beyond the bounds of their Box
 
     def run(self, on_block: OnBlock) -> None:
@@ -205,9 +215,7 @@ class _Recording:
         for number, (lane, action) in enumerate(zip(lanes, actions)):
             try:
                 observation, reward, end = step_results(lane.env.step(action))
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:  # SystemExit as well: it would end the run without a word
+            except BaseException as error:
                 raise self._failed("step", error) from error
             observations[number] = observation
             if end:
@@ -227,23 +235,25 @@ class _Recording:
     def _reset(self, lane: _Lane, **arguments: Any) -> Any:
         try:
             return first_observation(lane.env.reset(**arguments))
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:
             raise self._failed("reset", error) from error
 
-    def _failed(self, what: str, error: BaseException) -> RbdataError:
+    def _failed(self, what: str, error: BaseException) -> BaseException:
+        if is_interrupt(error):
+            return error
         why = reason(error) if isinstance(error, RbdataError) else f"{type(error).__name__}: {reason(error)}"
         message = f"{self._task.made.id} failed in {what}, after {self._done} steps: {why}"
         hint = getattr(error, "hint", None) or "nothing was written; the same --seed fails at the same place"
         return RbdataError(message, hint=hint)
 
     def _report(self, on_block: OnBlock) -> None:
+        _end_forks(self._process)
         by_steps = self._task.given["steps"] is not None
         on_block(sum(lane.made if by_steps else lane.ended for lane in self._lanes), 0, 0)
 
     def _flush(self) -> None:
         """Write what is in the buffers."""
+        _end_forks(self._process)
         for env, lane in enumerate(self._lanes):
             for number, (leaf, buffer) in enumerate(zip(self._leaves, lane.buffers)):
                 is_action = number >= len(self._task.observation)
