@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import io
+import pydoc
 import re
 import sys
 import types
@@ -49,6 +50,35 @@ def test_objects_are_shown_on_one_screen(root):
     assert "60 records" in buffer._repr_html_() and "RandomSampler" in buffer._repr_html_()
     assert "steps" in dataset.episodes._repr_html_() and "good" in rbdata.verify(ID, root=root)._repr_html_()
     assert dataset._ipython_key_completions_() == list(dataset.schema.names)
+
+
+def test_help_shows_how_preprocess_is_called():
+    shown = pydoc.plain(pydoc.render_doc(rbdata.preprocess))
+    assert "rbdata.preprocess(dataset_id: " in shown and "dest: 'str'" in shown
+    assert "Make the dataset ``dest``" in shown.split("DESCRIPTION")[0]
+    assert "function_chain" in shown, "what the package says of itself"
+
+
+def test_names_of_several_leaves_and_rows_of_episodes(root):
+    dataset, buffer = rbdata.open_dataset(ID, root=root), rbdata.load(ID, root=root)
+    whole = dataset.to_tensordict()
+    for found in (dataset["next"], dataset["next",], buffer["next"]):
+        assert found.batch_size == (60,) and set(found.keys()) == set(whole["next"].keys())
+        assert all(torch.equal(value, whole["next", key]) for key, value in found.items())
+    for key in ("nex", ("next", "nothing"), "observation/x"):
+        with pytest.raises(rbdata.errors.UnknownKeyError, match="no leaf"):
+            dataset[key]
+    table = dataset.episodes
+    rows = list(table)
+    assert len(rows) == len(table) > 3 and rows[:3] == table[:3] and rows[-1] == table[-1]
+    assert table[table.length > 10] == [row for row in rows if row.length > 10] and table[[1, 0]] == [rows[1], rows[0]]
+    for number, row in enumerate(rows):
+        episode = dataset.episode(row.number)
+        assert (row.number, row.start, row.length) == (number, int(table.start[number]), len(episode))
+        assert row.returns == pytest.approx(float(episode["next", "reward"].sum()))
+        assert (row.outcome == "terminated") == bool(episode["next", "terminated"][-1])
+    with pytest.raises(IndexError, match="no episode 60"):
+        table[60]
 
 
 def test_tables_are_escaped_and_bounded():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
 import rbdata
 import torch
@@ -99,3 +101,26 @@ def test_copies_of_datasets(folder, kind):
     target = kind(storage=LazyTensorStorage(100))
     rbdata.prefill_replay_buffer(target, folder, chunk_size=20)
     assert equal(target[:].exclude("index"), rbdata.open_dataset(folder).to_tensordict())
+
+
+@pytest.mark.filterwarnings("ignore:sample")
+def test_what_the_trainer_of_torchrl_does_with_it():
+    """The check of its class, and its hooks: torchrl.md has the class of both."""
+    import torchrl.data
+    from torchrl.trainers.algorithms.offline_to_online import OfflineToOnlineAnnealHook, OfflineToOnlineReplayBufferHook
+
+    class Both(rbdata.OfflineToOnlineReplayBuffer, torchrl.data.OfflineToOnlineReplayBuffer):
+        pass
+
+    for kind in (Both, rbdata.OfflineToOnlineReplayBuffer):
+        both = kind(filled(50), online_capacity=20, batch_size=10, seed=0)
+        assert isinstance(both, torchrl.data.OfflineToOnlineReplayBuffer) == (kind is Both)
+        hook = OfflineToOnlineReplayBufferHook(both, batch_size=10)
+        hook.extend(records(12, 1).set("loc", torch.zeros(12)))
+        assert hook.sample(None)["source"].tolist() == [0] * 5 + [1] * 5
+        state = hook.state_dict()
+        trainer = types.SimpleNamespace(collected_frames=30)
+        OfflineToOnlineAnnealHook(trainer, both, 40)()
+        assert both.offline_fraction == 0.125
+        hook.load_state_dict(state)
+        assert both.offline_fraction == 0.5 and len(both.online_buffer) == 12 and len(both) == 62

@@ -6,6 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+import torchrl.data
+import torchrl.data.datasets
+import torchrl.data.replay_buffers
 
 TESTS = Path(__file__).parents[2]
 PAGE = TESTS.parent / "docs" / "torchrl.md"
@@ -76,6 +79,15 @@ NOT_COMPARED = {
     "`download=True`": "TorchRL's classes download from the provider",
     "`preprocess(fn": "TorchRL's Minari class, the one that could run here, holds zeros",
 }
+
+
+def test_every_public_name_of_torchrl_is_on_the_page():
+    modules = (torchrl.data, torchrl.data.replay_buffers, torchrl.data.datasets)
+    names = {name for module in modules for name in module.__all__}
+    text = re.sub("```.*?```", "", PAGE.read_text(), flags=re.S)
+    code = " ".join(re.findall("`([^`]+)`", text))
+    assert len(names) > 120
+    assert sorted(names - set(re.findall(r"\w+", code))) == []
 
 
 def test_every_same_row_has_a_test_beside_torchrl():
