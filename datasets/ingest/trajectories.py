@@ -190,12 +190,16 @@ def outcome_of(terminated: bool, truncated: bool) -> int:
 
 
 def as_reward(values: Any, where: str, unit: str = "step", first: int = 0) -> np.ndarray:
-    """Rewards as float32. Raises CorruptSourceError for one that is not finite; ``first`` is the number of the first."""
+    """Rewards as float32; ``first`` is the number of the first.
+
+    Raises CorruptSourceError for one that is not finite, or that float32 does not hold.
+    """
     given = np.asarray(values)
     with np.errstate(over="ignore"):
         rewards = given.astype(np.float32).reshape(-1)
     if not np.isfinite(rewards).all():
         row = int((~np.isfinite(rewards)).argmax())
         value = given.reshape(-1)[row]
-        raise CorruptSourceError(f"{where}: the reward of {unit} {first + row} is {value}, not a finite number")
+        problem = "which float32 does not hold" if np.isfinite(value) else "not a finite number"
+        raise CorruptSourceError(f"{where}: the reward of {unit} {first + row} is {value}, {problem}")
     return rewards

@@ -28,6 +28,7 @@ from ...formats.hdf5_checks import DEEPEST, check_lengths, check_storage, damage
 from ...formats.hdf5_chunks import Rows
 from ...formats.hdf5_headers import Headers
 from ...formats.limits import LARGEST_ROW, check_row_bytes, check_rows
+from ...ingest.casts import LossyCastError, cast
 
 if TYPE_CHECKING:
     import h5py
@@ -125,11 +126,12 @@ def survey(file: h5py.File, name: str) -> Contents:
 
 
 def flags(file: h5py.File, name: str, key: str) -> np.ndarray:
-    """One flag a row, bool ``[N]``, whatever it was stored as. Raises CorruptSourceError for NaN."""
+    """One flag a row, bool ``[N]``, whatever it was stored as. Raises CorruptSourceError for other values than 0 and 1."""
     values = Rows(file[key], None, 0, name).read(0, len(file[key])).reshape(-1)
-    if values.dtype.kind == "f" and np.isnan(values).any():
-        raise CorruptSourceError(f"{name}: {key} of row {int(np.isnan(values).argmax())} is NaN")
-    return values.astype(bool)
+    try:
+        return cast(values, bool)
+    except LossyCastError as error:
+        raise CorruptSourceError(f"{name}: {key} of row {error.row} is {error.value}") from error
 
 
 def _walk(file: h5py.File, headers: Headers, name: str) -> Iterator[tuple[str, h5py.Dataset]]:

@@ -19,6 +19,7 @@ from ....errors import CorruptSourceError
 from ....storage.column_writer import ColumnWriter
 from ....storage.episodes import EpisodeTable
 from ...formats.jpeg import decode
+from ...ingest.casts import LossyCastError, cast
 from ...ingest.spaces import text_rows
 from ...ingest.trajectories import TrajectoryWriter, as_reward, block_steps, outcome_of
 from .reader import Reader
@@ -84,7 +85,10 @@ def state_rows(reader: Reader, source: Source, found: Survey, index: int, low: i
         values = decode(values, column.shape, where)
     elif source.kind == "text":
         values = text_rows(values, column.shape[0], where)
-    rows[: high - low] = np.asarray(values).reshape(high - low, *column.shape)
+    try:
+        rows[: high - low] = cast(np.asarray(values).reshape(high - low, *column.shape), column.dtype)
+    except LossyCastError as error:
+        raise CorruptSourceError(f"{where}: {error}, in row {low + error.row}") from error
     return rows
 
 
@@ -197,6 +201,8 @@ class Planner:
         values = np.asarray(self._reader.read(episode, (name,), 0, steps, "numbers")).reshape(-1)
         if field.rows != steps or len(values) != steps or values.dtype.kind not in "biuf":
             raise CorruptSourceError(f"{self._name}: episode {episode} has {field.rows} {name} and {steps} steps")
-        if values.dtype.kind == "f" and np.isnan(values).any():
-            raise CorruptSourceError(f"{self._name}: episode {episode} has {name} that are NaN")
-        return values.astype(bool)
+        try:
+            return cast(values, bool)
+        except LossyCastError as error:
+            message = f"{self._name}: episode {episode} has {name} that are {error.value} at step {error.row}"
+            raise CorruptSourceError(message) from error

@@ -17,7 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from ....errors import UsageError
 from ...formats.arff import Attribute, Column
+from ...ingest.casts import LossyCastError, cast
 from .table_options import TableOptions
 
 
@@ -41,6 +43,22 @@ class Feature:
     @property
     def width(self) -> int:
         return self.codes if self.one_hot else 1
+
+
+class ColumnCastError(Exception):
+    """A column holds a number that the dtype of its leaf does not hold; ``row`` is that of the block."""
+
+    def __init__(self, column: str, error: LossyCastError, dtype: str) -> None:
+        super().__init__(f"holds {error.value}, which {dtype} does not")
+        self.column, self.row = column, error.row
+
+
+def to_stored(values: np.ndarray, dtype: str, column: str) -> np.ndarray:
+    """The values of a column in the dtype of their leaf. Raises ColumnCastError."""
+    try:
+        return cast(values, dtype)
+    except LossyCastError as error:
+        raise ColumnCastError(column, error, dtype) from error
 
 
 class Encoder:
@@ -89,9 +107,14 @@ class Encoder:
             # What never varies may still have a deviation of rounding errors.
             feature.still = deviation <= 10 * np.finfo(float).eps * abs(mean[at])
             feature.statistics = (float(mean[at]), 1.0 if feature.still else deviation)
+            if not np.isfinite(feature.statistics).all():
+                message = (
+                    f"the column {feature.attribute.name} has no finite mean and deviation to be standardised with"
+                )
+                raise UsageError(message, hint=f"leave it out: --exclude {feature.attribute.name}")
 
     def encode(self, block: Sequence[Column]) -> np.ndarray:
-        """Observations, float32 ``[rows, width]``."""
+        """Observations, float32 ``[rows, width]``. Raises ColumnCastError for finite numbers that float32 does not hold."""
         first = block[self.features[0].index]
         assert first is not None
         out = np.zeros((len(first), self.width), np.float32)
@@ -107,8 +130,7 @@ class Encoder:
                     values = (values - mean) / deviation
                     if feature.still:
                         values[~np.isnan(values)] = 0
-                with np.errstate(over="ignore"):
-                    out[:, at] = values
+                out[:, at] = to_stored(values, "float32", feature.attribute.name)
             at += feature.width
         return out
 

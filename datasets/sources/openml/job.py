@@ -30,7 +30,7 @@ from ...formats.limits import check_row_bytes
 from ...ingest.protocol import Plan, RawObject
 from ...ingest.whole_file import ACCEPT, WholeFileJob
 from .client import Description
-from .encode import Encoder
+from .encode import ColumnCastError, Encoder, to_stored
 from .roles import Roles, roles
 from .table_options import TableFile, TableOptions
 
@@ -95,10 +95,14 @@ class OpenmlJob(WholeFileJob):
             encoder.fit(block for block, _ in self._blocks())
         self.counts = dict.fromkeys(self.counts, 0)
         for block, count in self._blocks():
-            observation = encoder.encode(block)
+            try:
+                observation, labels = encoder.encode(block), self._labels(block)
+            except ColumnCastError as error:
+                message = f"the column {error.column} of {self._title()} {error}, in step {columns.rows + error.row}"
+                raise UsageError(message, hint=f"leave it out: --exclude {error.column}") from error
             self._count(block, observation)
             if count:
-                columns.append({"observation": observation, "action": self._labels(block)})
+                columns.append({"observation": observation, "action": labels})
         steps = columns.rows
         if not steps:
             raise CorruptSourceError(
@@ -154,7 +158,10 @@ class OpenmlJob(WholeFileJob):
         self.counts["not_finite"] += int(np.isinf(observation).sum())
 
     def _labels(self, block: Sequence[Column]) -> np.ndarray:
-        columns = [np.asarray(block[at]).astype(self._label_dtype()) for at in self._roles.targets]
+        names = self._label_names()
+        columns = [
+            to_stored(np.asarray(block[at]), self._label_dtype(), name) for at, name in zip(self._roles.targets, names)
+        ]
         return columns[0] if len(columns) == 1 else np.stack(columns, 1)
 
     def _label_dtype(self) -> str:

@@ -319,16 +319,32 @@ def replace(key: str, values) -> None:
             file[f"episode_1/{key}"] = values
 
 
+def test_integers_that_a_common_dtype_does_not_hold(tmp_path):
+    plain()
+    replace("actions", np.array([0.0, 1.0, 2**53 + 1]))
+    with file_of("tests/plain-v0") as file:
+        steps = len(file["episode_0/actions"])
+        del file["episode_0/actions"]
+        file["episode_0/actions"] = np.arange(steps) + 2**53
+    with pytest.raises(
+        CorruptSourceError, match="action of episode 0: 9007199254740993 does not fit float64, in row 1"
+    ):
+        convert(tmp_path / "root", "tests/plain-v0")
+    assert_clean(tmp_path / "root")
+
+
 @pytest.mark.parametrize(
     ("key", "values", "said"),
     [
         ("rewards", np.array([0, np.nan, 1]), "episode 1: the reward of step 1 is nan"),
-        ("rewards", np.array([0, 1e300, 1]), "the reward of step 1 is 1e"),
+        ("rewards", np.array([0, 1e300, 1]), r"the reward of step 1 is 1e\+300, which float32 does not hold"),
         ("rewards", np.zeros(2), "episode 1 has 3 actions and 2 rewards"),
         ("rewards", None, "episode_1/rewards is missing"),
         ("rewards", 3.0, "not one row a step"),
         ("terminations", np.zeros(5, bool), "5 terminations and 3 steps"),
-        ("terminations", np.array([0, np.nan, 1]), "terminations that are NaN"),
+        ("terminations", np.array([0, np.nan, 1]), "terminations that are nan at step 1"),
+        ("terminations", np.array([0, 0, 2]), "terminations that are 2 at step 2"),
+        ("truncations", np.array([0, 0.5, 0]), "truncations that are 0.5 at step 1"),
         ("truncations", None, "episode_1/truncations is missing"),
         ("observations", np.zeros((6, 3), "f4"), "6 observations and 3 steps"),
         ("observations", np.zeros((4, 2), "f4"), r"rows of shape \(2,\), its space says \(3,\)"),

@@ -296,6 +296,23 @@ def test_a_constant_column_becomes_zero(server, tmp_path):
     assert dataset["observation"][:, 1].std(unbiased=False) == pytest.approx(1, rel=1e-6)
 
 
+def test_numbers_that_float32_does_not_hold(server, tmp_path):
+    rows = "".join(f"{n},{target},a\n" for n, target in ((1, 1), ("1e39", 2), (3, "-1e40"), (4, 4)))
+    server.table(7, "@attribute n real\n@attribute t real\n@attribute y {a, b}\n@data\n" + rows)
+    with pytest.raises(
+        UsageError, match=r"the column n of t .* holds 1e\+39, which float32 does not, in step 1"
+    ) as caught:
+        get(server.url, tmp_path, "7", target="y")
+    assert "--exclude n" in (caught.value.hint or "")
+    with pytest.raises(UsageError, match=r"the column t of t .* holds -1e\+40, which float32 does not, in step 2"):
+        get(server.url, tmp_path, "7", target="t", exclude="n")
+    dataset = get(server.url, tmp_path, "7", target="y", standardize="numeric")  # which makes them small
+    assert torch.isfinite(dataset["observation"]).all() and dataset["observation"][1, 0] > 1.7
+    server.table(8, "@attribute n real\n@attribute y {a, b}\n@data\n1,a\n1e300,b\n3,a\n")
+    with pytest.raises(UsageError, match=r"n .*has no finite mean and deviation"):
+        get(server.url, tmp_path, "8", target="y", standardize="numeric")
+
+
 PRESET_TABLE = (
     "@attribute age numeric\n@attribute workclass {p, g}\n@attribute occupation {x, y}\n@attribute class {lo, hi}\n@data\n"
     "10,p,x,lo\n20,g,y,hi\n30,?,x,lo\n40,p,?,hi\n50,p,y,lo\n"
