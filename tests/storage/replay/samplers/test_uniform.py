@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from functools import partial
+from itertools import permutations
 from typing import Any
 
+import numpy as np
 import pytest
 import rbdata
 import torch
@@ -210,3 +214,41 @@ def test_without_replacement_by_argument():
     ):
         with pytest.raises(UsageError, match="no without-replacement variant"):
             make()
+
+
+def standard_scores(counts: np.ndarray, expected: float) -> float:
+    """How many standard deviations chi-square lies above what it should be."""
+    free = len(counts) - 1
+    return float((((counts - expected) ** 2).sum() / expected - free) / np.sqrt(2 * free))
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 6])
+def test_all_orders_of_a_few_come_alike(size):
+    count = 40 * math.factorial(size)
+    orders = Counter(tuple(Permutation(size, seed)(np.arange(size)).tolist()) for seed in range(count))
+    found = np.array([orders[order] for order in permutations(range(size))])
+    assert abs(standard_scores(found, 40)) < 4
+
+
+@pytest.mark.parametrize("size", [8, 16, 64])
+def test_orders_of_some_are_random(size):
+    """Pairs of places, elements that stay where they are, and neighbours that stay neighbours."""
+    count = 8000
+    orders = np.stack([Permutation(size, seed)(np.arange(size)) for seed in range(count)])
+    assert (np.sort(orders) == np.arange(size)).all()
+    for first, second in ((0, 1), (0, size // 2), (size - 2, size - 1)):
+        pairs = np.bincount(orders[:, first] * size + orders[:, second], minlength=size**2).reshape(size, size)
+        found = pairs[~np.eye(size, dtype=bool)]
+        assert abs(standard_scores(found, count / len(found))) < 4
+    fixed, followed = (orders == np.arange(size)).sum(1), (np.diff(orders) == 1).sum(1)
+    assert abs(fixed.mean() - 1) < 4 / np.sqrt(count)
+    assert abs(followed.mean() - (size - 1) / size) < 4 / np.sqrt(count)
+
+
+def test_passes_over_a_few_episodes_come_in_all_orders(tmp_path):
+    folder = write_dataset(tmp_path, make_episodes([4] * 4))
+    options: dict[str, Any] = {"batch_size": 4, "slice_len": 4, "replacement": False}
+    buffer = rbdata.load(folder, seed=0, **options)
+    orders = Counter(tuple(int(batch["index"][0]) // 4 for batch in buffer) for _ in range(1200))
+    found = np.array([orders[order] for order in permutations(range(4))])
+    assert abs(standard_scores(found, 50)) < 4
