@@ -165,9 +165,9 @@ class TensorSpec:
     def encode(self, value: Any, *, ignore_device: bool = False) -> Any:
         """A number, list, array or tensor (a Composite: a dict of them) as a tensor that is in the spec.
 
-        OneHot and MultiOneHot take the numbers of the choices. The shape is that of the spec, or it ends with that. Tensors
-        of the right dtype are returned as they are, arrays copied. Raises SpecError for values that the dtype cannot hold
-        or that are outside the spec, UsageError for shapes that do not fit.
+        OneHot and MultiOneHot take the numbers of the choices. The shape is that of the spec, but for sizes of 1, or it ends
+        with that. Tensors of the right dtype are returned as they are, arrays copied. Raises SpecError for values that the
+        dtype cannot hold or that are outside the spec, UsageError for shapes that do not fit.
         """
         raise NotImplementedError
 
@@ -341,10 +341,10 @@ class _LeafSpec(TensorSpec):
 
     def encode(self, value: Numbers, *, ignore_device: bool = False) -> Tensor:
         tensor = _converted(_tensor(value), self._dtype)
-        same = tensor.shape == self._shape or (isinstance(value, Tensor) and self._fits(tensor.shape))
-        if not same and tensor.numel() == math.prod(self._shape):
-            tensor = tensor.reshape(self._shape)
-        elif not self._fits(tensor.shape):
+        if not (isinstance(value, Tensor) and self._fits(tensor.shape)):
+            given, wanted = ([size for size in shape if size != 1] for shape in (tensor.shape, self._shape))
+            tensor = tensor.reshape(self._shape) if given == wanted else tensor
+        if not self._fits(tensor.shape):
             raise UsageError(f"a value of shape {list(tensor.shape)} for a spec of shape {list(self._shape)}")
         self.assert_is_in(tensor)
         return tensor if ignore_device else tensor.to(self._device)
@@ -984,14 +984,16 @@ class Composite(TensorSpec):
         path = _path(key)
         if path is None:
             raise ArgumentTypeError(f"{key!r} is not a key: a string, or a tuple of strings")
-        level = self
-        for part in path[:-1]:
-            level = level._specs.setdefault(part, Composite(shape=level._shape, device=level._device))
-            if not isinstance(level, Composite):
-                raise UsageError(f"{part!r} is the key of a spec: there cannot be others below it")
-        if isinstance(spec, Mapping):
-            spec = Composite(spec, shape=level._shape, device=level._device)
-        level._specs[path[-1]] = _below(level._shape, level._device, path[-1], spec)
+        first, rest = path[0], path[1:]
+        if rest:
+            inner = self._specs[first] if first in self._specs else self.empty()
+            if not isinstance(inner, Composite):
+                raise UsageError(f"{first!r} is the key of a spec: there cannot be others below it")
+            inner[rest] = spec
+            spec = inner
+        elif isinstance(spec, Mapping):
+            spec = Composite(spec, shape=self._shape, device=self._device)
+        self._specs[first] = _below(self._shape, self._device, first, spec)
 
     def __delitem__(self, key: Key) -> None:
         path = _path(key)
@@ -1000,10 +1002,8 @@ class Composite(TensorSpec):
         del (self[path[:-1]] if path[1:] else self)._specs[path[-1]]
 
     def __contains__(self, key: Any) -> bool:
-        try:
-            return _path(key) is not None and (self[key], True)[1]
-        except UnknownKeyError:
-            return False
+        missing = object()
+        return _path(key) is not None and self.get(key, missing) is not missing
 
     def __iter__(self) -> Iterator[str]:
         return iter(list(self._specs))
@@ -1068,7 +1068,12 @@ class Composite(TensorSpec):
         """Whether there are no specs; with ``recurse``, none but empty Composites and None."""
         if not recurse:
             return not self._specs
-        return all(spec is None or (isinstance(spec, Composite) and spec.is_empty(True)) for spec in self.values())
+        return not self._stated()
+
+    def _stated(self) -> list[tuple[str, Any]]:
+        """The keys of which something is stated, and their specs."""
+        empty = (spec is None or (isinstance(spec, Composite) and spec.is_empty(True)) for spec in self._specs.values())
+        return [item for item, nothing in zip(self._specs.items(), empty) if not nothing]
 
     # -- values ----------------------------------------------------------------------------------------------------------
 
@@ -1087,7 +1092,7 @@ class Composite(TensorSpec):
 
     def project(self, value: Any) -> Any:
         """The value itself where it is in the spec, otherwise a shallow copy with other tensors for keys that are not."""
-        before = {key: value[key] for key, spec in self._specs.items() if spec is not None}
+        before = {key: value[key] for key, _ in self._stated()}
         after = {key: self._specs[key].project(one) for key, one in before.items()}
         if all(after[key] is before[key] for key in before):
             return value
@@ -1124,9 +1129,7 @@ class Composite(TensorSpec):
     def _fault(self, value: Any) -> str | None:
         if not isinstance(value, (Mapping, TensorDictBase)):
             raise ArgumentTypeError(f"{type(value).__name__} has no keys: a TensorDict or a dict is expected")
-        for key, spec in self._specs.items():
-            if spec is None or (isinstance(spec, Composite) and spec.is_empty(True)):
-                continue
+        for key, spec in self._stated():
             inner = value.get(key, None)
             if inner is None:
                 return f"{key} is missing"
@@ -1174,7 +1177,8 @@ class Composite(TensorSpec):
         changed = self._with(lambda spec: spec.to(dest))
         if not isinstance(dest, torch.dtype):
             changed._device = _device(dest)
-        return self if changed == self else changed
+        same = all(changed._specs[key] is spec for key, spec in self._specs.items())
+        return self if same and changed._device == self._device else changed
 
     def clone(self) -> Self:
         return self._with(lambda spec: spec.clone())
@@ -1188,7 +1192,7 @@ class Composite(TensorSpec):
     def __repr__(self) -> str:
         lines = [f"{key}: {spec!r}".replace("\n", "\n    ") for key, spec in self._specs.items()]
         lines += [f"device={self._device}", f"shape={self._shape}"]
-        return f"{type(self).__name__}(\n    {{}})".format(",\n    ".join(lines))
+        return f"{type(self).__name__}(\n    " + ",\n    ".join(lines) + ")"
 
     def to_torchrl(self) -> Any:
         specs = {key: None if spec is None else spec.to_torchrl() for key, spec in self._specs.items()}
@@ -1251,8 +1255,9 @@ def _counts(counts: Sequence[Any]) -> tuple[int, ...]:
         found = tuple(map(operator.index, counts))
     except TypeError as error:
         raise ArgumentTypeError(f"numbers of choices are whole numbers, not {str(counts)[:80]}") from error
-    if any(count < 1 for count in found):
-        raise UsageError(f"{min(found)} choices: there must be at least 1")
+    for count in found:
+        if not 1 <= count < 2**63:
+            raise UsageError(f"{count} choices: there must be at least 1, and fewer than 2**63")
     return found
 
 

@@ -17,6 +17,7 @@ GROUPS = {
         "rbdata.storage.spec",
         "rbdata.datasets.sources",
     ),
+    "Specs": ("rbdata.storage.tensor_specs",),
     "Dataset classes": ("rbdata.datasets.experience",),
     "Samplers": ("rbdata.storage.replay.samplers", "rbdata.storage.replay.windows", "rbdata.storage.replay.trajector"),
     "Storages": ("rbdata.storage.replay.storages",),

@@ -141,6 +141,12 @@ def test_encode_copies_arrays():
     encoded = Unbounded(3).encode(array)
     array[:] = 7
     assert (encoded == 0).all()
+    assert Unbounded((1, 2)).encode([1, 2]).shape == (1, 2) and Unbounded(2).encode([[1, 2]]).shape == (2,)
+    assert Unbounded(2).encode(np.zeros((3, 2))).shape == (3, 2) and Unbounded(()).encode([[1]]).shape == ()
+    with pytest.raises(
+        UsageError
+    ):  # TorchRL takes an image of [channels, height, width] for one of [height, width, channels]
+        Unbounded((2, 3)).encode(np.zeros((3, 2)))
     assert torch.equal(Unbounded(3).encode(np.arange(3)[::-1]), torch.tensor([2.0, 1, 0]))
     assert torch.equal(Unbounded(2).encode(np.array([1, 2], ">f8")), torch.tensor([1.0, 2]))
 
@@ -346,6 +352,7 @@ def test_stacks_of_unlike_specs():
         lambda: Unbounded(2, dtype=torch.complex64),
         lambda: Categorical(0),
         lambda: Categorical(2.5),
+        lambda: Categorical(2**63),
         lambda: Categorical(3, dtype=torch.bool),
         lambda: Categorical(257, dtype=torch.uint8),
         lambda: Categorical(300).to(torch.uint8),
@@ -452,6 +459,9 @@ def test_keys():
     assert spec.empty() == Composite(shape=(4,)) and Composite(a=None, b={}).is_empty(recurse=True)
     with pytest.raises(UnknownKeyError, match="'x'"):
         del spec["x"]
+    with pytest.raises(UsageError):
+        spec["y", "z"] = Unbounded(3)
+    assert "y" not in spec
 
 
 def test_values_of_composites():
@@ -461,6 +471,8 @@ def test_values_of_composites():
     assert spec.is_in(value) and spec.is_in(value[0]) and not spec.is_in(value[0, 0]) and spec.is_in(value.to_dict())
     value["further"] = torch.zeros(3, 4)
     assert spec.is_in(value) and not spec.is_in(value.exclude(("e", "f"))) and spec.project(value) is value
+    empty = Composite(a=Composite(b={}, c=None))
+    assert empty.is_in({}) and empty.project({}) == {} and empty.rand().keys(True, False)
     wrong = value.clone()
     wrong["b", "c"] += 5
     with pytest.raises(SpecError, match="b: c: a number of it is outside Categorical"):

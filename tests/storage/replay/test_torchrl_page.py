@@ -13,6 +13,7 @@ import torchrl.data.replay_buffers
 TESTS = Path(__file__).parents[2]
 PAGE = TESTS.parent / "docs" / "torchrl.md"
 
+SPECS = ["test_values_of_each_are_in_the_other", "test_encode", "test_index", "test_changes", "test_composites"]
 #: By how a row begins, the functions of tests/storage/replay that stand for it; others by "file:function".
 COMPARED = {
     "`ReplayBuffer(storage, sampler": "parts_as_factories defaults",
@@ -71,6 +72,7 @@ COMPARED = {
     "slices by `num_slices`": "tests/datasets/experience/test_source_replays.py:test_d4rl_against_torchrl",
     "`load_dataset`": "registered_datasets",
     "`TED2Flat`": "test_flattened_files_are_the_same",
+    "`TensorSpec`": " ".join(f"tests/storage/test_tensor_specs_of_torchrl.py:{one}" for one in SPECS),
 }
 #: TorchRL's side of these downloads or writes to its own cache: they are compared with the files instead.
 NOT_COMPARED = {
