@@ -20,7 +20,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,8 +36,12 @@ if TYPE_CHECKING:
 
 _TENSORDICT = "<class 'tensordict._td.TensorDict'>"
 _VALUE = "<class 'tensordict.tensorclass.NonTensorData'>"
-_NUMBERS = "uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 bfloat16 float32 float64 complex64 complex128"
-_DTYPES = frozenset(["bool", *_NUMBERS.split()])
+_NUMBERS = (
+    "uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 bfloat16 float32 float64 complex32 complex64 complex128"
+)
+_NARROW = "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2"
+_BITS = "bits8 bits16 bits1x8 bits2x4 bits4x2"
+_DTYPES = frozenset(["bool", *_NUMBERS.split(), *_NARROW.split(), *_BITS.split()])
 _ENCODED = frozenset('/<>:"|?*\\ \0%') | {chr(code) for code in (*range(32), 127)}
 _OWN_ENTRIES = frozenset({"shape", "device", "_type"})
 #: Bounds of what is read before anything is known about the data: bytes of one meta.json, and levels of folders.
@@ -167,6 +171,11 @@ def _map_tensor(folder: Path, key: str, entry: dict[str, Any]) -> Any:
     return map_tensor(_existing(folder, key, ".memmap"), entry.get("dtype"), entry.get("shape"))
 
 
+def is_known_dtype(dtype: torch.dtype) -> bool:
+    """Whether `dtype_named` knows it: what is written with others cannot be read."""
+    return str(dtype).removeprefix("torch.") in _DTYPES
+
+
 def dtype_named(name: Any, place: object) -> torch.dtype:
     """The dtype with a name such as "float32" or "torch.float32"; ``place`` says in the error where the name was found.
 
@@ -175,9 +184,9 @@ def dtype_named(name: Any, place: object) -> torch.dtype:
     import torch
 
     short = str(name).removeprefix("torch.")
-    if short not in _DTYPES:
+    dtype: torch.dtype | None = getattr(torch, short, None) if short in _DTYPES else None
+    if dtype is None:  # or one that this version of torch does not have
         raise DamagedDatasetError(f"{place}: {name!r} is no known dtype")
-    dtype: torch.dtype = getattr(torch, short)
     return dtype
 
 
@@ -197,6 +206,46 @@ def map_tensor(path: Path, dtype_name: Any, stated_shape: Any) -> Any:
         return MemoryMappedTensor.from_filename(path, dtype, torch.Size(shape))
     except (OSError, RuntimeError, ValueError) as error:
         raise DamagedDatasetError(f"{path} cannot be mapped: {reason(error)}") from error
+
+
+def check_writable(data: Any, taken: Iterable[str] = (), *, level: str = "") -> None:
+    """Raise UsageError where `read_memmap` would not give back what ``TensorDict.memmap`` makes of these data.
+
+    ``taken`` are the names of other files in the folder.
+    """
+    from tensordict import NonTensorData, TensorDict
+
+    names = {"meta.json", *taken}
+    for key, value in data.items():
+        place = f"{level}{key}"
+        if key in _OWN_ENTRIES:
+            raise UsageError(f"the key {place!r} has a meaning of its own in a folder of tensors", hint="rename it")
+        name = encoded_name(key)
+        if not _encodes(name) or len(name.encode()) > 248:
+            raise UsageError(f"no file can be named after the key {place!r:.100}", hint="rename it")
+        if isinstance(value, TensorDict):
+            check_writable(value, level=f"{place}/")
+        elif isinstance(value, NonTensorData):
+            if not _is_plain(value.data):
+                message = f"{place} is a {type(value.data).__name__} that JSON cannot hold: {value.data!r:.60}"
+                raise UsageError(message, hint="files hold tensors, numbers, text, and lists and dicts of these")
+        elif _is_strided(value) and is_known_dtype(value.dtype):
+            name += ".memmap"
+        else:
+            raise UsageError(f"{place} is a {_describe(value)}, which is not read from files")
+        if name in names:
+            raise UsageError(f"the key {place!r} would take the place of another file, {name}", hint="rename it")
+        names.add(name)
+
+
+def _is_strided(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_nested
+
+
+def _describe(value: Any) -> str:
+    return f"{type(value).__name__} of {value.dtype}" if hasattr(value, "layout") else type(value).__name__
 
 
 def _existing(folder: Path, key: str, suffix: str) -> Path:
@@ -233,6 +282,21 @@ def _shape(value: Any, where: Path) -> tuple[int, ...]:
 
 
 def _is_plain(value: Any, depth: int = 0) -> bool:
-    if isinstance(value, list):
-        return depth < 4 and all(_is_plain(item, depth + 1) for item in value)
-    return value is None or isinstance(value, (bool, int, float, str))
+    """Whether JSON as tensordict writes it gives the same value back."""
+    if type(value) in (list, dict):
+        parts = value if type(value) is list else [*value, *value.values()]
+        named = type(value) is list or all(type(key) is str for key in value)
+        return named and depth < 4 and all(_is_plain(item, depth + 1) for item in parts)
+    if type(value) is str:
+        return value.isascii() or _encodes(value)
+    if type(value) is int:
+        return -(1 << 63) <= value < 1 << 63
+    return value is None or type(value) is bool or (type(value) is float and math.isfinite(value))
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # of half a character
+        return False
+    return True

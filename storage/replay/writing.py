@@ -13,7 +13,7 @@ from .locking import LockMixin
 from .overrides import is_overridden
 from .samplers.consuming import ConsumingSampler, ReusingWriter
 from .storages.column_access import is_key, write_column, write_records
-from .storages.trees import move_dim_first
+from .storages.trees import copy_of, move_dim_first
 from .transforms.chain import Transforms
 from .windows.edges import as_key
 from .writers.base import Writer
@@ -140,7 +140,7 @@ class WritingMixin(LockMixin):
     def set_at_(self, key: Any, value: Any, index: Any) -> Self:
         """Change a leaf of the records at ``index``, as they are stored."""
         with self._writing():
-            records = self._storage.get(index).clone().set_(key, value)
+            records = copy_of(self._storage.get(index)).set_(key, value)
             write_records(self._storage, index, records, 0)
         return self
 

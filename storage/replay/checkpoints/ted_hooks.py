@@ -78,7 +78,8 @@ class TED2Flat(_FlatHook):
         out = TensorDict(batch_size=[])
         out.set_non_tensor(self.is_full_key, full)
         out.set_non_tensor(self.shift_key, shift)
-        out.set_non_tensor(SHAPE_KEY, tuple(data.batch_size))
+        # JSON knows no tuples.
+        out.set_non_tensor(SHAPE_KEY, tuple(data.batch_size) if path is None else list(data.batch_size))
         for key in {**roots, **after}:
             if key in own:
                 value = ordered(after[key])

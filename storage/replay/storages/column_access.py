@@ -14,7 +14,7 @@ from tensordict import is_tensor_collection
 from ....errors import SchemaError, UnknownKeyError, UsageError, reason
 from ..windows.edges import as_key
 from .storage import Storage
-from .trees import tree_map
+from .trees import copy_of, tree_map
 
 
 def is_key(index: Any) -> bool:
@@ -36,7 +36,7 @@ def write_records(storage: Storage, index: Any, value: Any, dim: int) -> None:
     if storage.ndim > 1:
         rows = torch.arange(len(storage)).view(storage.shape).transpose(dim, 0)[index]
         index = tuple(torch.unravel_index(rows, storage.shape))
-        value = tree_map(lambda leaf: leaf.clone(), value)  # it may be a view of these very rows
+        value = copy_of(value)  # it may be a view of these very rows
         value = value.expand(rows.shape) if is_tensor_collection(value) else value
     storage[index] = value
 

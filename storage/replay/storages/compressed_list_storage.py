@@ -132,6 +132,7 @@ class CompressedListStorage(ListStorage):
             or kind.kind is not None
             or kind.others
             or self.compression_fn is not None
+            or any("/" in part for leaf in kind.leaves for part in leaf.path)  # names would be those of other leaves
         ):
             return None
         return {
@@ -355,7 +356,8 @@ def _leaves(data: Any) -> list[tuple[Key, torch.Tensor]]:
 
 def _describe(kind: RecordKind) -> dict[str, Any]:
     leaves = [[list(leaf.path), str(leaf.dtype).removeprefix("torch."), list(leaf.shape)] for leaf in kind.leaves]
-    return {"leaves": leaves, "batch": kind.batch, "others": [list(path) for path in kind.others]}
+    batch = None if kind.batch is None else list(kind.batch)
+    return {"leaves": leaves, "batch": batch, "others": [list(path) for path in kind.others]}
 
 
 def _kind(about: dict[str, Any]) -> RecordKind:

@@ -7,6 +7,7 @@ from typing import Any
 from tensordict import lazy_stack
 
 from .list_storage import ListStorage
+from .trees import copy_of
 
 
 class LazyStackStorage(ListStorage):
@@ -26,4 +27,4 @@ class LazyStackStorage(ListStorage):
         if not isinstance(records, list) or not records:
             return records
         dim = self.stack_dim if self.stack_dim >= 0 else records[0].ndim + 1 + self.stack_dim
-        return lazy_stack([record.clone() for record in records], dim)  # what is set in it would be set in the records
+        return lazy_stack([copy_of(record) for record in records], dim)  # what is set in it would be set in the records

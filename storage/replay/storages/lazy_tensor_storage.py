@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from tensordict import is_tensor_collection
 
-from .tensor_layout import batch_shape, first_leaf
+from .tensor_layout import batch_shape, expand_record, first_leaf
 from .tensor_storage import TensorStorage
 from .trees import share_memory, tree_map
 
@@ -53,7 +53,7 @@ class LazyTensorStorage(TensorStorage):
 
     def _allocate_rows(self, example: Any, rows: int) -> Any:
         if is_tensor_collection(example):
-            data: Any = torch.empty_like(example.to(self._device).expand(rows, *example.batch_size))
+            data: Any = torch.empty_like(expand_record(example.to(self._device), rows))
         else:
             data = tree_map(
                 lambda leaf: torch.empty((rows, *leaf.shape), dtype=leaf.dtype, device=self._device), example

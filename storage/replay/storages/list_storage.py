@@ -15,7 +15,6 @@ from ..devices import check_device
 from ..state_files import read_state, reading, write_state
 from ..windows.draw import Key
 from .storage import Storage
-from .tensor_layout import path_of
 from .trees import copy_of, from_state
 
 
@@ -111,9 +110,10 @@ class ListStorage(Storage):
         return record.to(self._device) if self._device is not None and hasattr(record, "to") else record
 
     def column(self, key: Key) -> torch.Tensor | None:
-        if not all(isinstance(record, TensorDictBase) for record in self._records):
+        records = [self._read(place) for place in range(len(self._records))]
+        if not all(isinstance(record, TensorDictBase) for record in records):
             raise UsageError("episodes can only be told apart in a storage of TensorDicts")
-        values = [record.get(key if len(key) > 1 else key[0], None) for record in self._records]
+        values = [record.get(key if len(key) > 1 else key[0], None) for record in records]
         return None if any(value is None for value in values) else torch.stack(values)
 
     def empty(self) -> None:
@@ -141,29 +141,18 @@ class ListStorage(Storage):
         self._newest = newest
 
     def dumps(self, path: Any) -> None:
-        state: dict[str, Any] = {"kinds": [], "newest": self.newest}
-        for number, record in enumerate(self._records):
-            if isinstance(record, TensorDictBase):
-                leaves = {path_of(key): leaf for key, leaf in record.items(True, True)}
-                state["kinds"].append({"batch": list(record.batch_size), "keys": list(leaves)})
-                state.update({f"{number}/{name}": leaf for name, leaf in leaves.items()})
-            elif isinstance(record, torch.Tensor):
-                state["kinds"].append("tensor")
-                state[f"{number}"] = record
-            elif isinstance(record, (bool, int, float, str)):
-                state["kinds"].append({"value": record})
-            else:
-                message = f"record {number} is a {type(record).__name__}, which only pickle could write"
-                raise UsageError(message, hint="store TensorDicts, tensors or numbers")
-        write_state(Path(path), state)
+        """Write the records to a folder, see `state_files`. Raises UsageError for a record that only pickle could write."""
+        # As they are: nothing is changed while they are written.
+        write_state(Path(path), {"records": self._records, "newest": self.newest})
 
     def loads(self, path: Any) -> None:
         with reading(Path(path)):
             state = read_state(Path(path))
-            if "kinds" not in state:
+            if "kinds" in state:  # of an older version
+                state["records"] = [_record(number, kind, state) for number, kind in enumerate(state["kinds"])]
+            if "records" not in state:
                 raise UsageError(f"{path} holds no list of records")
-            records = [_record(number, kind, state) for number, kind in enumerate(state["kinds"])]
-            self.load_state_dict({"_storage": records, "newest": state["newest"]})
+            self.load_state_dict({"_storage": state["records"], "newest": state["newest"]})
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} of {self.max_size} records)"

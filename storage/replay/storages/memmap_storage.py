@@ -27,17 +27,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import MemoryMappedTensor, is_tensor_collection
+from tensordict import MemoryMappedTensor, TensorDictBase, is_tensor_collection
 from torch.utils import _pytree as pytree
 
 from ....errors import DamagedDatasetError, DatasetExistsError, DiskSpaceError, UsageError, reason
 from ....scratch import ScratchFolder
 from ...durable import allocate, is_full, system_error, write_atomically
-from ...tensordict_folder import check_plain, read_json, read_memmap, regular_size
+from ...tensordict_folder import check_plain, check_writable, read_json, read_memmap, regular_size
 from .gather import Readable
 from .lazy_tensor_storage import LazyTensorStorage
 from .process_lock import ProcessLock
-from .tensor_files import write_metadata
+from .tensor_files import METADATA, write_metadata
+from .tensor_layout import expand_record
 from .tree_files import create_tree, describe_tree, open_tree
 
 FORMAT_VERSION, FORMAT_VERSION_OF_TREES = 1, 2
@@ -104,7 +105,10 @@ class LazyMemmapStorage(LazyTensorStorage):
         self._remove_later()
         self._reserved = 0
         if is_tensor_collection(example):
-            data = example.expand(rows, *example.batch_size).memmap_like(str(self.scratch_dir), existsok=True)
+            records = expand_record(example, rows)
+            if isinstance(records, TensorDictBase):  # a tensorclass cannot be opened again
+                check_writable(records, [DESCRIPTION, COUNTERS, METADATA])
+            data = records.memmap_like(str(self.scratch_dir), existsok=True)
         else:
             data = create_tree(self.scratch_dir, example, rows)
         self._describe(data)

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from ....errors import DamagedDatasetError, UsageError
 from ...durable import allocate
-from ...tensordict_folder import dtype_named, read_json, read_memmap
+from ...tensordict_folder import check_writable, dtype_named, read_json, read_memmap
 from ..state_files import read_state, write_state
 from .tree_files import create_tree, describe_tree, leaf_paths, open_tree
 
@@ -53,7 +53,8 @@ def write_tensors(folder: Path, data: Any, filled: int, newest: int, length: int
 def write_leaves(folder: Path, data: TensorDictBase, rows: Any = ...) -> TensorDictBase:
     """As ``data.memmap(folder)``, these rows of it; the disk is asked for their space before they are written through maps.
 
-    Raises OSError where it has none."""
+    Raises OSError where it has none, UsageError for what could not be read again."""
+    check_writable(data, [METADATA])
     copy = data.memmap_like(str(folder))
     for key, leaf in data.items(include_nested=True, leaves_only=True):
         if isinstance(leaf, torch.Tensor):

@@ -3,7 +3,8 @@
 `TensorStorage` takes over a batch that is there; `LazyTensorStorage` allocates when the first record comes and its keys,
 shapes and dtypes are known. After that every write must bring leaves of the same shapes and dtypes. In memory a later record
 may have more leaves, which are zero in all others; where rows are shared or in files these are left out. Leaves that new
-records lack are zero in them.
+records lack are zero in them. Values that are not tensors must be the same in all records (see `tensor_layout`), except
+where the batch of a `TensorStorage` has one for each record already.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, is_tensor_collection
+from tensordict import LazyStackedTensorDict, is_leaf_nontensor, is_tensor_collection
 from torch.utils import _pytree as pytree
 
 from ....errors import SchemaError, UsageError, reason
@@ -27,15 +28,19 @@ from .process_lock import ProcessLock
 from .saved_tensors import SavedTensors
 from .storage import Result, Storage
 from .tensor_layout import (
+    VALUES_HINT,
     as_tensors,
     batch_shape,
     check_same,
     highest_row,
     last_row,
-    other_keys,
+    listed_values,
+    partial_keys,
     path_of,
     plain,
     readable_fields,
+    repeat_values,
+    shared_values,
     take_rows,
 )
 from .trees import share_memory, stack, tree_map
@@ -73,6 +78,7 @@ class TensorStorage(SavedTensors):
         self._write_lock: ProcessLock | None = None
         self._rows_shape: torch.Size | None = None
         self._table: dict[str, Readable] | None = None
+        self._listed: tuple[Any, ...] = ()
         self._warned: set[str] = set()
         if storage is not None:
             if self._device is not None and device != "cpu":
@@ -86,6 +92,7 @@ class TensorStorage(SavedTensors):
         self._rows_shape = batch_shape(data, self.ndim)
         self.max_size = int(self._rows_shape.numel())
         self._table = readable_fields(data, self.ndim)
+        self._listed = listed_values(data)
 
     @property
     def version(self) -> int:
@@ -183,8 +190,10 @@ class TensorStorage(SavedTensors):
         elif isinstance(index, range):
             index = torch.arange(index.start, index.stop, index.step)
         if isinstance(index, (torch.Tensor, np.ndarray)) and index.ndim == 1 and index.dtype != torch.bool:
-            return tree_map(lambda leaf: take_rows(leaf, index), self.contents())
-        return tree_map(lambda leaf: leaf[index], self.contents())
+            records = tree_map(lambda leaf: take_rows(leaf, index), self.contents())
+        else:
+            records = tree_map(lambda leaf: leaf[index], self.contents())
+        return repeat_values(records) if self._table is None and is_tensor_collection(records) else records
 
     def contents(self) -> Any:
         """What is filled, as views."""
@@ -208,23 +217,27 @@ class TensorStorage(SavedTensors):
         single = isinstance(cursor, (int, np.integer)) or (isinstance(cursor, torch.Tensor) and not cursor.ndim)
         if isinstance(data, list):
             data = stack(data)
-        elif isinstance(data, LazyStackedTensorDict):
-            data = data.contiguous()
         if not is_tensor_collection(data):
             data = as_tensors(data)
+        else:
+            if partial := partial_keys(data):
+                names = ", ".join(sorted(map(path_of, partial)))
+                self._warn_once(f"only some of the records have {names}, which is not stored")
+            data = data.contiguous() if isinstance(data, LazyStackedTensorDict) else data
         if single:
             cursor, data = slice(int(cursor), int(cursor) + 1), tree_map(lambda leaf: leaf[None], data)
         if self._data is None:
             self._check_own_memory()
+            shared_values(data)  # before there is memory for the first record's
             self._allocate(tree_map(lambda leaf: leaf[0], data))
         elif isinstance(cursor, range):
             cursor = torch.arange(cursor.start, cursor.stop, cursor.step)
         rows = highest_row(cursor, self.capacity) + 1
         if rows > self.capacity:
             raise SchemaError(f"row {rows - 1} is beyond a storage of {self.capacity}")
-        new, missing = other_keys(self._data, data)
         lead = cursor[0].ndim if isinstance(cursor, tuple) else None
-        check_same(self._data, data, self.ndim, lead, same_keys=not (new or missing))
+        new, missing = check_same(self._data, data, self.ndim, lead, same_keys=False)
+        self._check_other_values(data, new, missing if set_cursor else [])
         if new:
             data = self._add_leaves(data, new, self.ndim if lead is None else lead)
         self._reserve(rows)
@@ -240,6 +253,14 @@ class TensorStorage(SavedTensors):
         if set_cursor:
             self._count[NEWEST] = last_row(cursor, self.capacity)
         self._count[VERSION] += 2
+
+    def _check_other_values(self, data: Any, new: list[Any], missing: list[Any]) -> None:
+        """Raise SchemaError for values that are not tensors and that only some of the records have."""
+        for keys, records, words in ((new, data, "with"), (missing, self._data, "without")):
+            names = [path_of(key) for key in keys if not isinstance(records.get(key), torch.Tensor)]
+            if names:
+                message = f"records come {words} {', '.join(names)}, which is not a tensor, unlike the first record"
+                raise SchemaError(message, hint=VALUES_HINT)
 
     def _add_leaves(self, data: Any, keys: list[Any], ndim: int) -> Any:
         """Make room for leaves that come later, zero in all other records; returns the data without those there is none for."""
@@ -291,11 +312,10 @@ class TensorStorage(SavedTensors):
         if is_tensor_collection(self._data):
             for key, leaf in data.items(include_nested=True, leaves_only=True):
                 target = self._data.get(key)
-                if isinstance(target, torch.Tensor):
-                    plain(target)[cursor] = leaf.to(target.device)
-                else:
-                    self._data[cursor] = data  # non-tensor leaves: tensordict knows how
-                    return
+                plain(target)[cursor] = leaf.to(target.device)
+            if self._listed:
+                listed = data.select(*self._listed, strict=False)
+                self._data.select(*listed.keys(True, True, is_leaf=is_leaf_nontensor))[cursor] = listed
             return
         for target, leaf in zip(pytree.tree_leaves(self._data), pytree.tree_leaves(data)):
             target[cursor] = leaf.to(target.device)
@@ -328,6 +348,7 @@ class TensorStorage(SavedTensors):
             self._reserve(filled)
         self._accept()
         if self._data is None:
+            shared_values(data)
             self._allocate(tree_map(lambda leaf: leaf[0], data))
             check_same(self._data, data, self.ndim)  # of another process, perhaps
             self._reserve(filled)
@@ -339,8 +360,12 @@ class TensorStorage(SavedTensors):
     def share_memory_(self) -> TensorStorage:
         """Put data and counters in shared memory, so that processes started later see the same rows.
 
-        Raises DiskSpaceError where there is too little of it; the storage is as before then.
+        Raises UsageError where the records have values of their own that are not tensors, and DiskSpaceError where there is
+        too little shared memory; the storage is as before then.
         """
+        if self._listed:
+            names = ", ".join(map(path_of, self._listed))
+            raise UsageError(f"{names}: values that are not tensors cannot be shared", hint="exclude them")
         if self._data is not None:
             share_memory(self._data)
         self._counters.share_memory_()

@@ -37,13 +37,20 @@ def share_memory(data: Any) -> Any:
 
 def copy_of(data: Any) -> Any:
     """A copy of a TensorDict, or of a tree with all its tensors."""
-    return tree_map(lambda leaf: leaf.clone() if hasattr(leaf, "clone") else leaf, data)
+    return tree_map(lambda leaf: _clone(leaf) if hasattr(leaf, "clone") else leaf, data)
+
+
+def _clone(leaf: Any) -> Any:
+    try:
+        return leaf.clone()
+    except NotImplementedError:  # tensordict adds zero, which torch cannot do for some dtypes (uint16, float8)
+        return leaf.apply(torch.clone)
 
 
 def from_state(state: Any) -> Any:
     """A copy of what a storage's state holds: as it is, or a TensorDict out of its own ``state_dict`` as TorchRL keeps it."""
     if isinstance(state, dict) and (hasattr(state, "_metadata") or "__batch_size" in state):
-        return TensorDict().load_state_dict(state, strict=False).clone()
+        return copy_of(TensorDict().load_state_dict(state, strict=False))
     return copy_of(state)
 
 
@@ -87,4 +94,4 @@ def stack_records(records: Any) -> Any:
     if len(shapes) == 1:
         return torch.stack(records)
     # Of copies: what is set in a lazy stack is set in what it is made of.
-    return TensorDict.lazy_stack([record.clone() for record in records])
+    return TensorDict.lazy_stack([copy_of(record) for record in records])
