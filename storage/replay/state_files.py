@@ -54,11 +54,11 @@ def reading(folder: Path) -> Iterator[None]:
 def write_state(folder: Path, state: dict[str, Any]) -> None:
     """Write a state. Raises UsageError, which names the place, for values of other types than those above."""
     folder.mkdir(parents=True, exist_ok=True)
-    writer = _StateWriter(folder)
+    writer, top = _StateWriter(folder), (folder.name,)
     named = all(type(name) is str for name in state)
-    tensors = {name: writer.tensor(value, (name,)) for name, value in state.items() if named and _is_tensor(value)}
+    tensors = {name: writer.tensor(value, (*top, name)) for name, value in state.items() if named and _is_tensor(value)}
     rest = {name: value for name, value in state.items() if name not in tensors}
-    values = writer.encode(rest, ())
+    values = writer.encode(rest, top)
     version = FORMAT_VERSION_OF_TYPES if writer.has_types else FORMAT_VERSION
     text = json.dumps({"format_version": version, "values": values, "tensors": tensors})
     try:
@@ -101,7 +101,7 @@ class _StateWriter:
     def encode(self, value: Any, place: tuple[Any, ...]) -> Any:
         """A value as JSON; ``place`` are the keys that lead to it. Raises UsageError where that cannot be."""
         if len(place) > DEPTH:
-            raise UsageError(f"the state is nested deeper than {DEPTH} levels, or in itself, at {_path(place)}")
+            raise UsageError(f"{_path(place)} is nested deeper than {DEPTH} levels, or in itself")
         kind = type(value)
         if kind in (type(None), bool, int, float, str):
             return value
@@ -114,9 +114,7 @@ class _StateWriter:
             return {TYPE: "tensor", **self.tensor(value, place)}
         found = self._collection(value, place) or self._value(value)
         if found is None:
-            message = (
-                f"{_path(place)} in the state is a {kind.__module__}.{kind.__qualname__}, which only pickle could write"
-            )
+            message = f"{_path(place)} is a {kind.__module__}.{kind.__qualname__}, which only pickle could write"
             raise UsageError(
                 message, hint="states hold tensors, TensorDicts, numbers, text, bytes, lists, tuples and dicts"
             )
@@ -162,7 +160,7 @@ class _StateWriter:
         """Write a tensor to a file; returns what there is to say of it. Raises UsageError for one that no file can hold."""
         if value.layout != torch.strided or value.is_nested or value.is_meta or not is_known_dtype(value.dtype):
             what = "without data" if value.is_meta else f"of {value.dtype}, {value.layout}"
-            raise UsageError(f"{_path(place)} in the state is a tensor {what}, which no file can hold")
+            raise UsageError(f"{_path(place)} is a tensor {what}, which no file can hold")
         dtype = str(value.dtype).removeprefix("torch.")
         return {"file": self._write(_bytes(value)), "dtype": dtype, "shape": list(value.shape)}
 
@@ -174,7 +172,7 @@ class _StateWriter:
 
 
 def _path(place: tuple[Any, ...]) -> str:
-    return "/".join(map(str, place)) or "the whole"
+    return "/".join(map(str, place))
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

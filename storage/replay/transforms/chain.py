@@ -11,9 +11,11 @@ A transform is any callable that takes a batch and returns one (or changes it in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from ....errors import UsageError, reason
 
@@ -80,16 +82,15 @@ class Transforms:
     def __getitem__(self, place: int) -> Any:
         return self._chain[place]
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """The tensors of the modules among them, by ``place.name``."""
+    def state_dict(self) -> dict[str, Any]:
+        """The states of the modules among them, copied, by ``place.name``: tensors, and what ``get_extra_state`` gives."""
         return {
-            f"{place}.{name}": value.detach().clone()
+            f"{place}.{name}": _copied(value)
             for place, module in self._modules()
             for name, value in module.state_dict().items()
-            if isinstance(value, torch.Tensor)
         }
 
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what ``state_dict`` gave, here or that of TorchRL's ``Compose``; all of it or, with UsageError, nothing."""
         before = self.state_dict()
         try:
@@ -98,14 +99,15 @@ class Transforms:
             self._load(before)
             raise
 
-    def _load(self, state: dict[str, torch.Tensor]) -> None:
-        state = {name.removeprefix("transforms."): value for name, value in state.items()}
+    def _load(self, state: dict[str, Any]) -> None:
+        # A module may keep the extra state that it is given, and change it.
+        state = {name.removeprefix("transforms."): _copied(value) for name, value in state.items()}
         for place, module in self._modules():
             prefix = f"{place}."
             own = {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
             try:
                 module.load_state_dict(own)
-            except RuntimeError as error:
+            except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
                 raise UsageError(f"the state does not fit transform {place}: {reason(error)}") from error
 
     def _modules(self) -> Iterator[tuple[int, torch.nn.Module]]:
@@ -117,6 +119,13 @@ class Transforms:
 
     def __repr__(self) -> str:
         return f"Transforms({', '.join(map(repr, self._chain))})"
+
+
+def _copied(state: Any) -> Any:
+    copy: Any = pytree.tree_map(
+        lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else deepcopy(leaf), state
+    )
+    return copy
 
 
 def as_transforms(transform: Any) -> Transforms:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,17 @@ class Writer:
     def read(self, folder: Path) -> dict[str, Any]:
         """The state in a folder that `dumps` wrote. Raises DamagedDatasetError when it is not whole."""
         return read_state(folder)
+
+    def _dump_rest(self, folder: Path, known: Container[str]) -> None:
+        """Write what a class of one's own adds to the state, beside the ``known`` entries that have files of their own."""
+        rest = {name: value for name, value in self.state_dict().items() if name not in known}
+        (folder / "state.json").unlink(missing_ok=True)
+        if rest:
+            write_state(folder, rest)
+
+    @staticmethod
+    def _read_rest(folder: Path) -> dict[str, Any]:
+        return read_state(folder) if (folder / "state.json").exists() else {}
 
     def save(self, path: Any) -> None:
         """`dumps` by another name."""

@@ -101,6 +101,7 @@ class TensorDictMaxValueWriter(Writer):
         record = {"cursor": self.cursor, "write_count": self.write_count, "rank_key": list(self.rank_key)}
         record |= {"dtype": "torch.float64", "shape": list(best.shape)}
         write_atomically(folder / "metadata.json", json.dumps(record).encode())
+        self._dump_rest(folder, ("write_count", "worst"))
 
     def read(self, folder: Path) -> dict[str, Any]:
         if not (folder / "metadata.json").exists():
@@ -109,7 +110,7 @@ class TensorDictMaxValueWriter(Writer):
         best = map_tensor(folder / "current_top_values.memmap", record.get("dtype"), record.get("shape"))
         if best.ndim != 2 or best.shape[-1] != 2 or best.is_complex():
             raise DamagedDatasetError(f"{folder / 'current_top_values.memmap'} holds no values of rows")
-        return {"write_count": record.get("write_count") or 0, "worst": best.tolist()}
+        return {**self._read_rest(folder), "write_count": record.get("write_count") or 0, "worst": best.tolist()}
 
     def __repr__(self) -> str:
         return f"TensorDictMaxValueWriter(rank_key={'/'.join(self.rank_key)}, reduction={self.reduction})"

@@ -132,10 +132,11 @@ class RoundRobinWriter(Writer):
             (folder / "generation.memmap").write_bytes(stamps.numpy().tobytes())
             record |= {"generation_shape": list(stamps.shape), "generation_dtype": "torch.int64"}
         write_atomically(folder / "metadata.json", json.dumps(record).encode())
+        self._dump_rest(folder, ("_cursor", "_write_count", "_generation"))
 
     def read(self, folder: Path) -> dict[str, Any]:
         record = read_json(folder / "metadata.json")
-        state = {"_cursor": record.get("cursor"), "_write_count": record.get("write_count") or 0}
+        state: dict[str, Any] = {"_cursor": record.get("cursor"), "_write_count": record.get("write_count") or 0}
         if any(type(value) is not int or not 0 <= value < 1 << 62 for value in state.values()):
             raise DamagedDatasetError(f"{folder / 'metadata.json'} is damaged: {record!r:.100}")
         if record.get("generation_shape") is not None:
@@ -145,7 +146,7 @@ class RoundRobinWriter(Writer):
             if stamps.ndim != 1 or stamps.is_floating_point() or stamps.is_complex():
                 raise DamagedDatasetError(f"{folder / 'generation.memmap'} holds no stamps of rows")
             state["_generation"] = stamps.clone()
-        return state
+        return {**self._read_rest(folder), **state}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(cursor={self.cursor}, write_count={self.write_count})"

@@ -131,7 +131,7 @@ def test_dtypes(storage, tmp_path):
 def test_tensors_that_no_file_holds(value, tmp_path):
     buffer = ReplayBuffer(storage=ListStorage(9), batch_size=4)
     buffer.extend([TensorDict({"x": value}, [])])
-    with pytest.raises(UsageError, match=r"records/0/x in the state is a tensor .* no file can hold"):
+    with pytest.raises(UsageError, match=r"storage/records/0/x is a tensor .* no file can hold"):
         buffer.dumps(tmp_path / "checkpoint")
 
 

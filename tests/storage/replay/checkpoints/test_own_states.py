@@ -1,0 +1,205 @@
+"""States of what users bring: transforms with extra state, samplers and writers of their own, values of every type."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque, namedtuple
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rbdata.errors import UsageError
+from rbdata.storage.replay import (
+    LazyTensorStorage,
+    RandomSampler,
+    ReplayBuffer,
+    TensorDictMaxValueWriter,
+    TensorDictReplayBuffer,
+    TensorDictRoundRobinWriter,
+)
+from rbdata.storage.replay.state_files import TYPE, read_state, write_state
+from replay_tools import equal, rollout
+from tensordict import NonTensorData, NonTensorStack, TensorDict, lazy_stack
+
+NESTED = {"a": {"b": [torch.ones(2), {"c": (1, [2, (3,)])}]}}
+VALUES = {
+    "numbers": [0, True, None, 1.5, float("inf"), -0.0, 1 << 80, 1 + 2j],
+    "text": ["", "é", "\ud800", "a\nb", b"\x00\xff", bytearray(b"x")],
+    "tuples": [(), (1, (2, "x")), torch.Size([2, 3]), {1, 2}, frozenset({"x"}), set()],
+    "keys": {1: "a", None: "b", (1, "x"): "c", "1": "d", True and 2.5: "e"},
+    "reserved": {TYPE: "tensor", "file": "/etc/passwd"},
+    "ordered": OrderedDict([("b", 1), ("a", OrderedDict())]),
+    "torch": [torch.float16, torch.float8_e5m2, torch.device("cpu"), torch.zeros(()), torch.zeros(0, 3)],
+    "narrow": torch.zeros(3, dtype=torch.uint8).view(torch.float8_e4m3fn),
+    "numpy": [
+        np.float32(1.5),
+        np.int64(3),
+        np.bool_(True),
+        np.arange(6, dtype=">i2").reshape(2, 3),
+        np.array(["é", "ab"]),
+    ],
+    "times": [np.datetime64("2026-11-23"), np.timedelta64(3, "s"), np.zeros((0, 2), np.complex64)],
+    "tensordict": TensorDict({"x": torch.ones(2, 3), "n": {"t": "text"}, "a/b": torch.ones(2)}, [2], names=["time"]),
+    "lazy": lazy_stack([TensorDict({"x": torch.ones(size)}, []) for size in (1, 2)]),
+    "values": NonTensorStack(NonTensorData("a"), NonTensorData((1, 2))),
+    "nested": NESTED,
+}
+
+
+def same(first, second) -> bool:
+    if type(first) is not type(second):
+        return False
+    if isinstance(first, torch.Tensor):
+        views = [each.contiguous().view(-1).view(torch.uint8) for each in (first, second)]
+        return first.dtype == second.dtype and first.shape == second.shape and torch.equal(*views)
+    if isinstance(first, TensorDict):
+        alike = (first.batch_size, first.names, first.device) == (second.batch_size, second.names, second.device)
+        return alike and same(dict(first.items()), dict(second.items()))
+    if isinstance(first, NonTensorData):
+        return first.batch_size == second.batch_size and same(first.data, second.data)
+    if hasattr(first, "tensordicts"):
+        return first.stack_dim == second.stack_dim and same(first.tensordicts, second.tensordicts)
+    if isinstance(first, dict):
+        return same(list(first), list(second)) and same(list(first.values()), list(second.values()))
+    if isinstance(first, (list, tuple)):
+        return len(first) == len(second) and all(map(same, first, second))
+    if isinstance(first, np.ndarray):
+        return first.dtype == second.dtype and np.array_equal(first, second)
+    return repr(first) == repr(second)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_values_come_back_with_their_types(name, tmp_path):
+    for state in ({"value": VALUES[name]}, {7: VALUES[name]}):
+        write_state(tmp_path / "state", state)
+        assert same(read_state(tmp_path / "state"), state)
+
+
+Pair = namedtuple("Pair", "a b")
+SELF: list = []
+SELF.append(SELF)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        object(),
+        Pair(1, 2),
+        Path("x"),
+        deque([1]),
+        np.array([object()]),
+        lambda: 0,
+        type("Int", (int,), {})(3),
+        slice(3),
+    ],
+)
+def test_values_that_only_pickle_could_write_are_refused_by_name(value, tmp_path):
+    with pytest.raises(UsageError, match=r"sampler/own/0/x is a .*, which only pickle could write"):
+        write_state(tmp_path / "sampler", {"own": [{"x": value}]})
+
+
+def test_values_inside_themselves(tmp_path):
+    with pytest.raises(UsageError, match="nested deeper than"):
+        write_state(tmp_path / "sampler", {"own": SELF})
+
+
+class Running(torch.nn.Module):
+    """As TorchRL's VecNorm: what it has learned is no parameter and no buffer."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.value, self.total = value, torch.zeros(2)
+
+    def forward(self, batch):
+        self.total += 1
+        return batch.set("total", self.total.expand(len(batch), 2).clone())
+
+    def get_extra_state(self):
+        return {"value": self.value, "total": self.total}
+
+    def set_extra_state(self, state):
+        self.value, self.total = state["value"], state["total"]
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_extra_states_of_transforms(in_memory, tmp_path):
+    def make(value, seed):
+        transform = Running(value)
+        return TensorDictReplayBuffer(storage=LazyTensorStorage(20), transform=transform, batch_size=3, seed=seed)
+
+    buffer = make(NESTED, 0)
+    buffer.extend(rollout([9]))
+    buffer.sample()
+    buffer.dumps(tmp_path / "checkpoint")
+    state = buffer.state_dict()
+    buffer.sample()
+    for seed in (1, 2):  # the second one gets what the first has not changed
+        other = make(None, seed)
+        if in_memory:
+            other.load_state_dict(state)
+        else:
+            other.loads(tmp_path / "checkpoint")
+        assert same(other.transform[0].value, NESTED)
+        assert torch.equal(other.sample()["total"], torch.full((3, 2), 2.0))
+
+
+def test_extra_states_that_cannot_be_saved(tmp_path):
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(20), transform=Running(object()), batch_size=3)
+    buffer.extend(rollout([9]))
+    with pytest.raises(UsageError, match=r"transforms/0\._extra_state/value is a builtins\.object, which only pickle"):
+        buffer.dumps(tmp_path / "checkpoint")
+    assert not (tmp_path / "checkpoint").exists()
+
+
+def test_vec_norm_of_torchrl(tmp_path):
+    transforms = pytest.importorskip("torchrl.envs.transforms")
+
+    def make(seed):
+        norm = transforms.Compose(transforms.VecNorm(in_keys=["observation"]))
+        return TensorDictReplayBuffer(storage=LazyTensorStorage(20), transform=norm, batch_size=4, seed=seed)
+
+    buffer, other = make(0), make(1)
+    buffer.extend(rollout([9]))
+    buffer.transform[0].train()
+    for _ in range(3):
+        buffer.sample()
+    buffer.transform[0].eval()
+    buffer.dumps(tmp_path / "checkpoint")
+    other.loads(tmp_path / "checkpoint")
+    assert equal(other.sample(), buffer.sample())
+
+
+class Counting(RandomSampler):
+    seen: tuple = ()
+
+    def state_dict(self):
+        return {**super().state_dict(), "seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.seen = state["seen"]
+        super().load_state_dict(state)
+
+
+@pytest.mark.parametrize("base", [TensorDictRoundRobinWriter, TensorDictMaxValueWriter])
+def test_samplers_and_writers_of_ones_own(base, tmp_path):
+    class Writer(base):
+        names: tuple = ()
+
+        def state_dict(self):
+            return {**super().state_dict(), "names": self.names}
+
+        def load_state_dict(self, state):
+            self.names = state["names"]
+            super().load_state_dict(state)
+
+    def make():
+        return ReplayBuffer(storage=LazyTensorStorage(5), sampler=Counting(), writer=Writer(), batch_size=2, seed=0)
+
+    buffer, other = make(), make()
+    buffer.extend(rollout([9]))
+    buffer.writer.names, buffer.sampler.seen = ("a", {1: torch.ones(2)}), (np.float32(2), {"x"})
+    buffer.dumps(tmp_path / "checkpoint")
+    other.loads(tmp_path / "checkpoint")
+    assert same(other.writer.names, buffer.writer.names) and same(other.sampler.seen, buffer.sampler.seen)
+    assert torch.equal(buffer.extend(rollout([3])), other.extend(rollout([3])))
+    assert equal(buffer[:], other[:])
