@@ -24,7 +24,7 @@ from ..datasets.local import find
 from ..datasets.waits import when_free
 from ..datasets.workers.engines import Engine, open_engine
 from ..datasets.workers.pool import usable_cpus
-from ..errors import UnfinishedDatasetError, UsageError
+from ..errors import DamagedDatasetError, RbdataError, UnfinishedDatasetError, UsageError
 from ..storage.folder import DatasetPlace, check_id, check_space, make_writable, remove_tree
 from ..storage.integrity import check_leaves
 from ..storage.manifest import Manifest, read_manifest
@@ -76,7 +76,7 @@ def _preprocess(request: Request, listener: Listener, engine: Engine | None) -> 
     source = read_manifest(path)
     if not request.dry_run and not place.exists():
         place.lock().check_free()  # before functions are looked up and workers are started
-    with _open(engine, request, _choose_procs(request, source), listener) as opened:
+    with _replaced_input(path, source), _open(engine, request, _choose_procs(request, source), listener) as opened:
         # Where it is not certain that there is work, functions are looked up here, without starting workers.
         will_work = engine is None and (request.force or not place.exists())
         if will_work:
@@ -95,6 +95,22 @@ def _preprocess(request: Request, listener: Listener, engine: Engine | None) -> 
         else:
             outcome = _make_dataset(context, opened, listener, own_engine=engine is None)
         return replace(outcome, seconds=time.monotonic() - began)
+
+
+@contextmanager
+def _replaced_input(path: Path, source: Manifest) -> Iterator[None]:
+    """Around a run: what fails because the input was replaced meanwhile is no damage, and no wrong request."""
+    try:
+        yield
+    except (UsageError, DamagedDatasetError) as error:
+        replaced = False
+        with suppress(RbdataError, OSError):
+            replaced = read_manifest(path).content != source.content
+        if not replaced:
+            raise
+        message = f"{source.id} was replaced by a dataset with other content while this run read it"
+        hint = "run it again with --force (force=True), to begin with the new content"
+        raise UsageError(message, hint=hint) from error
 
 
 def _check_dest(dest: str) -> None:

@@ -14,6 +14,7 @@ import torch
 from tensordict import TensorDict
 
 from ..storage.dataset import Dataset, reopen
+from ..storage.memory_map import release_pages
 from ..storage.nesting import nest
 from .episode_view import view_episodes
 from .passthrough import SourceRows, SourceStates
@@ -65,8 +66,11 @@ class InputView:
         return self._truncate_added_ends(td, steps)
 
     def release(self) -> None:
-        """Unmap the files: pages that were read count as memory of this process while they are mapped."""
-        self.dataset.__dict__.pop("rows", None)
+        """Give back the pages of the files that were read, which count as memory of this process."""
+        for rows in self.dataset.rows.values():
+            for part in vars(rows).values():
+                if isinstance(part, np.ndarray):
+                    release_pages(part)
 
     def _read_with_neighbours(self, steps: torch.Tensor) -> TensorDict:
         from ..storage.replay.batches import BatchReader

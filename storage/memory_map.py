@@ -85,6 +85,16 @@ def will_read(array: np.ndarray, start: int, stop: int) -> None:
         data.madvise(mmap.MADV_WILLNEED, begin, stop - begin)
 
 
+def release_pages(array: np.ndarray) -> None:
+    """Give back the pages of an array of ``map_array`` that have been read: they count as memory of this process.
+
+    They are read again when they are used. What was written into the array is lost.
+    """
+    data = _mapping(array)
+    if data is not None and hasattr(mmap, "MADV_DONTNEED"):
+        data.madvise(mmap.MADV_DONTNEED)
+
+
 def widest_word(size: int) -> tuple[int, torch.dtype]:
     """The largest number, its bytes and its dtype, that memory of multiples of ``size`` bytes can be viewed as."""
     import torch  # here: processes that only write do without it

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import rbdata
 import torch
 from preprocess_tools import check_files, double_rewards, make_input, plain, run
+from rbdata.errors import UsageError
+from rbdata.preprocess.driver import preprocess
+from rbdata.preprocess.preprocess_request import Listener, Request
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.episodes import CUT
 from rbdata.storage.integrity import verify
@@ -26,6 +34,48 @@ def sampled(root, source, **options):
     size = len(Dataset(root / source))
     buffer = rbdata.load(source, root=root, replacement=False, shuffle=False, batch_size=size, **options)
     return next(iter(buffer))
+
+
+def mapped_bytes(folder):
+    """The bytes of a folder's leaves that count as memory of this process."""
+    mine, total = False, 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match("[0-9a-f]+-", line):
+            mine = str(folder) in line and "episodes" not in line
+        elif mine and line.startswith("Rss:"):
+            total += int(line.split()[1]) << 10
+    return total
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="smaps")
+@pytest.mark.parametrize("layout", ["flat", "zstd"])
+def test_read_pages_are_given_back(shared, layout):
+    from rbdata.preprocess.input_view import InputView
+    from rbdata.preprocess.read_options import ReadOptions
+
+    path = shared / "my" / layout
+    view = InputView(path, Dataset(path).manifest.content, None, ReadOptions())
+    first = view.read(0, 100)
+    assert mapped_bytes(path) > 0
+    view.release()
+    assert mapped_bytes(path) == 0
+    assert bool((view.read(0, 100) == first).all())
+
+
+@pytest.mark.parametrize("procs", [1, 2])
+def test_an_input_that_is_replaced(tmp_path, procs):
+    make_input(tmp_path, "zstd")
+    other = make_input(tmp_path, "zstd", id="my/other", seed=1)
+
+    def replace(_):
+        (tmp_path / "my/input").rename(tmp_path / "my/old")
+        shutil.copytree(other, tmp_path / "my/input")
+
+    request = Request("my/input", ["rbdata:clip_rewards"], "my/output", root=tmp_path, procs=procs)
+    with pytest.raises(UsageError, match="my/input was replaced by a dataset with other content") as caught:
+        preprocess(request, Listener(on_estimate=replace))
+    assert "--force" in caught.value.hint
+    assert not (tmp_path / "my/output").exists()
 
 
 class TestWindows:
