@@ -7,10 +7,12 @@ that it cannot state.
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
 import re
 import sys
 from graphlib import CycleError, TopologicalSorter
+from importlib.metadata import version
 from pathlib import Path
 
 import grimp
@@ -118,3 +120,16 @@ def test_workflows_run_targets_that_exist_and_end(path):
     jobs = len(re.findall(r"^    runs-on: ", text, re.MULTILINE))
     assert len(re.findall(r"^    timeout-minutes: \d+$", text, re.MULTILINE)) == jobs
     assert "permissions:\n  contents: read\n" in text
+
+
+def test_reference_pages_are_those_of_this_code(monkeypatch):
+    """If they are not: python docs/reference.py. Other versions of Typer word some lines differently."""
+    pinned = (HOUSE / "constraints.txt").read_text()
+    if any(f"{name}=={version(name)}" not in pinned for name in ("typer", "click")):
+        pytest.skip("the pages are written with the versions of constraints.txt")
+    monkeypatch.syspath_prepend(str(HOUSE / "docs" / "extensions"))
+    spec = importlib.util.spec_from_file_location("reference", HOUSE / "docs" / "reference.py")
+    reference = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(reference)
+    for page in reference.PAGES:
+        assert reference.written(page) == (reference.DOCS / page).read_text(encoding="utf-8"), page

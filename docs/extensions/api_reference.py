@@ -30,15 +30,29 @@ GROUPS = {
 
 def lines() -> Iterator[str]:
     """The Markdown of all groups: headings, and autodoc's directives."""
+    for title, names in groups().items():
+        yield from (f"## {title}", "")
+        for name in names:
+            yield from ("```{eval-rst}", *directive(name, getattr(rbdata, name)), "```", "")
+
+
+def groups() -> dict[str, list[str]]:
+    """The public names by the title of their group, functions first; without groups that have none."""
     members: dict[str, list[str]] = {title: [] for title in GROUPS}
     for name in rbdata.__all__:
         if not name.startswith("__"):
             members[group_of(getattr(rbdata, name))].append(name)
-    for title, names in members.items():
-        if names:
-            yield from (f"## {title}", "")
-        for name in sorted(names, key=lambda name: inspect.isclass(getattr(rbdata, name))):  # functions first
-            yield from ("```{eval-rst}", *directive(name, getattr(rbdata, name)), "```", "")
+    return {
+        title: sorted(names, key=lambda name: inspect.isclass(getattr(rbdata, name)))
+        for title, names in members.items()
+        if names
+    }
+
+
+def documented(name: str) -> Any:
+    """What has the docstring of a public name: ``rbdata.preprocess`` is a package, its function is that of `rbdata.api`."""
+    value = getattr(rbdata, name)
+    return getattr(rbdata.api, name) if inspect.ismodule(value) else value
 
 
 def group_of(value: Any) -> str:

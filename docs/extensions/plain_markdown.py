@@ -1,6 +1,6 @@
 """Pages are plain Markdown, to be read on a code host as well; what only the site needs is added while Sphinx reads them.
 
-- ``<!-- generated: NAME -->`` is replaced by generated text: ``commands``, ``api``, ``changelog``.
+- ``<!-- generated: NAME -->`` is replaced by generated text: ``api``, ``changelog``.
 - The lists of links below the headings of ``index.md`` become the site's navigation.
 - Links to files outside of ``docs/`` become links to the repository, or plain text if its address is not known.
 """
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import api_reference
-import command_reference
 from sphinx.application import Sphinx
 
 if sys.version_info >= (3, 11):
@@ -36,7 +35,6 @@ def changelog() -> Iterator[str]:
 GENERATORS: dict[str, Callable[[], Iterable[str]]] = {
     "api": api_reference.lines,
     "changelog": changelog,
-    "commands": command_reference.lines,
 }
 
 

@@ -19,13 +19,6 @@ _FLAGS = ("done", "terminated", "truncated")
 
 
 class Trajectory(TensorClass["nocast"]):  # type: ignore[name-defined]
-    """The steps of one trajectory, in order: ``data`` is a TensorDict of batch ``[T]``.
-
-    Attributes are its keys: ``trajectory.observation`` is ``data["observation"]``, and ``trajectory.reward``, which is not
-    there, ``data["next", "reward"]``. A key in brackets gives the entry itself, anything else a part of the trajectory.
-    Trajectories of unlike lengths make one batch by ``tensordict.lazy_stack``.
-    """
-
     data: TensorDictBase
 
     def __post_init__(self) -> None:
@@ -56,6 +49,14 @@ class Trajectory(TensorClass["nocast"]):  # type: ignore[name-defined]
         """The keys of ``data``."""
         return self.data.keys(*args, **options)
 
+
+# A TensorClass loses the docstring of its body.
+Trajectory.__doc__ = """The steps of one trajectory, in order: ``data`` is a TensorDict of batch ``[T]``.
+
+Attributes are its keys: ``trajectory.observation`` is ``data["observation"]``, and ``trajectory.reward``, which is not
+there, ``data["next", "reward"]``. A key in brackets gives the entry itself, anything else a part of the trajectory.
+Trajectories of unlike lengths make one batch by ``tensordict.lazy_stack``.
+"""
 
 _own_attribute, _own_part = Trajectory.__getattr__, Trajectory.__getitem__
 
