@@ -26,7 +26,7 @@ def command_lines(name: str) -> Iterator[str]:
     for verb, inner in getattr(command, "commands", {}).items():
         yield from describe(inner, f"rbdata {name} {verb}", "###")
     examples = inspect.cleandoc(module.EXAMPLES)
-    yield from ("Examples:", "", "```sh", *examples.splitlines(), "```", "")
+    yield from ("Examples:", "", "```text", *examples.splitlines(), "```", "")  # the pages' own examples are run
 
 
 def describe(command: Any, title: str, heading: str) -> Iterator[str]:

@@ -9,7 +9,7 @@ in float64, so that sums of squares do not lose digits, and in the order of the 
 the number of processes.
 
 **Which states count.** Those at the root: every state in which an action was taken, once, whether a leaf is stored once per
-state or twice as plain TED. This is the mean over ``observations`` that TD3+BC, IQL and CORL compute from D4RL's files.
+state or twice as plain TED. TD3+BC, IQL and CORL take the mean over fewer rows of D4RL's files, see docs/functions.md.
 ``final=True`` also counts the state after the last step of each episode. Where the source has no final state (Atari), it is
 zeros.
 """

@@ -136,7 +136,12 @@ class SliceSampler(Sampler):
         self.stride, self.burn_in = stride, burn_in
         self.span = _both_sides(span)
         if any(self.span) and (uniform_over == "transitions" or stride > 1):
-            raise UsageError("span goes with uniform_over='trajectories' and a stride of 1")
+            message = "span goes with uniform_over='trajectories' and a stride of 1"
+            windows = f"sample_unit=rbdata.Sequence({slice_len or 32})"
+            hint = (
+                f"windows that begin at every step alike and may reach over the end of an episode: {windows}, no slices"
+            )
+            raise UsageError(message, hint=hint)
         self.end_key, self.end_keys, self.truncated_key = end_key, end_keys, truncated_key
         #: As given, or what the first draw has found.
         self.traj_key = traj_key

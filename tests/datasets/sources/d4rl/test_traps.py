@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
+import rbdata
 import torch
 from d4rl_truth import assert_holds, checked, expected, make, to_dataset, write
 from hypothesis import HealthCheck, given, settings
@@ -331,3 +333,25 @@ def test_large_observations_are_stored_once(tmp_path):
         assert_holds(dataset, expected(file, "both"))
         plain = to_dataset(file, tmp_path / f"zero{successors}", unknown_next="zero")
         assert_holds(plain, expected(file, "both", zero=True))
+
+
+@pytest.mark.parametrize("successors", [True, False])
+@pytest.mark.parametrize("last", ["terminal", "timeout", "none"])
+def test_row_counts_beside_those_of_qlearning_dataset(tmp_path, successors, last):
+    """As docs/sources/d4rl.md states them, and the function of docs/functions.md that gives the same rows."""
+    arrays = make([5, 4, 6, 3], ["terminal", "timeout", "timeout", last], successors=successors)
+    path = write(tmp_path / "hopper_medium-v2.hdf5", arrays)
+    dataset = rbdata.open_dataset(rbdata.convert(path, "d4rl/hopper-medium-v2", root=tmp_path, source="d4rl"))
+    theirs = [row for row in range(17) if not arrays["timeouts"][row]]  # next observations are those of the row after
+    assert len(theirs) == 18 - int(arrays["timeouts"].sum()) - (last != "timeout")
+    assert len(dataset) == (18 if successors else len(theirs) + (last == "terminal"))
+    if not successors:
+        assert np.array_equal(dataset["observation"][: len(theirs)].numpy(), arrays["observations"][theirs])
+        return
+    page = (Path(__file__).parents[4] / "docs/functions.md").read_text()
+    namespace = {}
+    exec(re.search(r"<!-- file: qlearning.py -->\n```python\n(.*?)```", page, re.S)[1], namespace)
+    made = rbdata.preprocess(dataset.path, namespace["rows"], dest="my/q", per="episode", root=tmp_path, procs=1)
+    rows = rbdata.open_dataset(made)
+    assert np.array_equal(rows["observation"][: len(theirs)].numpy(), arrays["observations"][theirs])
+    assert len(rows) == len(theirs) + (last == "terminal"), "a terminal in the last row stays"

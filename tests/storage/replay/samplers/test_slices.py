@@ -71,6 +71,17 @@ def test_shares_of_slices_are_disjoint(folder):
     assert sorted(owned[1] + owned[3]) == [0, 1, 2, 3]
 
 
+def test_span_over_transitions_names_what_does_it(folder):
+    """The hint works: windows from every step, those that leave their episode included."""
+    with pytest.raises(UsageError) as refused:
+        rbdata.load(folder, batch_size=8, slice_len=4, span=True, uniform_over="transitions")
+    assert "sample_unit=rbdata.Sequence(4)" in refused.value.hint
+    buffer = rbdata.load(folder, batch_size=4096, sample_unit=rbdata.Sequence(4), seed=0)
+    batch = buffer.sample()
+    assert set(batch["anchor_index"].tolist()) == set(range(len(buffer)))
+    assert not bool(batch["validity_mask"].all())
+
+
 def test_a_sampler_of_ones_own():
     class Newest(RandomSampler):
         def sample(self, storage, batch_size):
