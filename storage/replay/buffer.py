@@ -72,8 +72,8 @@ class ReplayBuffer(SamplingMixin, ConditionalUpdateMixin, CheckpointMixin):
     - ``collate_fn``: makes a batch of what the storage returns; the default stacks the records of a list.
     - ``transform`` or ``transform_factory``: see `transforms`.
     - ``batch_size``: may be given to `sample` instead, but iteration and prefetching need it here.
-    - ``prefetch``: how many batches are made ahead, in as many threads. ``pin_memory``, ``device``: where batches are put;
-      with a CUDA device one batch is prefetched unless ``prefetch`` says otherwise, so that it is copied meanwhile.
+    - ``prefetch``: how many batches are drawn and made ahead, in as many threads. ``pin_memory``, ``device``: where batches
+      are put; with a CUDA device one batch is prefetched unless ``prefetch`` says otherwise, so that it is copied meanwhile.
     - ``dim_extend``: the dimension along which `extend` is given records, by default the last of the storage's.
     - ``generator`` or ``seed``: same seed, same batches. With neither, the seed comes from torch's global generator.
     - ``frame_stack``, ``stack_keys``, ``n_step``, ``gamma``: windows, see `batches` and `n_step`; they never cross an episode.

@@ -2,8 +2,9 @@
 
 Handing a batch to a thread and back costs time, and threads take turns with the caller's own Python code; reading in threads
 saves what the caller would wait for. Which counts for more depends on the batch, the machine and what the caller does with a
-batch. Measured is therefore the time from one delivered batch to the next, the caller's own work included, once each way;
-from then on the better way is taken, and the other one is tried again at long intervals, as both may change.
+batch. The rows of a batch are drawn at the same moment either way: only the work is done elsewhere. Measured is the time from
+one delivered batch to the next, the caller's own work included, once each way; from then on the better way is taken, and the
+other one is tried again at long intervals, as both may change.
 """
 
 from __future__ import annotations

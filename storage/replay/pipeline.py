@@ -119,17 +119,13 @@ class Pipeline:
         return record_stream(batch, self.spec.device), info, drawn.ran_out
 
     def _sample_paced(self, size: int) -> tuple[Any, Info, bool]:
-        """A batch from the queue, or made now where that is quicker."""
-        result = None
-        ahead = self._pace.ahead or (self._queue is not None and len(self._queue) > 0)
-        if ahead:
-            with suppress(RowsChangedError):
-                batch, info, ran_out = self._prefetched(size)
-                result = record_stream(batch, self.spec.device), info, ran_out
-        if result is None:
-            result = self._sample_now(size)
-        self._pace.note(ahead, perf_counter())
-        return result
+        """A batch that was drawn ahead of time: made in a thread meanwhile, or now where that is quicker."""
+        try:
+            (batch, info), job = self._prefetched(size)
+        except RowsChangedError:
+            return self._sample_now(size)
+        self._pace.note(job.in_thread, perf_counter())
+        return record_stream(batch, self.spec.device), info, job.item.ran_out
 
     def _check_current(self) -> None:
         if self._retired:
@@ -254,17 +250,23 @@ class Pipeline:
 
     # -- ahead of time -----------------------------------------------------------------------------------------------
 
-    def _prefetched(self, size: int) -> tuple[Any, Info, bool]:
+    def _prefetched(self, size: int) -> tuple[tuple[Any, Info], Job[DrawnBatch]]:
+        """The next batch, and its job; after it the queue is as full as before, so that draws are always as far ahead."""
         with self.lock:
             self._check_current()
             if self._queue is None:
                 self._queue = Prefetcher(self.spec.prefetch)
             queue = self._queue
+            if queue.is_entered:
+                message = (
+                    "a transform (or collate_fn) samples from its own buffer, whose next batch would wait for this one"
+                )
+                raise UsageError(message, hint="make the buffer without prefetch, or sample from another one")
             if not len(queue):
                 self._submit(queue, size)
             job = queue.pop()
         try:
-            batch, info = job.result()
+            result = job.result()
         except RowsChangedError:
             with self.lock:
                 if queue is self._queue and queue.popped is job:
@@ -272,10 +274,10 @@ class Pipeline:
                     self.order.go_to(job.item.state_before)
             raise
         with self.lock:
-            if queue is self._queue and self._pace.ahead:
+            if queue is self._queue:
                 with suppress(Exception):  # whoever wants the next batch gets the error
                     self._fill(queue, size, queue.last if len(queue) else job.item)
-        return batch, info, job.item.ran_out
+        return result, job
 
     def _fill(self, queue: Prefetcher[DrawnBatch], size: int, last: DrawnBatch) -> None:
         """Draw up to the depth of the queue; one pass at a time: what comes after its end is the next iteration's."""
@@ -290,7 +292,7 @@ class Pipeline:
         steps: tuple[Any, ...] = (self.read, self._collate, self._finish)
         if self.storage.is_shared:
             steps = (partial(self._read_unchanged, self.order.version), *steps[1:])
-        queue.submit(drawn, *(partial(step, drawn.prepared) for step in steps))
+        queue.submit(drawn, *(partial(step, drawn.prepared) for step in steps), in_thread=self._pace.ahead)
         return drawn
 
     @property

@@ -13,7 +13,8 @@ Who waits for whom. Every buffer has one lock (``ReplayBuffer._lock``). It is he
   run, and performs itself those that have not begun. So a batch holds whole rows, as they were when it was drawn.
 - Collating and finishing run functions of the user, which may call the buffer. Nobody waits for them while holding the
   buffer's lock. Finishing waits for the batch before it, never for a later one; it happens one batch at a time.
-- A caller whose batch no thread has begun makes it in its own thread.
+- A caller whose batch no thread has begun makes it in its own thread. Where that is quicker (see `pace`), no thread is given
+  any; batches are drawn just as many ahead, so that which rows they have does not depend on measured time.
 - Rows that other processes write are guarded by a number that every write changes (see `tensor_storage`): a batch during
   whose reading it changed is dropped, and made in the caller's thread under the lock of the writers.
 - Whoever exchanges transforms or loads states first withdraws what is in the making, waits for it without any lock (not
@@ -31,8 +32,13 @@ from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
 
-#: ``running`` counts the jobs that the thread is inside of.
-_thread = threading.local()
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.running: list[threading.Lock] = []  # of the queues whose jobs the thread is inside of
+
+
+_thread = _Thread()
 
 
 class Job(Generic[Item]):
@@ -46,8 +52,9 @@ class Job(Generic[Item]):
         finish: Callable[[Any], Any],
         finishing: threading.Lock,
         previous: Job[Item] | None,
+        in_thread: bool = True,
     ) -> None:
-        self.item = item
+        self.item, self.in_thread = item, in_thread
         self._read, self._collate, self._finish = read, collate, finish
         self._finishing, self._previous = finishing, previous
         self._reading, self._begun, self._ended = threading.Lock(), threading.Lock(), threading.Event()
@@ -89,7 +96,7 @@ class Job(Generic[Item]):
         """Do the job, unless another thread has begun it."""
         if not self._begun.acquire(blocking=False):
             return
-        _thread.running = getattr(_thread, "running", 0) + 1
+        _thread.running.append(self._finishing)
         try:
             self.complete_read()
             if self._error is None and not self.withdrawn:
@@ -102,7 +109,7 @@ class Job(Generic[Item]):
         except BaseException as error:
             self._error = error
         finally:
-            _thread.running -= 1
+            _thread.running.pop()
             self._end()
 
     def _end(self) -> None:
@@ -152,20 +159,35 @@ class Prefetcher(Generic[Item]):
         return self._queue[-1].item
 
     def submit(
-        self, item: Item, read: Callable[[], Any], collate: Callable[[Any], Any], finish: Callable[[Any], Any]
+        self,
+        item: Item,
+        read: Callable[[], Any],
+        collate: Callable[[Any], Any],
+        finish: Callable[[Any], Any],
+        *,
+        in_thread: bool = True,
     ) -> None:
-        """Start a job: ``read`` and ``collate`` at once, ``finish`` with what they returned, in order."""
-        job = self._last = Job(item, read, collate, finish, self._finishing, self._last)
+        """Queue a job: ``read`` and ``collate``, then ``finish`` with what they returned, in order.
+
+        It is begun at once ``in_thread``; otherwise whoever wants its result does it, and whoever writes does the reading.
+        """
+        job = self._last = Job(item, read, collate, finish, self._finishing, self._last, in_thread)
         self._queue.append(job)
         self._unfinished.append(job)
         while self._unfinished[0].has_ended:
             self._unfinished.popleft()
-        self._pool.submit(job.run)
+        if in_thread:
+            self._pool.submit(job.run)
 
     def pop(self) -> Job[Item]:
         """The job that is delivered next; ask for its ``result`` without the lock."""
         self.popped = self._queue.popleft()
         return self.popped
+
+    @property
+    def is_entered(self) -> bool:
+        """Whether this very thread is inside of a job of the queue."""
+        return self._finishing in _thread.running
 
     def complete_reads(self) -> None:
         """Have all rows read that were drawn, so that the storage may be written."""
@@ -193,7 +215,7 @@ def _nothing(*_: Any) -> None:
 
 def wait_for(jobs: Iterable[Job[Any]]) -> None:
     """Wait for jobs, without any lock held; from inside a job nothing is waited for."""
-    if not getattr(_thread, "running", 0):
+    if not _thread.running:
         for job in jobs:
             job.wait()
 

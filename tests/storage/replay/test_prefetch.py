@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import rbdata
 import torch
-from rbdata.errors import SamplingError
+from rbdata.errors import SamplingError, UsageError
 from rbdata.storage.replay import (
     LazyTensorStorage,
+    PrioritizedSampler,
+    RandomSampler,
+    SamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
 from rbdata.storage.replay.prefetch import Prefetcher
@@ -183,3 +188,47 @@ def test_quick_batches_are_made_by_the_caller():
                     break
             assert in_threads == state
             threads.clear()
+
+
+@pytest.mark.parametrize("kind", ["LazyTensorStorage", "LazyMemmapStorage", "ListStorage"])
+@pytest.mark.parametrize("sampler", ["random", "a pass", "priorities"])
+def test_one_seed_repeats_whatever_way_is_quicker(kind, sampler, monkeypatch):
+    """Data and priorities change between batches: which rows a batch has must not follow from measured time."""
+
+    def run(ways):
+        pace = type("Forced", (), {"__init__": lambda self, depth: None, "note": lambda self, ahead, now: None})
+        pace.ahead = property(lambda self: ways.choice((True, False)))
+        monkeypatch.setattr("rbdata.storage.replay.pipeline.Pace", pace)
+        made = {
+            "random": RandomSampler,
+            "a pass": SamplerWithoutReplacement,
+            "priorities": lambda: PrioritizedSampler(64, 1.0, 1.0),
+        }[sampler]()
+        storage = getattr(rbdata, kind)(64)
+        with TensorDictReplayBuffer(storage=storage, sampler=made, batch_size=8, prefetch=3, seed=0) as buffer:
+            buffer.extend(rollout([20]))
+            for number in range(40):
+                batch = buffer.sample()
+                drawn.append(batch["action"].tolist())
+                buffer.update_tensordict_priority(batch.set("td_error", batch["action"].float() % 7))
+                if number % 3 == 0:
+                    buffer.extend(rollout([3], first=100 * number))
+                if number % 7 == 0:
+                    drawn.append(buffer.sample(5)["action"].tolist())
+
+    runs = []
+    for seed in (None, 1, 2):
+        drawn: list[list[int]] = []
+        run(SimpleNamespace(choice=lambda ways: False) if seed is None else random.Random(seed))
+        runs.append(drawn)
+    assert runs[0] == runs[1] == runs[2]
+
+
+def test_a_transform_that_samples_from_its_own_buffer():
+    def mixed(batch):
+        return batch.set("other", buffer.sample()["action"])
+
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(20), batch_size=4, prefetch=2, transform=mixed)
+    buffer.extend(rollout([20]))
+    with buffer, pytest.raises(UsageError, match="samples from its own buffer"):
+        buffer.sample()
