@@ -329,8 +329,11 @@ class CompressedRows:
 
     def __init__(self, storage: CompressedListStorage, about: LeafKind, number: int) -> None:
         self.leaf = Field("/".join(about.path), about.shape, about.row_bytes, codec=PLAIN if about.small else DEFAULT)
-        self.count = storage.capacity
         self._storage, self._about, self._number = storage, about, number
+
+    @property
+    def count(self) -> int:
+        return len(self._storage._records)
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
         return self._storage.decode(self._about, self._number, index.tolist())

@@ -8,7 +8,13 @@ import pytest
 import torch
 import torchrl.data as torchrl
 from rbdata.errors import DamagedDatasetError, SchemaError, UsageError
-from rbdata.storage.replay import CompressedListStorage, ReplayBuffer, SliceSampler, TensorDictReplayBuffer
+from rbdata.storage.replay import (
+    CompressedListStorage,
+    LazyTensorStorage,
+    ReplayBuffer,
+    SliceSampler,
+    TensorDictReplayBuffer,
+)
 from replay_tools import equal, rollout
 from tensordict import TensorDict, tensorclass
 
@@ -131,3 +137,15 @@ def test_damaged_states(damage, tmp_path):
     with pytest.raises(DamagedDatasetError):
         other.loads(tmp_path)
         other.get(0)
+
+
+@pytest.mark.parametrize("options", [{"n_step": 3}, {"frame_stack": 3}, {"n_step": 2, "frame_stack": 2}], ids=str)
+def test_windows_before_the_ring_is_full_and_after(options):
+    plain, packed = (
+        TensorDictReplayBuffer(storage=kind(30), batch_size=16, seed=1, **options)
+        for kind in (LazyTensorStorage, CompressedListStorage)
+    )
+    for number, lengths in enumerate(([2], [1, 6], [9, 4], [10, 12], [3])):
+        for buffer in (plain, packed):
+            buffer.extend(rollout(lengths, first=100 * number))
+        assert all(equal(plain.sample(), packed.sample()) for _ in range(3))
