@@ -276,6 +276,10 @@ class StoppedError(RbdataError):
     code = "stopped"
 
 
+class PassRestartedWarning(UserWarning):
+    """A write during an iteration without replacement has started the pass again."""
+
+
 class StoppedWarning(UserWarning):
     """The dataset that is being read is incomplete, and nobody writes it any more."""
 

@@ -6,7 +6,9 @@
 
 Each worker process has a copy of the buffer, not of the data: files are mapped again, shared memory is shared.
 Without replacement the workers divide each pass among them, so that together they give every step once;
-with replacement each worker draws its own numbers from the buffer's seed.
+with replacement each worker draws its own numbers from the buffer's seed. Every iterator of a loader gives another pass (or
+other numbers), which the buffer's seed determines: workers end with their iterator, so the loader counts the iterators. A
+``DataLoader`` that was not made by ``loader`` does not count: there the seed that it draws for its workers decides as well.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ class SplittableBuffer(Protocol):
 
     batch_size: int | None
 
-    def split(self, rank: int, world_size: int) -> None: ...
+    def split(self, rank: int, world_size: int, epoch: int = 0) -> None: ...
 
     def __iter__(self) -> Iterator[Any]: ...
 
@@ -44,12 +46,16 @@ class ReplayIterable(IterableDataset):
         if batches is not None and batches < 1:
             raise UsageError(f"batches must be at least 1, not {batches}")
         self.buffer, self.batches = buffer, batches
+        #: Iterators that loaders have begun before the present one; None while no `ReplayLoader` counts them.
+        self.epoch: int | None = None
         self._split = False
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
         if worker is not None and not self._split:
-            self.buffer.split(worker.id, worker.num_workers)
+            # A loader that does not count draws a seed from torch's generator for every iterator, the same for its workers.
+            epoch = 1 + (worker.seed - worker.id) % (1 << 48) if self.epoch is None else self.epoch
+            self.buffer.split(worker.id, worker.num_workers, epoch)
             self._split = True
         for number, batch in enumerate(self.buffer, 1):
             yield batch
@@ -58,7 +64,17 @@ class ReplayIterable(IterableDataset):
 
     def loader(self, num_workers: int = 0, **options: Any) -> DataLoader:
         """A ``DataLoader`` over this; batches pass unchanged, as they are complete already."""
-        return DataLoader(self, batch_size=None, collate_fn=identity, num_workers=num_workers, **options)
+        return ReplayLoader(self, batch_size=None, collate_fn=identity, num_workers=num_workers, **options)
+
+
+class ReplayLoader(DataLoader):
+    """A loader of a `ReplayIterable` that tells its workers how many iterators there were before theirs."""
+
+    dataset: ReplayIterable
+
+    def __iter__(self) -> Any:
+        self.dataset.epoch = 0 if self.dataset.epoch is None else self.dataset.epoch + 1
+        return super().__iter__()
 
 
 class ReplayMap(Dataset):

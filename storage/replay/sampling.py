@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDictBase, is_tensor_collection
 from tensordict.utils import expand_as_right
 
-from ...errors import UsageError
+from ...errors import PassRestartedWarning, UsageError
 from ..dataset import Dataset
 from ..partial_dataset import PartialDataset
 from .argument_checks import check_batch_size
@@ -35,6 +35,7 @@ class SamplingMixin(WritingMixin):
     _spec: BatchSpec
     _pass_ended: bool
     _warned: bool
+    _warned_of_restart = False
     _info_in_batch: bool
     batch_size: int | None
     _unmade: Any
@@ -103,10 +104,29 @@ class SamplingMixin(WritingMixin):
             raise UsageError("iteration needs the batch_size given to the buffer (or to load())")
         if is_overridden(self._sampler, "ran_out") and self._sampler.ran_out:
             self._sampler.ran_out = False  # as TorchRL does: a user's sampler may wait for it
+        restarts = None
         while True:
-            yield self.sample()
+            batch = self.sample()
+            if restarts is not None:
+                self._warn_of_restart(restarts)
+            restarts = self._restarts
+            yield batch
             if self._ran_out and not self._sampler.endless:
                 return
+
+    @property
+    def _restarts(self) -> int:
+        return getattr(getattr(self._sampler, "passes", None), "restarts", 0)
+
+    def _warn_of_restart(self, before: int) -> None:
+        if self._restarts > before and not self._warned_of_restart:
+            self._warned_of_restart = True
+            message = (
+                "a write during an iteration without replacement has started the pass again, from its first batch: "
+            )
+            warnings.warn(
+                message + "write after the loop, or sample with replacement", PassRestartedWarning, stacklevel=3
+            )
 
     def __next__(self) -> Any:
         return self.next()
@@ -116,7 +136,9 @@ class SamplingMixin(WritingMixin):
         if self._pass_ended:
             self._pass_ended = False
             return None
+        restarts = self._restarts
         batch = self.sample()
+        self._warn_of_restart(restarts)
         self._pass_ended = self._ran_out and not self._sampler.endless
         return batch
 

@@ -171,8 +171,11 @@ class CheckpointMixin(LockMixin):
             with self._writing():  # memory moves
                 self._storage.share_memory_()  # type: ignore[attr-defined]
 
-    def split(self, rank: int, world_size: int) -> None:
-        """Make this buffer the share ``rank`` of ``world_size`` of what it has been: what a data loader's worker does."""
+    def split(self, rank: int, world_size: int, epoch: int = 0) -> None:
+        """Make this buffer the share ``rank`` of ``world_size`` of what it has been: what a data loader's worker does.
+
+        ``epoch``: of the iterators of the loader, 0 for the first. Each has another pass, or other numbers of the seed.
+        """
         check_consumption(self._sampler, self._storage, self._writer, world_size=world_size)
         seed = int(self._rng.initial_seed())
         with self._exclusive():
@@ -180,7 +183,10 @@ class CheckpointMixin(LockMixin):
             passes = getattr(self._sampler, "passes", None)
             if passes is not None and passes.position()[0] < 0:
                 passes.seed(seed)
-            self._make_pipeline(make_generator(rank_seed(seed, self._rank)))
+            if passes is not None and epoch:
+                passes.skip(epoch)
+            own = rank_seed(seed, self._rank)
+            self._make_pipeline(make_generator(rank_seed(own, epoch) if epoch else own))
 
     def _change_spec(self, **changes: Any) -> None:
         with self._exclusive():

@@ -215,6 +215,8 @@ class Passes:
     def __init__(self, *, shuffle: bool, drop_last: bool, order: Callable[[int, int], Any] = Permutation) -> None:
         self.shuffle, self.drop_last, self._make_order = shuffle, drop_last, order
         self.ran_out = False
+        #: Passes that were begun and not ended, since the storage had another size.
+        self.restarts = 0
         self._seed: int | None = None
         self._pass = self._next = self._size = 0
         self._world = 1  # of which _next places each are behind
@@ -225,6 +227,7 @@ class Passes:
         """The next ``count`` of them, or what is left of the pass."""
         rank, world = share
         if size != self._size:  # the storage has grown or shrunk: what was walked means nothing now
+            self.restarts += self._next > 0
             self._size, self._next, self._order, self._given = size, 0, None, None
         # With drop_last all processes take the same number of batches, else together they take everything.
         own = size // world if self.drop_last else len(range(rank, size, world))
@@ -293,6 +296,10 @@ class Passes:
     def seed(self, seed: int) -> None:
         """Fix the seed of the orders; all processes of a data-parallel run need the same one."""
         self.__dict__.update(_seed=seed, _pass=0, _next=0, _order=None, _given=None)
+
+    def skip(self, count: int) -> None:
+        """Go to the beginning of the pass that is ``count`` after the one under way (or next)."""
+        self._pass, self._next, self._order, self._given, self.ran_out = self._pass + count, 0, None, None, False
 
     def restart(self) -> None:
         """Forget the pass under way."""

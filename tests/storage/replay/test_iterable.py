@@ -9,6 +9,7 @@ from rbdata.errors import UsageError
 from rbdata.storage.replay import (
     LazyMemmapStorage,
     LazyTensorStorage,
+    RandomSampler,
     SamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
@@ -74,3 +75,34 @@ def test_records_without_a_number():
 
 def twice(batch):
     return batch.set("twice", batch["action"] * 2)
+
+
+@pytest.mark.parametrize("by", ["loader", "DataLoader"])
+@pytest.mark.parametrize("sampler", [RandomSampler, SamplerWithoutReplacement])
+def test_every_iterator_of_a_loader_is_another_pass(folder, sampler, by):
+    def passes(persistent=False):
+        torch.manual_seed(0)
+        dataset = TensorDictReplayBuffer(storage=folder, batch_size=8, sampler=sampler(), seed=5).as_iterable(3)
+        options = {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": persistent}
+        if by == "loader":
+            loader = dataset.loader(**options)
+        else:
+            loader = DataLoader(dataset, batch_size=None, collate_fn=lambda batch: batch, **options)
+        return [[tuple(batch["index"].tolist()) for batch in loader] for _ in range(3)]
+
+    first = passes()
+    assert len({batch for epoch in first for batch in epoch}) == 18
+    assert passes() == first
+    if sampler is RandomSampler:  # without replacement a worker that goes on takes the rest of its pass
+        assert len({batch for epoch in passes(persistent=True) for batch in epoch}) == 18
+
+
+def test_every_iterator_without_replacement_is_whole(folder):
+    buffer = TensorDictReplayBuffer(storage=folder, batch_size=8, sampler=SamplerWithoutReplacement(), seed=5)
+    loader = buffer.as_iterable().loader(num_workers=3, multiprocessing_context="fork")
+    epochs = [torch.cat([batch["index"] for batch in loader]).tolist() for _ in range(3)]
+    assert all(sorted(epoch) == list(range(67)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    for _ in loader:
+        break  # which ends its workers
+    assert sorted(torch.cat([batch["index"] for batch in loader]).tolist()) == list(range(67))

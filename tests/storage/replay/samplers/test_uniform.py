@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
 from functools import partial
 from itertools import permutations
@@ -15,7 +16,7 @@ import torch
 import torchrl.data as torchrl
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rbdata.errors import SamplingError, UsageError
+from rbdata.errors import PassRestartedWarning, SamplingError, UsageError
 from rbdata.storage.replay import (
     LazyTensorStorage,
     PrioritizedSampler,
@@ -252,3 +253,25 @@ def test_passes_over_a_few_episodes_come_in_all_orders(tmp_path):
     orders = Counter(tuple(int(batch["index"][0]) // 4 for batch in buffer) for _ in range(1200))
     found = np.array([orders[order] for order in permutations(range(4))])
     assert abs(standard_scores(found, 50)) < 4
+
+
+@pytest.mark.parametrize("options", [{}, {"prefetch": 2}], ids=str)
+def test_a_pass_that_is_restarted_by_a_write_says_so(options):
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(40), sampler=SamplerWithoutReplacement(), batch_size=5, seed=0, **options
+    )
+    buffer.extend(rollout([20]))
+    with warnings.catch_warnings(), buffer:
+        warnings.simplefilter("error")
+        assert len(list(buffer)) == 4
+        for _ in buffer:
+            break
+        buffer.extend(rollout([5]))  # between two iterations it surprises nobody
+        for _ in buffer:
+            break
+        with pytest.warns(PassRestartedWarning, match="started the pass again") as caught:
+            for _ in buffer:
+                buffer.extend(rollout([5]))
+        assert len(caught) == 1 and caught[0].filename == __file__
+        for _ in buffer:  # once is enough; a full ring is written without a restart
+            buffer.extend(rollout([5]))
