@@ -197,10 +197,14 @@ class ReplayBufferEnsemble:
         parts = [draw_part(self.buffers[member], part, ahead=self._prefetch > 0) for member in ids]
         batch = self._join(ids, parts)
         if len(self._transforms):
-            batch = self._transforms(batch)
+            batch = self._transforms.apply_beside(batch, self._info_keys(parts))
         if self._pin or self._device is not None:
             batch = to_device(batch, self._device, self._pin)
         return (batch, info_of(ids, [info for _, info in parts])) if return_info else batch
+
+    def _info_keys(self, parts: list[tuple[Any, dict[Any, Any]]]) -> set[Any]:
+        """What samplers say of records, without flags, which belong to the data as well."""
+        return {"index"} | {key for _, info in parts for key in info if isinstance(key, str)}
 
     def _join(self, ids: list[int], parts: list[tuple[Any, dict[Any, Any]]]) -> Any:
         batches = [data for data, _ in parts]

@@ -38,7 +38,7 @@ from .transforms.chain import Transforms
 from .windows.draw import Draw
 from .windows.edges import Edges, as_key
 from .windows.n_step_return import NStep
-from .windows.slice_flags import expand_to_records, slice_flags
+from .windows.slice_flags import expand_to_records, flag_keys, slice_flags
 
 Info = Callable[[], dict[Any, Any]]
 
@@ -243,7 +243,11 @@ class Pipeline:
                     if isinstance(value := batch.get(key), torch.Tensor):
                         columns["/".join(as_key(key))] = value
         if len(self.transforms):
-            batch = self.transforms(batch)
+            if self.spec.info_in_batch:
+                keys = ("index", *prepared.draw.info)
+                batch = self.transforms.apply_beside(batch, keys, map(_key, flag_keys(prepared.draw)))
+            else:
+                batch = self.transforms(batch)
         if self.spec.pin_memory or self.spec.device is not None:
             batch = to_device(batch, self.spec.device, self.spec.pin_memory)
         return batch, partial(_info, self.storage, prepared, columns)

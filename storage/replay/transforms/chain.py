@@ -10,11 +10,12 @@ A transform is any callable that takes a batch and returns one (or changes it in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from typing import Any
 
 import torch
+from tensordict import TensorDictBase
 from torch.utils import _pytree as pytree
 
 from ....errors import UsageError, reason
@@ -63,6 +64,31 @@ class Transforms:
     def __call__(self, batch: Any) -> Any:
         for transform in self._chain:
             batch = _forward(transform, batch)
+        return batch
+
+    def apply_beside(self, batch: Any, info: Iterable[Any], flags: Iterable[Any] = ()) -> Any:
+        """Apply to a batch of which the keys ``info`` hold what the sampler says of its records.
+
+        As in TorchRL, ``half()`` or ``select(...)`` must not reach them: they are put back, and ``flags`` where a transform
+        has removed them or changed their dtype. Of other records than those drawn the sampler says nothing, and where a
+        transform changed their order, by ``index``, the batch stays as it is.
+        """
+        if not self._chain or not isinstance(batch, TensorDictBase):
+            return self(batch)
+        flags = tuple(flags)
+        every = {key: batch.get(key, None) for key in (*info, *flags)}
+        said = {key: value for key, value in every.items() if value is not None}
+        for key, value in said.items():
+            batch.set(key, value.clone())  # transforms may change it in place
+        size, changeable = batch.batch_size, set(flags)
+        batch = self(batch)
+        same_records = isinstance(batch, TensorDictBase) and batch.batch_size == size
+        if same_records and not _reordered(said.get("index"), batch.get("index", None)):
+            batch = batch.copy() if batch.is_locked else batch
+            for key, value in said.items():
+                found = batch.get(key, None) if key in changeable else None
+                if found is None or found.dtype != value.dtype:
+                    batch.set(key, value if batch.device is None else value.to(batch.device))
         return batch
 
     def inv(self, data: Any) -> Any:
@@ -119,6 +145,20 @@ class Transforms:
 
     def __repr__(self) -> str:
         return f"Transforms({', '.join(map(repr, self._chain))})"
+
+
+def _reordered(index: Any, found: Any) -> bool:
+    """Whether ``found`` has the rows of ``index`` in another order."""
+    if isinstance(index, TensorDictBase) and isinstance(found, TensorDictBase):  # of an ensemble
+        index, found = ([part.get("buffer_ids"), part.get("index")] for part in (index, found))
+        index, found = (torch.stack(part, -1) if part[0].shape == part[1].shape else None for part in (index, found))
+    if not isinstance(index, torch.Tensor) or not isinstance(found, torch.Tensor):
+        return False
+    if found.dtype != index.dtype or found.shape != index.shape or torch.equal(index, found):
+        return False
+    every = (each.reshape(-1, each.shape[-1]) if each.ndim > 1 else each[:, None] for each in (index, found))
+    first, second = (torch.unique(each, dim=0, return_counts=True) for each in every)
+    return torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
 
 
 def _copied(state: Any) -> Any:

@@ -11,6 +11,8 @@ import torch
 
 from .draw import Draw, Key
 
+_ENDS = ("done", "terminated")
+
 
 def expand_to_records(value: torch.Tensor, tail: tuple[int, ...]) -> torch.Tensor:
     """A value for each record, ``[n, *shape]``, for all steps of records with batch dimensions: ``[n, *tail, *shape]``."""
@@ -29,6 +31,16 @@ def mark_slices(draw: Draw, columns: dict[str, torch.Tensor], tail: tuple[int, .
     columns.update({"/".join(key): value for key, value in flags.items()})
 
 
+def flag_keys(draw: Draw) -> list[Key]:
+    """The keys of what `slice_flags` may say of a draw."""
+    marks = draw.marks
+    if marks is None:
+        return []
+    keys = [] if marks.truncated is None else [(*marks.truncated[:-1], name) for name in (marks.truncated[-1], *_ENDS)]
+    keys += [] if marks.init is None else [marks.init]
+    return [*keys, ("collector", "mask")] if draw.padded else keys
+
+
 def slice_flags(
     draw: Draw, column: Callable[[Key], torch.Tensor | None], tail: tuple[int, ...] = ()
 ) -> dict[Key, torch.Tensor]:
@@ -43,7 +55,7 @@ def slice_flags(
     if marks.truncated is not None:
         ends = draw.ends()
         above = marks.truncated[:-1]
-        for name in (marks.truncated[-1], "done", "terminated"):
+        for name in (marks.truncated[-1], *_ENDS):
             key = (*above, name)
             flag = column(key)
             if flag is None:

@@ -11,8 +11,9 @@ from rbdata.storage.replay import (
     ReplayBuffer,
     TensorDictReplayBuffer,
 )
-from replay_tools import rollout
+from replay_tools import equal, rollout
 from storage_tools import make_episodes, write_dataset
+from tensordict import TensorDict
 
 
 @pytest.fixture(scope="module")
@@ -103,3 +104,94 @@ def test_bad_transforms():
         ReplayBuffer(transform=Scale(), transform_factory=Scale)
     with pytest.raises(UsageError, match="no place 3"):
         ReplayBuffer().insert_transform(3, Scale())
+
+
+def _prioritized(library, transform, **options):
+    sampler = library.PrioritizedSampler(30, 0.9, 0.5)
+    return library.TensorDictReplayBuffer(
+        storage=library.LazyTensorStorage(30), sampler=sampler, transform=transform, batch_size=8, seed=0, **options
+    )
+
+
+CHANGES = {
+    "half": lambda td: td.half(),
+    "float in place": lambda td: td.float(),
+    "select": lambda td: td.select("observation"),
+    "exclude": lambda td: td.exclude("index", "priority_weight"),
+    "in place": lambda td: td.apply_(lambda leaf: leaf.mul_(2) if leaf.dtype != torch.bool else leaf),
+    "locked": lambda td: td.half().lock_(),
+    "another batch": lambda td: TensorDict({"x": td["observation"] * 2}, td.batch_size),
+}
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_the_sampler_says_stays_as_it_is(change, prefetch):
+    plain, buffer = _prioritized(rbdata, None), _prioritized(rbdata, CHANGES[change], prefetch=prefetch)
+    for each in (plain, buffer):
+        each.extend(rollout([9, 8]))
+        each.update_priority(torch.arange(17), torch.linspace(0.1, 3, 17))
+    for _ in range(5):
+        expected, (batch, info) = plain.sample(), buffer.sample(return_info=True)
+        for key in ("index", "priority_weight", "_weight"):
+            assert torch.equal(batch[key], expected[key]) and torch.equal(info[key], expected[key])
+        if not prefetch:  # batches that were made ahead do not know the new priorities
+            for each, drawn in ((buffer, batch.unlock_()), (plain, expected)):
+                each.update_tensordict_priority(drawn.set("td_error", drawn["index"].float() + 1))
+
+
+def test_records_in_another_order_keep_their_rows():
+    buffer = _prioritized(rbdata, lambda td: td.flip(0))
+    data = rollout([9, 8])
+    buffer.extend(data)
+    batch, info = buffer.sample(return_info=True)
+    assert torch.equal(batch["index"], info["index"].flip(0))
+    assert equal(batch.select("observation"), data[batch["index"]].select("observation"))
+
+
+def test_flags_of_slices_stay_flags():
+    def make(transform):
+        sampler = rbdata.SliceSampler(slice_len=3)
+        storage = rbdata.LazyTensorStorage(30)
+        return rbdata.TensorDictReplayBuffer(
+            storage=storage, sampler=sampler, transform=transform, batch_size=6, seed=0
+        )
+
+    def marked(td):
+        td["next", "done"][0] = True
+        return td
+
+    plain, half, own = make(None), make(lambda td: td.half()), make(marked)
+    for each in (plain, half, own):
+        each.extend(rollout([9, 8]))
+    expected, batch = plain.sample(), half.sample()
+    for key in ("done", "truncated", "terminated"):
+        assert torch.equal(batch["next", key], expected["next", key])
+    assert batch["observation"].dtype == torch.float16
+    assert bool(own.sample()["next", "done"][0])  # a transform may change them
+
+
+def test_ensembles_keep_what_samplers_say():
+    members = [_prioritized(rbdata, None) for _ in range(2)]
+    for number, member in enumerate(members):
+        member.extend(rollout([9 + number]))
+    ensemble = rbdata.ReplayBufferEnsemble(*members, transform=lambda td: td.half(), batch_size=8, seed=0)
+    batch = ensemble.sample()
+    assert batch["index", "index"].dtype == batch["index", "buffer_ids"].dtype == torch.int64
+    assert batch["priority_weight"].dtype == torch.float32
+    assert batch["observation"].dtype == torch.float16
+    batch["td_error"] = torch.rand(2, 4)
+    ensemble.update_tensordict_priority(batch)
+
+
+def test_index_is_added_where_torchrl_adds_it():
+    torchrl = pytest.importorskip("torchrl.data")
+    for change in ("half", "select", "another batch"):
+        found = []
+        for library in (torchrl, rbdata):
+            storage = library.LazyTensorStorage(30)
+            buffer = library.TensorDictReplayBuffer(storage=storage, transform=CHANGES[change], batch_size=8)
+            buffer.extend(rollout([9, 8]))
+            batch = buffer.sample()
+            found.append({key: batch[key].dtype for key in batch.keys(True, True)})
+        assert found[0] == found[1], change
