@@ -318,7 +318,7 @@ class Dataset:
         if name not in self.schema.names:
             below = [one for one in self.schema.names if one.startswith(f"{name}/")]
             if below:
-                return nest({one[len(name) + 1 :]: self._leaf(one) for one in below}, (len(self),))  # type: ignore[misc]
+                return nest({one[len(name) + 1 :]: self._leaf(one) for one in below}, (len(self),))
             raise UnknownKeyError(f"there is no leaf {name!r}", hint=f"there are {', '.join(self.schema.names)}")
         rows = self.rows[name if name in self.rows else name.removeprefix("next/")]
         if rows.leaf.kind == "step":

@@ -10,6 +10,7 @@ import re
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import pytest
@@ -60,7 +61,8 @@ def test_help_shows_how_preprocess_is_called():
 
 
 def test_names_of_several_leaves_and_rows_of_episodes(root):
-    dataset, buffer = rbdata.open_dataset(ID, root=root), rbdata.load(ID, root=root)
+    dataset: Any = rbdata.open_dataset(ID, root=root)
+    buffer = rbdata.load(ID, root=root)
     whole = dataset.to_tensordict()
     for found in (dataset["next"], dataset["next",], buffer["next"]):
         assert found.batch_size == (60,) and set(found.keys()) == set(whole["next"].keys())
@@ -115,9 +117,10 @@ def test_progress_is_shown_where_somebody_sees_it(tmp_path, monkeypatch):
         return gymnasium.make("CartPole-v1")
 
     def said(call, stream=Terminal, **options):
-        monkeypatch.setattr(sys, "stderr", stream())
+        stderr = stream()
+        monkeypatch.setattr(sys, "stderr", stderr)
         call(**options)
-        return sys.stderr.getvalue()
+        return stderr.getvalue()
 
     monkeypatch.setenv("TERM", "xterm")
     for name, call in made:

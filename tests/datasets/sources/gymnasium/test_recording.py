@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -363,8 +364,8 @@ def test_flags_and_rewards_in_arrays(tmp_path, kind, way):
             if refusal is not None:
                 with pytest.raises(RbdataError, match=refusal):
                     loop.step(0)
-                env.broken = False
-                env.__init__()
+                env.broken, env.episode = False, -1
+                env.lengths = itertools.cycle(gymnasium_envs.LENGTHS)
                 loop.reset()
             for _ in range(13):
                 _, _, terminated, truncated, _ = loop.step(0)
