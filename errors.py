@@ -178,6 +178,9 @@ class FetchError(RbdataError, OSError):
     #: The HTTP status that caused the error, None if there was none.
     status: int | None = None
 
+    #: Whether the server sends whole files only, and would send this one.
+    whole_files_only: bool = False
+
 
 class ForbiddenError(FetchError, PermissionError):
     """Access denied (HTTP 401, 403); not retried."""

@@ -9,10 +9,11 @@ the dataset, in ``cache_dir/<id>``, is opened. `storage.remote` does the rest.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .. import settings
 from ..amounts import plural
@@ -23,6 +24,7 @@ from ..storage.manifest_types import BLOCK_TABLE
 from .fetch import FetchOptions, Location, RemoteObject, open_location, read_all
 from .fetch.http_errors import replaced
 from .fetch.location import CONNECTIONS
+from .fetch.stream import stream
 from .matching import parse_size
 from .mirrors import pull
 
@@ -120,26 +122,62 @@ def verify_remote(
             ranges.append((name, at, int(length), wanted))
             at += int(length)
 
-    def check(one: tuple[str, int, int, str]) -> bool:
+    whole: dict[str, None] = {}  # files that the server sends as a whole only
+
+    def check(one: tuple[str, int, int, str]) -> bool | None:
         name, begin, length, wanted = one
         checksum = Crc32c()
-        for low in range(begin, begin + length, BLOCK):
-            checksum.update(files.read(name, low, min(low + BLOCK, begin + length)))
-        return checksum.hex == wanted
+        try:
+            for low in range(begin, begin + length, BLOCK) if name not in whole else ():
+                checksum.update(files.read(name, low, min(low + BLOCK, begin + length)))
+        except FetchError as error:
+            if not error.whole_files_only:
+                raise
+            whole[name] = None
+        return None if name in whole else checksum.hex == wanted
+
+    noted: set[tuple[str, int]] = set()
+
+    def note(name: str, begin: int, length: int, sound: bool) -> None:
+        if (name, begin) in noted:
+            return
+        noted.add((name, begin))
+        report.bytes += length
+        if not sound:
+            files.check()
+            what = f"checksum mismatch, bytes {begin}-{begin + length}"
+            report.problems.append(Problem(name, what, begin, length))
+        if on_progress is not None:
+            on_progress(report.bytes, manifest.bytes)
 
     pool = ThreadPoolExecutor(CONNECTIONS, "rbdata-verify")
     try:
         for (name, begin, length, _), sound in zip(ranges, pool.map(check, ranges)):
-            report.bytes += length
-            if not sound:
-                files.check()
-                what = f"checksum mismatch, bytes {begin}-{begin + length}"
-                report.problems.append(Problem(name, what, begin, length))
-            if on_progress is not None:
-                on_progress(report.bytes, manifest.bytes)
+            if sound is not None:
+                note(name, begin, length, sound)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+    for name in whole:
+        for begin, length, sound in _check_whole(location, objects[name], manifest.files[name]):
+            note(name, begin, length, sound)
     return report
+
+
+def _check_whole(
+    location: Location, item: RemoteObject, ranges: Sequence[Sequence[Any]]
+) -> Iterator[tuple[int, int, bool]]:
+    """The ranges of a file (first byte, length) and whether each is as the manifest states; the file is read once."""
+    from ..storage.checksums import Crc32c
+
+    with closing(stream(location, item)) as pieces:
+        rest, at = b"", 0
+        for length, wanted in ranges:
+            checksum, left = Crc32c(), int(length)
+            while left and (rest := rest or next(pieces, b"")):
+                checksum.update(rest[:left])
+                rest, left = rest[left:], left - len(rest[:left])
+            yield at, int(length), not left and checksum.hex == wanted
+            at += int(length)
 
 
 def _find(url: str | os.PathLike[str], fetch: FetchOptions | None) -> tuple[Location, RemoteObject, bytes, Manifest]:
@@ -165,9 +203,11 @@ def _explain(location: Location, error: ObjectNotFoundError) -> Exception:
     try:
         objects, folders = location.list(), location.folders()
     except ObjectNotFoundError:
-        return DatasetNotFoundError(f"{location.url}: no such folder or bucket ({error.message})", hint="check the URL")
+        hint = "check the URL, or give the folder of one dataset: the server may not list its folders (no index page)"
+        return DatasetNotFoundError(f"{location.url}: no such folder or bucket ({error.message})", hint=hint)
     except FetchError:
-        return NotADatasetError(message, hint="give the folder of a dataset that `rbdata mirror push` wrote")
+        hint = "give the folder of one dataset; what else is there is not known without a listing (an index page)"
+        return NotADatasetError(message, hint=hint)
     inside = [*folders, *(item.name for item in objects)]
     there = f"{plural(len(objects), 'file')} and {plural(len(folders), 'folder')}" if inside else "nothing"
     names = f": {', '.join(inside[:4])}{', ...' if len(inside) > 4 else ''}" if inside else ""

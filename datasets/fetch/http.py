@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
-from ...errors import FetchError, ObjectNotFoundError, UsageError
+from ...errors import FetchError, ForbiddenError, ObjectNotFoundError, UsageError
 from .base_location import BaseLocation
 from .headers import accepted_encoding, check_same_object, is_web_page, length, stated_checksums, stated_version
 from .html_index import parse_index
-from .http_errors import MISSING, NO_RANGES, raise_network_error, status_error, status_of, transient
+from .http_errors import MISSING, no_ranges, raise_network_error, status_error, status_of, transient
 from .location import CONNECTIONS, FetchOptions, Names, Objects, Pages, RemoteObject, check_offset, require_inside
 from .page import read_page
 from .per_process import PerProcess
@@ -77,7 +77,7 @@ class HttpLocation(BaseLocation):
             _reject_web_page(response, obj)
             skip = check_same_object(obj, start, response.status_code, response.headers)
             if skip or (response.status_code == 200 and length != obj.size):
-                raise FetchError(f"{obj.url}: the server sends whole files only", hint=NO_RANGES)
+                raise no_ranges(obj.url)
             data = b"".join(_body(response, obj, 0))
         if len(data) != length:
             raise transient(f"{obj.url}: requested {length} bytes, received {len(data)}")
@@ -152,7 +152,14 @@ class HttpLocation(BaseLocation):
         url += "/"
         hint = "the server must serve directory indexes; otherwise use another mirror (--mirror)"
         pages = Pages(url, self.options.silence_timeout)
-        with self.request("GET", url) as response:
+        try:
+            response = self.request("GET", url)
+        except (ForbiddenError, ObjectNotFoundError) as error:
+            error.hint = (
+                f"{error.hint}; to list a folder, the server must serve a directory index (an index page) of it"
+            )
+            raise
+        with response:
             if _page_path(response.url) != _page_path(url):
                 message = f"{url}: redirected to {response.url.partition('?')[0]} instead of a directory index"
                 raise FetchError(message, hint=hint)

@@ -17,7 +17,7 @@ import rbdata
 import torch
 from rbdata.cli import run
 from rbdata.datasets.fetch import FetchOptions
-from rbdata.datasets.remote import open_remote
+from rbdata.datasets.remote import open_remote, verify_remote
 from rbdata.errors import CacheError, DamagedDatasetError, NotADatasetError, ObjectChangedError
 from rbdata.storage import dataset as dataset_module
 from rbdata.storage.dataset import Dataset
@@ -284,6 +284,36 @@ class TestCommands:
         assert "next/reward.memmap" in capsys.readouterr().out
         assert rbdata.verify(url, quick=True).ok
         assert run(["verify", f"{url}/nothing"]) == 2
+
+    @pytest.mark.parametrize("ranges", [True, False], ids=["ranges", "whole files only"])
+    def test_verify_on_a_web_server(self, mirror, ranges, tmp_path):
+        """Those that send whole files only, such as ``python -m http.server``, are read file by file."""
+        store_copy = Path(shutil.copytree(mirror / "my/zstd", tmp_path / "store"))
+        expected = rbdata.verify(store_copy.as_uri())
+        file = store_copy / "observation/blob"  # of several ranges
+        sound = file.read_bytes()
+        with http_server(store_copy) as server:
+            server.faults.ignore_range = not ranges
+            seen: list[tuple[int, int]] = []
+            report = verify_remote(server.url, on_progress=lambda done, total: seen.append((done, total)))
+            assert report == expected and seen[-1] == (expected.bytes, expected.bytes)
+            assert run(["verify", server.url]) == 0
+            file.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
+            (problem,) = rbdata.verify(server.url).problems
+            assert problem.path == "observation/blob" and problem.begin + problem.length == len(sound)
+            server.faults.cut(after=len(sound) // 2, times=2)
+            assert rbdata.verify(server.url).problems == [problem]
+            file.write_bytes(sound[:-1])
+            assert "bytes instead of" in rbdata.verify(server.url).problems[0].what
+
+    def test_a_server_without_listings(self, mirror, capsys):
+        with http_server(mirror) as server:
+            server.index_style("none")
+            assert run(["verify", f"{server.url}/my/zstd"]) == 0
+            for words in (("verify", f"{server.url}/my"), ("mirror", "ls", server.url)):
+                capsys.readouterr()
+                assert run([*words]) > 0
+                assert "index page" in capsys.readouterr().err
 
     def test_sample(self, mirror, capsys, tmp_path):
         url = (mirror / "my/zstd").as_uri()
