@@ -117,11 +117,20 @@ def announcement(estimate: Estimate) -> list[str]:
         from_where.append(f"fetch {text.size(estimate.fetch_bytes)} in {text.plural(left, 'part')}")
     about = "at most " if estimate.at_most else "about " if estimate.estimated else ""
     episodes = f", {text.plural(estimate.episodes, 'episode')}" if estimate.episodes or not estimate.estimated else ""
-    size = f"{'' if estimate.at_most else 'about '}{text.size(estimate.disk_bytes)}"
-    what = f"{about}{text.plural(estimate.steps, 'step')}{episodes}, {size}"
+    what = f"{about}{text.plural(estimate.steps, 'step')}{episodes}, {_size(estimate)}"
     if estimate.estimated and not estimate.steps:  # how long they will be is not known
         what = text.plural(estimate.episodes, "episode")
     return [*from_where, f"write {what} to {target}"]
+
+
+def _size(estimate: Estimate) -> str:
+    """What the dataset will take on the disk, and what it takes in the meantime where that is a lot more."""
+    low, high = estimate.stored_bytes or (estimate.disk_bytes, estimate.disk_bytes)
+    size = f"{text.size(low)} to {text.size(high)}" if high > 1.2 * low else f"about {text.size(high)}"
+    if estimate.at_most:
+        size = text.size(high)
+    beside = f" ({text.size(estimate.disk_bytes)} while it is made)"
+    return size + beside * (estimate.disk_bytes > 1.1 * high)
 
 
 def finish(results: list[Result], root: Path | None, done: str) -> int:

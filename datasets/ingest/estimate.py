@@ -36,14 +36,17 @@ def estimate_plan(
     done: Collection[int] = (),
     *,
     fetched: bool = False,
+    dictionary_bytes: Callable[[], int] = lambda: 0,
 ) -> Estimate:
     """What is left of a plan, without the parts that are ``done``; ``fetched``: raw files were in an estimate before.
 
-    ``state_bytes`` gives the bytes on disk of one state (`bytes_of_state`); it is asked only if some are left.
+    ``state_bytes`` gives the bytes on disk of one state (`bytes_of_state`), ``dictionary_bytes`` those of the dictionary; they
+    are asked only if some are left.
     """
     left = [part for index, part in enumerate(plan.parts) if index not in done]
     states = sum(part.states for part in left)
     large = int(states * state_bytes()) if states else 0
+    stored = large + (dictionary_bytes() if states else 0) + bytes_of_columns(job, plan)
     if compressed_leaves(job) and left:
         large += large // len(left)  # a finished part lies beside the blob until it is appended
     return _estimate(
@@ -54,6 +57,7 @@ def estimate_plan(
         steps=plan.steps,
         episodes=len(plan.episodes),
         disk_bytes=large + bytes_of_columns(job, plan),
+        stored_bytes=(stored, stored),
         done_parts=len(done),
         parts=job.parts(),
         part_names=[part.name for part in plan.parts],
@@ -90,6 +94,7 @@ def expect(job: Job, place: DatasetPlace, done: int = 0) -> Estimate:
     """What a staged job is likely to fetch and write, ``done`` parts being staged. Reads the heads of a few files."""
     expectation = job.expect()
     left = 1 - done / max(1, job.parts())
+    stored = expectation.stored_bytes
     return _estimate(
         job,
         place,
@@ -98,11 +103,19 @@ def expect(job: Job, place: DatasetPlace, done: int = 0) -> Estimate:
         steps=expectation.steps,
         episodes=expectation.episodes,
         disk_bytes=int(expectation.disk_bytes * left),
+        stored_bytes=None if stored is None else (int(stored[0] * left), int(stored[1] * left)),
         done_parts=done,
         parts=job.parts(),
         part_names=expectation.part_names,
         estimated=True,
     )
+
+
+def certain_bytes(job: Job, done: int = 0) -> int:
+    """What a staged job needs on the disk in any case, ``done`` parts being staged."""
+    expectation = job.expect()
+    certain = expectation.disk_bytes if expectation.certain_bytes is None else expectation.certain_bytes
+    return int(certain * (1 - done / max(1, job.parts())))
 
 
 def _estimate(job: Job, place: DatasetPlace, **facts: Any) -> Estimate:

@@ -13,7 +13,7 @@ from threading import Event, Lock
 from ...errors import ChecksumError
 from ...storage.folder import check_space
 from ..fetch import RemoteObject, Verifier, fetch_to_file
-from ..fetch.to_file import discard_part
+from ..fetch.to_file import bytes_there, discard_part
 from .protocol import RawObject
 from .whole_file import hash_file
 
@@ -32,14 +32,16 @@ def fetch_all(
     """Store objects by their paths in a folder: over several connections, resumable across processes, checked.
 
     What is there already and sound is not fetched again; what was begun is continued. ``on_bytes`` receives a name, the bytes
-    stored so far and the bytes in all; ``on_stored`` is called in this thread when a file is complete, with the size and
-    checksum that were found.
+    stored by this call and those that it has to fetch; ``on_stored`` is called in this thread when a file is complete, with
+    the size and checksum that were found.
     """
     missing = [raw for raw in objects if not _is_sound(folder / raw.path, raw.item)]
     for raw in objects:
         if raw not in missing:
             discard_part(folder / raw.path)
-    total = sum(raw.item.size or 0 for raw in missing)
+    #: What is there already of files that were begun; the rest is to be fetched.
+    begun = {raw.path: 0 if (folder / raw.path).is_file() else bytes_there(folder / raw.path) for raw in missing}
+    total = sum(max(0, (raw.item.size or 0) - begun[raw.path]) for raw in missing)
     check_space(folder, total, "the raw data")
     stored, lock, stop = 0, Lock(), Event()
 
@@ -48,16 +50,25 @@ def fetch_all(
             raise InterruptedError  # another object has failed
         target = folder / raw.path
         target.parent.mkdir(parents=True, exist_ok=True)
+        expected = min(begun[raw.path], raw.item.size or 0)
+
+        def resume(kept: int) -> None:
+            """Bytes that were begun and are of no use are fetched as well."""
+            nonlocal total, expected
+            with lock:
+                total, expected = total + max(0, expected - kept), 0
 
         def count(length: int) -> None:
             nonlocal stored
             if stop.is_set():
                 raise InterruptedError
+            if expected:
+                resume(0)
             with lock:
                 stored += length
             on_bytes(raw.item.name, stored, total)
 
-        return target, fetch_to_file(raw.location, raw.item, target, on_bytes=count, on_resume=count)
+        return target, fetch_to_file(raw.location, raw.item, target, on_bytes=count, on_resume=resume)
 
     pool = ThreadPoolExecutor(CONNECTIONS, "rbdata-raw")
     fetches = [pool.submit(fetch, raw) for raw in missing]

@@ -45,6 +45,8 @@ class Request:
 class Estimate:
     """What a run is about to do; the result of a dry run. Bytes are those still to be fetched and written.
 
+    ``disk_bytes`` are needed while it runs: finished parts, and what is staged, lie beside the dataset for a while. Of them
+    ``stored_bytes`` stay, at least and at most (None: all of them).
     ``unread``: steps and episodes (0 here) are known only when the raw files have been fetched. ``estimated``: steps,
     episodes and bytes are guesses. ``at_most``: they are upper bounds. ``fetched``: whole raw files were fetched already,
     as an earlier estimate stated.
@@ -69,6 +71,7 @@ class Estimate:
     estimated: bool = False
     at_most: bool = False
     fetched: bool = False
+    stored_bytes: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ class Listener:
     on_estimate: Callable[[Estimate], None] = lambda estimate: None
     on_progress: Callable[[list[TaskProgress]], None] = lambda tasks: None
     on_part_done: Callable[[int], None] = lambda index: None
-    #: While whole raw files are fetched: an object, the bytes stored so far of all objects, and the bytes of all.
+    #: While whole raw files are fetched: an object, the bytes fetched so far of all objects, and those to be fetched.
     on_fetched: Callable[[str, int, int], None] = lambda name, done, total: None
     #: A line that a user's function printed in a worker process.
     on_output: OnOutput = write_to_stderr

@@ -187,12 +187,22 @@ def dry_run(job: Job, place: DatasetPlace, request: Request, listener: Listener)
     plan = job.plan(ColumnWriter(None, small), paths, listener.on_planned)
     done = (finished or set()) | {index for index, part in enumerate(plan.parts) if old and old.holds(part.to_json())}
 
-    def state_bytes() -> float:
-        samples = cache(job.sample_rows)
-        leaves = compressed_leaves(job)
-        return bytes_of_state(job, codec_of(leaves[0]).train(samples()) if leaves else b"", samples)
+    samples, leaves = cache(job.sample_rows), compressed_leaves(job)
 
-    return estimate_plan(job, plan, place, old.bytes_of_state if old else state_bytes, done)
+    @cache
+    def dictionary() -> bytes:
+        return codec_of(leaves[0]).train(samples()) if leaves else b""
+
+    if old:
+        return estimate_plan(job, plan, place, old.bytes_of_state, done)
+    return estimate_plan(
+        job,
+        plan,
+        place,
+        lambda: bytes_of_state(job, dictionary(), samples),
+        done,
+        dictionary_bytes=lambda: len(dictionary()),
+    )
 
 
 @dataclass(frozen=True)
@@ -230,7 +240,10 @@ class _Run:
         if expected is None:
             done = writer.parts_done().keys()
             state_bytes = self.old.bytes_of_state if self.old else partial(bytes_of_state, job, dictionary, samples)
-            expected = estimate_plan(job, plan, self.place, state_bytes, done, fetched=bool(self.remote))
+            fetched, beside = bool(self.remote), 0 if self.old else len(dictionary)
+            expected = estimate_plan(
+                job, plan, self.place, state_bytes, done, fetched=fetched, dictionary_bytes=lambda: beside
+            )
             self.listener.on_estimate(expected)
             check_space(self.place.path, expected.disk_bytes - bytes_of_columns(job, plan), self.place.id)
         self._fill(plan)

@@ -27,7 +27,7 @@ from ...storage.schema import Leaf
 from ...storage.writer import DatasetWriter
 from ..workers.engines.engine import Engine
 from ..workers.engines.run_tasks import run_tasks, threads_of_task
-from .estimate import expect
+from .estimate import certain_bytes, expect
 from .kept import remember_kept
 from .protocol import Job
 from .request import Estimate, Listener
@@ -46,7 +46,7 @@ def stage_all(
         finished = job.parts() - left
         estimate = expect(job, place, finished)
         listener.on_estimate(estimate)
-        check_space(place.path, estimate.disk_bytes, place.id)
+        check_space(place.path, certain_bytes(job, finished), place.id)
         count = procs(left)
         tasks = job.staging_tasks(folder, threads_of_task(count, engine))
         remember_kept(writer)

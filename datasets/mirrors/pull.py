@@ -195,7 +195,7 @@ def fetch_converted(
     objects = [RawObject(name, check_size(item, manifest, name), location) for name, item in zip(names, stated)]
 
     def on_progress(name: str, done: int, total: int) -> None:
-        listener.on_progress([TaskProgress(0, manifest.bytes - total + done, manifest.bytes, done, 0)])
+        listener.on_progress([TaskProgress(0, done, max(1, total), done, 0)])
 
     if not writer.remembered("copy"):
         writer.remember("copy", {})

@@ -181,6 +181,14 @@ class AtariJob(RunJob[Shard]):
             lost = gap["laps_missing"]
             what = "an unknown number of laps" if lost is None else plural(lost, "lap")
             gaps.append(f"Missing before shard {gap['before_shard']}: {what} of the ring buffer.")
+        never = sum(bool(part.valid) and not part.seam for part in self._parts)
+        unread = [
+            f"{plural(counts.stale_rows, 'stale row')} (not overwritten since an earlier shard)"
+            * bool(counts.stale_rows),
+            f"{plural(never, 'row')} of a slot that the ring buffer had not filled" * bool(never),
+        ]
+        if any(unread):
+            gaps.append(f"Not read: {' and '.join(filter(None, unread))}.")
         return list(self.sentences(dataclasses.asdict(counts), first, dropped, gaps))
 
 

@@ -74,6 +74,13 @@ class RecordedJob(Job):
         """What large rows are expected to shrink to."""
         return _GUESSED_RATIO
 
+    def _compresses(self) -> bool:
+        return bool(self.bulk) and not load_codec(self._codec).fixed_rows
+
+    def ratio_range(self) -> tuple[float, float]:
+        """So many times `ratio` is what large rows shrink to at least, and at most."""
+        return 1 / 20, 5.0
+
     def expect_rows(self, steps: int, episodes: int = 0) -> Expectation:
         """What so many steps are expected to take on the disk."""
         small = sum(column.row_bytes for column in self.columns if not column.large)
@@ -84,7 +91,14 @@ class RecordedJob(Job):
         lasting = sum(leaf.row_bytes for leaf in self.schema.steps if leaf.name not in bulk)
         lasting += int(large) * (2 if self.options.layout == "ted" else 1)
         # The recording lies beside the dataset until that is complete.
-        return Expectation(0, steps, episodes, int(steps * (small + large + 5 + lasting)), ["recording"])
+        disk, stored = int(steps * (small + large + 5 + lasting)), steps * lasting
+        low, high = self.ratio_range() if self._compresses() else (1.0, 1.0)
+        guessed = steps * int(large) if self._compresses() else 0
+        return Expectation(
+            *(0, steps, episodes, disk, ["recording"]),
+            stored_bytes=(int(stored - guessed * (1 - low)), int(stored + guessed * (high - 1))),
+            certain_bytes=int(disk - 2 * guessed * (1 - low)),
+        )
 
     # -- plan and fill -------------------------------------------------------------------------------------------------
 
@@ -222,8 +236,9 @@ class RecordingJob(RecordedJob):
     def ratio(self) -> float:
         return _GUESSED_RATIO if self._ratio is None else self._ratio
 
-    def _compresses(self) -> bool:
-        return bool(self.bulk) and not load_codec(self._codec).fixed_rows
+    def ratio_range(self) -> tuple[float, float]:
+        # Measured on some seconds of random play, which later frames may be unlike.
+        return super().ratio_range() if self._ratio is None else (1 / 3, 3.0)
 
     def _measure(self, env: Any) -> float:
         """What large rows shrink to: the environment is tried with random actions for a moment."""

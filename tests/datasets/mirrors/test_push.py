@@ -247,6 +247,30 @@ def damage(place: str, key: str, data: bytes, s3: S3Server, gcs: GcsServer) -> N
         Path(place, key).write_bytes(data)
 
 
+def test_the_progress_of_a_copy_that_goes_on_is_that_of_its_plan(root: Path, tmp_path: Path) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(tasks: list) -> None:
+        if tasks[0].rows > tasks[0].total // 2:
+            raise Stop
+
+    request = Request(ID, root=tmp_path, mirror=str(root), fetch=QUICK)
+    with pytest.raises(Stop):
+        download(request, Listener(on_progress=stop))
+    plans: list[Estimate] = []
+    seen: list[tuple[int, int, int]] = []
+    listener = Listener(
+        on_estimate=plans.append,
+        on_progress=lambda tasks: seen.extend((task.rows, task.total, task.fetched) for task in tasks),
+    )
+    download(request, listener)
+    left = plans[0].fetch_bytes
+    assert 0 < left < read_manifest(root / ID).bytes
+    assert {total for _, total, _ in seen} == {left} and all(rows == fetched for rows, _, fetched in seen)
+    assert seen[-1] == (left, left, left)
+
+
 @pytest.mark.parametrize("place", ["directory", "s3"], indirect=True)
 def test_a_damaged_copy_is_found_and_mended(
     root: Path, place: str, tmp_path: Path, s3: S3Server, gcs: GcsServer

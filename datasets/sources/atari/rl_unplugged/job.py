@@ -76,9 +76,14 @@ class RluJob(RunJob[EpisodeFile]):
         rows = int(fetch / max(1.0, sample.packed_bytes))
         episodes = int(rows / max(1.0, sample.rows_per_episode))
         raw = sum(self.schema[name].row_bytes for name in self.bulk)
-        disk = rows * (self._packed_row_bytes() + (raw if codec_of(self.schema[self.bulk[0]]).fixed_rows else 0))
+        fixed = codec_of(self.schema[self.bulk[0]]).fixed_rows
+        dictionary = self._dictionary.read_bytes() if self._folder and self._dictionary.is_file() else self._train()
+        packed = self._packed_row_bytes(dictionary)
+        disk = rows * (packed + (raw if fixed else 0))
         names = [f"file {file.number}" for file in self.chosen]
-        return Expectation(fetch, rows, episodes, int(disk), names)
+        small = sum(leaf.row_bytes for leaf in self.schema.steps if leaf.name not in self.bulk and leaf.constant != 0)
+        stored = int(rows * (small + (raw if fixed else packed))) + (0 if fixed else len(dictionary))
+        return Expectation(fetch, rows, episodes, int(disk), names, (stored, stored))
 
     def staged_parts(self, folder: Path) -> int:
         return sum(is_of(folder / file.obj.name, file.obj) for file in self.chosen if (folder / file.obj.name).is_dir())
@@ -161,10 +166,9 @@ class RluJob(RunJob[EpisodeFile]):
     def _train(self) -> bytes:
         return self._codec.train(self._sample.rows)
 
-    def _packed_row_bytes(self) -> float:
+    def _packed_row_bytes(self, dictionary: bytes) -> float:
         """Bytes of a compressed row with its offset, measured on a few sample rows."""
         rows = self._sample.rows[:: max(1, len(self._sample.rows) // 500)]
-        dictionary = self._dictionary.read_bytes() if self._folder and self._dictionary.is_file() else self._train()
         return self._codec.estimate_row_bytes(rows, dictionary)
 
     # -- what the manifest says ------------------------------------------------------------------------------------

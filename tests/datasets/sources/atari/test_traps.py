@@ -169,7 +169,10 @@ def test_trap_07_final_file_is_mostly_stale(options, tmp_path):
         assert_holds(dataset, fed_truth(writer))
         shown = numbers(dataset["observation"])
         assert len(shown) == len(set(shown))
-        assert dataset.manifest.counts["stale_rows"] == 49 - writer.dumps[-1].add_count
+        stale = 49 - writer.dumps[-1].add_count
+        assert dataset.manifest.counts["stale_rows"] == stale
+        (note,) = [note for note in dataset.manifest.notes if note.startswith("Not read: ")]
+        assert f"{stale} stale row" in note and "1 row of a slot that the ring buffer had not filled" in note
 
 
 def test_trap_08_missing_shard(tmp_path):
@@ -507,6 +510,7 @@ def test_trap_64_disk_estimate(options, tmp_path):
         1 / estimate.parts if options.get("codec") == "zstd" else 0
     )  # a finished part lies beside the blob for a while
     assert estimate.disk_bytes == pytest.approx(sizes * (1 + beside), rel=0.15 if beside else 0.03)
+    assert estimate.stored_bytes == (pytest.approx(sizes, rel=0.05),) * 2
     objects = (REAL / "dqn" / "Pong" / "5" / "replay_logs").glob("*observation*")
     assert estimate.fetch_bytes == sum(path.stat().st_size for path in objects)
 

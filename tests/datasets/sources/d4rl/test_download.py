@@ -229,6 +229,23 @@ def test_an_interrupted_download_goes_on_from_the_next_place(public, tmp_path):
     checked(outcome.path)
 
 
+def test_on_resuming_plan_and_progress_state_the_same_bytes(mirror, tmp_path):
+    with http_server(mirror) as server:
+        server.faults.cut(after=400_000)
+        request = Request(f"d4rl/{NAME}", root=tmp_path, mirror=server.url, fetch=FetchOptions(attempts=1))
+        with pytest.raises(FetchError):
+            download(request)
+        plans, fetched = [], []
+        download(
+            request,
+            Listener(on_estimate=plans.append, on_fetched=lambda name, done, total: fetched.append((done, total))),
+        )
+    left = plans[0].fetch_bytes
+    assert 0 < left < (mirror / "gym_mujoco_v2" / FILE).stat().st_size - 100_000
+    assert fetched[-1] == (left, left)
+    assert {total for _, total in fetched} == {left}
+
+
 def test_repair_asks_the_other_place(public, tmp_path):
     copy, _ = public
     outcome, _ = ask(tmp_path)
