@@ -33,10 +33,17 @@ def describe_episodes(manifest: Manifest, found: Overview) -> Facts:
     if manifest.returns:
         facts.append(("return", _span(manifest.returns)))
         if found.reference:
-            scores = {name: found.score(manifest.returns[name]) for name in ("mean", "min", "max")}
             between = f"{amounts.real(found.reference.low)} to {amounts.real(found.reference.high)}"
-            facts.append(("score", f"{_span(scores)} (a return of {between} is 0 to 100)"))
+            scores = f"{_span(found.scores)} (a return of {between} is 0 to 100)" if found.scores else "of no episode"
+            facts.append(("score", scores + _not_scored(found)))
     return facts
+
+
+def _not_scored(found: Overview) -> str:
+    """How many episodes do not count, because only a piece of them is in the data."""
+    if not found.not_scored:
+        return ""
+    return f"; without {amounts.plural(found.not_scored, 'episode')} that the data hold a piece of"
 
 
 def state_origin(manifest: Manifest) -> Facts:

@@ -54,7 +54,11 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Overview:
-    """See the module. ``reference`` are the returns that score 0 and 100, where they are known."""
+    """See the module. ``reference`` are the returns that score 0 and 100, where they are known.
+
+    ``scores`` are the mean, min and max of the normalised scores of whole episodes, empty without any; ``not_scored`` is how
+    many episodes are not whole.
+    """
 
     steps: int
     episodes: int
@@ -68,6 +72,8 @@ class Overview:
     lengths: Histogram
     rewards: Distribution
     actions: list[Distribution] = field(default_factory=list)
+    scores: dict[str, float] = field(default_factory=dict)
+    not_scored: int = 0
 
     def score(self, total: float) -> float:
         """The normalised score of a return: 0 for the lower reference, 100 for the upper. Needs ``reference``."""
@@ -81,6 +87,7 @@ class Overview:
             "outcomes": self.outcomes,
             "midway_episodes": self.midway,
             "reference_scores": [self.reference.low, self.reference.high] if self.reference else None,
+            **({"scores": {**self.scores, "not_scored": self.not_scored}} if self.reference else {}),
             "sampled": {"steps": self.sampled_steps, "episodes": self.sampled_episodes},
             "distributions": {
                 "return": self.returns.to_json(),
@@ -112,14 +119,17 @@ def overview(folder: Path, manifest: Manifest, table: EpisodeTable, rows: Mappin
             elements.append(count_values(read[:, number], range(known) if known <= MOST_CHOICES else ()))
         return Distribution(leaf.name, size, tuple(elements))
 
-    scores = reference_scores(manifest)
+    reference = reference_scores(manifest)
+    if reference is not None and reference.caveat:
+        reference = None
+    scores, not_scored = ({}, 0) if reference is None else _scores(reference, manifest, table)
     return Overview(
         manifest.steps,
         len(table),
         {name: int(np.count_nonzero(table.outcome == code)) for code, name in OUTCOMES.items()},
         int(np.count_nonzero(table.midway)),
         manifest.environment,
-        None if scores is None or scores.caveat else scores,
+        reference,
         sum(stop - start for start, stop in ranges),
         sum(part.stop - part.start for part in few),
         count_values(_joined([table.returns[part] for part in few])),
@@ -130,7 +140,21 @@ def overview(folder: Path, manifest: Manifest, table: EpisodeTable, rows: Mappin
             for leaf in manifest.schema.steps
             if leaf.key[0] == "action" and leaf.row_bytes <= LARGE_ROW
         ],
+        scores,
+        not_scored,
     )
+
+
+def _scores(reference: ReferenceScores, manifest: Manifest, table: EpisodeTable) -> tuple[dict[str, float], int]:
+    """Mean, min and max of the scores of whole episodes, and how many episodes are not whole."""
+    whole = table.whole
+    count = int(np.count_nonzero(whole))
+    returns = table.returns[whole] if count < len(table) else ()
+    statistics = manifest.returns if count == len(table) else {}
+    if len(returns):
+        statistics = {"mean": returns.mean(), "min": returns.min(), "max": returns.max()}
+    names = ("mean", "min", "max") if statistics else ()
+    return {name: float(reference.normalize(statistics[name])) for name in names}, len(table) - count
 
 
 def blocks(count: int, most: int) -> list[tuple[int, int]]:

@@ -99,12 +99,13 @@ class Dataset:
 
     @property
     def normalized_returns(self) -> np.ndarray:
-        """The returns of the episodes as scores, float64 ``[episodes]``.
+        """The returns of the episodes as scores, float64 ``[episodes]``; NaN for those that are not whole.
 
+        These are the episodes that the end of the data cut, and those whose beginning is missing: average with `np.nanmean`.
         Raises UsageError where no scores are known, and where returns are no scores (Atari's clipped rewards, rewards that
         preprocessing changed).
         """
-        return normalized_returns(self.manifest, np.asarray(self.episodes.returns))
+        return normalized_returns(self.manifest, self.episodes)
 
     def make_env(self, *, trust: bool = False, **arguments: Any) -> gymnasium.Env:
         """The Gymnasium environment that the data come from; ``arguments`` (``render_mode``) on top of those recorded.

@@ -109,6 +109,14 @@ class EpisodeTable(Sequence[EpisodeRow]):
         """First state row of every episode, int64."""
         return self.start + np.arange(len(self))
 
+    @property
+    def whole(self) -> np.ndarray:
+        """Which episodes are in the data from beginning to end, bool ``[episodes]``: neither cut nor begun midway.
+
+        The return of another one is that of a piece. An episode that a time limit truncated is whole.
+        """
+        return (self.outcome != CUT) & ~self.midway
+
     def check(self) -> None:
         """Raise InvariantError unless the episodes are contiguous, in order and not empty, and each ends in a known way."""
         expected = 0

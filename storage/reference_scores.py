@@ -17,6 +17,7 @@ from .. import plugins
 from ..errors import RbdataError, UsageError
 
 if TYPE_CHECKING:
+    from .episodes import EpisodeTable
     from .manifest import Manifest
 
 
@@ -87,12 +88,17 @@ def original_source(manifest: Manifest) -> tuple[Mapping[str, Any], bool]:
     return source, changed
 
 
-def normalized_returns(manifest: Manifest, returns: Any) -> Any:
-    """The returns of a dataset's own episodes as scores. Raises UsageError where it has none, or they cannot be."""
+def normalized_returns(manifest: Manifest, table: EpisodeTable) -> Any:
+    """The returns of a dataset's own episodes as scores, NaN for those that are not whole.
+
+    Raises UsageError where it has none, or they cannot be.
+    """
+    import numpy as np
+
     scores = require_scores(reference_scores(manifest), manifest.id)
     if scores.caveat:
         raise UsageError(f"the returns of {manifest.id} cannot be normalised: {scores.caveat}")
-    return scores.normalize(returns)
+    return np.where(table.whole, scores.normalize(table.returns), np.nan)
 
 
 def require_scores(scores: ReferenceScores | None, dataset_id: str) -> ReferenceScores:

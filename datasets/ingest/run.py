@@ -20,6 +20,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ... import settings
 from ..._version import __version__
 from ...errors import ChecksumError, CorruptSourceError, DamagedDatasetError, DatasetExistsError
@@ -273,6 +275,10 @@ class _Run:
             files = columns.close()
         finally:
             columns.abandon()
+        wrong = ~np.isfinite(plan.episodes.returns)
+        if wrong.any():
+            message = f"{self.place.id}: rewards of episode {int(wrong.argmax())} are not finite numbers, as float32"
+            raise CorruptSourceError(message, hint="the source must leave them out, or clip them")
         self.writer.planned(files, plan.episodes, plan.digest)
         return plan
 

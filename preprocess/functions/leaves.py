@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from ...errors import SchemaError, UsageError
+from ...errors import ResultError, SchemaError, UsageError
 from ...storage.schema import FLAGS
 from .checks import key_list
 
@@ -70,6 +70,15 @@ def change(
 def episode_return(td: TensorDictBase) -> torch.Tensor:
     """The sum of an episode's rewards, float64 ``[]``."""
     return get(td, "next/reward").double().sum()
+
+
+def check_finite(rows: torch.Tensor, converted: torch.Tensor, name: str) -> torch.Tensor:
+    """``converted``, the same numbers in a narrower dtype. Raises ResultError for one that is infinite only there."""
+    lost = converted.isinf()
+    if lost.any() and bool((lost := lost & rows.isfinite()).any()):
+        message = f"{name} holds {rows[lost][0].item():g}, which {str(converted.dtype).removeprefix('torch.')} does not"
+        raise ResultError(message, hint="choose a wider dtype, or scale the values")
+    return converted
 
 
 def with_reward(td: TensorDictBase, reward: torch.Tensor) -> TensorDictBase:

@@ -8,7 +8,7 @@ from tensordict import TensorDictBase
 from ...errors import UsageError
 from ...storage.leaf import check_key
 from .checks import positive
-from .leaves import get, paths
+from .leaves import check_finite, get, paths
 from .traits import Traits
 
 
@@ -30,7 +30,8 @@ def returns_to_go(td: TensorDictBase, *, gamma: float = 1.0, key: str = "return_
         raise UsageError(f"the key {key!r} exists already", hint="choose another name: --args key=...")
     reward = get(td, "next/reward")
     out = td.clone(False)
-    out.set(tuple(key.split("/")), discounted(reward.double(), gamma).to(reward.dtype))
+    sums = discounted(reward.double(), gamma)
+    out.set(tuple(key.split("/")), check_finite(sums, sums.to(reward.dtype), key))
     return out
 
 

@@ -7,7 +7,7 @@ from tensordict import TensorDictBase
 
 from ...errors import UsageError
 from .checks import choice, key_list, number
-from .leaves import change, covers, get, select
+from .leaves import change, check_finite, covers, get, select
 from .traits import Traits
 
 #: Not bfloat16: it has no numpy dtype, so that no dataset can store it.
@@ -28,9 +28,11 @@ def _map_states(name: str, rows: torch.Tensor, *, keys: object, dtype: str, scal
     if scale is None:
         scale = 1 / 255 if rows.dtype == torch.uint8 else 1.0
     if scale == 1:
-        return rows.to(target)
-    # float16 has too few digits to multiply in.
-    return (rows.to(torch.float64 if target == torch.float64 else torch.float32) * scale).to(target)
+        out = rows.to(target)
+    else:  # float16 has too few digits to multiply in
+        out = (rows.to(torch.float64 if target == torch.float64 else torch.float32) * scale).to(target)
+    never = rows.dtype == target or rows.dtype in (torch.uint8, torch.int8, torch.bool)
+    return out if never and abs(scale) <= 1 else check_finite(rows, out, name)
 
 
 @Traits("batch", map_states=_map_states, validate=_check)

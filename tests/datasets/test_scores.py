@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gymnasium
 import gymnasium_envs
 import numpy as np
 import pytest
 import rbdata
 import torch
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 from minari_tools import minari, with_root, write
 from paths import DATA
 from rbdata.datasets.scores import normalized_score, reference_scores
@@ -70,12 +72,14 @@ def test_a_d4rl_dataset_and_what_is_made_from_it():
     dataset = rbdata.open_dataset("hopper-full-replay-v2")
     returns = np.asarray(dataset.episodes.returns)
     low, high = -20.272305, 3234.3
-    assert np.allclose(dataset.normalized_returns, 100 * (returns - low) / (high - low))
+    whole = dataset.episodes.whole
+    assert 0 < whole.sum() < len(whole) and np.isnan(dataset.normalized_returns[~whole]).all()
+    assert np.allclose(dataset.normalized_returns[whole], 100 * (returns[whole] - low) / (high - low))
     assert dataset.normalized_returns.shape == (len(dataset.episodes),)
     kept = rbdata.open_dataset(
         rbdata.preprocess(dataset.path, "rbdata:filter_episodes", dest="my/kept", args={"min_length": 1}, procs=1)
     )
-    assert np.allclose(kept.normalized_returns, dataset.normalized_returns)
+    assert np.allclose(kept.normalized_returns, dataset.normalized_returns, equal_nan=True)
     scaled = rbdata.preprocess(kept.path, "rbdata:scale_rewards", dest="my/scaled", args={"scale": 2}, procs=1)
     with pytest.raises(UsageError, match="preprocessing changed the rewards"):
         _ = rbdata.open_dataset(scaled).normalized_returns
@@ -102,3 +106,40 @@ def test_minari_states_its_own(tmp_path, monkeypatch):
 def test_a_recording_without_scores():
     path = rbdata.download("gymnasium/tests/Counter-v0", steps=20)
     assert rbdata.open_dataset(path).reference_scores is None
+
+
+def test_cut_episodes_have_no_score():
+    """600 steps of Breakout are a piece of an episode: its return is no score."""
+    pytest.importorskip("ale_py")
+    from rbdata.cards.facts import describe_episodes
+
+    rbdata.record("ALE/Breakout-v5", steps=60, name="cut")
+    cut = rbdata.open_dataset("ALE/Breakout-v5@cut")
+    assert cut.episodes.outcome.tolist() == [3] and np.isnan(cut.normalized_returns).all()
+    found = rbdata.inspect("ALE/Breakout-v5@cut")
+    assert found.scores == {} and found.not_scored == 1
+    score = dict(describe_episodes(cut.manifest, found))["score"]
+    assert score == "of no episode; without 1 episode that the data hold a piece of"
+
+
+@pytest.mark.parametrize("frames", [7, 100])
+def test_scores_count_whole_episodes(frames):
+    """Episodes that a time limit truncates are whole."""
+    from rbdata.cards.facts import describe_episodes
+
+    def make():
+        env = gymnasium_envs.Counter(lengths=(9, 3))
+        env.spec = EnvSpec("ALE/Breakout-v5")
+        return gymnasium.wrappers.TimeLimit(env, frames)
+
+    dataset = rbdata.open_dataset(rbdata.record(make, steps=2 * min(frames, 9) + 3 + 1, name="some"))
+    whole = np.array([True, True, True, False])
+    returns = np.asarray(dataset.episodes.returns)
+    assert dataset.episodes.whole.tolist() == whole.tolist()
+    scores = dataset.reference_scores.normalize(returns[whole])
+    assert np.isnan(dataset.normalized_returns[3]) and np.allclose(dataset.normalized_returns[whole], scores)
+    found = rbdata.inspect(dataset.path)
+    assert found.not_scored == 1
+    assert found.scores == pytest.approx({"mean": scores.mean(), "min": scores.min(), "max": scores.max()})
+    text = dict(describe_episodes(dataset.manifest, found))["score"]
+    assert text.endswith("; without 1 episode that the data hold a piece of")

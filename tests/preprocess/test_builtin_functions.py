@@ -177,3 +177,19 @@ def test_command_line(tmp_path):
     made = Dataset(tmp_path / "my/small")
     assert made.schema["observation"].shape == (12, 12, 3)
     assert float(made["next/reward"].abs().max()) <= 1
+
+
+def test_numbers_that_the_asked_dtype_does_not_hold():
+    from rbdata.errors import ResultError
+    from tensordict import TensorDict
+
+    flags = {flag: torch.zeros(3, 1, dtype=torch.bool) for flag in ("done", "terminated", "truncated")}
+    after = {"observation": torch.zeros(3), "reward": torch.full((3, 1), 3e38), **flags}
+    td = TensorDict({"observation": torch.tensor([0.0, torch.inf, 1.0]), **flags, "next": after}, [3])
+    assert find_builtin("to_float")(td, dtype="float16")["observation"].tolist() == [0, torch.inf, 1]
+    for value, dtype, scale in ((70000.0, "float16", None), (7000.0, "float16", 10), (1e39, "float32", 0.1)):
+        td["observation"] = torch.tensor([0.0, torch.inf, value], dtype=torch.float64)
+        with pytest.raises(ResultError, match=rf"observation holds .*, which {dtype} does not"):
+            find_builtin("to_float")(td, dtype=dtype, scale=scale)
+    with pytest.raises(ResultError, match=r"return_to_go holds 9e\+38, which float32 does not"):
+        find_builtin("returns_to_go")(td)
