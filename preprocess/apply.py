@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from ..datasets.user_code.loading import by_content
 from ..errors import FunctionError, RbdataError, ResultError
 from ..storage.codecs import codec_of
 from ..storage.nesting import nest
@@ -349,7 +350,7 @@ def isolated(applier: Applier) -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), by_content():
             yield
     finally:
         torch.set_num_threads(threads)

@@ -25,8 +25,9 @@ from ..datasets.waits import when_free
 from ..datasets.workers.engines import Engine, open_engine
 from ..datasets.workers.pool import usable_cpus
 from ..errors import DamagedDatasetError, RbdataError, UnfinishedDatasetError, UsageError
-from ..storage.folder import DatasetPlace, check_id, check_space, make_writable, remove_tree
+from ..storage.folder import JOURNAL, DatasetPlace, check_id, check_space, make_writable, remove_tree
 from ..storage.integrity import check_leaves
+from ..storage.journal import Journal
 from ..storage.manifest import Manifest, read_manifest
 from ..storage.schema import Schema
 from ..storage.writer import DatasetWriter
@@ -36,10 +37,11 @@ from .finish import EdgeCheck, make_manifest
 from .first_pass import collect_statistics
 from .function_chain import FunctionChain, examine_functions, examine_in_worker
 from .layout import Layout
+from .lineage import describe_changes
 from .preprocess_request import Listener, Preprocessed, Request
 from .probe import passthrough_leaves, prepare_layout
 from .records import ProbeResult
-from .run_context import RunContext, make_context
+from .run_context import RunContext, listed, make_context
 from .tasks import WORKER, call_worker
 
 MAX_PROCS = 8
@@ -209,8 +211,9 @@ def _make_dataset(context: RunContext, engine: Engine, listener: Listener, *, ow
 
 
 def _open_writer(context: RunContext) -> DatasetWriter:
+    before = Journal(context.place.working / JOURNAL).find("request").get(0, {}).get("identity")
     try:
-        return DatasetWriter(
+        writer = DatasetWriter(
             context.place,
             Schema(()),
             context.config.run,
@@ -219,9 +222,12 @@ def _open_writer(context: RunContext) -> DatasetWriter:
             command=context.request.command,
         )
     except UnfinishedDatasetError as error:
-        name = context.place.id
+        name, changed = context.place.id, describe_changes(before, context.identity) if isinstance(before, dict) else []
         message = f"an unfinished {name} exists, started with another function, input, version or other options"
-        raise UnfinishedDatasetError(message, hint=error.hint) from error
+        raise UnfinishedDatasetError(message + listed(changed), hint=error.hint) from error
+    if not writer.remembered("request"):
+        writer.remember("request", {"identity": context.identity})  # to say later in what another request differs
+    return writer
 
 
 def _useful_procs(context: RunContext, probe: ProbeResult, engine: Engine) -> int:

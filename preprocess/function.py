@@ -1,7 +1,8 @@
 """A function of the chain: its name and arguments, and how a worker loads and calls it.
 
 A function given as text is looked up again in every worker (`functions.lookup`). One given as a Python object is pickled:
-by value where its module cannot be imported (a lambda, a closure, a notebook cell).
+by value where its module cannot be imported (a lambda, a closure, a notebook cell). A worker compares what it loaded with
+the identity that the request recorded.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import UsageError
+from ..datasets.user_code.identity import Identity, qualified_name, strip_partials
+from ..errors import FunctionError, UsageError
 from .functions.lookup import find_function, is_builtin_name
 from .functions.traits import Fit, Traits, traits_of
-from .identity import content_hash, identify, qualified_name, strip_partials
+from .identity import describe_arguments, files_of_arguments, identify, is_builtin
 
 if TYPE_CHECKING:
     import torch
@@ -32,16 +34,18 @@ STATISTICS = "statistics"
 class Function:
     """One function with its arguments; small and picklable. It is loaded from ``text`` or from ``payload``.
 
-    ``source`` and ``file`` are the hashes of its identity (`identity`).
+    ``identity`` is that of the function, `record` that of the function with its arguments. `resolve` sets the rest: ``named``,
+    the functions that arguments name, and ``argument_files``, the hashes of the local files that arguments reach.
     """
 
     name: str
     text: str | None
     folder: Path
     payload: bytes | None
-    source: str
-    file: str | None
+    identity: Identity
     args: Mapping[str, Any] = field(default_factory=dict)
+    named: Mapping[str, Function] = field(default_factory=dict)
+    argument_files: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def find(cls, given: str | Callable[..., Any], folder: Path) -> Function:
@@ -52,12 +56,14 @@ class Function:
         if isinstance(given, str):
             fn = find_function(given, folder)
             name = f"{given.rpartition(':')[0]}:{getattr(fn, '__qualname__', type(fn).__name__)}"
-            return cls(given if is_builtin_name(given) else name, given, folder, None, *identify(fn)[1:])
+            name = given if is_builtin_name(given) else name
+            return cls(name, given, folder, None, identify(fn, name))
         if not callable(given):
             message = f"{given!r} of type {type(given).__name__} is no function"
             raise UsageError(message, hint="give something that can be called, or text such as 'pkg.mod:fn'")
-        name, source, file = identify(given)
-        return cls(name, None, folder, _pickle(given), source, file)
+        name, payload = qualified_name(given), _pickle(given)
+        # As workers get it: what an object leaves out when it is pickled decides nothing.
+        return cls(name, None, folder, payload, identify(_unpickle(payload, name), name))
 
     @property
     def label(self) -> str:
@@ -65,8 +71,11 @@ class Function:
         return self.name.rpartition(":")[2].rpartition(".")[2]
 
     def load(self) -> Callable[..., Any]:
-        """The function itself; loaded once in each process."""
-        return _load(self.text, self.folder, self.payload)
+        """The function itself; loaded once in each process.
+
+        Raises FunctionError where this process loads another function than the one that the request recorded.
+        """
+        return _load(_Recorded(self.name, self.text, self.folder, self.payload, self.identity))
 
     @property
     def signature(self) -> inspect.Signature | None:
@@ -92,14 +101,42 @@ class Function:
         fit = self.traits.fit if self.traits else None
         return fit if fit is not None and fit.needed(**self.args) else None
 
-    def identity(self) -> dict[str, Any]:
-        """Its record in fingerprint and lineage: ``{function, source_sha256, file_sha256, args}``."""
-        args = {name: _to_json(value) for name, value in sorted(self.args.items())}
-        record = {"function": self.name, "source_sha256": self.source, "file_sha256": self.file, "args": args}
-        inner = self.args.get("fn")
-        if isinstance(inner, str) and ":" in inner and self.text is not None and is_builtin_name(self.text):
-            record["fn_sha256"] = content_hash(find_function(inner, self.folder))  # relabel_rewards takes a function
+    def resolve(self) -> Function:
+        """With what its arguments refer to. Raises what `find` raises, and UsageError for what cannot be identified."""
+        inner, named = self.args.get("fn"), dict[str, Function]()
+        if isinstance(inner, str) and ":" in inner and is_builtin(self.load()):  # relabel_rewards
+            named["fn"] = Function.find(inner, self.folder)
+        return replace(self, named=named, argument_files=files_of_arguments(self.args, self.name))
+
+    def record(self) -> dict[str, Any]:
+        """Its record in fingerprint and lineage: ``{function, source_sha256, file_sha256, args}``; after `resolve`.
+
+        Where there are any: ``files``, the hashes of the other local files that it or an argument reaches; ``args_sha256``,
+        that of arguments that their JSON values do not tell from others; ``fn_sha256``, that of a function named in one.
+        """
+        args, digest = describe_arguments(self.args, self.name, builtin=is_builtin(self.load()))
+        identity, files = self.identity, {**self.identity.files, **self.argument_files}
+        record = {
+            "function": self.name,
+            "source_sha256": identity.content,
+            "file_sha256": identity.file,
+            "args": args,
+        }
+        if digest is not None:
+            record["args_sha256"] = digest
+        for inner in self.named.values():
+            record["fn_sha256"] = inner.identity.content
+            files |= inner.identity.files
+            if inner.identity.file is not None:
+                files[inner.name.rpartition(":")[0]] = inner.identity.file
+        if files:
+            record["files"] = dict(sorted(files.items()))
         return record
+
+    def bind(self) -> dict[str, Any]:
+        """Its arguments as it is called with. Raises FunctionError where this process would run other code than recorded."""
+        check_files(files_of_arguments(self.args, self.name), self.argument_files)
+        return {**self.args, **{name: fn.load() for name, fn in self.named.items()}}
 
     def check(self) -> None:
         """Raise UsageError unless it can be called with its arguments."""
@@ -118,14 +155,49 @@ class Function:
             raise UsageError(message, hint=f"its signature is {self.label}{signature}") from error
 
 
+class _Recorded(NamedTuple):
+    """Where a function is loaded from, and its identity by the request."""
+
+    name: str
+    text: str | None
+    folder: Path
+    payload: bytes | None
+    identity: Identity
+
+
 @functools.lru_cache(maxsize=32)
-def _load(text: str | None, folder: Path, payload: bytes | None) -> Callable[..., Any]:
-    if text is not None:
-        return find_function(text, folder)
+def _load(given: _Recorded) -> Callable[..., Any]:
+    if given.text is not None:
+        fn = find_function(given.text, given.folder)
+    else:
+        assert given.payload is not None
+        fn = _unpickle(given.payload, given.name)
+    found, wanted = identify(fn, given.name), given.identity
+    own = f"the file of {given.name}"
+    check_files({**found.files, own: found.file}, {**wanted.files, own: wanted.file})
+    if found.content != wanted.content:
+        message = f"{given.name} is another function in this process: a global that it reads has another value"
+        hint = "pass what changes as an argument, and set what is random or set by hand inside the function"
+        raise FunctionError(message, hint=hint)
+    return fn
+
+
+def check_files(found: Mapping[str, str | None], wanted: Mapping[str, str | None]) -> None:
+    """Raise FunctionError for files with other hashes than the request recorded, where both are known."""
+    edited = sorted(label for label, digest in wanted.items() if found.get(label, digest) != digest)
+    if edited:
+        message = f"{', '.join(edited)} was edited while the run started: this process would run other code"
+        raise FunctionError(message, hint="run it again")
+
+
+def _unpickle(payload: bytes, name: str) -> Any:
     import pickle
 
-    assert payload is not None
-    return pickle.loads(payload)  # pickled by the process that started this worker, never read from a file
+    try:
+        return pickle.loads(payload)  # pickled by the process that started this worker, never read from a file
+    except Exception as error:
+        message = f"{name} cannot be sent to worker processes: {type(error).__name__}: {error}"
+        raise UsageError(message, hint="define it in a file and give it as 'file.py:name'") from error
 
 
 def _pickle(fn: Callable[..., Any]) -> bytes:
@@ -162,24 +234,13 @@ def _is_importable(name: str) -> bool:
     return True
 
 
-def _to_json(value: Any) -> Any:
-    """An argument as a JSON value; objects by their content hash."""
-    if isinstance(value, (bool, int, float, str, type(None))):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): _to_json(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_to_json(item) for item in value]
-    return f"{type(value).__qualname__} sha256 {content_hash(value)}"
-
-
 class BoundFunction:
     """A function loaded in a worker, with its arguments and statistics."""
 
     def __init__(self, fn: Function, statistics: dict[str, Any] | None) -> None:
         self.name, self.traits = fn.name, fn.traits
         self._function = fn.load()
-        self._kwargs = dict(fn.args)
+        self._kwargs = fn.bind()
         if statistics is not None:
             self._kwargs[STATISTICS] = statistics
         self._takes_generator = GENERATOR in fn.parameters and GENERATOR not in self._kwargs

@@ -50,14 +50,26 @@ def examine_functions(
     functions = tuple(assign_arguments([Function.find(one, folder) for one in given], args))
     for fn in functions:
         fn.check()
+    functions = tuple(fn.resolve() for fn in functions)
     ignoring = takewhile(lambda fn: fn.traits is not None and fn.traits.ignores_observations, functions)
     return FunctionChain(
         functions,
         _choose_per(functions, per),
-        tuple(fn.identity() for fn in functions),
+        _records(functions),
         tuple(fn.fit is not None for fn in functions),
         sum(1 for _ in ignoring),
     )
+
+
+def _records(functions: Sequence[Function]) -> tuple[dict[str, Any], ...]:
+    """Raises UsageError where two functions import different files under one name: only one of them can be loaded."""
+    records, known = tuple(fn.record() for fn in functions), dict[str, str]()
+    for fn, record in zip(functions, records):
+        for label, digest in record.get("files", {}).items():
+            if known.setdefault(label, digest) != digest:
+                message = f"{fn.name} imports another {label} than a function before it"
+                raise UsageError(message, hint="rename one of the two files, or run the functions one after the other")
+    return records
 
 
 def examine_in_worker(

@@ -2,7 +2,7 @@
 
 input          {id, content, steps, episodes, source, lineage}: the dataset it was made from. ``content`` is the sha256
                of its leaves, counts and checksums. Its own lineage is included, so that it outlives the input
-functions      [{function, source_sha256, file_sha256, args}] in order
+functions      [{function, source_sha256, file_sha256, args}] in order; see `function.Function.record`
 per, batch, windows, num_frames, seed
 versions       {rbdata, torch, tensordict, python}
 statistics     {function: ...}: the results of first passes
@@ -112,6 +112,48 @@ def describe_lineage(record: Mapping[str, Any]) -> list[tuple[str, str]]:
             (f"before: {name}" if name == "made from" else name, text) for name, text in describe_lineage(before)[:-1]
         ]
     return lines
+
+
+def describe_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """What differs between two requests, in words; ``before`` may be a lineage, ``after`` is the identity of a run."""
+    changed: list[str] = []
+    old, new = (list(record.get("functions") or ()) for record in (before, after))
+    if [fn.get("function") for fn in old] != [fn.get("function") for fn in new]:
+        changed.append(f"the functions ({', '.join(str(fn.get('function')) for fn in old)} before)")
+    else:
+        for one, other in zip(old, new):
+            changed += _changes_of_function(one, other)
+    content = before.get("input")
+    content = content.get("content") if isinstance(content, Mapping) else content
+    if content != after.get("input"):
+        changed.append("the input")
+    for name in ("per", "batch", "num_frames", "seed", "codec", "layout"):
+        if name in before and before[name] != after.get(name):
+            changed.append(f"{name} ({before[name]} before)")
+    if (before.get("windows") or {}) != (after.get("windows") or {}):
+        changed.append("the windows")
+    old_versions, new_versions = before.get("versions") or {}, after.get("versions") or {}
+    changed += [f"the version of {name}" for name in new_versions if old_versions.get(name) != new_versions[name]]
+    return list(dict.fromkeys(changed))
+
+
+def _changes_of_function(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    name = str(after.get("function"))
+    old, new = ({**(fn.get("files") or {}), _own_file(fn): fn.get("file_sha256")} for fn in (before, after))
+    changed = [label for label in sorted({*old, *new}) if old.get(label) != new.get(label)]
+    old, new = before.get("args") or {}, after.get("args") or {}
+    args = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key) or (key in old) != (key in new)]
+    if before.get("args_sha256") != after.get("args_sha256") and not args:
+        args = sorted(new)
+    changed += [f"the argument {key} of {name}" for key in args]
+    if any(before.get(key) != after.get(key) for key in ("source_sha256", "fn_sha256")) and not changed:
+        changed.append(f"{name}: its code, its state or a value that it uses")
+    return changed
+
+
+def _own_file(fn: Mapping[str, Any]) -> str:
+    where = str(fn.get("function")).rpartition(":")[0]
+    return where if where.endswith(".py") or "/" in where else f"{where.replace('.', '/')}.py"
 
 
 def _short(digest: str | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +18,7 @@ from ..storage.writer import fingerprint
 from .chunks import Chunk, choose_chunk_steps, choose_sizes, cut, cut_sections
 from .episode_view import Episodes, view_episodes
 from .function_chain import FunctionChain
-from .lineage import versions
+from .lineage import describe_changes, versions
 from .preprocess_request import Request
 from .run_config import RunConfig
 
@@ -70,7 +71,9 @@ class RunContext:
             return None
         if (manifest.lineage or {}).get("fingerprint") == self.config.run:
             return manifest
-        message = f"{self.place.id} exists already and was made with another request"
+        options = manifest.source.get("options") or {}
+        changed = describe_changes({**options, **(manifest.lineage or {})}, self.identity) if manifest.lineage else []
+        message = f"{self.place.id} exists already and was made with another request{listed(changed)}"
         raise DatasetExistsError(message, hint="choose another --dest, or replace it with --force")
 
     def estimate(self, steps: int, disk_bytes: int, done: int, *, measured: bool) -> Estimate:
@@ -94,6 +97,10 @@ class RunContext:
             estimated=self.config.whole_episodes,
             at_most=self.config.whole_episodes and not measured,
         )
+
+
+def listed(changed: Sequence[str]) -> str:
+    return f" (differs in {', '.join(changed)})" if changed else ""
 
 
 def make_context(

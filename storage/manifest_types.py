@@ -57,7 +57,11 @@ class FunctionRecord(TypedDict, total=False):
 
     function: Text
     source_sha256: Text | None
+    file_sha256: Text | None
+    fn_sha256: Text | None
     args: dict[str, Any]
+    args_sha256: Text | None
+    files: dict[Text, Text]
 
 
 class InputRecord(TypedDict, total=False):

@@ -1,0 +1,213 @@
+"""Modules that users name: ``package.module``, or ``file.py``, by the content that they have now.
+
+A module is loaded once for its content. When its file, or a local module that it imports, has been edited since, it is loaded
+again. What the program itself has imported is left as it is: if that was edited since, or is another file than the one that
+is meant, the request is refused.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from ...errors import FunctionError, FunctionNotFoundError, UsageError
+from ...settings import expanded
+from .source_files import code_digest, functions_of, is_installed_path, local_imports, reached_modules, read_source
+
+#: How many `by_content` are entered: whether modules are loaded for a request, rather than imported by the program.
+_depth = 0
+#: Folders that were made importable here, the last one first; they are at the end of ``sys.path``.
+_folders: list[str] = []
+
+
+class ContentLoader(SourceFileLoader):
+    """Compiles the source that it reads and keeps its sha256: bytecode files go by the second of a change and a size."""
+
+    sha256 = ""
+
+    def get_code(self, fullname: str) -> CodeType:
+        data = self.get_data(self.path)
+        self.sha256 = hashlib.sha256(data).hexdigest()
+        return self.source_to_code(data, self.path)
+
+
+class _LocalFinder:
+    """Finds local modules as Python does, and has them loaded by content; inside `by_content`."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path, target) if _depth else None
+        if spec is None or type(spec.loader) is not SourceFileLoader or is_installed_path(spec.loader.path):
+            return None
+        if name.partition(".")[0] == __package__.partition(".")[0]:
+            return None
+        spec.loader = ContentLoader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+@contextmanager
+def by_content() -> Iterator[None]:
+    """Local modules that are imported here are loaded by content, and again when they were edited: around user code."""
+    global _depth
+    if _LocalFinder not in sys.meta_path:
+        place = sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else len(sys.meta_path)
+        sys.meta_path.insert(place, _LocalFinder)
+    _depth += 1
+    try:
+        yield
+    finally:
+        _depth -= 1
+
+
+def load_module(where: str, folder: Path, text: str, forms: str, *, fresh: bool = False) -> ModuleType:
+    """The module ``where`` (a name, or a path of a file) of a text that users gave, relative to ``folder``.
+
+    With ``fresh`` a file is run again even if it is loaded, so that its variables are as it sets them.
+
+    Raises FunctionNotFoundError with the places that were searched and ``forms`` as a hint, FunctionError where importing
+    fails, UsageError where the program has imported another version of a local module.
+    """
+    is_file = where.endswith(".py") or "/" in where
+    with by_content():
+        return _load_file(where, folder, text, forms, fresh) if is_file else _load_name(where, folder, text, forms)
+
+
+def _load_file(where: str, folder: Path, text: str, forms: str, fresh: bool) -> ModuleType:
+    path = (folder / expanded(where)).resolve()
+    if not path.is_file():
+        near = sorted(other.name for other in path.parent.glob("*.py")) if path.parent.is_dir() else []
+        hint = f"there are {', '.join(near[:6])}" if near else forms
+        raise FunctionNotFoundError(f"{text}: there is no file {path}", hint=hint)
+    # A unique name, so that a file json.py does not replace the module json.
+    name = f"_rbdata_user_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}"
+    _make_importable(path.parent)
+    _forget_edited({name: path})
+    if name in sys.modules and not fresh:
+        return sys.modules[name]
+    loader = ContentLoader(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    if spec is None:
+        raise FunctionNotFoundError(f"{text}: {path} is not a Python file", hint=forms)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        loader.exec_module(module)
+    except BaseException as error:
+        sys.modules.pop(name, None)
+        raise _import_failed(error, text, str(path)) from error
+    return module
+
+
+def _load_name(where: str, folder: Path, text: str, forms: str) -> ModuleType:
+    _make_importable(folder)
+    _forget_edited(dict(local_imports(where, loaded=False)))
+    try:
+        return importlib.import_module(where)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (where == error.name or where.startswith(error.name + ".")):
+            raise _import_failed(error, text, where) from error  # the module exists, one of its imports does not
+        message = f"{text}: there is no module {error.name!r} in the installed packages and in {folder}"
+        file = folder.joinpath(*where.split(".")).with_suffix(".py")
+        near = difflib.get_close_matches(where, sorted(other.stem for other in folder.glob("*.py")), n=1)
+        hint = f"did you mean {near[0]}:{text.rpartition(':')[2]}?" if near else forms
+        if file.is_file():
+            hint = f"it is a file: {file.relative_to(folder)}:{text.rpartition(':')[2]}"
+        raise FunctionNotFoundError(message, hint=hint) from error
+    except BaseException as error:
+        raise _import_failed(error, text, where) from error
+
+
+def _make_importable(folder: Path) -> None:
+    """Make the modules in ``folder`` importable, after all others (it may hold folders named ``datasets`` or ``storage``), but
+    before those of folders that were so made before."""
+    name = str(folder)
+    if name not in sys.path:
+        first = next((place for place, other in enumerate(sys.path) if other in _folders), len(sys.path))
+        sys.path.insert(first, name)
+        _folders.insert(0, name)
+    elif name in _folders and name != next(other for other in sys.path if other in _folders):
+        sys.path.remove(name)
+        _folders.remove(name)
+        _make_importable(folder)
+    importlib.invalidate_caches()  # files may have been written since
+
+
+def _forget_edited(start: Mapping[str, Path]) -> None:
+    """Forget the modules that were loaded here if one of them is not what would be loaded now.
+
+    Raises UsageError for such modules that the program has imported.
+    """
+    meant = reached_modules(start.items(), loaded=False)
+    edited = [name for name, path in meant.items() if name in sys.modules and not _is_current(name, path)]
+    for name in edited:
+        if not _is_for_request(name):
+            raise _edited_error(sys.modules[name], meant[name])
+    if edited:
+        for name in filter(_is_for_request, meant):
+            _forget(name)
+
+
+def _is_for_request(name: str) -> bool:
+    return isinstance(getattr(sys.modules.get(name), "__loader__", None), ContentLoader)
+
+
+def _forget(name: str) -> None:
+    module = sys.modules.pop(name)
+    package, _, last = name.rpartition(".")
+    if package in sys.modules and getattr(sys.modules[package], last, None) is module:
+        delattr(sys.modules[package], last)
+
+
+def _is_current(name: str, path: Path) -> bool:
+    file = getattr(sys.modules[name], "__file__", None)
+    return file is not None and Path(file).absolute() == path.absolute() and not is_edited(name, path)
+
+
+def is_edited(name: str, path: Path) -> bool:
+    """Whether the file of a loaded module has other content than when it was loaded."""
+    module, source = sys.modules[name], read_source(path)
+    loader = getattr(module, "__loader__", None)
+    if source is None:
+        return isinstance(loader, SourceFileLoader)
+    if isinstance(loader, ContentLoader):
+        return loader.sha256 != source.sha256
+    if type(loader) is not SourceFileLoader:
+        return False  # compiled in another way, as pytest does it
+    return any(
+        code_digest(function.__code__) not in source.codes
+        for function in functions_of(module)
+        if Path(function.__code__.co_filename).absolute() == path.absolute()
+    )
+
+
+def _edited_error(module: ModuleType, path: Path) -> UsageError:
+    file, name = getattr(module, "__file__", None), module.__name__
+    if file is not None and Path(file).absolute() != path.absolute():
+        message = f"{name} is {path} here, and this program has imported {file} under that name"
+        return UsageError(message, hint="rename one of the two, or run this in another process")
+    return edited_error(name, path)
+
+
+def edited_error(name: str, path: Path) -> UsageError:
+    """The error for a local module whose file was edited after the program imported it."""
+    message = f"{path} was edited after {name} was imported: the code before the edit would run"
+    hint = f"import it again, importlib.reload({name}), and define again what was made from it; or restart Python"
+    return UsageError(message, hint=hint)
+
+
+def _import_failed(error: BaseException, text: str, where: str) -> BaseException:
+    if isinstance(error, KeyboardInterrupt):
+        return error
+    description = " ".join(f"{type(error).__name__}: {error}".split())
+    detail = "".join(traceback.format_exception(error))
+    return FunctionError(f"{text} cannot be loaded: importing {where} raised {description}", detail=detail)

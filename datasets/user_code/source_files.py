@@ -1,0 +1,295 @@
+"""Local source files: which modules are the user's own, what such a file imports, and the code that it compiles to.
+
+A module is local if it has a source file that belongs neither to Python, nor to an installed package, nor to rbdata. Imports
+are read from the source (those inside functions too) and resolved without importing anything.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import os
+import sys
+import sysconfig
+import types
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+_PACKAGE = __package__.partition(".")[0]
+_PYTHON = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib"))
+_INSTALLED = {"site-packages", "dist-packages"}
+#: Files that modules come from: source, and extensions that were built beside it.
+_CODE = (".py", ".so", ".pyd")
+_EMPTY = ("dict", "list", "set", "deque", "defaultdict", "OrderedDict", "Counter", "WeakKeyDictionary")
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A source file as it was read.
+
+    ``imports``: modules that it names, as ``(level, module, names)``. ``variables``: globals that are state rather than
+    settings, because a function assigns them (``global``) or because they begin as an empty container (a cache).
+    ``codes``: the digests (`code_digest`) of all functions in it.
+    """
+
+    sha256: str
+    imports: tuple[tuple[int, str, tuple[str, ...]], ...]
+    variables: frozenset[str]
+    codes: frozenset[bytes]
+
+
+def read_source(path: Path) -> SourceFile | None:
+    """The file as it is now; None where it cannot be read or is not Python."""
+    try:
+        return _parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return None
+
+
+def sha256_of(path: Path) -> str | None:
+    """sha256 (hex) of a file; None where there is none."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+@functools.lru_cache(maxsize=512)
+def _parse(data: bytes) -> SourceFile:
+    tree = ast.parse(data)
+    imports: list[tuple[int, str, tuple[str, ...]]] = []
+    variables: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imports += [(0, alias.name, ()) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            imports.append((node.level, node.module or "", tuple(alias.name for alias in node.names)))
+        elif isinstance(node, ast.Global):
+            variables.update(node.names)
+    for node in tree.body:
+        if isinstance(node, (ast.Assign, ast.AnnAssign)):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                variables.update(_begin_empty(target, node.value))
+    code = compile(data, "<source>", "exec", dont_inherit=True)
+    codes = frozenset(code_digest(inner) for inner in _nested(code))
+    return SourceFile(hashlib.sha256(data).hexdigest(), tuple(imports), frozenset(variables), codes)
+
+
+def _begin_empty(target: ast.expr, value: ast.expr | None) -> Iterator[str]:
+    """The names that an assignment makes empty containers."""
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        for one, its in zip(target.elts, value.elts):
+            yield from _begin_empty(one, its)
+    elif isinstance(target, ast.Name) and _is_empty(value):
+        yield target.id
+
+
+def _is_empty(node: ast.expr | None) -> bool:
+    """``{}``, ``[]``, ``dict()``, ``defaultdict(list)``: a container that begins empty."""
+    if isinstance(node, (ast.Dict, ast.List)):
+        return not (node.keys if isinstance(node, ast.Dict) else node.elts)
+    if not isinstance(node, ast.Call):
+        return False
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    return name in _EMPTY and not node.keywords and len(node.args) <= (name == "defaultdict")
+
+
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    for one in code.co_consts:
+        if isinstance(one, CodeType):
+            yield one
+            yield from _nested(one)
+
+
+def nested_codes(code: CodeType) -> list[CodeType]:
+    """A code object, and those of the functions and classes in it."""
+    return [code, *_nested(code)]
+
+
+def code_digest(code: CodeType) -> bytes:
+    """What a code object does, wherever it stands in its file."""
+    digest = hashlib.sha256()
+
+    def add(value: Any) -> None:
+        if isinstance(value, CodeType):
+            for part in code_parts(value):
+                add(part)
+        elif isinstance(value, tuple):
+            digest.update(b"tuple %d;" % len(value))
+            for one in value:
+                add(one)
+        else:
+            text = sorted(map(repr, value)) if isinstance(value, frozenset) else repr(value)
+            digest.update(f"{type(value).__name__} {text};".encode(errors="surrogatepass"))
+
+    add(code)
+    return digest.digest()
+
+
+def code_parts(code: CodeType) -> tuple[Any, ...]:
+    """What a code object consists of, but for names of files and numbers of lines."""
+    counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+    return (code.co_code, counts, names, getattr(code, "co_exceptiontable", b""), code.co_consts)
+
+
+# -- which modules are local ---------------------------------------------------------------------------------------------
+
+
+def is_installed_path(path: str) -> bool:
+    """Whether a file is one of Python's or of an installed package."""
+    if not _INSTALLED.isdisjoint(Path(path).parts):
+        return True
+    return path.startswith((*_PYTHON, "<frozen"))
+
+
+def is_local_module(name: str) -> bool:
+    """Whether a module is the user's: a file of theirs, a notebook, or code that no file holds."""
+    if name.partition(".")[0] == _PACKAGE:
+        return False
+    module = sys.modules.get(name)
+    if module is None:
+        return name.partition(".")[0] not in sys.stdlib_module_names
+    if name == "__main__":
+        return True
+    file = getattr(module, "__file__", None)
+    if file is None:  # built in, a namespace package, or made by a program
+        folders = [*(getattr(module, "__path__", None) or ())]
+        made = getattr(module, "__spec__", None) is None and name.partition(".")[0] not in sys.stdlib_module_names
+        return made or any(not is_installed_path(str(folder) + os.sep) for folder in folders)
+    return not is_installed_path(str(file))
+
+
+def local_file(name: str) -> Path | None:
+    """The source file of a local module that is loaded."""
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None)
+    if module is None or not is_local_module(name) or not isinstance(file, str) or not file.endswith(_CODE):
+        return None
+    path = Path(file).absolute()
+    return path if path.is_file() else None
+
+
+# -- imports -------------------------------------------------------------------------------------------------------------
+
+
+def reached_modules(start: Iterable[tuple[str, Path]], *, loaded: bool = True) -> dict[str, Path]:
+    """The local modules that files import, directly or by way of others: their files by name, the files themselves included.
+
+    ``start``: modules by name and file. With ``loaded`` a module that this process has loaded is the one that is meant;
+    without it, the one that would be imported now.
+    """
+    found: dict[str, Path] = {}
+    left = list(start)
+    while left:
+        name, path = left.pop()
+        if name in found:
+            continue
+        found[name] = path
+        source = read_source(path)
+        for level, module, names in source.imports if source else ():
+            base = _absolute(name, path, level, module)
+            if base is not None:
+                left += local_imports(base, names, loaded=loaded)
+    return found
+
+
+def local_imports(module: str, names: Iterable[str] = (), *, loaded: bool = True) -> list[tuple[str, Path]]:
+    """The local modules that ``from MODULE import NAMES`` (or ``import MODULE``) runs, by name and file."""
+    parts = module.split(".")
+    if not module or parts[0] == _PACKAGE or parts[0] in sys.stdlib_module_names:
+        return []
+    found: list[tuple[str, Path]] = []
+    path = None
+    for count in range(1, len(parts) + 1):
+        name = ".".join(parts[:count])
+        spec = _find(name, path, loaded)
+        if spec is None:
+            return found
+        if spec.origin and spec.origin.endswith(_CODE):
+            if is_installed_path(spec.origin):
+                return []
+            found.append((name, Path(spec.origin).absolute()))
+        path = spec.submodule_search_locations
+        if path is None:
+            return found
+    for name in names:  # those of a package may be modules
+        inner = _find(f"{module}.{name}", path, loaded)
+        if inner is not None and inner.origin and inner.origin.endswith(_CODE) and not is_installed_path(inner.origin):
+            found.append((f"{module}.{name}", Path(inner.origin).absolute()))
+    return found
+
+
+def _absolute(name: str, path: Path, level: int, module: str) -> str | None:
+    """The name of a module that the module ``name`` imports with ``level`` dots."""
+    if not level:
+        return module
+    package: str | None
+    if name == "__main__":  # not what it is in this process: functions of it are sent to others
+        folders: list[str] = []
+        for folder in path.absolute().parents:
+            if not (folder / "__init__.py").is_file():
+                break
+            folders.insert(0, folder.name)
+        package = ".".join(folders)
+    else:
+        package = getattr(sys.modules.get(name), "__package__", None)
+    if package is None:
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    parts = package.split(".")
+    if not package or level > len(parts):
+        return None
+    return ".".join([*parts[: len(parts) - level + 1], *([module] if module else [])])
+
+
+def _find(name: str, path: Any, loaded: bool) -> ModuleSpec | None:
+    """Where a module is, without importing it or a package that it is in."""
+    module = sys.modules.get(name)
+    if loaded and module is not None:
+        return _spec_of(name, module)
+    try:
+        spec = PathFinder.find_spec(name, path)
+    except (ImportError, ValueError, AttributeError, OSError):
+        spec = None
+    return spec if spec is not None or module is None else _spec_of(name, module)
+
+
+def _spec_of(name: str, module: ModuleType) -> ModuleSpec:
+    """What a loaded module says of itself; found in ways of their own, such as editable installs."""
+    spec = ModuleSpec(name, None, origin=getattr(module, "__file__", None))
+    spec.submodule_search_locations = getattr(module, "__path__", None)
+    return spec
+
+
+def imported_names(code: CodeType) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The modules that a function of no file imports when it runs, as ``(module, names)``."""
+    import dis
+
+    for one in nested_codes(code):
+        module, names = "", list[str]()
+        for step in dis.get_instructions(one):
+            if step.opname == "IMPORT_NAME":
+                if module:
+                    yield module, tuple(names)
+                module, names = str(step.argval), []
+            elif step.opname == "IMPORT_FROM":
+                names.append(str(step.argval))
+        if module:
+            yield module, tuple(names)
+
+
+def functions_of(module: ModuleType) -> Iterator[types.FunctionType]:
+    """The functions that a module defines, those of its classes included."""
+    for value in [*vars(module).values()]:
+        if getattr(value, "__module__", None) != module.__name__:
+            continue
+        inside = vars(value).values() if isinstance(value, type) else (value,)
+        for one in inside:
+            one = getattr(one, "__func__", one)
+            if isinstance(one, types.FunctionType) and one.__module__ == module.__name__:
+                yield one

@@ -1,0 +1,328 @@
+"""Two requests that differ in anything are never taken for one: arguments, state, globals, helper modules, edited files."""
+
+from __future__ import annotations
+
+import collections
+import decimal
+import functools
+import importlib
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+from preprocess_tools import fails, make_input, run
+from processes import RBDATA
+from rbdata.datasets.workers.engines import open_engine
+from rbdata.errors import DatasetExistsError, FunctionError, UnfinishedDatasetError, UsageError
+from rbdata.preprocess import driver
+from rbdata.preprocess.driver import preprocess
+from rbdata.preprocess.preprocess_request import Listener, Request
+from rbdata.storage.dataset import Dataset
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """A current directory for user code, with an input of rewards that are known."""
+    make_input(tmp_path, count=6)
+    monkeypatch.chdir(tmp_path)
+    path, modules = [*sys.path], {*sys.modules}
+    yield tmp_path
+    sys.path[:] = path
+    for name in {*sys.modules} - modules:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def workers():
+    engine = open_engine("local", procs=2, address=None, preload=[])
+    yield engine
+    engine.close()
+
+
+def write(name: str, text: str) -> Path:
+    path = Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def factor(root: Path, fn, dest: str = "my/output", **options) -> float:
+    """By how much a run multiplied the rewards."""
+    made, source = run(root, fn, dest=dest, **options), Dataset(root / "my" / "input")
+    return float((made["next/reward"] / source["next/reward"]).mean())
+
+
+def other(root: Path, fn, match: str, **options) -> None:
+    """The dataset that is there was made by another request."""
+    with pytest.raises(DatasetExistsError, match=match):
+        run(root, fn, **options)
+
+
+TIMES = "def fn(td):\n    td['next', 'reward'] = td['next', 'reward'] * {}\n    return td\n"
+
+
+class Slots:
+    __slots__ = ("value",)
+
+    def __init__(self, value):
+        self.value = value
+
+    def __call__(self, td):
+        td["next", "reward"] = td["next", "reward"] * float(self.value)
+        return td
+
+
+def by(td, value=1):
+    td["next", "reward"] = td["next", "reward"] * float(getattr(value, "value", value))
+    return td
+
+
+# -- arguments and state -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [np.float32, np.int64, decimal.Decimal, Slots, lambda number: np.array(number)])
+def test_arguments_that_differ(here, make):
+    assert factor(here, by, args={"value": make(2)}) == 2
+    assert factor(here, by, args={"value": make(2)}) == 2  # the same again
+    other(here, by, "the argument value of ", args={"value": make(3)})
+    other(here, functools.partial(by, value=make(2)), "made with another request")
+    assert factor(here, by, args={"value": make(3)}, force=True) == 3
+    assert factor(here, "rbdata:scale_rewards", dest="my/scaled", args={"scale": 2.0}) == 2
+
+
+def test_functions_that_differ_in_their_state(here):
+    assert factor(here, Slots(np.float32(2))) == 2
+    other(here, Slots(np.float32(3)), "its code, its state or a value that it uses")
+    assert factor(here, functools.partial(by, value=collections.deque([2])[0]), dest="my/partial") == 2
+    other(here, functools.partial(by, value=3), "made with another request", dest="my/partial")
+    one, two = lambda td: by(td, 2), lambda td: by(td, 3)
+    assert factor(here, one, dest="my/lambda") == 2
+    other(here, two, "made with another request", dest="my/lambda")
+
+
+def test_arguments_that_json_writes_alike(here):
+    def keyed(td, keys=None, how=None):
+        return td
+
+    for dest, (first, second) in {
+        "my/tuple": ({"keys": ["a", "b"]}, {"keys": ("a", "b")}),
+        "my/order": ({"how": {"a": 1, "b": 2}}, {"how": {"b": 2, "a": 1}}),
+        "my/keys": ({"how": {1: 2}}, {"how": {"1": 2}}),
+        "my/kinds": ({"how": 2.0}, {"how": np.float64(2.0)}),
+    }.items():
+        run(here, keyed, dest=dest, args=first)
+        other(here, keyed, "the argument", dest=dest, args=second)
+
+
+def test_what_cannot_be_told_apart_is_refused(here):
+    values = iter([1])
+    next(values)
+
+    def generates():
+        yield 1
+
+    error = fails(here, by, UsageError, "the argument value of .*:by is a generator", args={"value": generates()})
+    assert "inside the function" in error.hint
+
+
+def test_an_interrupted_run_is_not_continued_with_another_argument(here):
+    def stop(index: int) -> None:
+        raise KeyboardInterrupt
+
+    def request(value):
+        return Request("my/input", [by], "my/half", root=here, procs=1, batch_size=7, args={"value": value})
+
+    with pytest.raises(KeyboardInterrupt):
+        preprocess(request(np.float32(2)), Listener(on_part_done=stop))
+    with pytest.raises(UnfinishedDatasetError, match=r"differs in the argument value of .*:by\)"):
+        preprocess(request(np.float32(3)))
+    assert preprocess(request(np.float32(2))).action == "written"
+
+
+def test_the_identity_is_that_of_every_process(here):
+    """A set of text is in another order in every process."""
+    write("mine.py", "KEYS = {'a', 'b', 'c', 'd'}\ndef fn(td):\n    assert 'a' in KEYS\n    return td\n")
+    command = [*RBDATA, "preprocess", "my/input", "--fn", "mine.py:fn", "--dest", "my/out", "--root", str(here)]
+    for seed, told in (("1", "my/out\twritten"), ("2", "my/out\tcomplete")):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0 and told in done.stdout, done.stderr
+
+
+def test_globals_of_a_notebook(here):
+    """Functions without a file, whose cells are run again with another constant."""
+    cell = TIMES.format("GAIN")
+    names: dict = {"__name__": "__main__", "GAIN": 2}
+    exec(cell, names)
+    assert factor(here, names["fn"]) == 2
+    names["GAIN"], names["unrelated"] = 3, 1
+    other(here, names["fn"], "a value that it uses")
+    names["GAIN"] = 2
+    assert factor(here, names["fn"]) == 2
+
+
+# -- local modules -----------------------------------------------------------------------------------------------------
+
+HELPERS = {
+    "at the top": ("from h2 import gain\n" + TIMES.format("gain()"), "h2.py"),
+    "inside": (TIMES.format("gain()").replace("    td", "    from h2 import gain\n    td", 1), "h2.py"),
+    "module": ("import h2\n" + TIMES.format("h2.gain()"), "h2.py"),
+    "by way of another": ("from h1 import gain\n" + TIMES.format("gain()"), "h2.py"),
+    "package": ("from pkg.inner import gain\n" + TIMES.format("gain()"), "pkg/deep.py"),
+}
+
+
+@pytest.mark.parametrize("kind", HELPERS)
+@pytest.mark.parametrize("form", ["mine.py:fn", "mine:fn", "object"])
+def test_a_helper_module_that_changed(here, kind, form, monkeypatch):
+    source, helper = HELPERS[kind]
+    write("mine.py", source)
+    write("h1.py", "from h2 import gain\n")
+    for name in ("h2.py", "pkg/deep.py"):
+        write(name, "def gain():\n    return 2\n")
+    write("pkg/__init__.py", "")
+    write("pkg/inner.py", "from .deep import gain\n")
+    monkeypatch.syspath_prepend(here)
+
+    def given():
+        return importlib.import_module("mine").fn if form == "object" else form
+
+    def edit(value: int) -> None:
+        write(helper, f"def gain():\n    return {value}\n")  # the same size, within the same second
+        if form == "object":  # what a user does, who knows that Python keeps modules
+            importlib.invalidate_caches()
+            for name in ("mine", "h1", "h2", "pkg", "pkg.inner", "pkg.deep"):
+                cached = getattr(sys.modules.pop(name, None), "__cached__", None)
+                Path(cached or "nothing").unlink(missing_ok=True)
+
+    assert factor(here, given()) == 2
+    edit(3)
+    other(here, given(), rf"made with another request \(differs in {helper}\)")
+    assert factor(here, given(), force=True) == 3
+    assert helper in Dataset(here / "my" / "output").manifest.lineage["functions"][0]["files"]
+    edit(2)
+    assert factor(here, given(), dest="my/two") == 2
+
+
+def test_modules_that_are_not_reached_do_not_count(here):
+    write("mine.py", "import json, numpy\nfrom h2 import gain\n" + TIMES.format("gain()"))
+    write("h2.py", "import torch\ndef gain():\n    return 2\n")
+    write("unused.py", "")
+    made = run(here, "mine.py:fn")
+    assert [*made.manifest.lineage["functions"][0]["files"]] == ["h2.py"]
+    write("unused.py", "changed = 1")
+    assert run(here, "mine.py:fn").manifest.provenance == made.manifest.provenance
+
+
+def test_reading_imports_imports_nothing(here):
+    write("mine.py", "def fn(td):\n    if len(td) < 0:\n        import rare\n    return td\n")
+    write("rare.py", "raise RuntimeError('imported')\n")
+    assert "rare.py" in run(here, "mine.py:fn").manifest.lineage["functions"][0]["files"]
+
+
+def test_helpers_of_one_name_in_two_folders(here):
+    for folder, value in (("a", 2), ("b", 3)):
+        write(f"{folder}/mine.py", "from helper import gain\n" + TIMES.format("gain()"))
+        write(f"{folder}/helper.py", f"def gain():\n    return {value}\n")
+    for folder, value in (("a", 2), ("b", 3), ("a", 2)):
+        assert factor(here, f"{folder}/mine.py:fn", dest=f"my/{folder}", force=True) == value
+    fails(here, ["a/mine.py:fn", "b/mine.py:fn"], UsageError, "another helper.py than")
+
+
+def test_a_reward_function_given_by_name(here):
+    write("h2.py", "GAIN = 2\n")
+    write("mine.py", "import h2\ndef reward(td):\n    return td['next', 'reward'] * h2.GAIN\n")
+    args = {"fn": "mine.py:reward"}
+    assert factor(here, "rbdata:relabel_rewards", args=args) == 2
+    assert factor(here, "rbdata:relabel_rewards", args=args) == 2
+    write("h2.py", "GAIN = 3\n")
+    other(here, "rbdata:relabel_rewards", r"differs in h2.py\)", args=args)
+    assert factor(here, "rbdata:relabel_rewards", args=args, force=True) == 3
+    write("mine.py", "def reward(td):\n    return td['next', 'reward'] * 5\n")
+    assert factor(here, "rbdata:relabel_rewards", args=args, force=True) == 5
+
+
+# -- files that are edited ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("form", "where"), [("mine.py:fn", "here"), ("mine:fn", "here"), ("mine.py:fn", "workers")])
+def test_a_file_edited_within_a_session(here, form, where, workers):
+    engine = workers if where == "workers" else None
+    for value in (2, 3, 2):
+        write("mine.py", TIMES.format(value))
+        assert factor(here, form, dest=f"my/times{value}", force=True, open_engine=engine) == value
+    two, three = (Dataset(here / "my" / f"times{value}").manifest.lineage["functions"][0] for value in (2, 3))
+    assert two["source_sha256"] != three["source_sha256"] and two["file_sha256"] != three["file_sha256"]
+    write("mine.py", TIMES.format(3))
+    other(here, form, "differs in mine.py", dest="my/times2")
+
+
+def test_an_object_whose_file_was_edited_is_refused(here, monkeypatch):
+    monkeypatch.syspath_prepend(here)
+    write("h2.py", "def gain():\n    return 2\n")
+    write("mine.py", "from h2 import gain\n" + TIMES.format("gain()"))
+    mine = importlib.import_module("mine")
+    assert factor(here, mine.fn) == 2
+    write("h2.py", "def gain():\n    return 3\n")
+    error = fails(here, mine.fn, UsageError, "h2.py was edited after h2 was imported")
+    assert "reload(h2)" in error.hint
+    fails(here, "mine:fn", UsageError, "h2.py was edited after h2 was imported")
+    write("h2.py", "def gain():\n    return 2\n")
+    write("mine.py", TIMES.format(7))
+    fails(here, mine.fn, UsageError, "mine.py was edited after mine was imported")
+    old = mine.fn
+    importlib.reload(mine)
+    fails(here, old, UsageError, "mine.py was edited")  # the function of before
+    assert factor(here, mine.fn, dest="my/seven") == 7
+    assert factor(here, "mine.py:fn", dest="my/file") == 7
+
+
+def test_globals_of_a_module(here, monkeypatch, workers):
+    """A call fills a cache, and loads a model once: the run is the same. A setting that was changed makes another one."""
+    monkeypatch.syspath_prepend(here)
+    write(
+        "mine.py",
+        """
+        import threading
+        lock, cache, model, GAIN = threading.Lock(), {}, None, 2
+        def fn(td):
+            global model
+            with lock:
+                model = model or object()
+                cache[len(td)] = model
+            td['next', 'reward'] = td['next', 'reward'] * GAIN
+            return td
+        """,
+    )
+    mine = importlib.import_module("mine")
+    made = run(here, mine.fn)
+    assert mine.model and mine.cache
+    assert run(here, mine.fn).manifest.provenance == made.manifest.provenance
+    assert factor(here, mine.fn, dest="my/workers", open_engine=workers) == 2
+    monkeypatch.setattr(mine, "GAIN", 3)
+    other(here, mine.fn, "a value that it uses")
+    assert factor(here, mine.fn, dest="my/three") == 3
+    fails(here, mine.fn, FunctionError, "a global that it reads has another value", open_engine=workers)
+
+
+@pytest.mark.parametrize("form", ["mine.py:fn", "object"])
+def test_a_file_saved_while_workers_start(here, form, workers, monkeypatch):
+    """The workers compare what they load with what the request recorded."""
+    monkeypatch.syspath_prepend(here)
+    write("mine.py", "import h2\n" + TIMES.format("h2.gain()"))
+    write("h2.py", "def gain():\n    return 2\n")
+    fn = importlib.import_module("mine").fn if form == "object" else form
+    prepare = driver.prepare_layout
+
+    def late(*given):
+        write("h2.py", "def gain():\n    return 3\n")
+        return prepare(*given)
+
+    monkeypatch.setattr(driver, "prepare_layout", late)
+    error = fails(here, fn, FunctionError, r"h2.py was edited while the run started", open_engine=workers)
+    assert error.hint == "run it again"
