@@ -61,9 +61,9 @@ def record(
     stacked observations and returns stacked actions.
 
     ``steps`` (20,000 by default) or ``episodes`` say how much; with both, what comes first. A recording that is there with
-    the same options is not made again; where another process makes it, that one is waited for (``wait=False`` raises
-    DatasetBusyError). ``progress`` and ``listener`` are those of `download`. Raises DatasetExistsError for one with other
-    options (``force`` replaces it), FunctionError where the policy raises, and as `acquire.download`.
+    the same options, policy and environment is not made again; where another process makes it, that one is waited for
+    (``wait=False`` raises DatasetBusyError). ``progress`` and ``listener`` are those of `download`. Raises DatasetExistsError
+    for one that differs (``force`` replaces it), FunctionError where the policy raises, and as `acquire.download`.
     """
     extra: dict[str, Any] = {"steps": steps, "episodes": episodes, "seed": seed, "num_envs": num_envs}
     extra |= {"epsilon": epsilon, "env_args": env_args or {}, "text": text, "name": name}
@@ -80,7 +80,7 @@ def record(
 
     from .sources.gymnasium.environments import Made, check_name, join_name, split_name
     from .sources.gymnasium.job import RecordingJob
-    from .sources.gymnasium.policy import describe_policy
+    from .sources.gymnasium.policy import name_policy
 
     environment, make = _environment(env, num_envs)
     if make is not None and env_args:
@@ -88,21 +88,21 @@ def record(
     if environment is None and name is None:
         raise UsageError("an environment without an id needs a name", hint='record(env, policy, name="...")')
     full = f"gymnasium/{join_name(environment, name)}" if environment else f"my/{check_name(str(name))}"
-    called = policy if isinstance(policy, str) else describe_policy(policy)[0]
-    asked = replace(request(full, called), root=settings.root(root))
+    asked = replace(request(full, name_policy(policy)), root=settings.root(root))
     source = catalogue.load_source("gymnasium")
     place = DatasetPlace(settings.root(root), full)
+    label = split_name(environment)[0] if environment else str(name)
+    made = Made(label, env_args or {}, make=make, own=env if isinstance(env, gymnasium.Env) else None)
 
     def check(existing: Manifest) -> Path:
-        source.check_existing(existing, replace(asked.options, extra={**extra, "policy": policy}))
+        given = {**extra, "policy": policy, "made": made if make else None}
+        source.check_existing(existing, replace(asked.options, extra=given))
         return place.path
 
     existing = find_existing(place, asked)
     if existing is not None:
         return check(existing)
     options = source.check(asked.options, "download")
-    label = split_name(environment)[0] if environment else str(name)
-    made = Made(label, env_args or {}, make=make)
     job = RecordingJob(label, options, made if make else None, None if isinstance(policy, str) else policy)
     with progress_listener(full, listener, progress) as events, refusing_exits(f"the recording of {full}"):
         action = partial(run, job, place, asked, events, job.location.url)

@@ -83,13 +83,15 @@ def check_name(recording: str) -> str:
 class Made:
     """How to make an environment: its id, keyword arguments, and how many copies are stepped together.
 
-    ``make`` is called instead where it is given: ``id`` then only names it in messages.
+    ``make`` is called instead where it is given: ``id`` then only names it in messages. ``own`` is the caller's environment,
+    if it is one that is made already.
     """
 
     id: str
     arguments: Mapping[str, Any]
     count: int = 1
     make: Callable[[], Any] | None = None
+    own: Any = None
 
     def open(self) -> Any:
         """The environment, a `gymnasium.Env`; one of them where there are to be several.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from ...ingest.staging import StagedPart
 from ...ingest.trajectories import TrajectoryWriter, block_steps, cuts, lay_out
 from . import recording as kinds
 from .environments import Made, heard, importable, specification, split_name
-from .policy import RANDOM, describe_policy, load_policy
+from .participants import PYTHON, describe_environment, describe_policy_content, has_local_code
+from .policy import RANDOM, load_policy
 from .recorder import RecordTask, columns_of
 from .recording import Recording
 
@@ -203,29 +205,49 @@ class RecordingJob(RecordedJob):
                 message = f"num_envs is {count}: at most {_MOST_ENVS}, and no more than {unit} ({self.given.get(unit)})"
                 raise UsageError(message, hint=f"record fewer environments, or more {unit}")
         one = made or Made(split_name(name)[0], self.given["env_args"])
-        self.made = Made(one.id, one.arguments, count, one.make)
+        self.made = replace(one, count=count)
         self._policy = self.given["policy"] if policy is None else policy
         self._ratio: float | None = None
         notes: list[str] = []
         with importable(), heard(notes):
-            self._policy_sha256 = policy_digest(self._policy)
+            self._policy_content = policy_content(self._policy)
             with Made(one.id, one.arguments, 1, one.make).opened() as (env,):  # one is enough to know the spaces
+                self._environment = describe_environment(env)
                 super().__init__(one.id, env, count, options)
                 self._ratio = self._measure(env) if one.make is None and self._compresses() else None
         self._notes = notes
+        if one.make is None and not has_local_code(self._environment):
+            self._environment = []  # its id and arguments say what it is
 
     def identity(self) -> dict[str, Any]:
+        told = {
+            "policy_content": self._policy_content.get("content"),
+            "policy_files": self._policy_content.get("files"),
+        }
+        told["environment_layers"] = self._environment
         return {
             "converter": "gymnasium 1",
             "environment": self.spec,
             "leaves": [leaf.to_json() for leaf in self.schema],
-            "policy_sha256": self._policy_sha256,
+            "policy_sha256": self._policy_content.get("file"),
+            **{name: value for name, value in told.items() if value},
             **self.given,
         }
 
     def about_source(self) -> dict[str, Any]:
-        options = {**self.given, "unknown_next": self.options.unknown_next}
-        return {"options": options, "policy_sha256": self._policy_sha256}
+        policy = dict(self._policy_content)
+        about: dict[str, Any] = {"options": {**self.given, "unknown_next": self.options.unknown_next}}
+        about["policy_sha256"] = policy.pop("file", None)
+        if policy.get("content"):
+            after = policy_content(self._policy).get("content")  # acting may have changed it: it is the same policy
+            policy |= {} if after == policy["content"] else {"content_after": after}
+        if policy.get("files") or "content" in policy:
+            about["policy_content"] = policy
+        if self._environment:
+            about |= {"environment_layers": self._environment, "python": PYTHON}
+            after = self._environment if self.made.own is None else describe_environment(self.made.own)
+            about |= {} if after == self._environment else {"environment_layers_after": after}
+        return about
 
     # -- recording -----------------------------------------------------------------------------------------------------
 
@@ -272,15 +294,12 @@ class RecordingJob(RecordedJob):
         if target.is_dir():
             return []
         leaves = (tuple(self.observation), tuple(self.action))
-        given = {**self.given, "policy": self._policy}
+        given = {**self.given, "policy": self._policy, "policy_content": self._policy_content}
         return [RecordTask(0, self.made, *leaves, given, self._codec, threads, target)]
 
 
-def policy_digest(policy: Any) -> str | None:
-    """sha256 of the file a policy comes from: with other contents it is another policy."""
+def policy_content(policy: Any) -> dict[str, Any]:
+    """What a policy is (`participants`), nothing of a random one; call it inside `environments.importable`."""
     if isinstance(policy, str) and policy == RANDOM:
-        return None
-    import hashlib
-
-    _, file = load_policy(policy) if isinstance(policy, str) else describe_policy(policy)
-    return hashlib.sha256(file.read_bytes()).hexdigest() if file and file.is_file() else None
+        return {}
+    return describe_policy_content(load_policy(policy)[1] if isinstance(policy, str) else policy)

@@ -18,6 +18,7 @@ from ...ingest.trajectories import Column
 from ...workers.task import OnBlock
 from .episode_log import EpisodeLog, Piece
 from .job import RECORDING, RecordedJob
+from .participants import PYTHON, describe_environment
 from .recorder import block_rows, count_outside
 from .recording import RecordingWriter
 
@@ -30,6 +31,7 @@ class LoopJob(RecordedJob):
 
     def __init__(self, name: str, env: Any, environments: int, options: ConvertOptions) -> None:
         super().__init__(name, env, environments, options)
+        self.layers = describe_environment(env)
         self.log: EpisodeLog | None = None
         self.more_notes: list[str] = []
 
@@ -44,7 +46,12 @@ class LoopJob(RecordedJob):
 
     def about_source(self) -> dict[str, Any]:
         options = {"text": self.options.extra["text"], "unknown_next": self.options.unknown_next}
-        return {"recorded_by": "rbdata.Recorder", "options": options}
+        return {
+            "recorded_by": "rbdata.Recorder",
+            "options": options,
+            "environment_layers": self.layers,
+            "python": PYTHON,
+        }
 
     def expect(self) -> Expectation:
         return self.expect_rows(*self.log.counts) if self.log else self.expect_rows(0)

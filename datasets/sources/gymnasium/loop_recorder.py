@@ -13,8 +13,8 @@ Every episode that ends is in a log at once (`episode_log`); closing makes the d
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from inspect import signature
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -26,9 +26,10 @@ from gymnasium.vector.utils import iterate
 from typing_extensions import TypedDict, Unpack
 
 from .... import settings
-from ....errors import DatasetExistsError, RbdataError, UsageError, reason
+from ....errors import DatasetExistsError, RbdataError, UnfinishedDatasetError, UsageError, reason
 from ....keywords import with_options
-from ....storage.folder import DatasetPlace, make_writable
+from ....storage.folder import JOURNAL, DatasetPlace, make_writable
+from ....storage.journal import Journal
 from ....storage.writer import DatasetWriter, fingerprint
 from ...ingest.protocol import ConvertOptions
 from ...ingest.request import Listener, Request
@@ -37,6 +38,7 @@ from .environments import check_name, join_name
 from .episode_log import EpisodeLog, Piece
 from .leaf_rows import LeafRows, first_observation, to_end, to_reward
 from .loop_job import LOG, LoopJob
+from .participants import PYTHON, changes_of_environment, describe_environment
 from .policy import checked
 from .recording import CUT, TRUNCATED
 
@@ -165,6 +167,7 @@ class Tape:
         where = settings.root(root)
         self.request = Request(full, root=where, options=options, force=force)
         self.listener = listener or Listener()
+        self._env = env
         self.job = LoopJob(spec.id if spec else str(name), env, count, options)
         self.values = LeafRows(self.job.name)
         self.place = DatasetPlace(where, full)
@@ -196,9 +199,25 @@ class Tape:
             message = f"{self.place.id} is there already"
             raise DatasetExistsError(message, hint="record under another name, or replace it with force=True")
         job, mark = self.job, fingerprint({"id": self.place.id, **self.job.identity()})
+        before = {} if force else Journal(self.place.working / JOURNAL).find("environment")
+        if before:  # as the last recorder found it, and as it left it
+            self._check_environment(before)
         writer = DatasetWriter(self.place, job.schema, mark, bulk=job.bulk, parts=1, restart=force)
+        self._writer = writer
         writer.remember("log", {})  # what it holds is worth keeping
+        writer.remember("environment", {"layers": job.layers, "python": PYTHON})
         self.log = job.log = EpisodeLog(writer.folder / LOG, job.columns)
+
+    def _check_environment(self, before: Mapping[Any, Mapping[str, Any]]) -> None:
+        """Raise UnfinishedDatasetError unless the episodes that are kept are of this environment."""
+        for record in before.values():
+            same = record.get("python") == PYTHON
+            changed = changes_of_environment(record.get("layers") or [], self.job.layers, same_versions=same)
+            if not changed:
+                return
+        message = f"the unfinished {self.place.id} has episodes of another {' and '.join(changed)}"
+        hint = f"record under another name, or start over with force=True ({self.place.working})"
+        raise UnfinishedDatasetError(message, hint=hint)
 
     def finish(self) -> Path | None:
         """Make the dataset; None where nothing was recorded, and in a fork."""
@@ -221,9 +240,13 @@ class Tape:
 
     def abandon(self) -> None:
         """Stop, and leave the episodes that ended to the next recorder of this name."""
-        if self.is_ours:
-            self.log.close()
-            self._lock.__exit__()
+        if not self.is_ours:
+            return
+        with suppress(UsageError):  # its file was edited meanwhile
+            after = {"layers": describe_environment(self._env), "python": PYTHON}
+            self._writer.remember("environment", after, 1)
+        self.log.close()
+        self._lock.__exit__()
 
 
 class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -10,8 +10,6 @@ several environments with bool ``[num_envs]``, the environments that begin one.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
 import random
 import sys
@@ -19,14 +17,17 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ....errors import FunctionError, UsageError, is_interrupt, reason
-from ....settings import expanded
 from ...ingest.casts import cast
+from ...user_code.identity import qualified_name
+from ...user_code.loading import load_module
 from .leaf_rows import as_array
+from .participants import changes_of_policy, describe_policy_content
 
 if TYPE_CHECKING:
     import gymnasium
@@ -35,27 +36,21 @@ RANDOM = "random"
 _FORM = "a policy is 'random', 'package.module:name' or 'file.py:name' of a function or class, or a file.py with a function act"
 
 
-def load_policy(text: str) -> tuple[Any, Path | None]:
-    """What ``module:name``, ``file.py:name`` or ``file.py`` names (a function, class or object), and the file it comes from.
+def load_policy(text: str, *, fresh: bool = False) -> tuple[Any, ModuleType]:
+    """What ``module:name``, ``file.py:name`` or ``file.py`` names (a function, class or object), and its module.
 
-    Call it inside `environments.importable`. Raises UsageError for what is not there, cannot be imported or called.
+    With ``fresh`` a file is run again, so that its variables are as it sets them. Call it inside `environments.importable`.
+    Raises UsageError for what is not there, cannot be imported or called, or was edited since the program imported it.
     """
     where, _, name = (text, "", "act") if text.endswith(".py") else text.rpartition(":")
     if not where or not name.isidentifier():
         raise UsageError(f"{text!r} names no function", hint=_FORM)
-    path = expanded(where) if where.endswith(".py") else None
-    if path and not path.is_file():
-        raise UsageError(f"there is no file {path}", hint=_FORM)
     try:
-        module = _load_file(path) if path else importlib.import_module(where)
-    except BaseException as error:
-        if is_interrupt(error):
-            raise
-        message = f"{text} cannot be imported: {type(error).__name__}: {reason(error)}"
-        hint = None if path else "modules in the current directory are found as well"
-        refusal = UsageError(message, hint=hint)
-        if not isinstance(error, ModuleNotFoundError):
-            refusal.detail = _traceback(error)  # type: ignore[attr-defined]
+        module = load_module(where, Path.cwd(), text, _FORM, fresh=fresh)
+    except FunctionError as error:
+        refusal = UsageError(error.message, hint=error.hint)
+        if not isinstance(error.__cause__, ModuleNotFoundError):
+            refusal.detail = error.detail  # type: ignore[attr-defined]
         raise refusal from error
     policy = getattr(module, name, None)
     if policy is None:
@@ -63,19 +58,15 @@ def load_policy(text: str) -> tuple[Any, Path | None]:
         raise UsageError(f"{where} has no {name!r}", hint=f"it has {', '.join(there[:8]) or 'no functions'}")
     if not callable(policy) and not callable(getattr(policy, "act", None)):
         raise UsageError(f"{text} is not a function but {type(policy).__name__}", hint=_FORM)
-    file = getattr(module, "__file__", None)
-    return module if where == text else policy, Path(file) if file else None
+    return module if where == text else policy, module
 
 
-def describe_policy(policy: Any) -> tuple[str, Path | None]:
-    """``module:name`` of a policy given as a Python object (of its class), and the file with its source, if any."""
-    kind = policy if inspect.isroutine(policy) or inspect.isclass(policy) or inspect.ismodule(policy) else type(policy)
-    try:
-        file = inspect.getsourcefile(kind)
-    except TypeError:  # built in
-        file = None
-    name = kind.__name__ if inspect.ismodule(kind) else f"{kind.__module__}:{kind.__qualname__}"
-    return name, Path(file) if file and Path(file).is_file() else None
+def name_policy(policy: Any) -> str:
+    """``module:name`` of a policy given as a Python object, or of its class; a policy given as text is its name."""
+    if isinstance(policy, str):
+        return policy
+    named = policy if inspect.isroutine(policy) or inspect.isclass(policy) or inspect.ismodule(policy) else type(policy)
+    return qualified_name(named)
 
 
 def _traceback(error: BaseException) -> str:
@@ -87,20 +78,7 @@ def _traceback(error: BaseException) -> str:
 
 
 def _is_ours(file: str) -> bool:
-    return file == __file__ or file.startswith("<frozen importlib") or file == importlib.__file__
-
-
-def _load_file(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(f"rbdata_policy_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses and the like look their module up
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[spec.name]
-        raise
-    return module
+    return file == __file__
 
 
 class Actor:
@@ -110,7 +88,7 @@ class Actor:
         from gymnasium.vector.utils import batch_space
 
         policy, seed = given["policy"], given["seed"]
-        self._name = policy if isinstance(policy, str) else describe_policy(policy)[0]
+        self._name = name_policy(policy)
         self._count, self._epsilon = (count := len(envs)), given["epsilon"]
         self._space: gymnasium.Space = envs[0].action_space
         self._observed: gymnasium.Space = envs[0].observation_space
@@ -122,7 +100,13 @@ class Actor:
         self._reset: Callable[..., Any] | None = None
         if isinstance(policy, str) and policy == RANDOM:
             return
-        loaded = load_policy(policy)[0] if isinstance(policy, str) else policy
+        loaded = policy
+        if isinstance(policy, str):
+            loaded, module = load_policy(policy, fresh=True)
+            changed = changes_of_policy(given["policy_content"], describe_policy_content(module))
+            if changed:
+                message = f"{' and '.join(changed)} was edited while the recording started"
+                raise FunctionError(message.replace("contents of ", ""), hint="run it again")
         made = self._attempt(loaded) if inspect.isclass(loaded) else loaded
         act, reset = getattr(made, "act", None), getattr(made, "reset", None)
         self._policy = act if callable(act) else made

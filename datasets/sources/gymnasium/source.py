@@ -80,16 +80,18 @@ class GymnasiumSource(Source):
         return join_name(name, options.extra.get("name"))
 
     def check_existing(self, manifest: Manifest, options: ConvertOptions) -> None:
-        """Raises DatasetExistsError for a recording of another number of episodes, or of a policy that was edited since."""
+        """Raises DatasetExistsError for a recording of another number of episodes, policy or environment.
+
+        ``options.extra`` may hold the policy as an object, and ``made``, the environment that is asked for if it is not the one
+        of the id (`environments.Made`).
+        """
+        from .environments import importable
+        from .existing import changes_of_recording
+
         recorded, asked = manifest.source.get("options", {}), options.extra
         differs = [name for name in ("episodes",) if asked.get(name) not in (None, recorded.get(name))]
-        policy, known = asked.get("policy"), manifest.source.get("policy_sha256")
-        if policy is not None and policy != "random" and known:
-            from .environments import importable
-            from .job import policy_digest
-
-            with importable():
-                differs += ["contents of the policy's file"] if policy_digest(policy) not in (None, known) else []
+        with importable():
+            differs += changes_of_recording(manifest.source, asked.get("policy"), asked.get("made"))
         if differs:
             message = f"{manifest.id} is there already, recorded with another {' and '.join(differs)}"
             raise DatasetExistsError(message, hint="record it under another --name, or replace it with --force")

@@ -179,10 +179,10 @@ def test_a_policy_that_raises(tmp_path, here):
         ("acting:", "names no function"),
         ("acting:missing", "has no 'missing'"),
         ("acting:number", "is not a function but int"),
-        ("nowhere:act", "ModuleNotFoundError"),
+        ("nowhere:act", "there is no module 'nowhere'"),
         ("broken:act", "no_such_thing"),
         ("broken.py:act", "no_such_thing"),
-        ("nowhere.py:act", "there is no file nowhere.py"),
+        ("nowhere.py:act", "there is no file .*nowhere.py"),
         (7, "policy is 7"),
     ],
 )

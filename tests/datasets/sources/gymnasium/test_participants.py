@@ -1,0 +1,256 @@
+"""A recording is of its policy and its environment: another one is never taken for it."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from pathlib import Path
+
+import gymnasium
+import gymnasium_envs
+import numpy as np
+import pytest
+import rbdata
+import torch
+from gymnasium.wrappers import TimeLimit, TransformReward
+from rbdata.errors import DatasetExistsError, UnfinishedDatasetError
+
+gymnasium_envs.register()
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.setenv("RBDATA_ROOT", str(tmp_path / "root"))
+    monkeypatch.chdir(tmp_path)
+    before = {*sys.modules}
+    yield tmp_path
+    for name in {*sys.modules} - before:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def record(env="CartPole-v1", policy="random", name="x", **options) -> np.ndarray:
+    dataset = rbdata.open_dataset(rbdata.record(env, policy, name=name, steps=30, **options))
+    return dataset["action"].numpy()
+
+
+def refused(match: str, *given, **options) -> None:
+    with pytest.raises(DatasetExistsError, match=match) as caught:
+        record(*given, **options)
+    assert "--name" in caught.value.hint and "--force" in caught.value.hint
+
+
+class Always:
+    def __init__(self, action):
+        self.action = action
+
+    def __call__(self, observation):
+        return self.action
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 2)
+
+    def act(self, observation):
+        with torch.no_grad():
+            return int(self.linear(torch.as_tensor(observation)).argmax())
+
+
+def always(action):
+    return lambda observation: action
+
+
+# -- policies ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [Always, always, lambda action: Always(np.int64(action)).__call__])
+def test_another_policy_object(make):
+    assert not record(policy=make(0)).any()
+    assert not record(policy=make(0)).any()
+    refused("with another policy .*there.*here", policy=make(1))
+    assert record(policy=make(1), name="y").all()
+    assert record(policy=make(1), force=True).all()
+
+
+def test_a_policy_that_was_trained(here):
+    net = Net()
+    record(policy=net)
+    record(policy=net)
+    with torch.no_grad():
+        net.linear.weight.add_(1)
+    refused("with another policy", policy=net)
+    again = Net()
+    again.load_state_dict(net.state_dict())
+    record(policy=net, force=True)
+    record(policy=again)  # the same weights
+
+
+def test_a_policy_with_state_is_itself_after_it_acted():
+    class Counting:
+        calls = 0
+
+        def __call__(self, observation):
+            self.calls += 1
+            return self.calls % 2
+
+    policy = Counting()
+    record(policy=policy)
+    record(policy=policy)
+    record(policy=Counting())
+    policy(None)
+    refused("with another policy", policy=policy)
+
+
+def test_a_policy_that_cannot_be_told_apart():
+    policy = Always(0)
+    vars(policy)["lock"] = threading.Lock()
+    record(policy=policy)
+    refused(r"policy, as far as can be told \(the policy.lock is a _thread.lock", policy=policy)
+
+
+def test_a_policy_file_and_what_it_imports(here):
+    Path("h2.py").write_text("ACTION = 0\n")
+    Path("pol.py").write_text(
+        "import h2\ncalls = []\ndef act(observation):\n    calls.append(1)\n    return h2.ACTION\n"
+    )
+    assert not record(policy="pol.py").any()
+    assert not record(policy="pol.py").any()
+    Path("h2.py").write_text("ACTION = 1\n")
+    refused("another contents of h2.py", policy="pol.py")
+    assert record(policy="pol.py", force=True).all()
+    Path("pol.py").write_text("def act(observation):\n    return 0\n")
+    refused("another contents of the policy's file", policy="pol.py")
+    assert not record(policy="pol.py", force=True).any()
+
+
+def test_a_file_is_run_again_for_every_recording(here):
+    source = "calls = 0\ndef act(observation):\n    global calls\n    calls += 1\n    return int(calls > 15)\n"
+    Path("pol.py").write_text(source)
+    assert [*record(policy="pol.py", name="one")] == [*record(policy="pol.py", name="two")]
+
+
+# -- environments ------------------------------------------------------------------------------------------------------
+
+
+class Gain(gymnasium.Wrapper):
+    def __init__(self, env, gain):
+        super().__init__(env)
+        self.gain, self.steps = gain, 0
+
+    def step(self, action):
+        self.steps += 1
+        observation, reward, *rest = self.env.step(action)
+        return observation, reward * self.gain, *rest
+
+
+def cart():
+    return gymnasium.make("CartPole-v1")
+
+
+def gained(gain):
+    return Gain(cart(), gain)
+
+
+ENVIRONMENTS = {
+    "arguments": (lambda: gymnasium_envs.Counter((2,)), lambda: gymnasium_envs.Counter((3,)), "Counter.lengths"),
+    "wrappers": (cart, lambda: Gain(cart(), 2.0), "CartPoleEnv there, .*Gain"),
+    "settings": (lambda: Gain(cart(), 2.0), lambda: Gain(cart(), 3.0), "Gain.gain is 2.0 there, 3.0 here"),
+    "limits": (lambda: TimeLimit(cart(), 5), lambda: TimeLimit(cart(), 6), "TimeLimit.max_episode_steps is 5 there"),
+    "functions": (
+        lambda: TransformReward(cart(), lambda r: r * 2),
+        lambda: TransformReward(cart(), lambda r: r * 3),
+        "TransformReward.func",
+    ),
+    "keyword arguments": (
+        lambda: gymnasium.make("tests/Counter-v0", lengths=(2,)),
+        lambda: gymnasium.make("tests/Counter-v0", lengths=(3,)),
+        "Counter.lengths",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ENVIRONMENTS)
+@pytest.mark.parametrize("form", ["factory", "object"])
+def test_another_environment(kind, form):
+    one, other, told = ENVIRONMENTS[kind]
+    made = one if form == "factory" else one()
+    record(made)
+    record(made)
+    record(one())
+    refused(f"with another environment .*{told}", other if form == "factory" else other())
+    record(other(), force=True)
+
+
+def test_an_environment_by_id_and_as_an_object():
+    record()
+    record(cart())
+    refused("another environment", gymnasium.make("CartPole-v1", max_episode_steps=7))
+    record(cart(), name="y")
+    record(name="y")
+
+
+def test_the_code_of_an_environment(here, monkeypatch):
+    monkeypatch.syspath_prepend(here)
+    source = "import gymnasium, gymnasium_envs\nclass Mine(gymnasium_envs.Counter):\n    pace = {}\n"
+    source += "    def step(self, action):\n        return super().step(action * self.pace)\n"
+    source += "gymnasium.register('Mine-v0', Mine, disable_env_checker=True)\n"
+    Path("my_envs.py").write_text(source.format(1))
+    record("my_envs:Mine-v0")
+    record("my_envs:Mine-v0")
+    Path("my_envs.py").write_text(source.format(2) + "# more\n")
+    sys.modules.pop("my_envs")
+    refused("another environment .*the code of Mine", "my_envs:Mine-v0")
+
+
+# -- loops -------------------------------------------------------------------------------------------------------------
+
+
+def interrupted(env) -> None:
+    with pytest.raises(ZeroDivisionError), rbdata.Recorder(env, name="loop") as recorder:
+        play(recorder, 7)
+        raise ZeroDivisionError
+
+
+def play(env, steps: int) -> None:
+    env.reset()
+    for _ in range(steps):
+        if any(env.step(1)[2:4]):
+            env.reset()
+
+
+@pytest.mark.parametrize("kind", ["arguments", "settings", "keyword arguments", "wrappers"])
+def test_a_loop_is_not_continued_in_another_environment(kind):
+    one, other, told = ENVIRONMENTS[kind]
+    one, other = (lambda make=make: TimeLimit(make(), 3) for make in (one, other))
+    interrupted(one())
+    with pytest.raises(UnfinishedDatasetError, match=f"episodes of another environment .*{told}") as caught:
+        rbdata.Recorder(other(), name="loop")
+    assert "force=True" in caught.value.hint
+    with rbdata.Recorder(one(), name="loop") as env:
+        play(env, 4)
+    assert len(rbdata.open_dataset(env.path).episodes) >= 3
+
+
+def test_a_loop_is_continued_with_the_environment_that_it_left():
+    env = Gain(gymnasium_envs.Counter((3,)), 2.0)
+    interrupted(env)
+    with rbdata.Recorder(env, name="loop") as recorder:
+        play(recorder, 3)
+    assert len(rbdata.open_dataset(recorder.path).episodes) == 3
+
+
+def test_several_environments_in_a_loop():
+    for gain, fits in ((2.0, True), (3.0, False)):
+        made = gymnasium.vector.SyncVectorEnv([functools.partial(gained, gain)] * 2)
+        if fits:
+            with pytest.raises(ZeroDivisionError), rbdata.Recorder(made, name="loop") as env:
+                env.reset()
+                for _ in range(60):
+                    env.step(np.array([1, 1]))
+                raise ZeroDivisionError
+        else:
+            with pytest.raises(UnfinishedDatasetError, match=r"Gain.gain is 2.0 there, 3.0 here"):
+                rbdata.Recorder(made, name="loop")
