@@ -30,7 +30,9 @@ class Rows(Protocol):
     """The rows of a leaf, read-only."""
 
     leaf: Leaf
-    count: int
+
+    @property
+    def count(self) -> int: ...
 
     def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
         """``length`` consecutive rows from each of ``first`` (int64 ``[B]``): a fresh ``[B, length, *shape]``.

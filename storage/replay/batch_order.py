@@ -90,8 +90,12 @@ class BatchOrder:
 
     def take(self, batch_size: int, prepare: Prepare, limit: int) -> DrawnBatch:
         """The next batch of this size; up to ``limit`` are prepared together."""
-        outdated = batch_size != self._size or self.storage.version != self.version or self._was_set()
-        if self._drawn and (outdated or not self._may_look_ahead):
+        if self._drawn and (
+            batch_size != self._size
+            or self.storage.version != self.version
+            or "sample" in self.sampler.__dict__  # which a user has set meanwhile
+            or self._was_set()
+        ):
             self.rewind()
         if not self._drawn:
             self._draw(batch_size, prepare, min(limit, self._ahead) if self._may_look_ahead else 1)
@@ -101,10 +105,10 @@ class BatchOrder:
     @property
     def _may_look_ahead(self) -> bool:
         # Whether a unit of the user's own, or a method set on the sampler, gives the same again is not known.
-        own = self.sampler.__dict__
-        if not self.sampler.ahead or "sample" in own or "draw" in own:
+        sampler, unit = self.sampler, self.unit
+        if not sampler.ahead or (unit is not None and type(unit) is not Windowed):
             return False
-        return self.unit is None or type(self.unit) is Windowed
+        return "sample" not in sampler.__dict__ and "draw" not in sampler.__dict__
 
     def _draw(self, batch_size: int, prepare: Prepare, count: int) -> None:
         self._size, self.version = batch_size, self.storage.version

@@ -57,7 +57,7 @@ class EnsemblePart:
     def __iter__(self) -> Iterator[Any]:
         return iter(self.parts)
 
-    def empty(self) -> None:
+    def empty(self, empty_write_count: bool = True) -> None:
         """Empty every one of them."""
         for part in self.parts:
             part.empty()

@@ -43,7 +43,8 @@ def _module_of(value: Any) -> str:
 
 def is_overridden(part: Any, name: str) -> bool:
     """Whether a subclass from outside of this package, or the instance itself, defines a method of this name."""
-    return name in _defined_by_users(type(part)) or name in vars(part)
+    kind: Any = type(part)
+    return name in _defined_by_users(kind) or name in vars(part)
 
 
 def link(cls: type, ours: str, theirs: str, make: Callable[[str, Any], Any] | None = None) -> None:
@@ -107,11 +108,12 @@ UNUSED = {kind: (instead, frozenset(names.split())) for kind, (instead, names) i
 
 def check_part(part: Any) -> None:
     """Raise UsageError where the class of a buffer or of one of its parts defines what is never called."""
-    for base in type(part).__mro__:
+    kind: Any = type(part)
+    for base in kind.__mro__:
         instead, unused = UNUSED.get(base.__name__, ("", frozenset()))
         if base.__module__.partition(".")[0] != ROOT or not unused:
             continue
-        defined = _defined_by_users(type(part)) | vars(part).keys()
+        defined = _defined_by_users(kind) | vars(part).keys()
         if names := sorted(unused & defined):
             method = f"{type(part).__name__}.{names[0]}()"
             message = f"{method} would never be called: TorchRL's {base.__name__} has it, and this one has not"

@@ -202,9 +202,16 @@ class Pipeline:
     @property
     def _copies_next(self) -> bool:
         """Whether the leaves that are read are copied one by one before anybody can change them."""
-        spec, here = self.spec, self.storage.device
-        away = spec.device is not None and spec.device.type != "cpu" and (here is None or here.type == "cpu")
-        return away and not len(self.transforms) and spec.collate is None and spec.relabeling is None
+        spec = self.spec
+        if spec.device is None or spec.device.type == "cpu":
+            return False
+        here = self.storage.device
+        return (
+            (here is None or here.type == "cpu")
+            and not len(self.transforms)
+            and spec.collate is None
+            and spec.relabeling is None
+        )
 
     def _collate(self, prepared: Prepared, rows: Any) -> Any:
         batch, collate = rows, self.spec.collate
@@ -289,14 +296,18 @@ class Pipeline:
             last = self._submit(queue, size)
 
     def _submit(self, queue: Prefetcher[DrawnBatch], size: int) -> DrawnBatch:
-        version, self.order.keep_states = self.storage.version, True
-        with self._changes_noticed(version):
-            drawn = self._take(size)
-        self.order.keep_states = self.order.sampler.ahead
-        steps: tuple[Any, ...] = (self.read, self._collate, self._finish)
+        order, read = self.order, self.read
+        version, order.keep_states = self.storage.version, True
         if self.storage.is_shared:
-            steps = (partial(self._read_unchanged, self.order.version), *steps[1:])
-        queue.submit(drawn, *(partial(step, drawn.prepared) for step in steps), in_thread=self._pace.ahead)
+            with self._changes_noticed(version):
+                drawn = self._take(size)
+            read = partial(self._read_unchanged, order.version)
+        else:
+            drawn = self._take(size)
+        order.keep_states = order.sampler.ahead
+        prepared = drawn.prepared
+        collate, finish = partial(self._collate, prepared), partial(self._finish, prepared)
+        queue.submit(drawn, partial(read, prepared), collate, finish, in_thread=self._pace.ahead)
         return drawn
 
     @property

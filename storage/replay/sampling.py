@@ -51,7 +51,7 @@ class SamplingMixin(WritingMixin):
         Raises UsageError without a batch size, SamplingError when the batch cannot be drawn.
         """
         size = self._size(batch_size)
-        if is_overridden(self, "_sample"):
+        if type(self)._sample is not SamplingMixin._sample or "_sample" in self.__dict__:
             found = self._sample(size)
             if self._info_in_batch and isinstance(found[0], TensorDictBase):
                 _put_in(*found)

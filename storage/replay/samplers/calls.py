@@ -10,7 +10,7 @@ So the most derived definition is what draws, whichever name it has, and ``super
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -21,8 +21,7 @@ from ..windows.draw import Draw, Key
 from ..windows.edges import as_key
 from ..windows.slice_flags import slice_flags
 
-if TYPE_CHECKING:
-    from .uniform import Sampler
+Sampler = Any  # the base class is in `uniform`, which imports this module
 
 
 def link_calls(cls: type) -> None:

@@ -32,7 +32,9 @@ class Readable(Protocol):
     """What both the leaves of a dataset and tensors in memory can do (see `storage.codecs.codec.Rows`)."""
 
     leaf: Any
-    count: int
+
+    @property
+    def count(self) -> int: ...
 
     def windows(self, first: torch.Tensor, length: int) -> torch.Tensor: ...
 

@@ -100,8 +100,9 @@ class Storage:
         """`column`, by a ``get`` of a user's where there is one."""
         if not reads_by_get(self):
             return self.column(key)
-        records = self[:]
-        records = torch.stack(records) if isinstance(records, list) and records else records
+        records: Any = self[:]
+        if isinstance(records, list) and records:
+            records = torch.stack(records)
         values = records.get(key, None) if is_tensor_collection(records) else None
         return None if values is None else values.flatten(0, self.ndim - 1)
 

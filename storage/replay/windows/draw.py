@@ -48,7 +48,7 @@ class Draw:
     timeline: Timeline | None = None
     padded: bool = False
     marks: SliceMarks | None = None
-    info: dict[str, torch.Tensor] = field(default_factory=dict)
+    info: dict[Any, torch.Tensor] = field(default_factory=dict)
     goals: torch.Tensor | None = None
     notes: dict[str, Any] = field(default_factory=dict)
     overlapping: bool = False

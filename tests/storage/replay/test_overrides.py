@@ -1,3 +1,4 @@
+# mypy: disable-error-code="name-defined,misc"
 """Classes of users, written for TorchRL: what they override acts as there, or the buffer refuses them."""
 
 from __future__ import annotations

@@ -196,9 +196,16 @@ def test_one_seed_repeats_whatever_way_is_quicker(kind, sampler, monkeypatch):
     """Data and priorities change between batches: which rows a batch has must not follow from measured time."""
 
     def run(ways):
-        pace = type("Forced", (), {"__init__": lambda self, depth: None, "note": lambda self, ahead, now: None})
-        pace.ahead = property(lambda self: ways.choice((True, False)))
-        monkeypatch.setattr("rbdata.storage.replay.pipeline.Pace", pace)
+        class Forced:
+            ahead = property(lambda self: ways.choice((True, False)))
+
+            def __init__(self, depth):
+                pass
+
+            def note(self, ahead, now):
+                pass
+
+        monkeypatch.setattr("rbdata.storage.replay.pipeline.Pace", Forced)
         made = {
             "random": RandomSampler,
             "a pass": SamplerWithoutReplacement,
