@@ -22,11 +22,20 @@ from typing import Any
 import torch
 from tensordict import MemoryMappedTensor, TensorDict, TensorDictBase
 
-from ...errors import DiskSpaceError, UsageError, WorkerLostError
+from ...errors import DiskSpaceError, SchemaError, UsageError, WorkerLostError
 from ...storage.durable import allocate, is_full, system_error
 from ...storage.replay.storages.dataset_storage import DatasetStorage
 from ...storage.replay.storages.storage import Storage
+from ...storage.replay.storages.tensor_layout import (
+    check_same,
+    expand_record,
+    partial_keys,
+    path_of,
+    shared_values,
+)
 from ...storage.replay.storages.tensor_storage import TensorStorage
+from ...storage.replay.storages.trees import copy_of
+from ...storage.tensordict_folder import check_writable
 from ..workers.pool import end_with_starter, usable_cpus
 
 #: Records in a chunk where the caller does not say.
@@ -45,18 +54,37 @@ class _Map:
         self.storage, self.fn, self.single, self.threads = storage, fn, single, threads
         self.target: TensorDictBase | None = None
 
-    def apply(self, chunk: TensorDictBase) -> TensorDictBase:
+    def apply(self, chunk: TensorDictBase, first: int) -> TensorDictBase:
+        """What the function makes of a chunk, ``[n]``. Raises UsageError where that is not a record for each one."""
+        given = chunk[0] if self.single else chunk
         if self.storage is None:
-            data = chunk.clone()  # a TensorDict of the function's own, to which it may add keys
+            data = copy_of(given)  # a TensorDict of the function's own, to which it may add keys
         else:
-            data = self.storage.get(chunk["row"] if chunk.ndim else int(chunk["row"]))
+            data = self.storage.get(given["row"] if given.ndim else int(given["row"]))
         result = self.fn(data)
-        return data if result is None else result
+        result = data if result is None else result
+        where = f"record {first}" if len(chunk) == 1 else f"records {first} to {first + len(chunk) - 1}"
+        if not isinstance(result, TensorDictBase):
+            message = f"the function returned a {type(result).__name__} for {where}"
+            raise UsageError(message, hint="it must return a TensorDict, or change the one it gets and return nothing")
+        result = result[None] if self.single else result
+        if result.batch_size[:1] != chunk.batch_size[:1]:
+            message = f"the function returned a batch of {list(result.batch_size)} for {where}"
+            raise UsageError(message, hint="it must return a record for each one; rbdata preprocess can filter")
+        try:
+            if partial := partial_keys(result):
+                raise SchemaError(f"only some of them have {', '.join(map(path_of, partial))}")
+            shared_values(result)
+            if self.target is not None:
+                check_same(self.target, result, 1)
+        except SchemaError as error:
+            message = f"the function returned other records for {where} than for the first ones: {error.message}"
+            raise UsageError(message, hint="keys, shapes and dtypes must be the same for all records") from error
+        return result
 
-    def write(self, chunk: TensorDictBase, first: int) -> None:
+    def write(self, chunk: TensorDictBase, first: int, result: TensorDictBase | None = None) -> None:
         assert self.target is not None
-        result = self.apply(chunk[0])[None] if self.single else self.apply(chunk)
-        self.target[first : first + len(chunk)].update_(result)
+        self.target[first : first + len(chunk)].update_(self.apply(chunk, first) if result is None else result)
 
 
 @lru_cache(maxsize=1)
@@ -100,8 +128,9 @@ def map_records(
     chunks (Python 3.11 and later); or the processes of a ``multiprocessing`` ``pool``. ``generator`` decides torch's seed for
     every chunk, whoever works on it. ``pbar`` shows a bar where tqdm is installed. ``index_with_generator`` has no effect.
 
-    Raises DiskSpaceError before the work begins; UsageError for a storage that holds no TensorDicts, and for a function that
-    does not return as many records; WorkerLostError when a process ended in the middle of its work.
+    Raises DiskSpaceError before the work begins; UsageError for a storage that holds no TensorDicts, for a function that does
+    not return as many records, or records of other keys, shapes or dtypes than the first ones (it names them; values that are
+    not tensors must be the same for all), and for what files cannot hold; WorkerLostError when a process ended in the middle of its work.
     """
     if dim:
         raise UsageError(f"records are mapped along dimension 0, not {dim}")
@@ -119,19 +148,28 @@ def map_records(
         size = 1
     else:
         size = chunksize or (-(-number // num_chunks) if num_chunks else CHUNK)
-    work.target = target = _target(work.apply(source[0] if work.single else source[:1]), number, dest, work.single)
+    if not number:
+        raise UsageError("there are no records to map")
     places = range(0, number, max(1, size))
     seed = int(torch.randint(1 << 62, (), generator=generator))
     if num_workers == 0 and pool is None:
         with torch.random.fork_rng(devices=[]):
             for first in _shown(places, pbar):
                 torch.manual_seed(seed + first)
-                work.write(source[first : first + size], first)
-        return TensorStorage(target)
+                chunk = source[first : first + size]
+                result = work.apply(chunk, first)
+                if work.target is None:
+                    work.target = _target(result[0], number, dest)
+                work.write(chunk, first, result)
+        return TensorStorage(work.target)
 
+    with torch.random.fork_rng(devices=[]):
+        # By a copy: the function that makes the records has not been called before.
+        example = pickle.loads(_pickled(work)).apply(source[:1], 0)[0]
+    work.target = target = _target(example, number, dest)
     payload = _pickled(work)
     # Chunks are sent by value: what a slice shares its memory with would be sent with it.
-    chunks = ((payload, pickle.dumps(source[first : first + size].clone()), first, seed + first) for first in places)
+    chunks = ((payload, pickle.dumps(copy_of(source[first : first + size])), first, seed + first) for first in places)
     if pool is not None:
         pool.starmap(_work, chunks, 1)
         return TensorStorage(target)
@@ -175,15 +213,12 @@ def _shown(steps: Any, pbar: bool) -> Any:
     return steps
 
 
-def _target(example: TensorDictBase, number: int, dest: str | os.PathLike[str], single: bool) -> TensorDictBase:
+def _target(example: TensorDictBase, number: int, dest: str | os.PathLike[str]) -> TensorDictBase:
     """Room for ``number`` records like the example."""
-    if not single:
-        if example.batch_size[:1] != torch.Size([1]):
-            message = f"the function returned a batch of {list(example.batch_size)} for one record"
-            raise UsageError(message, hint="it must return a record for each one; rbdata preprocess can filter")
-        example = example[0]
+    records = expand_record(example, number)
+    check_writable(records)
     try:
-        target = example.expand(number, *example.batch_size).memmap_like(os.fspath(dest))
+        target = records.memmap_like(os.fspath(dest))
         for leaf in target.values(include_nested=True, leaves_only=True):
             if isinstance(leaf, MemoryMappedTensor):
                 allocate(Path(leaf.filename), leaf.nbytes)  # who writes into holes on a full disk is killed

@@ -251,8 +251,8 @@ class Pipeline:
                         columns["/".join(as_key(key))] = value
         if len(self.transforms):
             if self.spec.info_in_batch:
-                keys = ("index", *prepared.draw.info)
-                batch = self.transforms.apply_beside(batch, keys, map(_key, flag_keys(prepared.draw)))
+                flags = {_key(key): columns.get("/".join(key)) for key in flag_keys(prepared.draw)}
+                batch = self.transforms.apply_beside(batch, ("index", *prepared.draw.info), flags)
             else:
                 batch = self.transforms(batch)
         if self.spec.pin_memory or self.spec.device is not None:

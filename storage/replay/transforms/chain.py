@@ -10,7 +10,7 @@ A transform is any callable that takes a batch and returns one (or changes it in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -66,29 +66,39 @@ class Transforms:
             batch = _forward(transform, batch)
         return batch
 
-    def apply_beside(self, batch: Any, info: Iterable[Any], flags: Iterable[Any] = ()) -> Any:
+    def apply_beside(self, batch: Any, info: Iterable[str], flags: Mapping[Any, Any] | None = None) -> Any:
         """Apply to a batch of which the keys ``info`` hold what the sampler says of its records.
 
-        As in TorchRL, ``half()`` or ``select(...)`` must not reach them: they are put back, and ``flags`` where a transform
-        has removed them or changed their dtype. Of other records than those drawn the sampler says nothing, and where a
-        transform changed their order, by ``index``, the batch stays as it is.
+        As in TorchRL, ``half()`` or ``select(...)`` must not reach them: they are put back, and ``flags`` (values by key) where
+        a transform has removed them or changed their dtype. Of other records than those drawn the sampler says nothing, and
+        where a transform changed their order, by ``index``, the batch stays as it is.
         """
         if not self._chain or not isinstance(batch, TensorDictBase):
             return self(batch)
-        flags = tuple(flags)
-        every = {key: batch.get(key, None) for key in (*info, *flags)}
-        said = {key: value for key, value in every.items() if value is not None}
-        for key, value in said.items():
-            batch.set(key, value.clone())  # transforms may change it in place
-        size, changeable = batch.batch_size, set(flags)
+        found = {key: batch.get(key, None) for key in info}
+        said = {key: (value, value.clone(), _version(value)) for key, value in found.items() if value is not None}
+        size = batch.batch_size
         batch = self(batch)
-        same_records = isinstance(batch, TensorDictBase) and batch.batch_size == size
-        if same_records and not _reordered(said.get("index"), batch.get("index", None)):
+        if not isinstance(batch, TensorDictBase) or batch.batch_size != size:
+            return batch
+        lost: dict[Any, Any] = {}
+        for key, (value, copy, version) in said.items():
+            found_now = batch.get(key, None)
+            if found_now is value and _version(value) == version:
+                continue
+            if key == "index" and _reordered(copy, found_now):
+                return batch
+            lost[key] = copy
+            if _version(value) != version:
+                value.copy_(copy)  # the info has it as well
+        for key, value in (flags or {}).items():
+            found_now = batch.get(key, None)
+            if value is not None and (found_now is None or found_now.dtype != value.dtype):
+                lost[key] = value
+        if lost:
             batch = batch.copy() if batch.is_locked else batch
-            for key, value in said.items():
-                found = batch.get(key, None) if key in changeable else None
-                if found is None or found.dtype != value.dtype:
-                    batch.set(key, value if batch.device is None else value.to(batch.device))
+            for key, value in lost.items():
+                batch.set(key, value if batch.device is None else value.to(batch.device))
         return batch
 
     def inv(self, data: Any) -> Any:
@@ -145,6 +155,13 @@ class Transforms:
 
     def __repr__(self) -> str:
         return f"Transforms({', '.join(map(repr, self._chain))})"
+
+
+def _version(value: Any) -> Any:
+    """What changes when a tensor, or one of a TensorDict's, is changed in place."""
+    if not isinstance(value, torch.Tensor):
+        return [_version(leaf) for leaf in value.values(True, True)]
+    return float("nan") if value.is_inference() else value._version  # inference mode does not count: always another one
 
 
 def _reordered(index: Any, found: Any) -> bool:

@@ -13,7 +13,7 @@ from tensordict import is_tensor_collection
 from ....errors import DamagedDatasetError, SchemaError, UnsupportedError, UsageError
 from ...durable import write_atomically
 from ...tensordict_folder import map_tensor, read_json
-from ..reductions import REDUCTIONS, reduce
+from ..reductions import REDUCTIONS, reduce_exactly
 from ..storages.storage import Storage
 from ..windows.draw import Key
 from ..windows.edges import as_key
@@ -21,7 +21,11 @@ from .base import Writer
 
 
 class TensorDictMaxValueWriter(Writer):
-    """Keeps the records that rank best by ``rank_key``, summed (``reduction``) where it has several values."""
+    """Keeps the records that rank best by ``rank_key``, summed (``reduction``) where it has several values.
+
+    Of equal ranks the first record stays. Whole numbers are compared as such, others as float64. `add` and `extend` raise
+    SchemaError for records without a rank, and for ranks that are NaN or complex: those have no order.
+    """
 
     values_per_row = True
 
@@ -32,7 +36,7 @@ class TensorDictMaxValueWriter(Writer):
         self.rank_key: Key = ("next", "reward") if rank_key is None else as_key(rank_key)
         self.reduction = reduction
         self.write_count = 0
-        self._current_top_values: list[tuple[float, int]] = []  # a heap: (value, row), the worst on top
+        self._current_top_values: list[tuple[int | float, int]] = []  # a heap: (value, row), the worst on top
 
     def register_storage(self, storage: Storage) -> None:
         if storage.ndim > 1:
@@ -56,8 +60,15 @@ class TensorDictMaxValueWriter(Writer):
         ranks = data.get(self.rank_key if len(self.rank_key) > 1 else self.rank_key[0], None)
         if ranks is None:
             raise SchemaError(f"the data have no {'/'.join(self.rank_key)} to rank them by")
+        if ranks.is_complex():
+            raise SchemaError(f"{'/'.join(self.rank_key)} is {ranks.dtype}, which has no order")
+        values = reduce_exactly(ranks, self.reduction)
+        unordered = [record for record, value in enumerate(values) if value != value]
+        if unordered:
+            message = f"{'/'.join(self.rank_key)} of record {unordered[0]} is NaN, by which it cannot be ranked"
+            raise SchemaError(message, hint="leave such records out, or give them a rank")
         placed: dict[int, int] = {}  # row -> record
-        for record, value in enumerate(reduce(ranks.float(), self.reduction).tolist()):
+        for record, value in enumerate(values):
             if len(self._current_top_values) < self._storage.capacity:
                 row = len(self._current_top_values)
                 heapq.heappush(self._current_top_values, (value, row))
@@ -88,20 +99,24 @@ class TensorDictMaxValueWriter(Writer):
         return {"write_count": self.write_count, "worst": [list(entry) for entry in self._current_top_values]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        best = [(float(value), int(row)) for value, row in state["worst"]]
+        best = [(value if type(value) is int else float(value), int(row)) for value, row in state["worst"]]
         if sorted(row for _, row in best) != [*range(len(best))]:
             raise DamagedDatasetError("the rows of the writer's values are not those of the records")
         self.write_count, self._current_top_values = int(state["write_count"]), best
 
     def dumps(self, path: Any) -> None:
-        """As TorchRL 0.14 writes it: metadata.json and current_top_values.memmap, ``[n, 2]`` of values and rows."""
+        """As TorchRL 0.14 writes it: metadata.json and current_top_values.memmap, ``[n, 2]`` of values and rows.
+
+        Whole numbers that float64 does not hold are in state.json as well.
+        """
         folder, best = Path(path), torch.tensor(self._current_top_values, dtype=torch.float64).reshape(-1, 2)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "current_top_values.memmap").write_bytes(best.numpy().tobytes())
         record = {"cursor": self.cursor, "write_count": self.write_count, "rank_key": list(self.rank_key)}
         record |= {"dtype": "torch.float64", "shape": list(best.shape)}
         write_atomically(folder / "metadata.json", json.dumps(record).encode())
-        self._dump_rest(folder, ("write_count", "worst"))
+        exact = all(value == float(value) for value, _ in self._current_top_values)
+        self._dump_rest(folder, ("write_count", "worst") if exact else ("write_count",))
 
     def read(self, folder: Path) -> dict[str, Any]:
         if not (folder / "metadata.json").exists():
@@ -110,7 +125,7 @@ class TensorDictMaxValueWriter(Writer):
         best = map_tensor(folder / "current_top_values.memmap", record.get("dtype"), record.get("shape"))
         if best.ndim != 2 or best.shape[-1] != 2 or best.is_complex():
             raise DamagedDatasetError(f"{folder / 'current_top_values.memmap'} holds no values of rows")
-        return {**self._read_rest(folder), "write_count": record.get("write_count") or 0, "worst": best.tolist()}
+        return {"worst": best.tolist(), **self._read_rest(folder), "write_count": record.get("write_count") or 0}
 
     def __repr__(self) -> str:
         return f"TensorDictMaxValueWriter(rank_key={'/'.join(self.rank_key)}, reduction={self.reduction})"

@@ -115,10 +115,79 @@ def test_the_first_frames_changed_in_place(tmp_path):
 
 def test_what_cannot_be_mapped(tmp_path):
     for storage, fn, more, words in (
-        (TensorStorage(data()), lambda batch: batch[:0], {}, "for one record"),
+        (TensorStorage(data()), lambda batch: batch[:0], {}, "for record 0"),
         (TensorStorage(data()), double, {"dim": 1}, "dimension 0"),
         (ListStorage(3), double, {}, "no records that are mapped"),
         (TensorStorage(torch.zeros(3)), double, {}, "no records that are mapped"),
     ):
         with pytest.raises(UsageError, match=words):
             map_records(storage, fn, tmp_path / "out", **more)
+
+
+def _from_fourth(td, change):
+    """The batch, changed in the chunks that begin with record 4 or a later one."""
+    return change(td) if td["a"].reshape(-1)[0] >= 4 else td.set("x", td["a"].clone())
+
+
+UNLIKE = {
+    "come with y": lambda td: td.set("x", td["a"]).set("y", td["a"]),
+    "come without b": lambda td: td.set("x", td["a"]).exclude("b"),
+    "come without x": lambda td: td,
+    "key x: got float64": lambda td: td.set("x", td["a"].double()),
+    r"key x: got float32 \[1\]": lambda td: td.set("x", td["a"].unsqueeze(-1)),
+    "key x: ": lambda td: td.set("x", "text"),
+    "come with text": lambda td: td.set("x", td["a"]).set_non_tensor("text", "here alone"),
+    "a dict": lambda td: {"a": td["a"], "b": td["b"], "x": td["a"]},
+}
+
+
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("words", UNLIKE)
+def test_records_unlike_the_first_ones_are_refused(words, single, tmp_path):
+    data = TensorDict({"a": torch.arange(10.0), "b": torch.arange(10)}, [10])
+    change = UNLIKE[words]
+    with pytest.raises(UsageError, match=f"record(s?) 4.*{words}|{words} for record(s?) 4"):
+        map_records(
+            TensorStorage(data),
+            lambda td: _from_fourth(td, change),
+            tmp_path / "out",
+            num_workers=0,
+            chunksize=0 if single else 2,
+        )
+
+
+def test_batches_of_other_lengths_are_refused(tmp_path):
+    data = TensorDict({"a": torch.arange(10.0)}, [10])
+    for change in (lambda td: td[:1], lambda td: torch.cat([td, td]), lambda td: td[0]):
+        with pytest.raises(UsageError, match=r"a batch of \[.*\] for records 4 to 5"):
+            map_records(
+                TensorStorage(data),
+                lambda td, change=change: _from_fourth(td, change),
+                tmp_path / "out",
+                num_workers=0,
+                chunksize=2,
+            )
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_function_has_not_been_called_before(workers, tmp_path):
+    calls = []
+
+    def number(td):
+        calls.append(len(td))
+        return td.set("call", torch.full((len(td),), len(calls))).set_non_tensor("text", "same")
+
+    data = TensorDict({"a": torch.arange(6.0)}, [6])
+    mapped = map_records(TensorStorage(data), number, tmp_path / "out", num_workers=workers, chunksize=2)
+    found = mapped.get(slice(None))
+    assert found["call"].tolist() == [1, 1, 2, 2, 3, 3] and found["text"] == ["same"] * 6
+
+
+def test_values_and_keys_that_files_cannot_hold(tmp_path):
+    data = TensorDict({"a": torch.arange(6.0)}, [6])
+    cases = {"key text: the records have": lambda td: td.set_non_tensor("text", str(td["a"]))}
+    cases["'shape' has a meaning of its own"] = lambda td: td.set("shape", td["a"])
+    cases["text is a object"] = lambda td: td.set_non_tensor("text", object())
+    for number, (words, fn) in enumerate(cases.items()):
+        with pytest.raises(UsageError, match=words):
+            map_records(TensorStorage(data), fn, tmp_path / str(number), num_workers=0, chunksize=2)

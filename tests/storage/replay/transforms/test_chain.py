@@ -140,6 +140,14 @@ def test_what_the_sampler_says_stays_as_it_is(change, prefetch):
                 each.update_tensordict_priority(drawn.set("td_error", drawn["index"].float() + 1))
 
 
+def test_inference_mode():
+    buffer, plain = _prioritized(rbdata, CHANGES["in place"]), _prioritized(rbdata, None)
+    for each in (buffer, plain):
+        each.extend(rollout([9, 8]))
+    with torch.inference_mode():
+        assert torch.equal(buffer.sample()["index"], plain.sample()["index"])
+
+
 def test_records_in_another_order_keep_their_rows():
     buffer = _prioritized(rbdata, lambda td: td.flip(0))
     data = rollout([9, 8])

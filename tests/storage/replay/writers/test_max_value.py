@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+from rbdata.errors import SchemaError
 from rbdata.storage.replay import (
     LazyTensorStorage,
     ReplayBuffer,
     TensorDictMaxValueWriter,
+    TensorDictReplayBuffer,
 )
+from rbdata.storage.replay.reductions import reduce
 from replay_tools import rollout
+from tensordict import TensorDict
 
 
 def test_max_values_over_time():
@@ -18,3 +23,67 @@ def test_max_values_over_time():
     buffer.extend(batch)
     assert sorted(buffer["action"][:, 0].tolist()) == [100, 200]
     assert buffer.add(batch[0]) is None
+
+
+LARGE = 1 << 53
+
+
+def ranked(values, capacity=2, reduction="sum"):
+    writer = TensorDictMaxValueWriter("score", reduction=reduction)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(capacity), writer=writer, batch_size=2)
+    scores = torch.as_tensor(values)
+    return buffer, TensorDict({"score": scores, "id": torch.arange(len(scores))}, [len(scores)])
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize(
+    "values",
+    [
+        [LARGE, LARGE + 1, LARGE + 2, LARGE + 3],
+        [LARGE + 2, LARGE + 3, LARGE + 1, LARGE],
+        [1 << 62, (1 << 62) + 1, (1 << 62) - 1],
+        [-LARGE - 1, -LARGE, -LARGE - 2],
+        [1.0, 1.0 + 1e-12, 1.0 + 2e-12],
+        [float("inf"), 1.0, -float("inf"), 2.0],
+        [True, False, True],
+        [[LARGE, 0], [LARGE, 1], [LARGE, 2]],
+        [[1 << 62, 1 << 62], [1 << 62, (1 << 62) + 1], [1 << 62, 0]],
+    ],
+)
+def test_ranks_are_compared_exactly(values, at_once, tmp_path):
+    dtype = torch.float64 if isinstance(values[0], float) else None
+    buffer, data = ranked(torch.tensor(values, dtype=dtype))
+    if at_once:
+        buffer.extend(data)
+    else:
+        for record in data:
+            buffer.add(record)
+    totals = [sum(value) if isinstance(value, list) else value for value in values]
+    best = sorted(sorted(range(len(totals)), key=lambda record: -totals[record])[:2])
+    assert sorted(buffer[:]["id"].tolist()) == best
+    buffer.dumps(tmp_path / "checkpoint")
+    other, _ = ranked(values)
+    other.loads(tmp_path / "checkpoint")
+    more = TensorDict({"score": data["score"] - 1 if data["score"].dtype != torch.bool else data["score"]}, [len(data)])
+    more["id"] = torch.arange(10, 10 + len(data))
+    assert torch.equal(buffer.extend(more.clone()), other.extend(more.clone()))
+    assert torch.equal(buffer[:]["id"], other[:]["id"])
+
+
+@pytest.mark.parametrize("reduction", ["sum", "max", "min", "mean", "median"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+def test_reductions_of_ranks(reduction, dtype):
+    scores = torch.randint(-50, 50, (40, 5), generator=torch.manual_seed(0))
+    buffer, data = ranked(scores.to(dtype), 10, reduction)
+    buffer.extend(data)
+    values = reduce(scores.double(), reduction)
+    kept = values[buffer[:]["id"]]
+    assert torch.equal(kept.sort().values, values.sort().values[-10:])
+
+
+@pytest.mark.parametrize("values", [[1.0, float("nan"), 2.0], [1j, 2.0], [[1.0, float("nan")], [1.0, 2.0]]])
+def test_ranks_without_an_order_are_refused(values):
+    buffer, data = ranked(torch.tensor(values))
+    with pytest.raises(SchemaError, match=r"score (of record \d is NaN|is torch.complex64)"):
+        buffer.extend(data)
+    assert not len(buffer)
