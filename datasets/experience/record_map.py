@@ -129,8 +129,9 @@ def map_records(
     every chunk, whoever works on it. ``pbar`` shows a bar where tqdm is installed. ``index_with_generator`` has no effect.
 
     Raises DiskSpaceError before the work begins; UsageError for a storage that holds no TensorDicts, for a function that does
-    not return as many records, or records of other keys, shapes or dtypes than the first ones (it names them; values that are
-    not tensors must be the same for all), and for what files cannot hold; WorkerLostError when a process ended in the middle of its work.
+    not return as many records, or returns records of other keys, shapes or dtypes than the first ones (it names them; values
+    that are not tensors must be the same for all), and for what files cannot hold; WorkerLostError when a process ended in
+    the middle of its work.
     """
     if dim:
         raise UsageError(f"records are mapped along dimension 0, not {dim}")

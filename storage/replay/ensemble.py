@@ -34,8 +34,9 @@ class ReplayBufferEnsemble:
     """Draws ``num_buffer_sampled`` of the ``buffers`` (default: as many as there are), and a part of the batch from each.
 
     - ``storages``, ``samplers``, ``writers``: a `StorageEnsemble`, `SamplerEnsemble` and `WriterEnsemble` instead of buffers.
-    - ``p``: probabilities of the members, any positive numbers; without it they are alike. ``"sampleable"``: in proportion to
-      what each holds at that moment. ``sample_from_all``: a part from every member, in order; excludes ``p``.
+    - ``p``: probability that a part of a batch comes from each member, any positive numbers; without it they are alike. It is
+      the share over many batches: in one batch it is a multiple of 1 / ``num_buffer_sampled``. ``"sampleable"``: in proportion
+      to what each holds at that moment. ``sample_from_all``: a part from every member, in order; excludes ``p``.
     - ``prefetch``: each member makes so many of its parts ahead, see `ReplayBuffer`.
     - ``transform`` or ``transform_factory``: applied after the members' own.
     - ``collate_fn``: makes a batch of the parts; the default stacks them. ``collate_fns``: one for each member, in the place

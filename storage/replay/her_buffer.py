@@ -22,6 +22,10 @@ class HERReplayBuffer(TensorDictReplayBuffer):
     """A `TensorDictReplayBuffer` whose batches have goals and rewards in hindsight, see `hindsight`.
 
     - ``reward_fn``: gets the relabelled steps as a TensorDict, ``[n]``, and returns their rewards, ``[n]`` or ``[n, 1]``.
+    - ``terminated_fn``: gets the relabelled steps, with their new goals and rewards, and returns bool ``[n]`` or ``[n, 1]``: which
+      of them end the episode, for environments that end it where the goal is reached. Their ``terminated`` becomes that, and
+      ``done`` follows. By default flags stay as they are stored, as in TorchRL: a step that reaches its new goal is then
+      not terminated, and one that reached the stored goal still is.
     - ``her_ratio``: the part of every batch that is relabelled, from its beginning; the rest is as stored.
     - ``strategy``: "future", "final", "episode" or "random". Both may be assigned at any time.
     - ``goal_key``, ``achieved_goal_key``, ``reward_key``: where goals, what was achieved, and rewards are stored. With
@@ -39,6 +43,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         self,
         reward_fn: Callable[[TensorDictBase], torch.Tensor],
         *,
+        terminated_fn: Callable[[TensorDictBase], torch.Tensor] | None = None,
         her_ratio: float = 0.8,
         strategy: HindsightStrategy | str = HindsightStrategy.FUTURE,
         goal_key: Any = "desired_goal",
@@ -51,7 +56,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
             raise UsageError("reward_fn computes the rewards of single steps: leave out n_step")
         usual = as_key(end_key) == DONE
         super().__init__(end_key=None if usual else end_key, **options)
-        self.reward_fn, self.end_key = reward_fn, end_key
+        self.reward_fn, self.terminated_fn, self.end_key = reward_fn, terminated_fn, end_key
         self.goal_key, self.achieved_goal_key, self.reward_key = goal_key, achieved_goal_key, reward_key
         terminated = (*as_key(end_key)[:-1], "terminated")
         own = self._spec.edges
@@ -60,7 +65,9 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         if not usual and own.traj_key is None:
             edges = (Edges(end_keys=(as_key(end_key), terminated)),)
         keys = (as_key(goal_key), as_key(achieved_goal_key), as_key(reward_key))
-        relabeling = Relabeling(reward_fn, _ratio(her_ratio), _strategy(strategy), *keys, edges)
+        relabeling = Relabeling(
+            reward_fn, _ratio(her_ratio), _strategy(strategy), *keys, edges, terminated_fn, as_key(end_key)
+        )
         self._relabeling = relabeling
         self._change_spec(relabeling=relabeling)
 

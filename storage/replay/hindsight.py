@@ -26,7 +26,7 @@ from .storages.dataset_storage import DatasetStorage
 from .storages.storage import Storage
 from .storages.trees import stack_records
 from .windows.draw import Draw, Key
-from .windows.edges import Edges
+from .windows.edges import DONE, Edges
 from .windows.timeline import Timeline
 
 
@@ -44,7 +44,8 @@ class Relabeling:
     """New goals and rewards for the first ``ratio`` of every batch.
 
     ``edges`` are tried in turn until one finds where the episodes of a storage end. ``goal`` is replaced, and the one under
-    ``next`` where there is one, by what is stored under ``achieved`` at the step chosen.
+    ``next`` where there is one, by what is stored under ``achieved`` at the step chosen. ``terminated_fn`` says which of the
+    steps end the episode with their new goals; without it flags stay. ``done`` is where they lie.
     """
 
     reward_fn: Callable[[TensorDictBase], torch.Tensor]
@@ -54,6 +55,8 @@ class Relabeling:
     achieved: Key
     reward: Key
     edges: tuple[Edges, ...]
+    terminated_fn: Callable[[TensorDictBase], torch.Tensor] | None = None
+    done: Key = DONE
 
     def choose(self, draw: Draw, storage: Storage, generator: torch.Generator) -> None:
         """Set ``draw.goals``: for each of the first steps the row that its goal is taken from, int64 ``[n]``."""
@@ -110,7 +113,30 @@ class Relabeling:
         if computed.numel() == rewards[:count].numel():  # [n] or [n, 1]
             computed = computed.reshape(rewards[:count].shape)
         batch.set(self.reward, _with_first(rewards, computed, count, "rewards of reward_fn"))
+        if self.terminated_fn is not None:
+            self._end_episodes(batch, count)
         return batch
+
+    def _end_episodes(self, batch: TensorDictBase, count: int) -> None:
+        """Set the flags of the first steps by their new goals. Raises UnknownKeyError, SchemaError for unlike shapes."""
+        assert self.terminated_fn is not None
+        key = (*self.done[:-1], "terminated")
+        before = batch.get(key, None)
+        if before is None:
+            raise UnknownKeyError(f"the records have no {'/'.join(key)} that terminated_fn could replace")
+        computed = torch.as_tensor(self.terminated_fn(batch[:count]))
+        if computed.dtype != torch.bool:
+            raise SchemaError(f"terminated_fn returned {computed.dtype}, not bool")
+        if computed.numel() == before[:count].numel():
+            computed = computed.reshape(before[:count].shape)
+        after = _with_first(before, computed, count, "flags of terminated_fn")
+        batch.set(key, after)
+        done = batch.get(self.done, None)
+        if done is not None:  # what ended for another reason has ended still
+            other = done.bool() & ~before.bool()
+            truncated = batch.get((*self.done[:-1], "truncated"), None)
+            other = other if truncated is None else other | truncated.bool()
+            batch.set(self.done, torch.cat([(after.bool() | other)[:count].to(done), done[count:]]))
 
 
 _HINT = "in datasets of Gymnasium-Robotics it lies below the observation: ('observation', 'desired_goal')"

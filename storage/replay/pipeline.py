@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
-from ...errors import UsageError
+from ...errors import SamplingError, UsageError
 from .batch_order import BatchOrder, DrawnBatch, OrderState
 from .batches import BatchReader, Prepared
 from .devices import record_stream, to_device
@@ -29,7 +29,7 @@ from .hindsight import Relabeling
 from .overrides import reads_by_get
 from .pace import Pace
 from .prefetch import Job, Prefetcher
-from .sample_units import SampleUnit
+from .sample_units import SampleUnit, expand_draw
 from .samplers.uniform import Sampler
 from .storages.list_storage import ListStorage
 from .storages.storage import Storage
@@ -130,6 +130,22 @@ class Pipeline:
     def _check_current(self) -> None:
         if self._retired:
             raise RetiredError
+
+    def at(self, rows: torch.Tensor) -> Any:
+        """The batch of these rows, int64 ``[n]``, with nothing drawn. Raises SamplingError for rows that are not there."""
+        count = len(self.storage)
+        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < count:
+            raise SamplingError(f"there are {count} records, and not all of {rows.tolist()!s:.60} are among them")
+        draw, reader, unit = Draw(rows), self._reader(), self.spec.unit
+        draw = draw if unit is None else expand_draw(unit, draw, self.storage)
+
+        def read() -> tuple[Prepared, Any]:
+            prepared = self._stamped(_unread(draw) if reader is None else reader.prepare([draw])[0])
+            return prepared, self.read(prepared)
+
+        prepared, records = self.storage.read_whole(read)
+        batch, _ = self._finish(prepared, self._collate(prepared, records))
+        return record_stream(batch, self.spec.device)
 
     # -- drawing -----------------------------------------------------------------------------------------------------
 

@@ -84,6 +84,18 @@ class SamplingMixin(WritingMixin):
         with self._lock:
             return self._pipeline.order.can_draw(size)
 
+    def sample_at(self, index: Any) -> Any:
+        """The batch that `sample` would give for these records: frame stacks, n-step returns, windows, transforms.
+
+        ``index`` is what batches have under ``index``: an int, a sequence or a tensor ``[n]``, for storages of more dimensions
+        ``[n, ndim]`` or a tuple of tensors. Nothing is drawn: the order of batches goes on as if this had not been
+        called, weights of the sampler are left out, and `HERReplayBuffer` does not replace goals. Raises SamplingError for
+        rows that are not there.
+        """
+        given = [index] if isinstance(index, int) else index
+        with self._lock:
+            return self._pipeline.at(self._storage.flat(given))
+
     def _size(self, batch_size: int | None) -> int:
         if batch_size is None:
             if self.batch_size is None:
@@ -221,7 +233,10 @@ class SamplingMixin(WritingMixin):
         return self[:end]
 
     def __getitem__(self, index: Any) -> Any:
-        """Records by number or slice (through the transforms), or one column by key."""
+        """Records by number or slice (through the transforms), or one column by key.
+
+        They are single records: ``n_step``, ``frame_stack`` and ``sample_unit`` apply to `sample` and `sample_at`.
+        """
         if is_key(index):
             by_leaf = (
                 type(self._storage) is DatasetStorage and not len(self._transforms) and not reads_by_get(self._storage)

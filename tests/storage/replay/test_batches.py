@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rbdata.errors import SamplingError, UsageError
 from rbdata.storage.replay import LazyTensorStorage, Sequence, TensorDictReplayBuffer
-from replay_tools import Truth, rollout, same
+from replay_tools import Truth, equal, rollout, same
 from storage_tools import make_episodes, write_dataset
 
 LENGTHS = [3, 1, 7, 5, 2, 9]
@@ -291,3 +291,37 @@ def test_no_leaf_shares_memory(tmp_path, layout, options, prefetch):
                 if (place, other) != (1, key) and not torch.equal(bits(value), old)
             ]
             assert not changed, key
+
+
+WINDOWS = [{}, {"n_step": 3, "gamma": 0.9}, {"frame_stack": 3}, {"frame_stack": 2, "n_step": 2}]
+WINDOWS += [{"sample_unit": rbdata.Sequence(3, burn_in=1)}]
+
+
+@pytest.mark.parametrize("options", WINDOWS)
+@pytest.mark.parametrize("case", CASES)
+def test_batches_at_indices_are_those_that_are_sampled(made, case, options):
+    folder, _ = made[case]
+    plain, buffer = (rbdata.load(folder, batch_size=12, seed=3, transform=lambda td: td, **options) for _ in range(2))
+    for _ in range(3):
+        batch = buffer.sample()
+        index = batch["index"]
+        if "sample_unit" in options:
+            index = batch["anchor_index"][:: options["sample_unit"].records]
+        assert equal(buffer.sample_at(index), batch)
+        assert equal(buffer.sample_at(index.tolist()), batch)
+        assert equal(plain.sample(), batch)  # nothing was drawn
+    one = buffer.sample_at(5)
+    assert len(one) == (options["sample_unit"].records if "sample_unit" in options else 1)
+    for wrong in (len(buffer), -1, [0, 10**9]):
+        with pytest.raises(SamplingError, match=f"there are {len(buffer)} records"):
+            buffer.sample_at(wrong)
+
+
+def test_batches_at_indices_of_storages():
+    for storage in (rbdata.LazyTensorStorage(12), rbdata.LazyMemmapStorage(12), rbdata.LazyTensorStorage(24, ndim=2)):
+        buffer = rbdata.TensorDictReplayBuffer(storage=storage, batch_size=6, seed=0, n_step=2, frame_stack=2)
+        data = rollout([5, 4, 6])  # more than there is room for: the ring has wrapped
+        buffer.extend(torch.stack([data, data]) if storage.ndim == 2 else data)
+        for _ in range(4):
+            batch = buffer.sample()
+            assert equal(buffer.sample_at(batch["index"]), batch)

@@ -221,3 +221,55 @@ def test_what_is_refused():
     buffer._relabeling.reward_fn = lambda batch: torch.zeros(2)
     with pytest.raises(SchemaError, match="reward_fn"):
         buffer.sample()
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_steps_that_reach_their_goal_terminate_where_it_is_wanted(prefetch):
+    def reached(batch):
+        return (batch["achieved_goal"] == batch["desired_goal"]).all(-1)
+
+    def make(**options):
+        return HERReplayBuffer(
+            lambda batch: reached(batch).float(), storage=LazyTensorStorage(40), batch_size=40, seed=0, **options
+        )
+
+    data = steps([6, 7, 5])
+    ended = torch.zeros(18, 1, dtype=torch.bool)
+    ended[[2, 5, 17]] = True  # by the goals that are stored; the episode of 7 was cut
+    truncated = torch.zeros(18, 1, dtype=torch.bool)
+    truncated[[12, 17]] = True
+    data["next", "terminated"], data["next", "truncated"] = ended, truncated
+    data["next", "done"] = ended | truncated
+    as_stored, buffer = make(), make(terminated_fn=reached, prefetch=prefetch)
+    for each in (as_stored, buffer):
+        each.extend(data)
+    for _ in range(3):
+        before, after = as_stored.sample(), buffer.sample()
+        assert equal(
+            before.exclude(("next", "done"), ("next", "terminated")),
+            after.exclude(("next", "done"), ("next", "terminated")),
+        )
+        row, new = before["index"], torch.arange(40) < 32
+        for key in ("done", "terminated"):
+            assert torch.equal(before["next", key], data["next", key][row])  # as TorchRL
+            assert torch.equal(after["next", key][~new], data["next", key][row[~new]])
+        goal = after["next", "reward"][new].bool()
+        assert torch.equal(after["next", "terminated"][new], goal) and 0 < int(goal.sum()) < 32
+        assert torch.equal(after["next", "done"][new], goal | truncated[row[new]])
+
+
+def test_flags_that_cannot_be_set():
+    for fn, words in (
+        (lambda batch: torch.zeros(2, dtype=torch.bool), "terminated_fn"),
+        (lambda _: torch.zeros(3), "not bool"),
+    ):
+        buffer = HERReplayBuffer(distance, terminated_fn=fn, storage=LazyTensorStorage(9), batch_size=4)
+        data = steps([4])
+        data["next", "terminated"] = data["next", "done"].clone()
+        buffer.extend(data)
+        with pytest.raises(SchemaError, match=words):
+            buffer.sample()
+    buffer = HERReplayBuffer(distance, terminated_fn=lambda _: None, storage=LazyTensorStorage(9), batch_size=4)
+    buffer.extend(steps([4]))
+    with pytest.raises(UnknownKeyError, match="next/terminated"):
+        buffer.sample()
