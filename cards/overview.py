@@ -149,9 +149,9 @@ def _scores(reference: ReferenceScores, manifest: Manifest, table: EpisodeTable)
     """Mean, min and max of the scores of whole episodes, and how many episodes are not whole."""
     whole = table.whole
     count = int(np.count_nonzero(whole))
-    returns = table.returns[whole] if count < len(table) else ()
     statistics = manifest.returns if count == len(table) else {}
-    if len(returns):
+    if 0 < count < len(table):
+        returns = table.returns[whole]
         statistics = {"mean": returns.mean(), "min": returns.min(), "max": returns.max()}
     names = ("mean", "min", "max") if statistics else ()
     return {name: float(reference.normalize(statistics[name])) for name in names}, len(table) - count

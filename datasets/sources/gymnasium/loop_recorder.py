@@ -342,10 +342,10 @@ class VectorRecorder(gymnasium.vector.VectorWrapper):
     @with_options(RecorderOptions, Tape.__init__)
     def __init__(self, env: gymnasium.vector.VectorEnv, **options: Unpack[RecorderOptions]) -> None:
         super().__init__(env)
+        self._mode = _autoreset_mode(env)
         self._tape: Tape | None = Tape(env, env.num_envs, **options)
         self.dataset_id = self._tape.place.id
         self.path: Path | None = None
-        self._mode = _autoreset_mode(env)
         #: After an error, of which no lane knows whether its environment was stepped.
         self._must_reset = False
 

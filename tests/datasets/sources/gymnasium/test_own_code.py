@@ -150,10 +150,11 @@ def compare(path: Any, rows: list[dict[str, Any]]) -> None:
     whole = dataset[:]
     for step, row in enumerate(rows):
         stored = whole[step]
-        for name, there in (("observation", stored), ("action", stored), ("next", stored)):
-            wanted, root = leaves(row[name]), there["next"] if name == "next" else there
+        for name in ("observation", "action", "next"):
+            wanted, root = leaves(row[name]), stored["next"] if name == "next" else stored
+            top = "observation" if name == "next" else name
             for key, value in wanted.items():
-                found = root[("observation" if name == "next" else name, *filter(None, key.split("/")))]
+                found = root[(top, *filter(None, key.split("/")))]
                 value = np.asarray(value)
                 assert np.array_equal(found.numpy().reshape(value.shape), value), (step, name, key)
         after = stored["next"]
@@ -350,10 +351,12 @@ def test_wrappers_of_gymnasium():
 
 
 def test_a_vector_environment_says_when_it_resets():
-    class Own(gymnasium.vector.VectorWrapper):
-        @property
-        def metadata(self) -> Any:
-            return {}
-
+    env = SyncVectorEnv([Returns, Returns])
+    env.metadata = {}
     with pytest.raises(UsageError, match="does not say when it resets"):
-        rbdata.Recorder(Own(SyncVectorEnv([Returns, Returns])), name="own")
+        rbdata.Recorder(env, name="own")
+    env.metadata = {"autoreset_mode": "NextStep"}
+    with rbdata.Recorder(env, name="own") as recorder:
+        recorder.reset()
+        recorder.step(np.zeros(2, int))
+    assert len(rbdata.open_dataset("my/own")) == 2
