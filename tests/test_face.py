@@ -155,7 +155,7 @@ def test_missing_extras_name_what_to_install(root, monkeypatch):
         for loaded in [name for name in sys.modules if name.startswith(module + ".")]:
             monkeypatch.delitem(sys.modules, loaded)
     with pytest.raises(MissingExtraError, match="torchrl"):
-        _ = rbdata.open_dataset(ID, root=root).spec
+        rbdata.open_dataset(ID, root=root).spec.to_torchrl()
     with pytest.raises(MissingExtraError, match=r"rbdata\[ray\]"):
         rbdata.preprocess(ID, "rbdata:to_float", dest="my/x", root=root, engine="ray")
     with pytest.raises(MissingExtraError, match=r"rbdata\[atari\]"):

@@ -22,10 +22,10 @@ class HERReplayBuffer(TensorDictReplayBuffer):
     """A `TensorDictReplayBuffer` whose batches have goals and rewards in hindsight, see `hindsight`.
 
     - ``reward_fn``: gets the relabelled steps as a TensorDict, ``[n]``, and returns their rewards, ``[n]`` or ``[n, 1]``.
-    - ``terminated_fn``: gets the relabelled steps, with their new goals and rewards, and returns bool ``[n]`` or ``[n, 1]``: which
-      of them end the episode, for environments that end it where the goal is reached. Their ``terminated`` becomes that, and
-      ``done`` follows. By default flags stay as they are stored, as in TorchRL: a step that reaches its new goal is then
-      not terminated, and one that reached the stored goal still is.
+    - ``terminated_fn``: gets the relabelled steps, with their new goals and rewards, and returns bool ``[n]`` or
+      ``[n, 1]``: which of them end the episode, for environments that end it where the goal is reached. Their
+      ``terminated`` becomes that, and ``done`` follows. By default flags stay as they are stored, as in TorchRL: a step
+      that reaches its new goal is then not terminated, and one that reached the stored goal still is.
     - ``her_ratio``: the part of every batch that is relabelled, from its beginning; the rest is as stored.
     - ``strategy``: "future", "final", "episode" or "random". Both may be assigned at any time.
     - ``goal_key``, ``achieved_goal_key``, ``reward_key``: where goals, what was achieved, and rewards are stored. With

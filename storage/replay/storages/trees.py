@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tensordict import TensorDict, is_tensor_collection
+from tensordict import TensorDict, is_non_tensor, is_tensor_collection
 from torch.utils import _pytree as pytree
 
 from ....errors import DiskSpaceError, SchemaError
@@ -62,7 +62,7 @@ def stack(records: list[Any]) -> Any:
         if is_tensor_collection(records[0]):
             return torch.stack(records)
         return pytree.tree_map(lambda *leaves: torch.stack([torch.as_tensor(leaf) for leaf in leaves]), *records)
-    except (RuntimeError, ValueError, KeyError, TypeError) as error:
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise SchemaError(f"the records of a list are not alike: {error}") from error
 
 
@@ -92,6 +92,19 @@ def stack_records(records: Any) -> Any:
         for record in records
     }
     if len(shapes) == 1:
-        return torch.stack(records)
+        return stack(records)
+    _check_kinds(records)
     # Of copies: what is set in a lazy stack is set in what it is made of.
     return TensorDict.lazy_stack([copy_of(record) for record in records])
+
+
+def _check_kinds(records: list[Any]) -> None:
+    """Raise SchemaError for a key that is a tensor in one record, and in another a value of another kind or has keys."""
+    kinds: dict[Any, str] = {}
+    for record in records:
+        for key, value in record.items(True):
+            kind = "tensor" if isinstance(value, torch.Tensor) else "value" if is_non_tensor(value) else "TensorDict"
+            if kinds.setdefault(key, kind) != kind:
+                raise SchemaError(
+                    f"the records of a list are not alike: {key!r} is a {kinds[key]} in one, and a {kind} in another"
+                )

@@ -47,7 +47,7 @@ COMPARED = {
     "`StalenessAwareSampler": "staleness",
     "`LinearScheduler`": "test_values_are_those_of_torchrl schedules",
     "`SamplerEnsemble`": "test_an_ensemble_of_parts",
-    "TorchRL's `Sampler` subclasses": "a_sampler_of_ones_own",
+    "your own subclasses": "a_sampler_of_ones_own",
     "`num_slices`, `slice_len` |": "slices_in_the_batch slices_by_number slices_that_do_not_fit",
     "`end_key`": "test_the_same_slices_are_possible key_of_trajectories",
     "`ends`": "given_ends given_trajectories",
