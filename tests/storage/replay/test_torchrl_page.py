@@ -47,7 +47,7 @@ COMPARED = {
     "`StalenessAwareSampler": "staleness",
     "`LinearScheduler`": "test_values_are_those_of_torchrl schedules",
     "`SamplerEnsemble`": "test_an_ensemble_of_parts",
-    "your own subclasses": "test_sample_of_a_subclass test_a_sampler_from_the_base_class test_get_of_a_storage test_methods_of_a_buffer",
+    "your own subclasses": "test_sample_of_a_subclass test_get_of_a_storage test_methods_of_a_buffer test_empty_of_parts",
     "`rb._storage = X`": "test_parts_are_assigned",
     "`num_slices`, `slice_len` |": "slices_in_the_batch slices_by_number slices_that_do_not_fit",
     "`end_key`": "test_the_same_slices_are_possible key_of_trajectories",
