@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tensordict import TensorDict, is_non_tensor, is_tensor_collection
+from tensordict import TensorDict, is_leaf_nontensor, is_non_tensor, is_tensor_collection
 from torch.utils import _pytree as pytree
 
 from ....errors import DiskSpaceError, SchemaError
@@ -87,9 +87,11 @@ def stack_records(records: Any) -> Any:
         return records
     if not is_tensor_collection(records[0]):
         return stack(records)
+    # Of all leaves: records of which some have a value that is not a tensor are not alike either.
+    leaves = [record.items(True, True, is_leaf=is_leaf_nontensor) for record in records]
     shapes = {
-        (record.batch_size, tuple(sorted((str(key), leaf.shape) for key, leaf in record.items(True, True))))
-        for record in records
+        (record.batch_size, tuple(sorted((str(key), getattr(leaf, "shape", ())) for key, leaf in items)))
+        for record, items in zip(records, leaves)
     }
     if len(shapes) == 1:
         return stack(records)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 
 import psutil
 import pytest
@@ -149,7 +150,7 @@ def test_records_unlike_the_first_ones_are_refused(words, single, tmp_path):
     with pytest.raises(UsageError, match=f"record(s?) 4.*{words}|{words} for record(s?) 4"):
         map_records(
             TensorStorage(data),
-            lambda td: _from_fourth(td, change),
+            partial(_from_fourth, change=change),
             tmp_path / "out",
             num_workers=0,
             chunksize=0 if single else 2,
@@ -159,14 +160,9 @@ def test_records_unlike_the_first_ones_are_refused(words, single, tmp_path):
 def test_batches_of_other_lengths_are_refused(tmp_path):
     data = TensorDict({"a": torch.arange(10.0)}, [10])
     for change in (lambda td: td[:1], lambda td: torch.cat([td, td]), lambda td: td[0]):
+        fn = partial(_from_fourth, change=change)
         with pytest.raises(UsageError, match=r"a batch of \[.*\] for records 4 to 5"):
-            map_records(
-                TensorStorage(data),
-                lambda td, change=change: _from_fourth(td, change),
-                tmp_path / "out",
-                num_workers=0,
-                chunksize=2,
-            )
+            map_records(TensorStorage(data), fn, tmp_path / "out", num_workers=0, chunksize=2)
 
 
 @pytest.mark.parametrize("workers", [0, 1])

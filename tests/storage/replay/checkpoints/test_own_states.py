@@ -182,7 +182,7 @@ class Counting(RandomSampler):
 
 @pytest.mark.parametrize("base", [TensorDictRoundRobinWriter, TensorDictMaxValueWriter])
 def test_samplers_and_writers_of_ones_own(base, tmp_path):
-    class Writer(base):
+    class Writer(base):  # type: ignore[valid-type,misc]
         names: tuple = ()
 
         def state_dict(self):

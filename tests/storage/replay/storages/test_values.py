@@ -151,3 +151,17 @@ def test_values_that_files_cannot_hold_are_refused_when_they_are_written(value, 
     files = ReplayBuffer(storage=LazyMemmapStorage(9), batch_size=4)
     with pytest.raises(UsageError, match=r"value is a .* that JSON cannot hold"):
         files.extend(memory[:])
+
+
+@pytest.mark.parametrize("storage", LISTS)
+def test_lists_of_records_of_which_some_have_a_value(storage, tmp_path):
+    buffer = TensorDictReplayBuffer(storage=storage(9), batch_size=16, seed=0)
+    for number in range(4):
+        buffer.add(record(number, **({"text": f"record {number}"} if number % 2 else {})))
+    buffer.dumps(tmp_path / "checkpoint")
+    other = TensorDictReplayBuffer(storage=storage(9), batch_size=16, seed=0)
+    other.loads(tmp_path / "checkpoint")
+    for batch in (buffer.sample(), buffer[:], other.sample(), other[:]):
+        for row in batch.unbind(0):
+            number = int(row["x"])
+            assert row.get_non_tensor("text", default=None) == (f"record {number}" if number % 2 else None)
