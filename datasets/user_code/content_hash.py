@@ -296,6 +296,9 @@ class Content:
         before, codes = self._names, nested_codes(code)
         self._names = frozenset(name for one in codes for name in one.co_names)
         try:
+            if "_torchdynamo_orig_callable" in vars(function):  # torch.compile: besides there are caches
+                self.add(vars(function)["_torchdynamo_orig_callable"])
+                return
             if module == "functools" and "registry" in vars(function):  # singledispatch: besides there is a cache
                 registry = function.registry  # type: ignore[attr-defined]
                 self._add_attributes({f"{kind.__module__}.{kind.__qualname__}": registry[kind] for kind in registry})
@@ -359,7 +362,10 @@ def _file_of_class(kind: type) -> Path | None:
 
 def _global_name(value: Any) -> str | None:
     """``module:name`` of a function or class by which an installed module has it."""
-    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    try:
+        module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    except Exception:  # an object with a __getattr__ of its own
+        return None
     if not isinstance(module, str) or not isinstance(name, str) or module not in sys.modules or is_local_module(module):
         return None
     if isinstance(value, type) and not value.__flags__ & _MADE_BY_CLASS:
@@ -406,6 +412,9 @@ def _parts_of(value: Any, unseeded: bool) -> tuple[Any, ...] | None:
     gymnasium = sys.modules.get("gymnasium")
     if unseeded and gymnasium is not None and isinstance(value, gymnasium.Space):
         return ({name: one for name, one in sorted(vars(value).items()) if not name.startswith("_np_random")},)
+    dataset: Any = sys.modules.get(f"{__package__.partition('.')[0]}.storage.dataset")
+    if dataset is not None and isinstance(value, dataset.Dataset):  # pickle has its path
+        return (value.manifest.content,)
     torch: Any = sys.modules.get("torch")
     tensordict: Any = sys.modules.get("tensordict")
     if torch is not None and isinstance(value, torch.UntypedStorage):

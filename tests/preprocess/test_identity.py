@@ -7,6 +7,7 @@ import decimal
 import functools
 import importlib
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -128,6 +129,20 @@ def test_what_cannot_be_told_apart_is_refused(here):
 
     error = fails(here, by, UsageError, "the argument value of .*:by is a generator", args={"value": generates()})
     assert "inside the function" in error.hint
+
+
+def test_a_dataset_as_an_argument(here):
+    """By what it holds, wherever it is: it may be made again at its place."""
+
+    def fn(td, other):
+        return td
+
+    make_input(here, count=3, id="my/other")
+    run(here, fn, args={"other": Dataset(here / "my" / "other")})
+    run(here, fn, args={"other": Dataset(here / "my" / "other")})
+    shutil.rmtree(here / "my" / "other")
+    make_input(here, count=3, seed=1, id="my/other")
+    other(here, fn, "the argument other of ", args={"other": Dataset(here / "my" / "other")})
 
 
 def test_an_interrupted_run_is_not_continued_with_another_argument(here):

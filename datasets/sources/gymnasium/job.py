@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -238,15 +239,21 @@ class RecordingJob(RecordedJob):
         policy = dict(self._policy_content)
         about: dict[str, Any] = {"options": {**self.given, "unknown_next": self.options.unknown_next}}
         about["policy_sha256"] = policy.pop("file", None)
-        if policy.get("content"):
-            after = policy_content(self._policy).get("content")  # acting may have changed it: it is the same policy
-            policy |= {} if after == policy["content"] else {"content_after": after}
+        # Acting may have changed policy and environment: they are the same all the same.
+        policy_after, environment_after = policy.get("content"), self._environment
+        with suppress(UsageError):  # their files were edited meanwhile
+            if policy_after:
+                policy_after = policy_content(self._policy).get("content")
+            if self._environment and self.made.own is not None:
+                environment_after = describe_environment(self.made.own)
+        if policy_after != policy.get("content"):
+            policy["content_after"] = policy_after
         if policy.get("files") or "content" in policy:
             about["policy_content"] = policy
         if self._environment:
             about |= {"environment_layers": self._environment, "python": PYTHON}
-            after = self._environment if self.made.own is None else describe_environment(self.made.own)
-            about |= {} if after == self._environment else {"environment_layers_after": after}
+        if environment_after != self._environment:
+            about["environment_layers_after"] = environment_after
         return about
 
     # -- recording -----------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 import threading
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 import rbdata
 import torch
 from gymnasium.wrappers import TimeLimit, TransformReward
-from rbdata.errors import DatasetExistsError, UnfinishedDatasetError
+from rbdata.errors import DatasetExistsError, UnfinishedDatasetError, UsageError
 
 gymnasium_envs.register()
 
@@ -130,6 +131,19 @@ def test_a_file_is_run_again_for_every_recording(here):
     source = "calls = 0\ndef act(observation):\n    global calls\n    calls += 1\n    return int(calls > 15)\n"
     Path("pol.py").write_text(source)
     assert [*record(policy="pol.py", name="one")] == [*record(policy="pol.py", name="two")]
+
+
+def test_a_policy_edited_during_the_recording(here, monkeypatch):
+    """What was imported acts to the end; then it is another one."""
+    monkeypatch.syspath_prepend(here)
+    Path("pol.py").write_text(
+        "from pathlib import Path\nclass Edits:\n    def act(self, observation):\n"
+        "        Path(__file__).write_text('class Edits: pass')\n        return 1\n"
+    )
+    policy = importlib.import_module("pol").Edits()
+    assert record(policy=policy).all()
+    with pytest.raises(UsageError, match=r"pol\.py was edited after pol was imported"):
+        record(policy=policy)
 
 
 # -- environments ------------------------------------------------------------------------------------------------------
