@@ -7,7 +7,8 @@ A chunk passes through these modules:
     run_context          the request bound to its input, cut into `chunks`; `run_config` is the part that workers need
     first_pass           statistics that functions need of all data
     probe                the functions are tried on the first steps, which decides the `layout` of the new dataset
-    worker               reads a chunk (`input_view`), calls the functions (`apply`), checks the `result`, writes a `part`
+    worker               reads a chunk (`input_view`), calls the functions (`apply`, `process_state`), checks the `result`,
+                         writes a `part`
     passthrough          rows that no function changed are copied as they are stored
     finish               the parts become a dataset: episode table, manifest with `lineage`
 

@@ -2,59 +2,67 @@
 
 Functions get TensorDicts: batches, single steps, or whole episodes. The first functions of a chain that can be applied to
 states (`functions.traits`) get each state once instead, not as observation and again as successor.
+
+A chain equals runs one after the other: the result of each function is checked and completed as if it were to be stored,
+and the next function gets what would be read then. With whole episodes, it gets those that the function before it made.
 """
 
 from __future__ import annotations
 
-import os
 import random
-import sysconfig
+import signal
+import threading
 import traceback
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
 from ..datasets.user_code.loading import by_content
+from ..datasets.user_code.source_files import is_installed_path
 from ..errors import FunctionError, RbdataError, ResultError
 from ..storage.codecs import codec_of
-from ..storage.nesting import nest
 from .chunks import Chunk, split, step_range
-from .function import BoundFunction
+from .function import EPISODE, STEP, BoundFunction, load_chain
 from .input_view import InputView
 from .layout import observation_pairs
 from .passthrough import SourceStates
+from .process_state import unchanged_process, unchanged_program
+from .records import FIRST, LAST
 from .result import (
+    CollectedSteps,
     Columns,
-    InputSummary,
     ResultCounts,
+    as_stored,
+    bookkeeping_of,
     check_batch,
     columns_of,
     complete,
     concatenate,
+    copied,
+    count_nans,
     dtype_name,
     leaves_of,
 )
 from .run_config import RunConfig
 
 _HERE = str(Path(__file__).parent)
-#: Where Python's own modules lie, and the names of folders of installed packages.
-_PYTHON, _PACKAGES = sysconfig.get_path("stdlib") + os.sep, {"site-packages", "dist-packages"}
 
 
 @dataclass
 class ResultBatch:
     """The result of some steps: ``columns`` ``[rows, ...]``, empty where every episode was dropped.
 
-    ``dones``: the done rows of each episode of the view, from episode ``first`` on. ``source``: the states of the input that
-    the rows may still be; None where there are none. ``where`` describes the steps in messages.
+    ``dones``: the done rows of each episode of the view, from episode ``first`` on; ``lost_edges``: see `records`.
+    ``source``: the states of the input that the rows may still be; None where there are none. ``where`` describes the steps
+    in messages.
     """
 
     where: str
@@ -63,6 +71,26 @@ class ResultBatch:
     dones: np.ndarray
     steps_in: int
     source: SourceStates | None = None
+    lost_edges: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What functions made of (a part of) an episode of the view: ``columns`` of one episode or of several.
+
+    ``is_first``, ``is_last``: it has the beginning and the end of the episode, as far as functions kept them.
+    """
+
+    columns: Columns
+    is_first: bool
+    is_last: bool
+
+    def episodes(self, *, copy: bool) -> Iterator[tuple[TensorDict, bool, bool]]:
+        """Each episode as the next function gets it (`result.as_stored`), and its ``is_first``, ``is_last``."""
+        td = as_stored(self.columns, copy=copy)
+        ends = [0, *(self.columns["next/done"].view(-1).nonzero().squeeze(1) + 1).tolist()]
+        for low, high in pairwise(ends):
+            yield td[low:high], self.is_first and not low, self.is_last and high == len(td)
 
 
 class Applier:
@@ -71,7 +99,7 @@ class Applier:
     def __init__(self, config: RunConfig) -> None:
         self.config = config
         self.view = InputView(config.path, config.content, config.num_frames, config.read_options)
-        self.chain = [BoundFunction(fn, found) for fn, found in zip(config.chain.functions, config.statistics)]
+        self.chain = load_chain(config.chain.functions, config.statistics)
         self.generator = torch.Generator()
 
     @cached_property
@@ -105,26 +133,37 @@ class Applier:
             yield apply(td, span, mapped, counts, source)
 
     def apply_first(self, count: int, chunk: Chunk) -> Iterator[tuple[TensorDictBase, str]]:
-        """The results of the first ``count`` functions for a chunk, by batches or episodes, and a description of each."""
-        config, episodes = self.config, self.view.episodes
+        """What function ``count`` gets for a chunk, by batches or episodes, and a description of each."""
+        config, episodes, chain = self.config, self.view.episodes, self.chain[:count]
         # The next function ignores observations as well: they need not be read.
         read = self.view.read_step_leaves if count < config.ignores_observations else self.view.read
         for span in split(chunk, episodes, config.batch, config.whole_episodes):
-            td = read(span.start, span.stop)
-            for low, high in self._episodes(span) if config.whole_episodes else [(span.start, span.stop)]:
+            td, counts = read(span.start, span.stop), ResultCounts()
+            if not config.whole_episodes:
+                self.seed(span.start)
+                where = self._describe(span.start, span.stop)
+                if chain:
+                    steps = torch.arange(span.start, span.stop)
+                    columns = self._columns(td, steps, where, self._ends(span), counts, chain)
+                    td = as_stored(columns, copy=chain[-1].runs_users_code)
+                yield td, where
+                continue
+            for low, high in self._episodes(span):
+                where, episode = self._describe(low, high), td[low - span.start : high - span.start]
+                if not chain:
+                    yield episode, where
+                    continue
                 self.seed(low)
-                where = self._describe(low, high)
-                piece = td[low - span.start : high - span.start] if config.whole_episodes else td
-                out = self._call_chain(piece, where, self.chain[:count], None if config.whole_episodes else high - low)
-                if out is not None:
-                    yield out, where
+                for piece in self._pieces(episode, low, where, counts, chain):
+                    for one, _, _ in piece.episodes(copy=False):
+                        yield one, where
 
     def apply_to_steps(self, steps: torch.Tensor) -> Columns:
         """The results of all functions for steps in any order; not for whole episodes."""
         self.seed(int(steps[0]))
         td = self.view.read_scattered(steps)
         where = f"{len(steps)} steps between {int(steps[0]):,} and {int(steps[-1]):,} of {self.view.dataset.id}"
-        return self._columns(td, where, torch.zeros(0, dtype=torch.int64), ResultCounts(), self.chain)
+        return self._columns(td, steps, where, torch.zeros(0, dtype=torch.int64), ResultCounts(), self.chain)
 
     def seed(self, step: int) -> None:
         """Seed all random generators for the batch or the episode that begins with ``step``."""
@@ -161,8 +200,8 @@ class Applier:
             key = tuple(name.split("/"))
             td.set(key, rows.index_select(0, source.place))
             td.set(("next", *key), rows.index_select(0, source.place + 1))
-        as_stored = {name: leaf for name, leaf in source.leaves.items() if states.get(name) is leaf.rows}
-        return td, replace(source, leaves=as_stored) if as_stored else None
+        unchanged = {name: leaf for name, leaf in source.leaves.items() if states.get(name) is leaf.rows}
+        return td, replace(source, leaves=unchanged) if unchanged else None
 
     def _map_states(self, fn: BoundFunction, name: str, rows: torch.Tensor, where: str) -> torch.Tensor:
         with self.guard(fn.name, where):
@@ -176,105 +215,179 @@ class Applier:
     def _apply_to_batch(
         self, td: TensorDict, span: Chunk, mapped: int, counts: ResultCounts, source: SourceStates | None
     ) -> ResultBatch:
-        starts = self.view.episodes.starts
         where = self._describe(span.start, span.stop)
-        last_rows = starts[1:][span.first : span.last] - 1
-        ends = torch.from_numpy(last_rows[last_rows < span.stop] - span.start)
-        columns = self._columns(td, where, ends, counts, self.chain[mapped:])
+        steps = torch.arange(span.start, span.stop)
+        columns = self._columns(td, steps, where, self._ends(span), counts, self.chain[mapped:])
         done = columns["next/done"].view(-1).numpy()
-        edges = np.clip(starts[span.first : span.last + 1], span.start, span.stop) - span.start
+        edges = np.clip(self.view.episodes.starts[span.first : span.last + 1], span.start, span.stop) - span.start
         dones = np.diff(np.concatenate([[0], np.cumsum(done)])[edges])
         return ResultBatch(where, columns, span.first, dones, len(td), source)
 
-    def _columns(
-        self, td: TensorDict, where: str, ends: torch.Tensor, counts: ResultCounts, chain: Sequence[BoundFunction]
-    ) -> Columns:
-        before = InputSummary.of(td)
-        name = self._last_name(chain)
-        if self.config.chain.per == "sample":
-            columns = self._apply_to_samples(td, where, chain)
-        else:
-            out = self._call_chain(td, where, chain, before.steps)
-            assert out is not None
-            columns = columns_of(out, name, where)
-        return complete(columns, before, name, where, ends, counts)
+    def _ends(self, span: Chunk) -> torch.Tensor:
+        """The rows of a batch where episodes of the view end, int64."""
+        last_rows = self.view.episodes.starts[1:][span.first : span.last] - 1
+        return torch.from_numpy(last_rows[last_rows < span.stop] - span.start)
 
-    def _apply_to_samples(self, td: TensorDict, where: str, chain: Sequence[BoundFunction]) -> Columns:
-        """The functions called with one step at a time; the results stacked."""
-        columns: dict[str, list[torch.Tensor]] = {}
-        name = self._last_name(chain)
-        for row, sample in enumerate(td.unbind(0)):
-            for fn in chain:
-                sample = self._call(fn, sample, f"step {row} of {where}")
-                if not isinstance(sample, TensorDictBase) or sample.batch_size:
-                    is_batch = isinstance(sample, TensorDictBase)
-                    what = f"batch size {list(sample.batch_size)}" if is_batch else repr(type(sample))
-                    message = f"{fn.name} returned {what} instead of one step, for step {row} of {where}"
-                    raise ResultError(message, hint="with --per sample a function gets one step and returns one")
-            leaves = leaves_of(sample)
-            if row == 0:
-                columns = {path: [] for path in columns_of(sample.unsqueeze(0), name, where)}
-            if leaves.keys() != columns.keys():
-                odd = sorted(leaves.keys() ^ columns.keys())[0]
-                message = f"{name} returned other keys than before ({odd!r}), for step {row} of {where}"
-                raise ResultError(message, hint="every result must have the keys of the first one")
-            for path, value in leaves.items():
-                columns[path].append(value)
-        try:
-            stacked = nest({path: torch.stack(values) for path, values in columns.items()}, (len(td),))
-        except (RuntimeError, TypeError) as error:
-            message = f"{name} returned steps of different shapes or dtypes, for {where}: {error}"
-            hint = "every result must have the dtypes and shapes of the first one"
-            raise ResultError(message, hint=hint) from error
-        return columns_of(stacked, name, where)
+    def _columns(
+        self,
+        td: TensorDict,
+        steps: torch.Tensor,
+        where: str,
+        ends: torch.Tensor,
+        counts: ResultCounts,
+        chain: Sequence[BoundFunction],
+    ) -> Columns:
+        """The result of several functions, for ``steps`` (int64 ``[n]``)."""
+        nans = count_nans(leaves_of(td))
+        columns: Columns | None = None
+        for number, fn in enumerate(chain):
+            if columns is not None:
+                td = as_stored(columns, copy=chain[number - 1].runs_users_code)
+            columns = self._result(fn, td, steps, where, ends, counts)
+        if columns is None:  # all functions have been applied to states
+            columns = self._as_it_is(td, where, ends, counts)
+        counts.nans += count_nans(columns) - nans
+        return columns
 
     def _apply_to_episodes(
         self, td: TensorDict, span: Chunk, mapped: int, counts: ResultCounts, source: SourceStates | None
     ) -> ResultBatch:
+        chain = self.chain[mapped:]
+        name, copy = (chain or self.chain)[-1].name, bool(chain) and chain[-1].runs_users_code
         pieces: list[Columns] = []
         wheres: list[str] = []
+        episodes = self._episodes(span)
         places: list[torch.Tensor] = []
         dones = np.zeros(span.last - span.first, np.int64)
-        chain = self.chain[mapped:]
-        name = self._last_name(chain)
-        for number, (low, high) in enumerate(self._episodes(span)):
+        lost_edges = np.zeros(span.last - span.first, np.int64)
+        for number, (low, high) in enumerate(episodes):
             self.seed(low)
             where = self._describe(low, high)
             rows = slice(low - span.start, high - span.start)
-            before = InputSummary.of(td[rows])
-            out = self._call_chain(td[rows], where, chain, None)
-            if out is None:
+            episode = td[rows]
+            nans = count_nans(leaves_of(episode))
+            kept, edges = 0, 0
+            for piece in self._pieces(episode, low, where, counts, chain):
+                counts.nans += count_nans(piece.columns)
+                kept += len(piece.columns["next/done"])
+                dones[number] += int(piece.columns["next/done"].sum())
+                edges |= FIRST * piece.is_first | LAST * piece.is_last
+                is_only = len(episodes) == 1 and piece.is_first and piece.is_last
+                pieces.append(copied(piece.columns) if copy and not is_only else piece.columns)
+                wheres.append(where)
+            if not kept:
                 continue
-            last_row = torch.tensor([out.batch_size[0] - 1])
-            columns = complete(columns_of(out, name, where), before, name, where, last_row, counts)
+            counts.nans -= nans
+            lost_edges[number] = FIRST + LAST - edges
             if source is not None:
                 places.append(source.place[rows])
-                source = source if out.batch_size[0] == high - low else None
-            dones[number] = int(columns["next/done"].sum())
-            pieces.append(columns)
-            wheres.append(where)
-        columns = concatenate(pieces, name, wheres) if pieces else {}
+                source = source if kept == high - low else None
         if source is not None and places:
             source = replace(source, place=torch.cat(places))
-        return ResultBatch(self._describe(span.start, span.stop), columns, span.first, dones, len(td), source)
+        where, columns = self._describe(span.start, span.stop), concatenate(pieces, name, wheres) if pieces else {}
+        return ResultBatch(where, columns, span.first, dones, len(td), source, lost_edges)
 
-    def _call_chain(
-        self, td: TensorDictBase, where: str, chain: Sequence[BoundFunction], steps: int | None
-    ) -> TensorDictBase | None:
-        """The result of several functions, of ``steps`` steps (None: any number); None where one drops the episode."""
-        out: Any = td
-        for fn in chain:
-            out = self._call(fn, out, where)
-            if out is None and steps is None:
+    def _pieces(
+        self,
+        td: TensorDict,
+        step: int,
+        where: str,
+        counts: ResultCounts,
+        chain: Sequence[BoundFunction],
+        is_first: bool = True,
+        is_last: bool = True,
+    ) -> Iterator[Piece]:
+        """The results of several functions for an episode that begins with ``step``: none where one drops it, several where
+        a function before the last one makes several episodes of it.
+
+        A result must be used before the next one is asked for, as functions may use its memory again.
+        """
+        if not chain:  # all functions have been applied to states
+            yield Piece(self._as_it_is(td, where, torch.tensor([len(td) - 1]), counts), is_first, is_last)
+            return
+        columns = self._result(chain[0], td, step, where, None, counts)
+        if columns is None:
+            return
+        piece = Piece(columns, is_first, is_last)
+        if len(chain) == 1:
+            yield piece
+            return
+        for episode, first, last in piece.episodes(copy=chain[0].runs_users_code):
+            yield from self._pieces(episode, step, where, counts, chain[1:], first, last)
+
+    def _as_it_is(self, td: TensorDict, where: str, ends: torch.Tensor, counts: ResultCounts) -> Columns:
+        """The result where no function is left to be called."""
+        name = self.chain[-1].name
+        return complete(columns_of(td, name, where), bookkeeping_of(td), name, where, ends, counts)
+
+    @overload
+    def _result(
+        self,
+        fn: BoundFunction,
+        td: TensorDict,
+        steps: torch.Tensor,
+        where: str,
+        ends: torch.Tensor,
+        counts: ResultCounts,
+    ) -> Columns: ...
+
+    @overload
+    def _result(
+        self, fn: BoundFunction, td: TensorDict, steps: int, where: str, ends: None, counts: ResultCounts
+    ) -> Columns | None: ...
+
+    def _result(
+        self,
+        fn: BoundFunction,
+        td: TensorDict,
+        steps: torch.Tensor | int,
+        where: str,
+        ends: torch.Tensor | None,
+        counts: ResultCounts,
+    ) -> Columns | None:
+        """The result of one function, checked and completed.
+
+        ``steps`` are those of the input, int64 ``[n]``. ``ends``: the rows where an episode ends. For a whole episode, ``ends``
+        is None and ``steps`` is its first step; the result is None where the function drops it.
+        """
+        before = bookkeeping_of(td)
+        if isinstance(steps, torch.Tensor) and self.config.chain.per == "sample":
+            columns = self._call_for_samples(fn, td, steps, where)
+        else:
+            out = self._call(fn, td, steps, where)
+            if ends is None and out is None:
                 return None
-            out = check_batch(out, fn.name, where, steps)
-        return out
+            columns = columns_of(check_batch(out, fn.name, where, None if ends is None else len(td)), fn.name, where)
+        if ends is None:
+            ends = torch.tensor([len(next(iter(columns.values()), before["next/done"])) - 1])
+        return complete(columns, before, fn.name, where, ends, counts)
 
-    def _call(self, fn: BoundFunction, td: Any, where: str) -> Any:
-        # Before the function changes it; for single steps that would take as long as many functions.
-        shapes = _describe_input(td) if self.config.chain.per != "sample" else ""
-        with self.guard(fn.name, where, shapes):
-            return fn(td, self.generator)
+    def _call_for_samples(self, fn: BoundFunction, td: TensorDict, steps: torch.Tensor, where: str) -> Columns:
+        """The function called with one step at a time."""
+        collected = CollectedSteps(fn.name, len(td))
+        with unchanged_process():
+            for row, sample in enumerate(td.unbind(0)):
+                numbers = self._numbers(fn, steps[row]) if fn.takes else {}
+                with self.guard(fn.name, f"step {row} of {where}"):
+                    out = fn(sample, self.generator, **numbers)
+                if not isinstance(out, TensorDictBase) or out.batch_size:
+                    what = f"batch size {list(out.batch_size)}" if isinstance(out, TensorDictBase) else repr(type(out))
+                    message = f"{fn.name} returned {what} instead of one step, for step {row} of {where}"
+                    raise ResultError(message, hint="with --per sample a function gets one step and returns one")
+                collected.add(out, f"step {row} of {where}")
+        return collected.columns
+
+    def _call(self, fn: BoundFunction, td: Any, steps: torch.Tensor | int, where: str) -> Any:
+        shapes = _describe_input(td)  # before the function changes it
+        numbers = self._numbers(fn, steps) if fn.takes else {}
+        with unchanged_process() if fn.runs_users_code else nullcontext(), self.guard(fn.name, where, shapes):
+            return fn(td, self.generator, **numbers)
+
+    def _numbers(self, fn: BoundFunction, steps: torch.Tensor | int) -> dict[str, Any]:
+        """The numbers of steps and episodes that a function asks for: tensors for a batch, otherwise Python numbers."""
+        starts, steps = torch.from_numpy(self.view.episodes.starts), torch.as_tensor(steps)
+        numbers = {STEP: steps.clone(), EPISODE: torch.searchsorted(starts, steps, right=True) - 1}
+        return {name: numbers[name] if steps.ndim else int(numbers[name]) for name in fn.takes}
 
     @contextmanager
     def guard(self, name: str, where: str, shapes: str = "") -> Iterator[None]:
@@ -284,12 +397,15 @@ class Applier:
         """
         try:
             yield
-        except (KeyboardInterrupt, GeneratorExit):
-            raise
-        except RbdataError as error:  # raised on purpose, with a message for the user
+        except RbdataError as error:
+            if type(error).__module__ != RbdataError.__module__:  # a class of the user's, which may not be pickled
+                raise _function_error(error, name, where, shapes) from None
+            # Raised on purpose, with a message for the user.
             error.args = (f"{name}: {error.message} ({where})", *error.args[1:])
             raise error.with_traceback(None) from None
         except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and _can_be_interrupted():
+                raise
             raise _function_error(error, name, where, shapes) from None
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -305,8 +421,11 @@ class Applier:
         which = f"episode {first:,}" if first >= last else f"episodes {first:,}..{last:,}"
         return f"{step_range(start, stop)} ({which}) of {self.view.dataset.id}"
 
-    def _last_name(self, chain: Sequence[BoundFunction]) -> str:
-        return (chain or self.chain)[-1].name
+
+def _can_be_interrupted() -> bool:
+    """Whether Ctrl-C raises KeyboardInterrupt here; in workers it is ignored, so that only code can raise it."""
+    here = threading.current_thread() is threading.main_thread()
+    return here and signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, None)
 
 
 def _function_error(error: BaseException, name: str, where: str, shapes: str) -> FunctionError:
@@ -315,19 +434,18 @@ def _function_error(error: BaseException, name: str, where: str, shapes: str) ->
     while trace is not None and trace.tb_frame.f_code.co_filename.rpartition("/")[0] == _HERE and trace.tb_next:
         trace = trace.tb_next
     detail = "".join(traceback.format_exception(type(error), error.with_traceback(trace), trace))
-    description = " ".join(f"{type(error).__name__}: {error}".split())
+    try:
+        text = error.message if isinstance(error, RbdataError) else str(error)
+    except Exception:
+        text = "(its text cannot be made)"
+    description = " ".join(f"{type(error).__name__}: {text}".split())
     hint = None
     if isinstance(error, MemoryError):
         hint = "a smaller --batch-size or fewer --procs need less memory"
-    frames = [frame for frame in traceback.extract_tb(trace) if not _is_library(frame.filename)]
+    frames = [frame for frame in traceback.extract_tb(trace) if not is_installed_path(frame.filename)]
     at = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     given = f"; its input: {shapes}" if shapes else ""
     return FunctionError(f"{name} raised {description}{at}, for {where}{given}", hint=hint, detail=detail)
-
-
-def _is_library(path: str) -> bool:
-    """Whether a file is one of Python's or of an installed package: not what the user wrote."""
-    return path.startswith((_PYTHON, "<frozen")) or not _PACKAGES.isdisjoint(Path(path).parts)
 
 
 def _describe_input(td: Any) -> str:
@@ -344,16 +462,15 @@ def _describe_input(td: Any) -> str:
 def isolated(applier: Applier) -> Iterator[None]:
     """Around the work of a chunk: one thread, no gradients.
 
-    The state of the random generators, which the applier seeds, is restored: with one process it is that of the caller.
+    The state of the random generators, which the applier seeds, is restored, and what functions may have changed of the
+    program: with one process it is that of the caller.
     """
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     try:
-        with torch.no_grad(), by_content():
+        with unchanged_program(), torch.no_grad(), by_content():
+            torch.set_num_threads(1)
             yield
     finally:
-        torch.set_num_threads(threads)
         torch.set_rng_state(states[0])
         np.random.set_state(states[1])
         random.setstate(states[2])

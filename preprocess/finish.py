@@ -14,7 +14,7 @@ from ..storage.manifest import Manifest
 from ..storage.writer import DatasetWriter
 from .layout import Layout
 from .lineage import describe_input, leaf_changes, named_statistics, remaining_spaces
-from .records import ProbeResult, nothing_left_error, unchained_error, unpack_counts
+from .records import FIRST, LAST, ProbeResult, nothing_left_error, unchained_error, unpack_counts
 from .run_context import RunContext
 
 #: Steps whose flags and rewards are read at a time.
@@ -68,12 +68,14 @@ def make_manifest(
     finally:
         columns.abandon()
     # An episode of the view may lie in several chunks and become several episodes.
-    dones, states = np.zeros(len(context.episodes), np.int64), []
+    dones, lost_edges, states = np.zeros(len(context.episodes), np.int64), np.zeros(len(context.episodes), np.int64), []
     for chunk, part in zip(context.chunks, parts):
         counts = unpack_counts(part["dones"])
         dones[chunk.first : chunk.last] += counts
+        if "lost_edges" in part:
+            lost_edges[chunk.first : chunk.last] |= unpack_counts(part["lost_edges"])
         states.append(part["steps"] + int(counts.sum()))
-    episodes = _make_episodes(context, layout, dones, writer, steps)
+    episodes = _make_episodes(context, layout, dones, lost_edges, writer, steps)
     writer.planned(files, episodes)
     returns, lengths = episodes.summary()
     nans: Counter[str] = Counter()
@@ -114,9 +116,12 @@ def make_manifest(
 
 
 def _make_episodes(
-    context: RunContext, layout: Layout, dones: np.ndarray, writer: DatasetWriter, steps: int
+    context: RunContext, layout: Layout, dones: np.ndarray, lost_edges: np.ndarray, writer: DatasetWriter, steps: int
 ) -> EpisodeTable:
-    """The episode table from the flags that were written; ``dones``: how many episodes each one of the view became."""
+    """The episode table from the flags that were written.
+
+    ``dones``: how many episodes each one of the view became; ``lost_edges``: see `records`.
+    """
     view = context.episodes
     leaves = (layout.schema["next/" + name] for name in ("done", "terminated", "reward"))
     done, terminated, reward = (
@@ -140,8 +145,9 @@ def _make_episodes(
     is_last[np.cumsum(dones)[dones > 0] - 1] = True
     is_first = np.append(True, is_last[:-1])
     outcome = np.where(terminated[end], TERMINATED, TRUNCATED)
-    outcome[is_last & view.cut[source] & (outcome == TRUNCATED)] = CUT
-    midway = view.midway[source] & is_first
+    kept_end, kept_beginning = (lost_edges & LAST)[source] == 0, (lost_edges & FIRST)[source] == 0
+    outcome[is_last & kept_end & view.cut[source] & (outcome == TRUNCATED)] = CUT
+    midway = view.midway[source] & is_first & kept_beginning
     return EpisodeTable(start, end - start + 1, np.concatenate(returns), outcome.astype(np.uint8), midway)
 
 

@@ -1,8 +1,11 @@
 """A function of the chain: its name and arguments, and how a worker loads and calls it.
 
 A function given as text is looked up again in every worker (`functions.lookup`). One given as a Python object is pickled:
-by value where its module cannot be imported (a lambda, a closure, a notebook cell). A worker compares what it loaded with
-the identity that the request recorded.
+by value where its module cannot be imported (a lambda, a closure, a notebook cell), and where it is the user's, with the
+globals that it uses as they are now. A worker compares what it loaded with the identity that the request recorded.
+
+Functions are called on copies that `load_chain` makes: each run, and each trial before it, begins with the state that they
+had when they were given.
 """
 
 from __future__ import annotations
@@ -10,15 +13,16 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..datasets.user_code.identity import Identity, qualified_name, strip_partials
+from ..datasets.user_code.source_files import is_local_module
 from ..errors import FunctionError, UsageError
-from .functions.lookup import find_function, is_builtin_name
+from .functions.lookup import find_function, find_unused, is_builtin_name
 from .functions.traits import Fit, Traits, traits_of
 from .identity import describe_arguments, files_of_arguments, identify, is_builtin
 
@@ -28,6 +32,11 @@ if TYPE_CHECKING:
 #: Arguments that rbdata passes to functions whose signature names them.
 GENERATOR = "generator"
 STATISTICS = "statistics"
+#: Bytes of the pickle of a function that could be imported: it is sent with every task.
+_LARGEST_BY_VALUE = 1 << 20
+_PLAIN = (bool, int, float, str, type(None))
+#: The numbers of episodes and steps: passed only where the parameter has no default, as ``step`` may mean something else.
+EPISODE, STEP = "episode", "step"
 
 
 @dataclass(frozen=True)
@@ -57,13 +66,15 @@ class Function:
             fn = find_function(given, folder)
             name = f"{given.rpartition(':')[0]}:{getattr(fn, '__qualname__', type(fn).__name__)}"
             name = given if is_builtin_name(given) else name
-            return cls(name, given, folder, None, identify(fn, name))
+            return cls(name, given, folder, None, identify(fn, name), _bound_arguments(fn))
         if not callable(given):
             message = f"{given!r} of type {type(given).__name__} is no function"
             raise UsageError(message, hint="give something that can be called, or text such as 'pkg.mod:fn'")
+        args = _bound_arguments(given)
+        given = strip_partials(given) if traits_of(given) is not None else given
         name, payload = qualified_name(given), _pickle(given)
         # As workers get it: what an object leaves out when it is pickled decides nothing.
-        return cls(name, None, folder, payload, identify(_unpickle(payload, name), name))
+        return cls(name, None, folder, payload, identify(_unpickle(payload, name), name), args)
 
     @property
     def label(self) -> str:
@@ -71,7 +82,7 @@ class Function:
         return self.name.rpartition(":")[2].rpartition(".")[2]
 
     def load(self) -> Callable[..., Any]:
-        """The function itself; loaded once in each process.
+        """The function itself, to be looked at; loaded once in each process.
 
         Raises FunctionError where this process loads another function than the one that the request recorded.
         """
@@ -89,6 +100,15 @@ class Function:
     def parameters(self) -> Mapping[str, inspect.Parameter]:
         """Those of its signature; none for functions written in C that have no signature."""
         return self.signature.parameters if self.signature is not None else {}
+
+    @property
+    def numbers(self) -> frozenset[str]:
+        """Which of EPISODE and STEP it asks for."""
+        if self.traits is not None:
+            return frozenset()
+        empty = inspect.Parameter.empty
+        asked = (name for name in (EPISODE, STEP) if name in self.parameters and name not in self.args)
+        return frozenset(name for name in asked if self.parameters[name].default is empty)
 
     @property
     def traits(self) -> Traits | None:
@@ -133,11 +153,6 @@ class Function:
             record["files"] = dict(sorted(files.items()))
         return record
 
-    def bind(self) -> dict[str, Any]:
-        """Its arguments as it is called with. Raises FunctionError where this process would run other code than recorded."""
-        check_files(files_of_arguments(self.args, self.name), self.argument_files)
-        return {**self.args, **{name: fn.load() for name, fn in self.named.items()}}
-
     def check(self) -> None:
         """Raise UsageError unless it can be called with its arguments."""
         if self.traits is not None:
@@ -146,7 +161,7 @@ class Function:
         signature = self.signature
         if signature is None:
             return
-        passed = {name: None for name in (GENERATOR,) if name in signature.parameters}
+        passed = {name: None for name in (GENERATOR, *self.numbers) if name in signature.parameters}
         try:
             signature.bind(None, **{**passed, **self.args})
         except TypeError as error:
@@ -172,14 +187,18 @@ def _load(given: _Recorded) -> Callable[..., Any]:
     else:
         assert given.payload is not None
         fn = _unpickle(given.payload, given.name)
-    found, wanted = identify(fn, given.name), given.identity
-    own = f"the file of {given.name}"
+    _check_identity(fn, given.name, given.identity)
+    return fn
+
+
+def _check_identity(fn: Callable[..., Any], name: str, wanted: Identity) -> None:
+    """Raise FunctionError for another function than the one that the request recorded."""
+    found, own = identify(fn, name), f"the file of {name}"
     check_files({**found.files, own: found.file}, {**wanted.files, own: wanted.file})
     if found.content != wanted.content:
-        message = f"{given.name} is another function in this process: a global that it reads has another value"
+        message = f"{name} is another function in this process: a global that it reads has another value"
         hint = "pass what changes as an argument, and set what is random or set by hand inside the function"
         raise FunctionError(message, hint=hint)
-    return fn
 
 
 def check_files(found: Mapping[str, str | None], wanted: Mapping[str, str | None]) -> None:
@@ -200,21 +219,43 @@ def _unpickle(payload: bytes, name: str) -> Any:
         raise UsageError(message, hint="define it in a file and give it as 'file.py:name'") from error
 
 
+def _bound_arguments(fn: Callable[..., Any]) -> dict[str, Any]:
+    """The arguments of a partial of a built-in function, which are those that ``args`` would give."""
+    traits = traits_of(fn)
+    bound: dict[str, Any] = {}
+    while traits is not None and isinstance(fn, functools.partial):
+        if fn.args:
+            message = f"a partial of {traits.name} has positional arguments"
+            raise UsageError(message, hint=f"name them: partial({traits.name}, name=value)")
+        bound = {**fn.keywords, **bound}
+        fn = fn.func
+    return bound
+
+
 def _pickle(fn: Callable[..., Any]) -> bytes:
     import cloudpickle  # a dependency of loky
 
     module = sys.modules.get(getattr(strip_partials(fn), "__module__", None) or "")
-    by_value = module is not None and module.__name__ != "__main__" and not _is_importable(module.__name__)
-    try:
-        if by_value:
-            cloudpickle.register_pickle_by_value(module)
-        return cloudpickle.dumps(fn)
-    except Exception as error:
-        message = f"{qualified_name(fn)} cannot be sent to worker processes: {error}"
-        raise UsageError(message, hint="define it in a file and give it as 'file.py:name'") from error
-    finally:
-        if by_value:
-            cloudpickle.unregister_pickle_by_value(module)
+    if module is None or module.__name__ == "__main__":
+        ways = [False]
+    elif not _is_importable(module.__name__):
+        ways = [True]
+    else:  # of the user's own module the globals as they are, unless they are large or cannot be pickled
+        ways = [True, False] if is_local_module(module.__name__) else [False]
+    for by_value in ways:
+        try:
+            if by_value:
+                cloudpickle.register_pickle_by_value(module)
+            payload: bytes = cloudpickle.dumps(fn)
+            if len(payload) <= _LARGEST_BY_VALUE or by_value is ways[-1]:
+                return payload
+        except Exception as error:
+            problem = error
+        finally:
+            if by_value:
+                cloudpickle.unregister_pickle_by_value(module)
+    message = f"{qualified_name(fn)} cannot be sent to worker processes: {problem}"
+    raise UsageError(message, hint="define it in a file and give it as 'file.py:name'") from problem
 
 
 def _is_importable(name: str) -> bool:
@@ -235,19 +276,25 @@ def _is_importable(name: str) -> bool:
 
 
 class BoundFunction:
-    """A function loaded in a worker, with its arguments and statistics."""
+    """A function loaded to be called, with its arguments and statistics.
 
-    def __init__(self, fn: Function, statistics: dict[str, Any] | None) -> None:
-        self.name, self.traits = fn.name, fn.traits
-        self._function = fn.load()
-        self._kwargs = fn.bind()
+    ``runs_users_code``: what it returns may lie in memory that it uses again, and it may change the process.
+    ``takes``: which of EPISODE and STEP it gets.
+    """
+
+    def __init__(
+        self, fn: Function, function: Callable[..., Any], args: dict[str, Any], statistics: dict[str, Any] | None
+    ) -> None:
+        self.name, self.traits, self.takes = fn.name, fn.traits, fn.numbers
+        self.runs_users_code = self.traits is None or callable(args.get("fn"))
+        self._function, self._kwargs = function, args
         if statistics is not None:
             self._kwargs[STATISTICS] = statistics
         self._takes_generator = GENERATOR in fn.parameters and GENERATOR not in self._kwargs
 
-    def __call__(self, td: Any, generator: torch.Generator) -> Any:
+    def __call__(self, td: Any, generator: torch.Generator, **numbers: Any) -> Any:
         passed = {GENERATOR: generator} if self._takes_generator else {}
-        return self._function(td, **passed, **self._kwargs)
+        return self._function(td, **passed, **numbers, **self._kwargs)
 
     def applies_to_states(self, td: Any) -> bool:
         """Whether `map_states` may replace it: called once per state, not for observations and for successors."""
@@ -257,3 +304,37 @@ class BoundFunction:
         """The state rows ``[n, ...]`` of one leaf, mapped; only where it applies to states."""
         assert self.traits is not None and self.traits.map_states is not None
         return self.traits.map_states(name, rows, **self._kwargs)
+
+
+def load_chain(functions: Sequence[Function], statistics: Sequence[dict[str, Any] | None]) -> list[BoundFunction]:
+    """The functions as if they had never been called: from modules that run again, or from their pickles.
+
+    What functions change in installed packages and in modules that theirs import is not undone. Raises FunctionError where this
+    process would run other code than the request recorded.
+    """
+    named = [fn for one in functions for fn in (one, *one.named.values()) if fn.text is not None]
+    found = find_unused([(str(fn.text), fn.folder) for fn in named])
+    unused = {id(fn): function for fn, function in zip(named, found)}
+    for fn, function in zip(named, found):
+        _check_identity(function, fn.name, fn.identity)
+    chain = []
+    for fn, statistic in zip(functions, statistics):
+        check_files(files_of_arguments(fn.args, fn.name), fn.argument_files)
+        args = {**_copied(fn.args), **{key: unused[id(inner)] for key, inner in fn.named.items()}}
+        called = unused[id(fn)] if fn.payload is None else _unpickle(fn.payload, fn.name)
+        chain.append(BoundFunction(fn, called, args, statistic))
+    return chain
+
+
+def _copied(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments that functions may change; objects that cannot be pickled as they are."""
+    return {name: value if isinstance(value, _PLAIN) else _copied_object(value) for name, value in args.items()}
+
+
+def _copied_object(value: Any) -> Any:
+    import cloudpickle
+
+    try:
+        return _unpickle(_pickle(value) if callable(value) else cloudpickle.dumps(value), "an argument")
+    except Exception:
+        return value

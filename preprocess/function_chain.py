@@ -48,8 +48,11 @@ def examine_functions(
     functions, for invalid arguments, and for a ``per`` that a function does not support.
     """
     functions = tuple(assign_arguments([Function.find(one, folder) for one in given], args))
-    for fn in functions:
+    for number, fn in enumerate(functions):
         fn.check()
+        if number and fn.numbers:
+            message = f"{fn.name} asks for {' and '.join(sorted(fn.numbers))}, the numbers in what it reads"
+            raise UsageError(message, hint="put it first in the chain, or run it after the others: on what they made")
     functions = tuple(fn.resolve() for fn in functions)
     ignoring = takewhile(lambda fn: fn.traits is not None and fn.traits.ignores_observations, functions)
     return FunctionChain(

@@ -78,6 +78,11 @@ def nothing_left_error(function: str, dataset_id: str) -> ResultError:
     return ResultError(message, hint="a dataset has at least one step")
 
 
+#: Bits of ``lost_edges``, a number for each episode of the view: a function made several episodes of it, and one after it
+#: dropped the first of them, or the last.
+FIRST, LAST = 1, 2
+
+
 def pack_counts(counts: np.ndarray) -> str:
     """Whole numbers below 2^31 as compressed text."""
     return base64.b64encode(zlib.compress(counts.astype("<i4").tobytes(), 9)).decode()

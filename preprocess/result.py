@@ -4,7 +4,9 @@ It must be a TensorDict on the CPU with a valid key for every tensor and one row
 copied from the input where the number of steps is the same. The checked result is called *columns*: tensors by path,
 ``[steps, ...]``, with reward and flags in the form of TED.
 
-`InputSummary` is taken before the function is called, because the function may modify its input in place.
+What the checks need of the input is copied before the function is called, because it may modify its input in place.
+A function may return views of memory that it uses again for its next result: results that are kept until then are `copied`.
+The next function of a chain gets what it would read if the result had been stored (`as_stored`).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 
 from ..errors import ResultError, SchemaError
 from ..storage.leaf import DTYPES, check_key
+from ..storage.nesting import nest
 from ..storage.schema import FLAGS
 from .layout import RESULT_FLAGS, REWARD, Shapes
 
@@ -26,19 +29,10 @@ Columns = dict[str, torch.Tensor]
 _BOOKKEEPING = (REWARD, *RESULT_FLAGS)
 
 
-@dataclass
-class InputSummary:
-    """What checks need of the input: the number of steps, reward and flags, and the NaN values of each leaf."""
-
-    steps: int
-    columns: Columns
-    nans: Counter[str]
-
-    @classmethod
-    def of(cls, td: TensorDict) -> InputSummary:
-        leaves = leaves_of(td)
-        columns = {name: leaves[name].clone() for name in _BOOKKEEPING}
-        return cls(len(td), columns, count_nans(leaves))
+def bookkeeping_of(td: TensorDictBase) -> Columns:
+    """Copies of reward and flags."""
+    leaves = leaves_of(td)
+    return {name: leaves[name].clone() for name in _BOOKKEEPING}
 
 
 @dataclass
@@ -128,19 +122,21 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def complete(
-    columns: Columns, before: InputSummary, name: str, where: str, ends: torch.Tensor, counts: ResultCounts
+    columns: Columns, before: Columns, name: str, where: str, ends: torch.Tensor, counts: ResultCounts
 ) -> Columns:
     """The columns with reward and flags in the form of TED, copied from the input where the function dropped them.
 
-    ``ends`` (int64): the rows where an episode of the input ends, which must be done. Raises ResultError.
+    ``before``: reward and flags of the input. ``ends`` (int64): the rows where an episode of the input ends, which must be
+    done. Raises ResultError.
     """
-    steps = len(next(iter(columns.values()))) if columns else before.steps
+    given = len(before[REWARD])
+    steps = len(next(iter(columns.values()))) if columns else given
     for path in _BOOKKEEPING:
         if path not in columns:
-            if steps != before.steps:
-                message = f"{name} returned {steps} of {before.steps} steps without {path!r}, for {where}"
+            if steps != given:
+                message = f"{name} returned {steps} of {given} steps without {path!r}, for {where}"
                 raise ResultError(message, hint="return reward and flags for the same steps")
-            columns[path] = before.columns[path]
+            columns[path] = before[path]
     _check_types(columns, name, where)
     reward = columns[REWARD]
     if not bool(torch.isfinite(reward).all()):
@@ -154,7 +150,6 @@ def complete(
             message = f"{name} set {flag!r} at the root, at row {row} of {where}"
             raise ResultError(message, hint=f"an episode ends with ('next', {flag!r}); at the root it is always false")
     _complete_flags(columns, before, name, where, ends, counts)
-    counts.nans += count_nans(columns) - before.nans
     return columns
 
 
@@ -172,13 +167,13 @@ def _check_types(columns: Columns, name: str, where: str) -> None:
 
 
 def _complete_flags(
-    columns: Columns, before: InputSummary, name: str, where: str, ends: torch.Tensor, counts: ResultCounts
+    columns: Columns, before: Columns, name: str, where: str, ends: torch.Tensor, counts: ResultCounts
 ) -> None:
     """``done = terminated | truncated``, and done where an episode ends."""
     done, terminated, truncated = (columns[path] for path in RESULT_FLAGS)
     either = terminated | truncated
     # Where only the other two changed, done follows.
-    if not torch.equal(done, either) and not torch.equal(done, before.columns["next/done"]):
+    if not torch.equal(done, either) and not torch.equal(done, before["next/done"]):
         row = int((done != either).nonzero()[0, 0])
         message = f"{name} returned 'next/done' that is not terminated | truncated, at row {row} of {where}"
         raise ResultError(message, hint="set ('next', 'terminated') or ('next', 'truncated') as well")
@@ -215,6 +210,29 @@ def check_same(columns: Columns, expected: Mapping[str, Any], name: str, where: 
             raise ResultError(f"{name} returned {path!r} as {now}, and before as {then}, for {where}", hint=hint)
 
 
+# -- results that are kept while functions are called ---------------------------------------------------------------------
+
+
+def as_stored(columns: Columns, *, copy: bool) -> TensorDict:
+    """A checked result as the TensorDict that would be read if it had been stored: dense, and with the flags at the root.
+
+    ``copy``: the tensors may share memory, with each other or with what the function keeps.
+    """
+    if copy:
+        columns = copied(columns)
+    done = columns["next/done"]
+    flags = {flag: torch.zeros_like(done) for flag in FLAGS}
+    nested = nest({**columns, **flags}, (len(done),))
+    # The order of the keys is that of the leaves of the new dataset.
+    names = dict.fromkeys([*(path.partition("/")[0] for path in columns), *flags])
+    return TensorDict._new_unsafe({name: nested.get(name) for name in names}, batch_size=nested.batch_size)
+
+
+def copied(columns: Columns) -> Columns:
+    """A result in memory of its own."""
+    return {path: rows.clone(memory_format=torch.contiguous_format) for path, rows in columns.items()}
+
+
 def concatenate(pieces: list[Columns], name: str, wheres: list[str]) -> Columns:
     """The results of several episodes, concatenated. Raises ResultError where keys, dtypes or shapes differ."""
     if len(pieces) == 1:
@@ -223,3 +241,38 @@ def concatenate(pieces: list[Columns], name: str, wheres: list[str]) -> Columns:
     for piece, where in zip(pieces[1:], wheres[1:]):
         check_same(piece, expected, name, where)
     return {path: torch.cat([piece[path] for piece in pieces]) for path in pieces[0]}
+
+
+class CollectedSteps:
+    """The results of ``steps`` single steps, batch ``[]``, copied as they come."""
+
+    def __init__(self, name: str, steps: int) -> None:
+        self._name, self._steps, self._count = name, steps, 0
+        self._rows: Columns = {}
+        self._kinds: list[tuple[torch.dtype, torch.Size]] = []
+        self._places: list[tuple[torch.Tensor, ...]] = []
+
+    def add(self, sample: TensorDictBase, where: str) -> None:
+        """Append a step. Raises ResultError where it cannot be stored, or where keys, dtypes or shapes differ."""
+        leaves = leaves_of(sample)
+        if not self._count:
+            first = columns_of(sample.unsqueeze(0), self._name, where)
+            self._kinds = [(rows.dtype, rows.shape[1:]) for rows in first.values()]
+            self._rows = {path: rows.new_empty(self._steps, *rows.shape[1:]) for path, rows in first.items()}
+            self._places = list(zip(*(rows.unbind(0) for rows in self._rows.values())))
+        if leaves.keys() != self._rows.keys():
+            odd = sorted(leaves.keys() ^ self._rows.keys())[0]
+            message = f"{self._name} returned other keys than before ({odd!r}), for {where}"
+            raise ResultError(message, hint="every result must have the keys of the first one")
+        values = [leaves[path] for path in self._rows]
+        if [(getattr(value, "dtype", None), value.shape) for value in values] != self._kinds:
+            columns_of(sample.unsqueeze(0), self._name, where)  # may say more
+            hint = "every result must have the dtypes and shapes of the first one"
+            raise ResultError(f"{self._name} returned steps of different shapes or dtypes, for {where}", hint=hint)
+        with torch.no_grad():  # which the function may have ended
+            torch._foreach_copy_(self._places[self._count], values)  # half the time of a clone of each
+        self._count += 1
+
+    @property
+    def columns(self) -> Columns:
+        return dict(self._rows)

@@ -29,15 +29,20 @@ _EPISODES_PER_SAMPLE = 4
 #: Kept episodes that decide the leaves, at most.
 _MOST_EPISODES = 16
 
-_opened: dict[str, Applier] = {}
+_opened: dict[tuple[str, str], Applier] = {}
 
 
-def open_applier(config: RunConfig) -> Applier:
-    """The applier of a configuration; each process keeps the last one."""
-    if config.key not in _opened:
+def open_applier(config: RunConfig, purpose: str) -> Applier:
+    """The applier of a configuration for one ``purpose``; each process keeps the last one.
+
+    Each purpose has functions of its own: those that make the data have not been called by a trial or a first pass, which
+    would change the state that a function keeps (a counter, say).
+    """
+    key = (config.key, purpose)
+    if key not in _opened:
         _opened.clear()
-        _opened[config.key] = Applier(config)
-    return _opened[config.key]
+        _opened[key] = Applier(config)
+    return _opened[key]
 
 
 def close_appliers() -> None:
@@ -52,13 +57,14 @@ def write_part(
 
     The leaves ``undecoded`` are copied as they are stored, and functions do not get them.
     The record is that of `PartWriter.finish`, the fields of `ResultCounts`, ``dones``: how many episodes each episode of
-    the chunk became (`records.pack_counts`), and ``seconds``.
+    the chunk became, and where there are any ``lost_edges``, both as `records.pack_counts`; ``seconds``.
     """
     began = time.perf_counter()
-    applier = open_applier(config)
+    applier = open_applier(config, "data")
     name = config.chain.last_name
     part = PartWriter(name, config.folder, schema, shapes, chunk.index, applier.view.dataset)
     dones = np.zeros(chunk.last - chunk.first, np.int64)
+    lost_edges = np.zeros_like(dones)
     counts, steps = ResultCounts(), 0
     expected = {path: shape for path, shape in shapes.items() if path.removeprefix("next/") not in undecoded}
     try:
@@ -69,9 +75,13 @@ def write_part(
                     part.add(batch.columns, batch.where, batch.source)
                 low = batch.first - chunk.first
                 dones[low : low + len(batch.dones)] += batch.dones
+                if batch.lost_edges is not None:
+                    lost_edges[low : low + len(batch.dones)] = batch.lost_edges
                 steps += batch.steps_in
                 on_block(steps, 0, 0)
         record = {**part.finish(), "dones": pack_counts(dones), "ended": counts.ended, "nans": counts.nans}
+        if lost_edges.any():
+            record["lost_edges"] = pack_counts(lost_edges)
         return {**record, "seconds": round(time.perf_counter() - began, 6)}
     except BaseException:
         part.abandon()
@@ -87,7 +97,7 @@ def try_functions(config: RunConfig, section: Chunk, on_block: OnBlock) -> dict[
 
     Returns ``{probe}``: a `ProbeResult` as JSON, None where every episode was dropped.
     """
-    applier = open_applier(config)
+    applier = open_applier(config, "trial")
     counts, shapes = ResultCounts(), Shapes()
     unchained: dict[str, int] = {}
     changed: list[str] | None = None
@@ -165,7 +175,7 @@ def _changed_leaves(applier: Applier, chunk: Chunk, columns: Columns) -> list[st
 
 def sample_results(config: RunConfig, chunk: Chunk, on_block: OnBlock, names: tuple[str, ...]) -> dict[str, Any]:
     """Write a few rows of the leaves ``names`` of the results, one file each, for codecs and dictionaries."""
-    applier = open_applier(config)
+    applier = open_applier(config, "trial")
     with isolated(applier):
         if config.whole_episodes:
             columns = _sample_episodes(applier, chunk)
@@ -195,7 +205,7 @@ def _sample_episodes(applier: Applier, chunk: Chunk) -> Columns:
 
 def collect_statistics(config: RunConfig, chunk: Chunk, on_block: OnBlock, number: int) -> dict[str, Any]:
     """Write the partial statistics for function ``number``, merged in the order of batches or episodes."""
-    applier = open_applier(config)
+    applier = open_applier(config, f"first pass {number}")
     fn = config.chain.functions[number]
     fit = fn.fit
     assert fit is not None

@@ -127,6 +127,26 @@ def _load_name(where: str, folder: Path, text: str, forms: str) -> ModuleType:
         raise _import_failed(error, text, where) from error
 
 
+def run_again(module: ModuleType, text: str) -> ModuleType:
+    """Another module object of the same file, with variables as it sets them; others still import the first one.
+
+    Raises FunctionError where it fails.
+    """
+    spec = module.__spec__
+    if spec is None or spec.loader is None:
+        return module
+    again = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = again
+    try:
+        with by_content():
+            spec.loader.exec_module(again)
+    except BaseException as error:
+        raise _import_failed(error, text, str(module.__file__)) from error
+    finally:
+        sys.modules[module.__name__] = module
+    return again
+
+
 def _make_importable(folder: Path) -> None:
     """Make the modules in ``folder`` importable, after all others (it may hold folders named ``datasets`` or ``storage``), but
     before those of folders that were so made before."""

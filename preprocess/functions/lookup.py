@@ -11,11 +11,13 @@ user's code need not be sent to them.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from ...datasets.user_code.loading import load_module
+from ...datasets.user_code.loading import load_module, run_again
+from ...datasets.user_code.source_files import is_local_module
 from ...errors import FunctionNotFoundError, UsageError
 from . import find_builtin
 
@@ -37,7 +39,11 @@ def find_function(text: str, folder: Path) -> Callable[..., Any]:
         raise UsageError(f"{text!r} names no function", hint=_FORMS)
     if is_builtin_name(text):
         return find_builtin(name)
-    module = load_module(where, folder, text, _FORMS)
+    return _find_in(load_module(where, folder, text, _FORMS), text)
+
+
+def _find_in(module: ModuleType, text: str) -> Callable[..., Any]:
+    where, _, name = text.rpartition(":")
     found: Any = module
     for part in name.split("."):
         owner = found
@@ -47,7 +53,33 @@ def find_function(text: str, folder: Path) -> Callable[..., Any]:
             raise FunctionNotFoundError(message, hint=_suggest(part, owner))
     if not callable(found):
         raise UsageError(f"{text} is of type {type(found).__name__} and cannot be called", hint=_FORMS)
-    return found
+    function: Callable[..., Any] = found
+    return function
+
+
+#: The modules of this process whose functions may have been called.
+_used: set[str] = set()
+
+
+def find_unused(named: Sequence[tuple[str, Path]]) -> list[Callable[..., Any]]:
+    """The functions that texts name, each relative to a folder, from modules whose functions have not been called.
+
+    A user's module runs again where `find_unused` gave functions of it before. It stays what others import. Functions of one
+    module share its state. Raises as `find_function`.
+    """
+    modules: dict[str, ModuleType] = {}
+    functions = []
+    for text, folder in named:
+        if is_builtin_name(text):
+            functions.append(find_function(text, folder))
+            continue
+        module = load_module(text.rpartition(":")[0], folder, text, _FORMS)
+        name = module.__name__
+        if name not in modules:
+            modules[name] = run_again(module, text) if name in _used and is_local_module(name) else module
+            _used.add(name)
+        functions.append(_find_in(modules[name], text))
+    return functions
 
 
 def _suggest(name: str, owner: Any) -> str:

@@ -65,7 +65,7 @@ def _resolve(fn: object) -> Rewards:
 
 def _evaluate(fn: Rewards, td: TensorDictBase, what: str) -> torch.Tensor:
     """The result of ``fn`` for each step, float64 ``[n]``."""
-    values = fn(td)
+    values = fn(td.clone())  # which it may change
     if not isinstance(values, torch.Tensor) or values.shape not in ((len(td),), (len(td), 1)):
         actual = f"{list(values.shape)}" if isinstance(values, torch.Tensor) else type(values).__name__
         raise ResultError(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 
-from ...errors import UsageError
+from ...errors import FunctionError, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -73,6 +73,8 @@ class Traits:
     validate: Callable[..., object] = lambda **_: None
     name: str = field(init=False)
     signature: inspect.Signature = field(init=False)
+    #: The function that is called: the decorated one with its checks.
+    checked: Callable[..., Any] = field(init=False)
 
     def __call__(self, function: F) -> F:
         self.name, self.signature = function.__name__, inspect.signature(function)
@@ -96,9 +98,12 @@ class Traits:
             if self.fit is not None and self.fit.needed(**given) and args.get("statistics") is None:
                 hint = "run it with rbdata.preprocess, or pass the statistics of a preprocessed dataset"
                 raise UsageError(f"{self.name} has no statistics, which these arguments need", hint=hint)
+            if self.per == "episode":
+                _check_episode(td, self.name)
             return function(td, **args)
 
         vars(checked).update(traits=self)
+        self.checked = checked
         return cast(F, checked)
 
     def check(self, **args: Any) -> None:
@@ -130,7 +135,26 @@ class Traits:
         return set(select(td, keys)) <= set(observations(td))
 
 
+def _check_episode(td: TensorDictBase, name: str) -> None:
+    """Raise FunctionError unless ``td`` is one whole episode, as far as its flags tell."""
+    done = td.get(("next", "done"), None) if td.batch_dims == 1 else None
+    if done is None:
+        what = f"batch size {list(td.batch_size)}" if td.batch_dims != 1 else "steps without ('next', 'done')"
+    else:
+        count = int(done.count_nonzero())
+        if not len(td) or (count == done[-1].numel() and bool(done[-1].all())):
+            return
+        what = f"{len(td):,} steps of several" if count else "steps without the end of one"
+    hint = 'run it with per="episode" (--per episode), or call it with dataset.episode(i)'
+    raise FunctionError(f"{name} needs one whole episode, whose last step alone is done, and got {what}", hint=hint)
+
+
 def traits_of(function: Callable[..., Any]) -> Traits | None:
-    """The traits of a built-in function; None for any other."""
+    """The traits of a built-in function, or of a partial of one; None for any other.
+
+    A user's function that wraps a built-in one (`functools.wraps`) has its attribute, but does something else.
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
     traits = getattr(function, "traits", None)
-    return traits if isinstance(traits, Traits) else None
+    return traits if isinstance(traits, Traits) and traits.checked is function else None

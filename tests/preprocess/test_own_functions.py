@@ -1,0 +1,628 @@
+"""What users' functions do in ways that nobody planned: what they do to each batch is what is stored, or there is an error."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from functools import partial, wraps
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import rbdata
+import torch
+from preprocess_tools import fails, make_input, run
+from rbdata.errors import FunctionError, ResultError, UsageError
+from rbdata.preprocess.functions import find_builtin
+from rbdata.storage.dataset import Dataset
+from tensordict import LazyStackedTensorDict
+
+filter_episodes, n_step, relabel_rewards, returns_to_go, scale_rewards, subsample, to_float = map(
+    find_builtin,
+    ("filter_episodes", "n_step", "relabel_rewards", "returns_to_go", "scale_rewards", "subsample", "to_float"),
+)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    root = tmp_path_factory.mktemp("own")
+    make_input(root)
+    make_input(root, "zstd", id="my/frames")
+    return root
+
+
+def applied(dataset: Dataset, fn: Any, per: str, batch: int) -> Any:
+    """The results of a function called directly, each copied at once."""
+    data = dataset.to_tensordict()
+    pieces: list[Any]
+    results: list[Any] = []
+    if per == "episode":
+        starts = dataset.episode_starts.tolist()
+        pieces = [data[low:high] for low, high in pairwise(starts)]
+    elif per == "sample":
+        pieces = list(data.unbind(0))
+    else:
+        pieces = list(data.split(batch))
+    for piece in pieces:
+        out = fn(piece.clone())
+        if out is not None:
+            results.append(out.clone().unsqueeze(0) if per == "sample" else out.clone())
+    whole: Any = torch.cat(results)
+    return whole.exclude("done", "terminated", "truncated")
+
+
+def check_equal(dataset: Dataset, expected: Any) -> None:
+    found = dataset.to_tensordict()
+    for key, rows in expected.items(True, True):
+        assert torch.equal(found[key], rows), key
+
+
+# -- results that live on in the function ---------------------------------------------------------------------------------
+
+
+class ReusedBuffer:
+    def __init__(self) -> None:
+        self.rows = torch.zeros(100, 4)
+
+    def __call__(self, td):
+        if not td.batch_size:
+            self.rows[0] = td["observation"] * 2
+            return td.set("observation", self.rows[0])
+        out = self.rows[: len(td)]
+        torch.mul(td["observation"], 2, out=out)
+        return td.set("observation", out)
+
+
+class ReusedArray:
+    def __init__(self) -> None:
+        self.rows = np.zeros((100, 4), np.float32)
+
+    def __call__(self, td):
+        rows = self.rows[: len(td)] if td.batch_size else self.rows[0]
+        rows[...] = td["observation"].numpy() + 1
+        return td.set("observation", torch.from_numpy(rows))
+
+
+class ReusedTensorDict:
+    def __init__(self) -> None:
+        self.kept: Any = {}
+
+    def __call__(self, td):
+        kept = self.kept.get(td.batch_size)
+        if kept is None:
+            kept = self.kept[td.batch_size] = td.clone()
+        kept.update_(td)
+        kept["observation"] += 3
+        return kept
+
+
+class ChangesItsLastInput:
+    def __init__(self) -> None:
+        self.last: Any = None
+
+    def __call__(self, td):
+        if self.last is not None:
+            self.last["observation"].fill_(-1)
+            self.last["next", "reward"].fill_(-1)
+        self.last = td
+        return td
+
+
+def one_tensor_twice(td):
+    speed = td["observation"] * 2
+    td["a"], td["b"] = speed, speed
+    return td
+
+
+def expanded(td):
+    return td.set("x", torch.full((1,), 7.0).expand(*td.batch_size, 3))
+
+
+def negated(td):
+    return td.set("x", torch.complex(td["observation"], td["observation"]).conj().imag)
+
+
+def lazy_stack(td):
+    return LazyStackedTensorDict(*td.unbind(0)) if td.batch_size else td
+
+
+def with_gradient(td):
+    torch.set_grad_enabled(bool(td["action"].sum() % 2))
+    weight = torch.ones(4, requires_grad=True)
+    return td.set("observation", td["observation"] * weight)
+
+
+ODD = (
+    *(ReusedBuffer, ReusedArray, ReusedTensorDict, ChangesItsLastInput),
+    *(lambda: one_tensor_twice, lambda: expanded, lambda: negated, lambda: lazy_stack, lambda: with_gradient),
+)
+
+
+@pytest.mark.parametrize("per", ["batch", "sample", "episode"])
+@pytest.mark.parametrize("make", ODD)
+def test_results_are_what_the_function_returned(shared, per, make):
+    dataset = run(shared, make(), dest="my/odd", per=per, batch_size=50, force=True)
+    check_equal(dataset, applied(Dataset(shared / "my/input"), make(), per, 50))
+
+
+def add_one(td):
+    """In place, as the documents allow."""
+    for key in ("observation", "a"):
+        if key in td.keys():  # noqa: SIM118
+            td[key] += 1
+    return td
+
+
+@pytest.mark.parametrize("per", ["batch", "sample", "episode"])
+@pytest.mark.parametrize("make", ODD)
+def test_the_next_function_gets_memory_of_its_own(shared, per, make):
+    dataset = run(shared, [make(), add_one], dest="my/chain", per=per, batch_size=50, force=True)
+    run(shared, make(), dest="my/first", per=per, batch_size=50, force=True)
+    turn = run(shared, add_one, dest="my/second", source="my/first", per=per, batch_size=50, force=True)
+    check_equal(dataset, turn.to_tensordict())
+
+
+def test_a_function_twice(shared):
+    fn = ReusedBuffer()
+    for per in ("batch", "sample", "episode"):
+        dataset = run(shared, [fn, fn], dest="my/twice", per=per, force=True)
+        assert torch.equal(dataset["observation"], Dataset(shared / "my/input")["observation"] * 4)
+
+
+def test_statistics_of_results_that_live_on(shared):
+    dataset = run(shared, [ReusedBuffer(), "rbdata:normalize_observations"], dest="my/mean", per="episode", force=True)
+    found = dataset.statistics["normalize_observations"]["observation"]["mean"]
+    expected = Dataset(shared / "my/input")["observation"].double().mean(0) * 2
+    assert torch.allclose(torch.tensor(found, dtype=torch.float64), expected)
+
+
+def test_a_reward_function_that_changes_its_input(shared):
+    def reward(td):
+        td["observation"].mul_(0)
+        td["more"] = td["observation"]
+        return td["next", "reward"] * 2
+
+    dataset = run(shared, "rbdata:relabel_rewards", dest="my/reward", args={"fn": reward}, force=True)
+    source = Dataset(shared / "my/input")
+    assert torch.equal(dataset["observation"], source["observation"])
+    assert torch.equal(dataset["next/reward"], source["next/reward"] * 2)
+    assert "more" not in dataset.schema.names
+
+
+# -- state ------------------------------------------------------------------------------------------------------------------
+
+COUNTER = """
+count = 0
+def first(td):
+    global count
+    count += 1
+    return td if count <= 20 else None
+def reward(td):
+    global count
+    count += 1
+    return td["next", "reward"] * 0 + count
+"""
+
+
+class FirstOnes:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, td):
+        self.count += 1
+        return td if self.count <= 20 else None
+
+
+def first_ones():
+    counts = []
+
+    def fn(td):
+        counts.append(1)
+        return td if len(counts) <= 20 else None
+
+    return fn
+
+
+count = 0
+
+
+def first_of_module(td):
+    global count
+    count += 1
+    return td if count <= 20 else None
+
+
+@pytest.fixture
+def counter(tmp_path, monkeypatch):
+    (tmp_path / "counter_file.py").write_text(COUNTER)
+    (tmp_path / "counter_module.py").write_text(COUNTER)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    sys.modules.pop("counter_module", None)
+
+
+class TestState:
+    """A trial is not a call that counts. (Two processes count apart: see the documents.)"""
+
+    @pytest.mark.parametrize("form", ["file", "module", "imported", "object", "closure", "here"])
+    def test_counters_begin_with_the_data(self, shared, counter, form):
+        fn: Any = {"file": "counter_file.py:first", "module": "counter_module:first", "here": first_of_module}.get(form)
+        if form == "imported":
+            fn = import_module("counter_module").first
+        fn = fn or (FirstOnes() if form == "object" else first_ones())
+        source = Dataset(shared / "my/input")
+        for number in range(2):  # the second run of a session begins like the first one
+            dataset = run(shared, fn, dest=f"my/{form}{number}", per="episode", force=True)
+            assert dataset.episodes.length.tolist() == source.episodes.length[:20].tolist()
+        rbdata.preprocess(shared / "my/input", [fn, "rbdata:filter_episodes"], dest="my/fit", root=shared, procs=1,
+                          per="episode", args={"min_quantile": 0.0}, force=True)  # fmt: skip
+        assert Dataset(shared / "my/fit").manifest.episodes == 20
+
+    @pytest.mark.parametrize("form", ["counter_file.py:reward", "object"])
+    def test_a_reward_function(self, shared, counter, form):
+        class Count:
+            n = 0
+
+            def __call__(self, td):
+                self.n += 1
+                return td["next", "reward"] * 0 + self.n
+
+        fn = Count() if form == "object" else form
+        dataset = run(shared, "rbdata:relabel_rewards", dest="my/counted", args={"fn": fn}, force=True)
+        assert dataset["next/reward"].unique().tolist() == list(range(1, 41))
+
+    def test_the_numbers_of_steps_and_episodes(self, shared):
+        source = Dataset(shared / "my/input")
+        steps = torch.arange(len(source))
+
+        def whole(td, episode, step):
+            assert type(episode) is type(step) is int
+            return td.set("n", torch.full((len(td),), episode)).set("t", torch.arange(step, step + len(td)))
+
+        def rows(td, *, step, episode):
+            return td.set("n", torch.as_tensor(episode)).set("t", torch.as_tensor(step))
+
+        for per, fn in (("episode", whole), ("batch", rows), ("sample", rows)):
+            dataset = run(shared, fn, dest="my/numbers", per=per, batch_size=7, procs=2, force=True)
+            assert torch.equal(dataset["n"], source.episode_of(steps))
+            assert torch.equal(dataset["t"], steps)
+        first = run(
+            shared,
+            lambda td, episode: td if episode < 20 else None,
+            dest="my/few",
+            per="episode",
+            batch_size=7,
+            procs=2,
+        )
+        assert first.manifest.episodes == 20
+
+    def test_an_argument_with_a_default_keeps_it(self, shared):
+        def every(td, step=2, episode="x"):
+            assert episode == "x"
+            return td.set("y", torch.full((len(td),), step))
+
+        assert run(shared, every, dest="my/default", force=True)["y"].unique().tolist() == [2]
+        given = run(shared, lambda td, step: td.set("y", torch.full((len(td),), step)), dest="my/g", args={"step": 5})
+        assert given["y"].unique().tolist() == [5]
+
+    def test_numbers_are_those_of_the_first_function(self, shared):
+        with pytest.raises(UsageError, match="asks for episode"):
+            run(shared, ["rbdata:clip_rewards", lambda td, episode: td], dest="my/bad")
+
+
+# -- what functions do to the process -----------------------------------------------------------------------------------------
+
+
+def leave(make):
+    def fn(td):
+        if len(td) < 7:  # the last batch, not in a trial
+            raise make()
+        return td
+
+    return fn
+
+
+def stops(root, fn, match, **options):
+    """The run ends with a FunctionError and no dataset; chunks that were finished may be kept."""
+    with pytest.raises(FunctionError, match=match):
+        run(root, fn, dest="my/stopped", **options)
+    assert not (root / "my/stopped").exists()
+    shutil.rmtree(root / "my/.stopped.writing", ignore_errors=True)
+
+
+class TestEnds:
+    @pytest.mark.parametrize("procs", [1, 2])
+    @pytest.mark.parametrize("error", [SystemExit(0), GeneratorExit(), StopIteration(), BaseException("odd")])
+    def test_every_exception_is_an_error(self, shared, procs, error):
+        name = type(error).__name__
+        stops(shared, leave(lambda: error), f"raised {name}", batch_size=7, procs=procs)
+
+    def test_keyboard_interrupt_of_code(self, shared):
+        stops(shared, leave(KeyboardInterrupt), "raised KeyboardInterrupt", batch_size=7, procs=2)
+
+    def test_errors_of_a_users_class(self, shared):
+        class Mine(rbdata.errors.UsageError):
+            def __init__(self, one, two):
+                super().__init__(f"{one} {two}")
+
+        class Mute(Exception):
+            def __str__(self):
+                raise ValueError
+
+        for make, text in ((lambda: Mine("a", "b"), "raised Mine: a b"), (Mute, "raised Mute")):
+            stops(shared, leave(make), text, batch_size=7, procs=2)
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+    @pytest.mark.parametrize("procs", [1, 2])
+    def test_a_fork_that_returns(self, shared, tmp_path, procs):
+        """The child does not do the work a second time, whether it returns or raises."""
+
+        def fn(td):
+            child = os.fork()
+            if child:
+                os.waitpid(child, 0)
+            elif len(td) % 2:
+                sys.exit(0)
+            else:
+                td["next", "reward"] += 100
+            return td
+
+        dataset = run(shared, fn, dest="my/forked", procs=procs, batch_size=7, force=True)
+        assert torch.equal(dataset["next/reward"], Dataset(shared / "my/input")["next/reward"])
+
+    def test_settings_of_the_process(self, shared, tmp_path):
+        """They do not reach later calls, what rbdata computes, or the caller."""
+        import signal
+        import warnings
+
+        def fn(td):
+            assert torch.tensor(1.0).dtype == torch.float32
+            td["x"] = torch.ones(len(td), device="cpu")
+            torch.set_default_dtype(torch.float64)
+            torch.set_default_device("meta")
+            torch.set_grad_enabled(True)
+            torch.set_num_threads(3)
+            np.seterr(all="raise")
+            warnings.simplefilter("error")
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            os.chdir(tmp_path)
+            sys.stdout = None
+            return td
+
+        def state():
+            return (
+                *(
+                    torch.get_default_dtype(),
+                    torch.get_default_device(),
+                    torch.is_grad_enabled(),
+                    torch.get_num_threads(),
+                ),
+                *(np.geterr(), warnings.filters[:], signal.getsignal(signal.SIGINT), Path.cwd(), sys.stdout),
+            )
+
+        before = state()
+        for per in ("batch", "episode"):
+            dataset = run(
+                shared, [fn, "rbdata:returns_to_go"], dest=f"my/set-{per}", per=None if per == "batch" else per
+            )
+            assert torch.equal(dataset["observation"], Dataset(shared / "my/input")["observation"])
+        assert state() == before
+
+    def test_later_results_of_another_kind(self, shared):
+        """Of single steps in one batch: torch.stack would convert them."""
+
+        def fn(td):
+            return td.set("x", torch.tensor(1.5) if td["next", "done"] else torch.tensor(1))
+
+        fails(shared, fn, ResultError, "different shapes or dtypes", per="sample")
+
+
+# -- partials and wrappers of built-in functions ------------------------------------------------------------------------------
+
+
+class TestBuiltIn:
+    @pytest.mark.parametrize(
+        ("function", "args"),
+        [
+            (returns_to_go, {"gamma": 0.9}),
+            (filter_episodes, {"min_length": 5}),
+            (filter_episodes, {"min_quantile": 0.5}),
+            (relabel_rewards, {"rule": "return_range"}),
+            (to_float, {"dtype": "float64"}),
+        ],
+    )
+    def test_a_partial_is_the_function_with_arguments(self, shared, tmp_path, function, args):
+        name = function.__name__
+        expected = run(shared, f"rbdata:{name}", dest="my/args", args=args, force=True)
+        given = ", ".join(f"{key}={value!r}" for key, value in args.items())
+        (tmp_path / "partials_file.py").write_text(f"""from functools import partial
+from rbdata.preprocess.functions import {name}
+mine = partial({name}, {given})
+""")
+        for fn in (partial(function, **args), partial(partial(function), **args), f"{tmp_path}/partials_file.py:mine"):
+            dataset = run(shared, fn, dest="my/partial", force=True)
+            check_equal(dataset, expected.to_tensordict())
+            assert dataset.manifest.lineage["functions"][0]["args"] == args
+        over = {key: value for key, value in args.items() if key == "gamma"}
+        if over:
+            dataset = run(shared, partial(function, gamma=0.1), dest="my/partial", args=over, force=True)
+            check_equal(dataset, expected.to_tensordict())
+
+    def test_a_partial_is_checked(self, shared):
+        with pytest.raises(UsageError, match="takes no argument gama"):
+            run(shared, partial(returns_to_go, gama=0.9), dest="my/bad")
+        with pytest.raises(UsageError, match="positional"):
+            run(shared, partial(returns_to_go, None), dest="my/bad")
+        with pytest.raises(UsageError, match="needs whole episodes"):
+            run(shared, partial(returns_to_go, gamma=0.9), dest="my/bad", per="batch")
+
+    def test_inside_other_functions(self, shared):
+        """They are called with what the user's function gets: only --per episode is right."""
+
+        @wraps(returns_to_go)
+        def wrapped(td):
+            return returns_to_go(td, gamma=0.9)
+
+        expected = run(shared, returns_to_go, dest="my/args", args={"gamma": 0.9}, force=True)
+        for fn in (lambda td: returns_to_go(td, gamma=0.9), wrapped):
+            fails(shared, fn, FunctionError, "needs one whole episode, .* several", batch_size=100)
+            fails(shared, fn, FunctionError, "needs one whole episode", batch_size=2)
+            fails(shared, fn, FunctionError, r"needs one whole episode, .* batch size \[\]", per="sample")
+            dataset = run(shared, fn, dest="my/lambda", per="episode", force=True)
+            check_equal(dataset, expected.to_tensordict())
+
+    def test_a_batch_inside_one_episode(self, tmp_path):
+        make_input(tmp_path, count=1, seed=8)
+        assert len(Dataset(tmp_path / "my/input")) > 10
+        fails(tmp_path, lambda td: returns_to_go(td), FunctionError, "without the end of one", batch_size=4)
+
+    def test_a_wrapper_is_what_it_does(self, shared):
+        """functools.wraps copies the attributes of the built-in function, not its code."""
+
+        @wraps(scale_rewards)
+        def mine(td):
+            td = scale_rewards(td, scale=2.0)
+            td["observation"] = td["observation"] // 2
+            td["next", "observation"] = td["next", "observation"] // 2
+            return td
+
+        dataset = run(shared, mine, dest="my/wrapped", source="my/frames", force=True)
+        assert torch.equal(dataset["observation"], Dataset(shared / "my/frames")["observation"] // 2)
+
+        @wraps(to_float)
+        def floats(td):
+            td = to_float(td)
+            return td.set("observation", td["observation"] + 1).set(
+                ("next", "observation"), td["next", "observation"] + 1
+            )
+
+        dataset = run(shared, floats, dest="my/wrapped", source="my/frames", force=True)
+        assert float(dataset["observation"].min()) >= 1
+
+
+# -- chains equal the runs one after the other ---------------------------------------------------------------------------------
+
+
+def end_early(td, every=3):
+    """A function of batches or episodes; the last step keeps its own end."""
+    hit = (td["observation"].flatten(1).float().sum(1) * 7).long() % every == 0
+    td["next", "terminated"][hit] = True
+    return td
+
+
+def halves(td):
+    td["next", "truncated"][: len(td) // 2] |= torch.arange(len(td) // 2)[:, None] == len(td) // 2 - 1
+    return td
+
+
+def second_half(td):
+    return td[len(td) // 2 :]
+
+
+def first_half(td):
+    """Its end is no longer done: it is truncated there."""
+    return td[: max(1, len(td) // 2)]
+
+
+def drop_some(td):
+    return None if len(td) % 3 == 1 else td
+
+
+def drop_last_piece(td):
+    return None if bool(td["next", "truncated"][-1]) else td
+
+
+def no_reward(td):
+    return td.exclude(("next", "reward"), "action", "done", "truncated")
+
+
+def doubled(td):
+    return torch.cat([td, td])
+
+
+def new_keys(td):
+    td["length"] = torch.full((len(td),), len(td))
+    td["observation"] = td["observation"].double()
+    td["next", "observation"] = td["next", "observation"].double()
+    return td
+
+
+CHAIN = (
+    *(end_early, halves, second_half, first_half, drop_some, drop_last_piece, no_reward, doubled, new_keys),
+    *("rbdata:returns_to_go", "rbdata:clip_rewards", "rbdata:to_float", "rbdata:normalize_observations"),
+    *(partial(filter_episodes, min_length=3), partial(filter_episodes, min_quantile=0.4)),
+    *(partial(relabel_rewards, rule="return_range"), partial(relabel_rewards, rule="delayed")),
+    *(
+        partial(subsample, every=2),
+        partial(subsample, fraction=0.5),
+    ),
+    *(partial(n_step, n=2),),
+)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_chain_equals_runs_one_after_the_other(tmp_path, seed):
+    rng = np.random.default_rng(seed + int(os.environ.get("RBDATA_TEST_SEED", "0")) * 1000)
+    make_input(tmp_path, "zstd" if seed % 4 == 0 else "flat", count=25, seed=seed)
+    chain = [CHAIN[number] for number in rng.choice(len(CHAIN), rng.integers(2, 5))]
+    options: dict[str, Any] = {"per": "episode", "layout": "ted", "num_frames": 150}
+
+    def in_turn():
+        source, number = "my/input", 0
+        for number, fn in enumerate(chain):
+            run(tmp_path, fn, dest=f"my/turn{number}", source=source, **options)
+            source = f"my/turn{number}"
+            options.pop("num_frames", None)
+        return Dataset(tmp_path / source)
+
+    try:
+        dataset = run(tmp_path, chain, dest="my/chain", **options)
+    except rbdata.errors.RbdataError as error:
+        with pytest.raises(type(error)):
+            in_turn()
+        return
+    expected = in_turn()
+    assert sorted(dataset.schema.names) == sorted(expected.schema.names)
+    for name in expected.schema.names:
+        # sums of statistics are made in another order
+        torch.testing.assert_close(dataset[name], expected[name], rtol=1e-6, atol=1e-6, msg=f"{name} of {chain}")
+    for name in ("start", "length", "outcome", "midway"):
+        assert getattr(dataset.episodes, name).tolist() == getattr(expected.episodes, name).tolist(), (name, chain)
+
+
+@pytest.mark.parametrize("procs", [1, 2])
+@pytest.mark.parametrize(
+    "chain",
+    [
+        [returns_to_go],
+        [partial(filter_episodes, min_length=3)],
+        [partial(scale_rewards, scale=2), partial(relabel_rewards, rule="even")],
+    ],
+)
+def test_ends_of_a_function_are_those_of_the_next(shared, chain, procs):
+    """A function of batches in a run of its own; returns and lengths are those of the episodes that it made."""
+    dataset = run(shared, [end_early, *chain], dest="my/chain", procs=procs, batch_size=7, force=True)
+    source = "my/input"
+    for number, fn in enumerate([end_early, *chain]):
+        run(shared, fn, dest=f"my/turn{number}", source=source, force=True)
+        source = f"my/turn{number}"
+    assert len(Dataset(shared / source).episodes) != 40
+    check_equal(dataset, Dataset(shared / source).to_tensordict())
+
+
+def test_samples_in_a_chain_are_completed(shared):
+    def ends(td):
+        td["next", "terminated"] |= td["next", "reward"] > 1
+        return td.exclude(("next", "done"))
+
+    def reads(td):
+        return td.set("ended", td["next", "done"].clone()).set("root", td["done"].clone())
+
+    dataset = run(shared, [ends, reads], dest="my/samples", per="sample", force=True)
+    assert torch.equal(dataset["ended"], dataset["next/done"])
+    assert not dataset["root"].any()
