@@ -48,8 +48,18 @@ class Setting:
 
 
 def root(flag: str | os.PathLike[str] | None = None) -> Path:
-    """The folder of the datasets, absolute; ``flag`` overrides the settings. Nothing is created."""
-    return expanded(flag).absolute() if flag else _root().value
+    """The folder of the datasets, absolute; ``flag`` overrides the settings. Nothing is created.
+
+    Raises UsageError for what cannot be the name of a folder.
+    """
+    if not flag:
+        return _root().value
+    try:
+        if b"\0" in os.fsencode(flag):
+            raise ValueError
+    except ValueError as error:  # UnicodeEncodeError is one
+        raise UsageError(f"{os.fspath(flag)!r} cannot be the name of a folder", hint="choose another --root") from error
+    return expanded(flag).absolute()
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:

@@ -142,8 +142,13 @@ def _report(error: BaseException) -> int:
     failure = explain(error)
     if out.json:
         out.trace(error)
-        with suppress(OSError, OutputClosed):
+        try:
             out.document({"error": failure.to_json()})
+            out.flush()
+        except OutputClosed:
+            pass
+        except OSError:  # stdout cannot be written: at least the terminal or the log says why
+            out.fail(error, failure)
     else:
         out.fail(error, failure)
     return failure.exit_code

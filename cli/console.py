@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from . import colour, text
-from .failures import Failure
+from .failures import STANDARD_OUTPUT, Failure
 
 
 class OutputClosed(Exception):
@@ -240,7 +240,7 @@ def _named_stdout() -> Iterator[None]:
     except BrokenPipeError as error:
         raise OutputClosed from error
     except OSError as error:
-        raise OSError(error.errno, error.strerror, "standard output") from error
+        raise OSError(error.errno, error.strerror, STANDARD_OUTPUT) from error
 
 
 def _is_terminal(stream: TextIO | None) -> bool:

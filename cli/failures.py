@@ -10,6 +10,8 @@ from typing import Any
 from ..errors import RbdataError
 
 INTERRUPTED = 130
+#: What stands for the file in errors of stdout.
+STANDARD_OUTPUT = "standard output"
 
 
 class Interrupted(RbdataError):
@@ -50,6 +52,7 @@ _SYSTEM = {
     errno.ENFILE: ("too_many_files", "the system has too many open files; lower --procs"),
     errno.EFBIG: ("file_too_large", "allow larger files (ulimit -f unlimited), or choose a file system that has them"),
     errno.EIO: ("io", "the disk reports an error; `rbdata verify ID` shows which files are damaged"),
+    errno.ENAMETOOLONG: ("name_too_long", "choose a shorter name, or a --root with a shorter path"),
     errno.ENOMEM: ("memory", "lower --procs or use smaller batches"),
 }
 
@@ -72,7 +75,9 @@ def explain(error: BaseException) -> Failure:
         what = error.strerror or str(error)
         message = f"{what}: {error.filename}" if error.filename else what
         code, hint = _SYSTEM.get(error.errno, ("system", "--debug shows the traceback"))
-        if "usable temporary directory" in what:
+        if error.filename == STANDARD_OUTPUT:
+            hint = "what the command prints cannot be written where it goes: make room there, or send it elsewhere"
+        elif "usable temporary directory" in what:
             hint = "set TMPDIR to a folder that can be written"
         elif message == os.strerror(errno.ENOENT):
             message, hint = "the working directory was removed", "change to another folder (cd), or back to it"

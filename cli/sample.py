@@ -145,6 +145,11 @@ def _check_target(target: Path) -> None:
     if re.fullmatch(r"\.[A-Za-z]\w*", target.suffix) and target.suffix != ".npz" and not target.is_dir():
         hint = f"choose {target.with_suffix('.npz')}, or a folder: {target.with_suffix('')}"
         raise UsageError(f"a batch is not written as a {target.suffix} file", hint=hint)
+    try:
+        str(target).encode()
+    except UnicodeEncodeError as error:
+        message = f"{target} holds bytes that are no text: torch writes to no such path"
+        raise UsageError(message, hint="choose another path for --out") from error
     if target.exists() and (target.suffix == ".npz" or not target.is_dir() or any(target.iterdir())):
         raise DatasetExistsError(f"{target} already exists", hint="remove it, or choose another path for --out")
 

@@ -33,6 +33,8 @@ _FILES = {"meta.json", "blob", "offsets", "dictionary", "episodes.log", BLOCK_TA
 _FILE_NAME = re.compile(
     r"\.(?:memmap|blob|lengths|jsonl?|npz|new|tmp)(?:\.part|\.[0-9a-f]{32})?$|^(?:blob|offsets|dictionary)\.part$"
 )
+#: Bytes of a part of an id: file systems take names of 255, of which a lock that is being taken adds 40.
+_LONGEST_PART = 215
 #: Raw objects that are only needed while the dataset is written.
 RAW = ".raw"
 
@@ -179,6 +181,12 @@ def check_id(dataset_id: str) -> None:
     if len(parts) < 2 or bad or any(part.strip() != part for part in parts):
         message = f"{dataset_id!r} is not a dataset id"
         raise UsageError(message, hint="an id is source/name, for example atari/Pong/5 or my/pong")
+    longest = max(parts, key=lambda part: len(part.encode()))
+    if len(longest.encode()) > _LONGEST_PART:
+        message = f"{longest[:40]!r}... of the id has {len(longest.encode())} bytes"
+        raise UsageError(
+            message, hint=f"folders are named after the parts of an id: at most {_LONGEST_PART} bytes each"
+        )
 
 
 def make_writable(root: Path) -> None:

@@ -28,6 +28,9 @@ RESERVED = frozenset({"episodes", "index", "mask"})
 #: Names that leaves may take nowhere: tensordict's ``meta.json`` holds entries of its own under them, beside the leaves.
 RESERVED_EVERYWHERE = frozenset({"shape", "device", "_type"})
 
+#: Characters of a key, all levels together: files of unfinished parts have its name, and 50 characters more.
+LONGEST_KEY = 200
+
 _KEY_PART = re.compile(r"[A-Za-z0-9_]+")
 
 
@@ -121,5 +124,8 @@ def check_key(name: str) -> None:
     if not all(_KEY_PART.fullmatch(part) for part in parts):
         message = f"key {name!r} is not made of letters, digits and underscores"
         raise SchemaError(message, hint="rename it, or use rbdata.storage.schema.clean_keys to map names")
+    if len(name) > LONGEST_KEY:
+        message = f"key {name[:40]!r}... has {len(name)} characters: files are named after keys"
+        raise SchemaError(message, hint=f"at most {LONGEST_KEY} characters, all levels together")
     if parts[0] in RESERVED or not RESERVED_EVERYWHERE.isdisjoint(parts):
         raise SchemaError(f"key {name!r} is reserved for the dataset folder itself")

@@ -37,6 +37,7 @@ class HttpLocation(BaseLocation):
         try:
             parts = urlsplit(url)
             host = parts.netloc.rpartition("@")[2]
+            url.encode(errors="surrogateescape")  # bytes that are no text can be quoted, half a character cannot
             valid = bool(parts.hostname) and (parts.port is None or parts.port > 0)
         except ValueError:
             valid = False

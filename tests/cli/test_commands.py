@@ -860,3 +860,60 @@ class TestOwnDatasets:
     def test_verify_takes_patterns(self, ask, mine):
         code, document = ask("verify", "my/sm*", "--quick", "--root", mine)
         assert code == 0 and [one["id"] for one in document["datasets"]] == ["my/small", "my/smaller"]
+
+
+class TestNames:
+    """Names of hundreds of characters, and text that cannot be encoded."""
+
+    LONG = "x" * 300
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ("download", f"my/{LONG}", "--mirror", MIRROR),
+            ("download", f"gymnasium/{LONG}"),
+            ("download", f"minari/{LONG}/x-v0"),
+            ("download", "gymnasium/CartPole-v1", "--name", LONG, "--steps", 5),
+            ("convert", RAW, "--source", "atari", "--name", f"my/{LONG}"),
+            ("convert", RAW, "--source", "atari", "--name", f"my/{'x' * 230}"),
+            ("preprocess", "Pong/5", "--fn", "rbdata:clip_rewards", "--dest", f"my/{LONG}"),
+            ("preprocess", "Pong/5", "--fn", "rbdata:clip_rewards", "--dest", f"my/{'é' * 120}"),
+        ],
+        ids=lambda words: words[0],
+    )
+    def test_an_id_that_no_folder_can_be_named_after(self, call, own, words):
+        before = sorted(own.rglob("*"))
+        code, answer, notes = call(*words, "--root", own)
+        assert code == 2 and not answer and "at most 215 bytes" in notes
+        assert sorted(own.rglob("*")) == before
+
+    def test_the_longest_id(self, call, own):
+        longest = f"my/{'x' * 215}"
+        assert call("convert", RAW, "--source", "atari", "--name", longest, "--shards", 0, "--root", own)[0] == 0
+        for command in ("verify", "inspect", "delete"):
+            assert call(command, longest, "--root", own, *["--yes"] * (command == "delete"))[0] == 0
+
+    def test_a_root_whose_name_is_too_long(self, call, tmp_path):
+        code, _, notes = call("download", "Pong/5", "--mirror", MIRROR, "--root", tmp_path / self.LONG)
+        assert code == 1 and "File name too long" in notes and "shorter" in notes
+
+    def test_text_that_cannot_be_encoded(self, call, ask, own, tmp_path):
+        """Bytes of the command line that are no text arrive as halves of characters."""
+        odd = "a\udcffb"
+        for words in (
+            ("inspect", f"my/{odd}"),
+            ("download", f"my/{odd}"),
+            ("verify", odd),
+            ("preprocess", "Pong/5", "--fn", "rbdata:clip_rewards", "--dest", f"my/{odd}"),
+            ("download", "gymnasium/CartPole-v1", "--name", odd, "--steps", 5),
+            ("sample", "Pong/5", "--out", tmp_path / odd),
+        ):
+            code, document = ask(*words, "--root", own)
+            assert code == 2 and "udcff" in json.dumps(document), words
+            code, _, notes = call(*words, "--root", own)
+            assert code == 2 and "\\udcff" in notes and odd not in notes, words
+        assert call("list", "--root", tmp_path / odd)[0] == 0
+        for bad in ("half\ud800", "nul\0"):
+            code, _, notes = call("list", "--local", "--root", tmp_path / bad)
+            assert code == 2 and "cannot be the name of a folder" in notes
+        assert call("inspect", "http://127.0.0.1:9/\ud800")[0] == 2

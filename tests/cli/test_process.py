@@ -175,9 +175,14 @@ class TestPipes:
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
     def test_an_answer_that_cannot_be_written_is_a_failure(self):
         with Path("/dev/full").open("w") as full:
-            done = subprocess.run([*RBDATA, "list"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
-        assert done.returncode == 1
-        assert done.stderr.startswith("error: No space left on device: standard output\n")
+            for words in (["list"], ["list", "--json"], ["list", "-q"], ["list", "--json", "--nonsense"]):
+                done = subprocess.run([*RBDATA, *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+                if "--nonsense" in words:
+                    assert done.returncode == 2 and done.stderr.startswith("error: No such option")
+                    continue
+                assert done.returncode == 1, words
+                assert done.stderr.startswith("error: No space left on device: standard output\n"), words
+                assert "what is finished is kept" not in done.stderr
 
 
 class TestTerminal:

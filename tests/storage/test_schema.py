@@ -20,7 +20,10 @@ from tensordict import TensorDict
 # -- keys -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("key", ["a", "observation", "next/reward", "A_1/b2/c__", "0", "info/index", "meta", "parts/x"])
+LEGAL = ["a", "observation", "next/reward", "A_1/b2/c__", "0", "info/index", "meta", "parts/x", "k" * 200]
+
+
+@pytest.mark.parametrize("key", LEGAL)
 def test_legal_keys(key):
     check_key(key)
 
@@ -59,6 +62,12 @@ def test_legal_keys(key):
             "a/shape",
             "device/a",
             "next/_type",
+            "meta.json",
+            "a/meta.json",
+            "a/meta.json/b",
+            "k\ud800",
+            "k" * 201,
+            "/".join(["k" * 67] * 3),
         ),
     ],
 )
