@@ -108,11 +108,9 @@ def run(
             f"{where}: no {'' if os.path.lexists(where) else 'such '}folder; choose another with --root or RBDATA_ROOT"
         )
     elif not here and not absent:
-        of_source, others = (
-            f"{source} " * bool(source),
-            f"; {text.count(len(everything))} of other sources" * bool(everything),
-        )
-        out.note(f"no dataset matches {match!r}" if match else f"no {of_source}datasets under {where}{others}")
+        wanted = f"{source} datasets" if source else "datasets"
+        elsewhere = f"; {text.count(len(everything))} of other sources" if everything else ""
+        out.note(f"no dataset matches {match!r}" if match else f"no {wanted} under {where}{elsewhere}")
     elif not here and out.on_terminal and not (source or match):
         out.note(f"no datasets on this machine yet (in {where})")
     for one in here.values():

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rbdata.datasets import waits
@@ -597,7 +598,7 @@ class TestNamesThatDoNotResolve:
         """Every host name that is looked up; only those in ``known`` resolve."""
         asked: list[str] = []
 
-        def look_up(host: str, *rest: object, **more: object) -> list[object]:
+        def look_up(host: str, *rest: Any, **more: Any) -> Any:
             asked.append(host)
             if host in self.known:
                 return real("127.0.0.1", *rest, **more)
