@@ -86,11 +86,12 @@ def step_results(returned: Any) -> tuple[Any, float, int]:
 
     Raises RbdataError for other than five values, a reward that float32 cannot hold, and flags that are not true or false.
     """
-    if not isinstance(returned, (tuple, list)) or len(returned) != 5:
+    try:
+        observation, reward, terminated, truncated, _ = returned
+    except (TypeError, ValueError) as error:
         wanted = "(observation, reward, terminated, truncated, info)"
-        raise RbdataError(f"it returned {_described(returned)}, not {wanted}", hint=_OLD)
-    observation, reward, terminated, truncated, _ = returned
-    if terminated is False and truncated is False and isinstance(reward, float) and abs(reward) <= _LARGEST:
+        raise RbdataError(f"it returned {_described(returned)}, not {wanted}", hint=_OLD) from error
+    if terminated is False is truncated and isinstance(reward, float) and -_LARGEST <= reward <= _LARGEST:
         return observation, reward, 0  # nearly always
     return observation, to_reward(reward), to_end(terminated, truncated)
 

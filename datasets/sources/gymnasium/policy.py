@@ -136,7 +136,7 @@ class Actor:
         Raises UsageError for one outside the space's kind, FunctionError when the policy fails.
         """
         if self._count == 1:
-            return (self._act(observations[0]),)
+            return (self._all.sample() if self._policy is None else self._act(observations[0]),)
         from gymnasium.vector.utils import iterate
 
         stacked = None if self._policy is None else self._stacked(observations)

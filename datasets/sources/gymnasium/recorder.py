@@ -102,13 +102,16 @@ class _Lane:
     change what they are given, and may use one array again and again.
     """
 
-    def __init__(self, task: RecordTask, env: Any, values: LeafRows, room: int, shares: tuple[int, int]) -> None:
-        self.env, self._values = env, values
+    def __init__(
+        self, task: RecordTask, number: int, env: Any, values: LeafRows, room: int, shares: tuple[int, int]
+    ) -> None:
+        self.number, self.env, self._values = number, env, values
         self._steps_share, self._episodes_share = shares
         self.buffers = [np.zeros((room, *leaf.shape), leaf.dtype) for leaf in (*task.observation, *task.action)]
         self.reward, self.end = np.zeros(room), np.zeros(room, np.uint8)
         self._put_state = self._putter(task.observation, self.buffers[: len(task.observation)])
-        self._put_action = self._putter(task.action, self.buffers[len(task.observation) :])
+        #: Puts the action of the step that follows into its row.
+        self.put_action = self._putter(task.action, self.buffers[len(task.observation) :])
         #: Rows in the buffers.
         self.states = self.steps = 0
         self.all_states = self.made = self.ended = 0
@@ -118,10 +121,6 @@ class _Lane:
         """Take an observation."""
         self._put_state(self.states, observation)
         self.states += 1
-
-    def action(self, action: Any) -> None:
-        """Take the action of the step that follows."""
-        self._put_action(self.steps, action)
 
     def step(self, observation: Any, reward: float, end: int) -> None:
         """Take the results of the step."""
@@ -171,10 +170,11 @@ class _Recording:
         self._room = block_rows(columns, count)
         self._leaves = (*task.observation, *task.action)
         self._values = LeafRows(task.made.id)
-        shares = zip(*(_shares(task.given.get(name), count) for name in ("steps", "episodes")))
-        self._lanes = [_Lane(task, env, self._values, self._room, share) for env, share in zip(envs, shares)]
-        #: Environments that do not have their share yet, and the most rows in the buffers of one.
-        self._active, self._most_states = count, 0
+        shares = list(zip(*(_shares(task.given.get(name), count) for name in ("steps", "episodes"))))
+        self._lanes = [_Lane(task, n, env, self._values, self._room, shares[n]) for n, env in enumerate(envs)]
+        #: Environments that do not have their share yet, and those that begin an episode with the next round.
+        self._active, self._over = count, list[_Lane]()
+        self._is_full = False
         self._done = 0  # rounds
         self._process = os.getpid()
         self._outside = 0  # actions beyond the bounds of their Box
@@ -182,55 +182,58 @@ class _Recording:
     def run(self, on_block: OnBlock) -> None:
         with heard(self._notes):
             seeds = range(self._task.given["seed"], self._task.given["seed"] + len(self._lanes))
-            observations = [self._reset(lane, seed=seed) for lane, seed in zip(self._lanes, seeds)]
-        for lane, observation in zip(self._lanes, observations):
-            lane.state(observation)
-        over = self._lanes
+            observations = []
+            for lane, seed in zip(self._lanes, seeds):
+                observations.append(self._reset(lane, seed=seed))
+                lane.state(observations[-1])
+        self._over = self._lanes
         while self._active:
-            over = self._round(observations, over)
-            self._done += 1
-            if self._most_states > self._room - 2 or not self._active:
+            self._rounds(observations)
+            if self._is_full or not self._active:
                 self._flush()
-                self._report(on_block)
-            elif not self._done % _REPORT_EVERY:
-                self._report(on_block)
+            self._report(on_block)
         self._notes += self._values.notes()
         states = [lane.all_states for lane in self._lanes]
         counts = {"actions_out_of_bounds": self._outside}
         self._writer.finish({"states": states, "counts": counts, "notes": self._notes})
 
-    def _round(self, observations: list[Any], begins: list[_Lane]) -> list[_Lane]:
-        """A step of every environment, then a reset of those whose episode ends, which are returned.
+    def _rounds(self, observations: list[Any]) -> None:
+        """Rounds, until the buffers are full, a report is due, or every environment has its share.
 
-        ``observations`` are those before it, and after it. Environments that have their share are not recorded.
+        A round is a step of every environment, then a reset of those whose episode ends. ``observations`` are those before it,
+        and after it. Environments that have their share are stepped with the others, and not recorded.
         """
-        lanes = self._lanes
-        if begins:
-            self._actor.begin(np.array([lane in begins for lane in lanes]) if len(lanes) > 1 else None)
-        actions = self._actor(observations)
-        for lane, action in zip(lanes, actions):
-            if lane.is_active:
-                lane.action(action)
-        over: list[_Lane] = []
-        for number, (lane, action) in enumerate(zip(lanes, actions)):
-            try:
-                observation, reward, end = step_results(lane.env.step(action))
-            except BaseException as error:
-                raise self._failed("step", error) from error
-            observations[number] = observation
-            if end:
-                over.append(lane)
-            if lane.is_active:
-                lane.step(observation, reward, end)
-                self._active -= not lane.is_active
-                if lane.states > self._most_states:
-                    self._most_states = lane.states
-        for lane in over if self._active else ():
-            observation = observations[lanes.index(lane)] = self._reset(lane)
-            if lane.is_active:
-                lane.state(observation)
-                self._most_states = max(self._most_states, lane.states)
-        return over
+        actor, lanes, room = self._actor, self._lanes, self._room - 2
+        while self._active and not self._is_full:
+            if self._over:
+                actor.begin(np.array([lane in self._over for lane in lanes]) if len(lanes) > 1 else None)
+                self._over = []
+            actions = actor(observations)
+            for lane, action in zip(lanes, actions):
+                if lane.is_active:
+                    lane.put_action(lane.steps, action)
+            for lane, action in zip(lanes, actions):
+                try:
+                    observation, reward, end = step_results(lane.env.step(action))
+                except BaseException as error:
+                    raise self._failed("step", error) from error
+                observations[lane.number] = observation
+                if end:
+                    self._over.append(lane)
+                if lane.is_active:
+                    lane.step(observation, reward, end)
+                    if lane.states > room:
+                        self._is_full = True
+                    if not lane.is_active:
+                        self._active -= 1
+            for lane in self._over if self._active else ():
+                observation = observations[lane.number] = self._reset(lane)
+                if lane.is_active:
+                    lane.state(observation)
+                    self._is_full = self._is_full or lane.states > room
+            self._done += 1
+            if not self._done % _REPORT_EVERY:
+                return
 
     def _reset(self, lane: _Lane, **arguments: Any) -> Any:
         try:
@@ -267,7 +270,7 @@ class _Recording:
             lane.all_states += lane.states
             lane.end[: lane.steps] = 0
             lane.states = lane.steps = 0
-        self._most_states = 0
+        self._is_full = False
 
 
 def block_rows(columns: Sequence[Column], count: int) -> int:
