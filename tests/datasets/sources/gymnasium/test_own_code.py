@@ -154,7 +154,8 @@ def compare(path: Any, rows: list[dict[str, Any]]) -> None:
             wanted, root = leaves(row[name]), stored["next"] if name == "next" else stored
             top = "observation" if name == "next" else name
             for key, value in wanted.items():
-                found = root[(top, *filter(None, key.split("/")))]
+                path = (top, *filter(None, key.split("/")))
+                found = root[path]
                 value = np.asarray(value)
                 assert np.array_equal(found.numpy().reshape(value.shape), value), (step, name, key)
         after = stored["next"]
