@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, is_tensor_collection
 
 from ...errors import DamagedDatasetError, RbdataError, UsageError, reason
 from ..memory_map import element_bytes
@@ -200,8 +200,10 @@ def _decode(folder: Path, value: Any) -> Any:
     if kind in _SEQUENCES:
         return _SEQUENCES[kind](items)
     if kind == "TensorDict":
-        device = "cpu" if value["cpu"] else None
-        return TensorDict(dict(items), batch_size=value["batch"], device=device, names=value["names"])
+        device, leaves = "cpu" if value["cpu"] else None, dict(items)
+        if not all(isinstance(leaf, torch.Tensor) or is_tensor_collection(leaf) for leaf in leaves.values()):
+            raise ValueError("a TensorDict holds something else")
+        return TensorDict(leaves, batch_size=value["batch"], device=device, names=value["names"])
     if kind == "NonTensorData":
         return NonTensorData(_decode(folder, value["value"]), batch_size=value["batch"])
     if kind in _STACKS:

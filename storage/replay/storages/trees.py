@@ -90,7 +90,12 @@ def stack_records(records: Any) -> Any:
     # Of all leaves: records of which some have a value that is not a tensor are not alike either.
     leaves = [record.items(True, True, is_leaf=is_leaf_nontensor) for record in records]
     shapes = {
-        (record.batch_size, tuple(sorted((str(key), getattr(leaf, "shape", ())) for key, leaf in items)))
+        (
+            record.batch_size,
+            tuple(
+                sorted((str(key), getattr(leaf, "shape", ()), isinstance(leaf, torch.Tensor)) for key, leaf in items)
+            ),
+        )
         for record, items in zip(records, leaves)
     }
     if len(shapes) == 1:
