@@ -246,7 +246,7 @@ def _pickle(fn: Callable[..., Any]) -> bytes:
         try:
             if by_value:
                 cloudpickle.register_pickle_by_value(module)
-            payload: bytes = cloudpickle.dumps(fn)
+            payload = _pickled(fn, module.__name__ if len(ways) > 1 else None)
             if len(payload) <= _LARGEST_BY_VALUE or by_value is ways[-1]:
                 return payload
         except Exception as error:
@@ -256,6 +256,24 @@ def _pickle(fn: Callable[..., Any]) -> bytes:
                 cloudpickle.unregister_pickle_by_value(module)
     message = f"{qualified_name(fn)} cannot be sent to worker processes: {problem}"
     raise UsageError(message, hint="define it in a file and give it as 'file.py:name'") from problem
+
+
+def _pickled(fn: Callable[..., Any], importable: str | None) -> bytes:
+    """A function by value, with the classes of the module ``importable`` by name: copies would be other classes than those of
+    its arguments."""
+    import io
+
+    import cloudpickle
+
+    class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, type) and obj.__module__ == importable and "<locals>" not in obj.__qualname__:
+                return NotImplemented
+            return super().reducer_override(obj)
+
+    file = io.BytesIO()
+    Pickler(file).dump(fn)
+    return file.getvalue()
 
 
 def _is_importable(name: str) -> bool:

@@ -15,6 +15,7 @@ import contextlib
 import copyreg
 import functools
 import hashlib
+import inspect
 import sys
 import types
 import warnings
@@ -144,9 +145,7 @@ class Content:
         elif isinstance(value, CodeType):
             self._add_all("code", code_parts(value))
         elif kind is types.MethodType:
-            self._put("method")
-            self.add(value.__func__)
-            self.add(value.__self__, ".__self__")
+            self._add_method(value)
         elif kind is ModuleType or isinstance(value, ModuleType):
             self._add_module(value)
         elif (name := _global_name(value)) is not None:
@@ -155,6 +154,17 @@ class Content:
             self._is_known(id(value), value)
         else:
             self._add_object(value)
+
+    def _add_method(self, method: types.MethodType) -> None:
+        """A bound method: where its class has that very code, pickled or not, the class says what it does."""
+        function, kind = method.__func__, type(method.__self__)
+        found = inspect.getattr_static(kind, getattr(function, "__name__", ""), None)
+        if getattr(found, "__code__", None) == getattr(function, "__code__", function):
+            self._put("method", function.__name__)
+        else:
+            self._put("method of another class")
+            self.add(function)
+        self.add(method.__self__, ".__self__")
 
     def _add_object(self, value: Any) -> None:
         """What may be shared, or part of a circle."""
