@@ -246,7 +246,7 @@ def _pickle(fn: Callable[..., Any]) -> bytes:
         try:
             if by_value:
                 cloudpickle.register_pickle_by_value(module)
-            payload = _pickled(fn, module.__name__ if len(ways) > 1 else None)
+            payload = _pickled(fn, module.__name__ if module is not None and len(ways) > 1 else None)
             if len(payload) <= _LARGEST_BY_VALUE or by_value is ways[-1]:
                 return payload
         except Exception as error:
@@ -265,7 +265,7 @@ def _pickled(fn: Callable[..., Any], importable: str | None) -> bytes:
 
     import cloudpickle
 
-    class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+    class Pickler(cloudpickle.CloudPickler):
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, type) and obj.__module__ == importable and "<locals>" not in obj.__qualname__:
                 return NotImplemented
