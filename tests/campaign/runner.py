@@ -16,7 +16,15 @@ from report import Report
 HERE = Path(__file__).resolve().parent
 
 #: Rounds of a full run, in the order of the table.
-ROUNDS = {"transfers": 1_000, "kills": 300, "inputs": 1_000_000, "folders": 10_000, "concurrency": 1_000, "remote": 200}
+ROUNDS = {
+    "transfers": 1_000,
+    "kills": 300,
+    "inputs": 1_000_000,
+    "folders": 10_000,
+    "concurrency": 1_000,
+    "remote": 200,
+    "own_code": 2_000,
+}
 
 _OWN = ("RBDATA_", "MINARI_", "HF_", "HUGGING_FACE_", "AWS_", "GOOGLE_", "CLOUDSDK_", "STORAGE_EMULATOR")
 
