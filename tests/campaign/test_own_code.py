@@ -9,9 +9,9 @@ import pytest
 @pytest.mark.parametrize("kind", dict.fromkeys(own_code.KINDS), ids=lambda kind: kind.__name__)
 def test_a_few_rounds(monkeypatch, kind):
     monkeypatch.setattr(own_code, "KINDS", (kind,))
-    report = own_code.run(6, 100)
+    report = own_code.run(3, 100)
     assert not report.faults, "\n".join(report.faults)
-    assert report.rounds == 6
+    assert report.rounds == 3
 
 
 def test_faults_are_noticed(monkeypatch):
