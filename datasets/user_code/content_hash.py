@@ -348,7 +348,7 @@ class Content:
 
     def _add_class(self, kind: type) -> None:
         file = _file_of_class(kind)
-        self._put("class", kind.__qualname__)
+        self._put("class", kind.__name__)  # a class that was pickled by value has no qualified name
         self._meet(kind.__module__, file)
         self._add_all("bases", kind.__bases__)
         self.add(type(kind))

@@ -110,6 +110,8 @@ class TestErrors:
 
     def test_other_errors_of_the_system_are_no_bugs_either(self):
         failure = explain(OSError(errno.ENAMETOOLONG, "File name too long", "x"))
+        assert failure.code == "name_too_long"
+        failure = explain(OSError(errno.EXDEV, "Invalid cross-device link", "x"))
         assert failure.code == "system"
         assert "a bug" not in failure.hint
 

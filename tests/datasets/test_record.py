@@ -263,7 +263,7 @@ def exits(here):
         ("exits.py:own", "the policy exits.py:own failed: BaseException: mine"),
         ("exits.py:Made", "the policy exits.py:Made failed: SystemExit: 0"),
         ("exits.py:Begins", "the policy exits.py:Begins failed: SystemExit: 0"),
-        ("ends.py:act", "ends.py:act cannot be imported: SystemExit: 0"),
+        ("ends.py:act", "raised SystemExit: 0"),
     ],
 )
 def test_a_policy_that_ends_the_program_fails(policy, said, here, exits, capsys):

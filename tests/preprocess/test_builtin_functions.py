@@ -191,5 +191,6 @@ def test_numbers_that_the_asked_dtype_does_not_hold():
         td["observation"] = torch.tensor([0.0, torch.inf, value], dtype=torch.float64)
         with pytest.raises(ResultError, match=rf"observation holds .*, which {dtype} does not"):
             find_builtin("to_float")(td, dtype=dtype, scale=scale)
+    td["next", "done"][-1] = True
     with pytest.raises(ResultError, match=r"return_to_go holds 9e\+38, which float32 does not"):
         find_builtin("returns_to_go")(td)

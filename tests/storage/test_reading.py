@@ -251,7 +251,9 @@ def test_whole_leaves(dataset):
         for key in (name, tuple(name.split("/"))):
             found = dataset[key]
             assert np.array_equal(found.numpy(), array) and tuple(found.shape) == array.shape
-    for key in ("nothing", "next", "next/action", ("next", "next", "observation")):
+    after = dataset["next"]  # nested keys
+    assert all(np.array_equal(after[name[5:]].numpy(), array) for name, array in TRUTH.items() if name[:5] == "next/")
+    for key in ("nothing", "next/action", ("next", "next", "observation")):
         with pytest.raises(KeyError):
             dataset[key]
 
