@@ -403,7 +403,7 @@ def test_in_child_processes(dataset, method, check, two_threads):
     process = context.Process(target=in_child, args=(queue, check, dataset, EPISODES))
     process.start()
     try:
-        assert queue.get(timeout=30)
+        assert queue.get(timeout=300)
         process.join()
     finally:
         process.kill()
