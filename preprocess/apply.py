@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -49,6 +49,7 @@ from .result import (
     copied,
     count_nans,
     dtype_name,
+    keeps_bookkeeping,
     leaves_of,
 )
 from .run_config import RunConfig
@@ -74,23 +75,26 @@ class ResultBatch:
     lost_edges: np.ndarray | None = None
 
 
-@dataclass(frozen=True)
-class Piece:
-    """What functions made of (a part of) an episode of the view: ``columns`` of one episode or of several.
+class Piece(NamedTuple):
+    """Some or all of what functions made of an episode of the view, ``td`` ``[n]``.
 
     ``is_first``, ``is_last``: it has the beginning and the end of the episode, as far as functions kept them.
     """
 
-    columns: Columns
+    td: TensorDictBase
     is_first: bool
     is_last: bool
 
-    def episodes(self, *, copy: bool) -> Iterator[tuple[TensorDict, bool, bool]]:
-        """Each episode as the next function gets it (`result.as_stored`), and its ``is_first``, ``is_last``."""
-        td = as_stored(self.columns, copy=copy)
-        ends = [0, *(self.columns["next/done"].view(-1).nonzero().squeeze(1) + 1).tolist()]
-        for low, high in pairwise(ends):
-            yield td[low:high], self.is_first and not low, self.is_last and high == len(td)
+    def episodes(self) -> list[Piece]:
+        """Each episode of it."""
+        ends = (self.td.get(("next", "done")).view(-1).nonzero().squeeze(1) + 1).tolist()
+        if len(ends) == 1:
+            return [self]
+        count = len(self.td)
+        return [
+            Piece(self.td[low:high], self.is_first and not low, self.is_last and high == count)
+            for low, high in pairwise([0, *ends])
+        ]
 
 
 class Applier:
@@ -141,22 +145,16 @@ class Applier:
             td, counts = read(span.start, span.stop), ResultCounts()
             if not config.whole_episodes:
                 self.seed(span.start)
-                where = self._describe(span.start, span.stop)
-                if chain:
-                    steps = torch.arange(span.start, span.stop)
-                    columns = self._columns(td, steps, where, self._ends(span), counts, chain)
-                    td = as_stored(columns, copy=chain[-1].runs_users_code)
+                where, steps = self._describe(span.start, span.stop), torch.arange(span.start, span.stop)
+                for fn in chain:
+                    td = self._stored_result(fn, td, steps, where, self._ends(span), counts)
                 yield td, where
                 continue
             for low, high in self._episodes(span):
-                where, episode = self._describe(low, high), td[low - span.start : high - span.start]
-                if not chain:
-                    yield episode, where
-                    continue
+                where, episode = self._describe(low, high), Piece(td[low - span.start : high - span.start], True, True)
                 self.seed(low)
                 for piece in self._pieces(episode, low, where, counts, chain):
-                    for one, _, _ in piece.episodes(copy=False):
-                        yield one, where
+                    yield piece.td, where
 
     def apply_to_steps(self, steps: torch.Tensor) -> Columns:
         """The results of all functions for steps in any order; not for whole episodes."""
@@ -239,13 +237,9 @@ class Applier:
     ) -> Columns:
         """The result of several functions, for ``steps`` (int64 ``[n]``)."""
         nans = count_nans(leaves_of(td))
-        columns: Columns | None = None
-        for number, fn in enumerate(chain):
-            if columns is not None:
-                td = as_stored(columns, copy=chain[number - 1].runs_users_code)
-            columns = self._result(fn, td, steps, where, ends, counts)
-        if columns is None:  # all functions have been applied to states
-            columns = self._as_it_is(td, where, ends, counts)
+        for fn in chain[:-1]:
+            td = self._stored_result(fn, td, steps, where, ends, counts)
+        columns = self._last_result(td, steps, where, ends, counts, chain)
         counts.nans += count_nans(columns) - nans
         return columns
 
@@ -264,16 +258,19 @@ class Applier:
             self.seed(low)
             where = self._describe(low, high)
             rows = slice(low - span.start, high - span.start)
-            episode = td[rows]
-            nans = count_nans(leaves_of(episode))
+            episode = Piece(td[rows], True, True)
+            nans = count_nans(leaves_of(episode.td))
             kept, edges = 0, 0
-            for piece in self._pieces(episode, low, where, counts, chain):
-                counts.nans += count_nans(piece.columns)
-                kept += len(piece.columns["next/done"])
-                dones[number] += int(piece.columns["next/done"].sum())
+            for piece in self._pieces(episode, low, where, counts, chain[:-1]):
+                columns = self._last_result(piece.td, low, where, None, counts, chain)
+                if columns is None:
+                    continue
+                counts.nans += count_nans(columns)
+                kept += len(columns["next/done"])
+                dones[number] += int(columns["next/done"].sum())
                 edges |= FIRST * piece.is_first | LAST * piece.is_last
                 is_only = len(episodes) == 1 and piece.is_first and piece.is_last
-                pieces.append(copied(piece.columns) if copy and not is_only else piece.columns)
+                pieces.append(copied(columns) if copy and not is_only else columns)
                 wheres.append(where)
             if not kept:
                 continue
@@ -284,62 +281,60 @@ class Applier:
                 source = source if kept == high - low else None
         if source is not None and places:
             source = replace(source, place=torch.cat(places))
-        where, columns = self._describe(span.start, span.stop), concatenate(pieces, name, wheres) if pieces else {}
-        return ResultBatch(where, columns, span.first, dones, len(td), source, lost_edges)
+        where, whole = self._describe(span.start, span.stop), concatenate(pieces, name, wheres) if pieces else {}
+        return ResultBatch(where, whole, span.first, dones, len(td), source, lost_edges)
 
     def _pieces(
+        self, episode: Piece, step: int, where: str, counts: ResultCounts, chain: Sequence[BoundFunction]
+    ) -> Iterator[Piece]:
+        """What the function after ``chain`` gets of an episode that begins with ``step``: one episode or several, or none.
+
+        Each must be used before the next one is asked for, as functions may use the memory of results again.
+        """
+        if not chain:
+            yield episode
+            return
+        td = self._stored_result(chain[0], episode.td, step, where, None, counts)
+        if td is not None:
+            for piece in Piece(td, episode.is_first, episode.is_last).episodes():
+                yield from self._pieces(piece, step, where, counts, chain[1:])
+
+    def _stored_result(
         self,
-        td: TensorDict,
-        step: int,
+        fn: BoundFunction,
+        td: TensorDictBase,
+        steps: torch.Tensor | int,
         where: str,
+        ends: torch.Tensor | None,
+        counts: ResultCounts,
+    ) -> Any:
+        """The result of a function as it would be read if it had been stored; arguments as those of `_result`."""
+        if not fn.runs_users_code:
+            out = self._call(fn, td, steps, where)
+            if out is None or keeps_bookkeeping(td, out):
+                return out
+            return as_stored(self._completed(fn, out, bookkeeping_of(td), where, ends, counts), copy=False)
+        columns = self._result(fn, td, steps, where, ends, counts)
+        return None if columns is None else as_stored(columns, copy=True)
+
+    def _last_result(
+        self,
+        td: TensorDictBase,
+        steps: torch.Tensor | int,
+        where: str,
+        ends: torch.Tensor | None,
         counts: ResultCounts,
         chain: Sequence[BoundFunction],
-        is_first: bool = True,
-        is_last: bool = True,
-    ) -> Iterator[Piece]:
-        """The results of several functions for an episode that begins with ``step``: none where one drops it, several where
-        a function before the last one makes several episodes of it.
-
-        A result must be used before the next one is asked for, as functions may use its memory again.
-        """
-        if not chain:  # all functions have been applied to states
-            yield Piece(self._as_it_is(td, where, torch.tensor([len(td) - 1]), counts), is_first, is_last)
-            return
-        columns = self._result(chain[0], td, step, where, None, counts)
-        if columns is None:
-            return
-        piece = Piece(columns, is_first, is_last)
-        if len(chain) == 1:
-            yield piece
-            return
-        for episode, first, last in piece.episodes(copy=chain[0].runs_users_code):
-            yield from self._pieces(episode, step, where, counts, chain[1:], first, last)
-
-    def _as_it_is(self, td: TensorDict, where: str, ends: torch.Tensor, counts: ResultCounts) -> Columns:
-        """The result where no function is left to be called."""
-        name = self.chain[-1].name
-        return complete(columns_of(td, name, where), bookkeeping_of(td), name, where, ends, counts)
-
-    @overload
-    def _result(
-        self,
-        fn: BoundFunction,
-        td: TensorDict,
-        steps: torch.Tensor,
-        where: str,
-        ends: torch.Tensor,
-        counts: ResultCounts,
-    ) -> Columns: ...
-
-    @overload
-    def _result(
-        self, fn: BoundFunction, td: TensorDict, steps: int, where: str, ends: None, counts: ResultCounts
-    ) -> Columns | None: ...
+    ) -> Any:
+        """The result of the last function; of none, where all have been applied to states."""
+        if chain:
+            return self._result(chain[-1], td, steps, where, ends, counts)
+        return self._completed(self.chain[-1], td, bookkeeping_of(td), where, ends, counts)
 
     def _result(
         self,
         fn: BoundFunction,
-        td: TensorDict,
+        td: TensorDictBase,
         steps: torch.Tensor | int,
         where: str,
         ends: torch.Tensor | None,
@@ -352,19 +347,31 @@ class Applier:
         """
         before = bookkeeping_of(td)
         if isinstance(steps, torch.Tensor) and self.config.chain.per == "sample":
-            columns = self._call_for_samples(fn, td, steps, where)
-        else:
-            out = self._call(fn, td, steps, where)
-            if ends is None and out is None:
-                return None
-            columns = columns_of(check_batch(out, fn.name, where, None if ends is None else len(td)), fn.name, where)
+            assert ends is not None
+            return complete(self._call_for_samples(fn, td, steps, where), before, fn.name, where, ends, counts)
+        out = self._call(fn, td, steps, where)
+        if ends is None and out is None:
+            return None
+        return self._completed(fn, out, before, where, ends, counts)
+
+    def _completed(
+        self,
+        fn: BoundFunction,
+        out: Any,
+        before: Columns,
+        where: str,
+        ends: torch.Tensor | None,
+        counts: ResultCounts,
+    ) -> Columns:
+        given = before["next/done"]
+        columns = columns_of(check_batch(out, fn.name, where, None if ends is None else len(given)), fn.name, where)
         if ends is None:
-            ends = torch.tensor([len(next(iter(columns.values()), before["next/done"])) - 1])
+            ends = torch.tensor([len(next(iter(columns.values()), given)) - 1])
         return complete(columns, before, fn.name, where, ends, counts)
 
-    def _call_for_samples(self, fn: BoundFunction, td: TensorDict, steps: torch.Tensor, where: str) -> Columns:
+    def _call_for_samples(self, fn: BoundFunction, td: TensorDictBase, steps: torch.Tensor, where: str) -> Columns:
         """The function called with one step at a time."""
-        collected = CollectedSteps(fn.name, len(td))
+        collected = CollectedSteps(fn.name)
         with unchanged_process():
             for row, sample in enumerate(td.unbind(0)):
                 numbers = self._numbers(fn, steps[row]) if fn.takes else {}

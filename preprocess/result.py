@@ -27,12 +27,13 @@ from .layout import RESULT_FLAGS, REWARD, Shapes
 
 Columns = dict[str, torch.Tensor]
 _BOOKKEEPING = (REWARD, *RESULT_FLAGS)
+_BOOKKEEPING_KEYS = {path: tuple(path.split("/")) for path in _BOOKKEEPING}
+_FLAG_KEYS = (*FLAGS, *(("next", flag) for flag in FLAGS))
 
 
 def bookkeeping_of(td: TensorDictBase) -> Columns:
     """Copies of reward and flags."""
-    leaves = leaves_of(td)
-    return {name: leaves[name].clone() for name in _BOOKKEEPING}
+    return {path: td.get(key).clone() for path, key in _BOOKKEEPING_KEYS.items()}
 
 
 @dataclass
@@ -228,6 +229,19 @@ def as_stored(columns: Columns, *, copy: bool) -> TensorDict:
     return TensorDict._new_unsafe({name: nested.get(name) for name in names}, batch_size=nested.batch_size)
 
 
+def keeps_bookkeeping(td: TensorDictBase, out: TensorDictBase) -> bool:
+    """Whether the result of a built-in function has the flags of its input themselves, and rewards that can be stored.
+
+    Such a result needs neither to be completed nor to be split into episodes.
+    """
+    if any(out.get(key, None) is not td.get(key, None) for key in _FLAG_KEYS):
+        return False
+    old, new = (one.get(_BOOKKEEPING_KEYS[REWARD], None) for one in (td, out))
+    if new is None or new is old:
+        return new is not None
+    return new.dtype == old.dtype and new.shape == old.shape and bool(torch.isfinite(new).all())
+
+
 def copied(columns: Columns) -> Columns:
     """A result in memory of its own."""
     return {path: rows.clone(memory_format=torch.contiguous_format) for path, rows in columns.items()}
@@ -244,35 +258,42 @@ def concatenate(pieces: list[Columns], name: str, wheres: list[str]) -> Columns:
 
 
 class CollectedSteps:
-    """The results of ``steps`` single steps, batch ``[]``, copied as they come."""
+    """The results of single steps, batch ``[]``, copied as they come."""
 
-    def __init__(self, name: str, steps: int) -> None:
-        self._name, self._steps, self._count = name, steps, 0
-        self._rows: Columns = {}
-        self._kinds: list[tuple[torch.dtype, torch.Size]] = []
-        self._places: list[tuple[torch.Tensor, ...]] = []
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._kinds: dict[str, tuple[torch.dtype, torch.Size]] = {}
+        #: The paths of each dtype, and a row for each step with the elements of all of them. To copy each tensor on its own
+        #: would take several times as long, mostly for so many objects.
+        self._paths: dict[torch.dtype, list[str]] = {}
+        self._rows: dict[torch.dtype, list[torch.Tensor]] = {}
 
     def add(self, sample: TensorDictBase, where: str) -> None:
         """Append a step. Raises ResultError where it cannot be stored, or where keys, dtypes or shapes differ."""
         leaves = leaves_of(sample)
-        if not self._count:
+        if not self._kinds:
             first = columns_of(sample.unsqueeze(0), self._name, where)
-            self._kinds = [(rows.dtype, rows.shape[1:]) for rows in first.values()]
-            self._rows = {path: rows.new_empty(self._steps, *rows.shape[1:]) for path, rows in first.items()}
-            self._places = list(zip(*(rows.unbind(0) for rows in self._rows.values())))
-        if leaves.keys() != self._rows.keys():
-            odd = sorted(leaves.keys() ^ self._rows.keys())[0]
+            self._kinds = {path: (rows.dtype, rows.shape[1:]) for path, rows in first.items()}
+            for path, (dtype, _) in self._kinds.items():
+                self._paths.setdefault(dtype, []).append(path)
+            self._rows = {dtype: [] for dtype in self._paths}
+        if leaves.keys() != self._kinds.keys():
+            odd = sorted(leaves.keys() ^ self._kinds.keys())[0]
             message = f"{self._name} returned other keys than before ({odd!r}), for {where}"
             raise ResultError(message, hint="every result must have the keys of the first one")
-        values = [leaves[path] for path in self._rows]
-        if [(getattr(value, "dtype", None), value.shape) for value in values] != self._kinds:
+        if {path: (getattr(value, "dtype", None), value.shape) for path, value in leaves.items()} != self._kinds:
             columns_of(sample.unsqueeze(0), self._name, where)  # may say more
             hint = "every result must have the dtypes and shapes of the first one"
             raise ResultError(f"{self._name} returned steps of different shapes or dtypes, for {where}", hint=hint)
-        with torch.no_grad():  # which the function may have ended
-            torch._foreach_copy_(self._places[self._count], values)  # half the time of a clone of each
-        self._count += 1
+        for dtype, paths in self._paths.items():
+            values = (leaves[path] for path in paths)
+            self._rows[dtype].append(torch.cat([value if value.ndim == 1 else value.reshape(-1) for value in values]))
 
     @property
     def columns(self) -> Columns:
-        return dict(self._rows)
+        columns: Columns = {}
+        for dtype, paths in self._paths.items():
+            shapes = [self._kinds[path][1] for path in paths]
+            parts = torch.stack(self._rows[dtype]).detach().split([shape.numel() for shape in shapes], 1)
+            columns.update({path: part.reshape(-1, *shape) for path, part, shape in zip(paths, parts, shapes)})
+        return {path: columns[path] for path in self._kinds}
