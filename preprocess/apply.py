@@ -449,7 +449,8 @@ def _function_error(error: BaseException, name: str, where: str, shapes: str) ->
     hint = None
     if isinstance(error, MemoryError):
         hint = "a smaller --batch-size or fewer --procs need less memory"
-    frames = [frame for frame in traceback.extract_tb(trace) if not is_installed_path(frame.filename)]
+    files = [(frame, frame.filename) for frame in traceback.extract_tb(trace)]
+    frames = [frame for frame, path in files if not is_installed_path(path) and path.rpartition("/")[0] != _HERE]
     at = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     given = f"; its input: {shapes}" if shapes else ""
     return FunctionError(f"{name} raised {description}{at}, for {where}{given}", hint=hint, detail=detail)

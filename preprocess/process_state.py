@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -65,13 +65,23 @@ def _default_device() -> Any:
 @contextmanager
 def unchanged_program() -> Iterator[None]:
     """Around many calls: what only matters to the caller is restored. Threads of torch, NumPy's errors, filters of warnings,
-    signal handlers, standard streams."""
+    signal handlers, standard streams. ``os._exit`` raises: the process would end without a word, and with any exit code.
+    """
+    pid, leave = os.getpid(), os._exit
+
+    def refuse(status: int) -> NoReturn:
+        if os.getpid() == pid and threading.current_thread() is threading.main_thread():
+            raise SystemExit(f"os._exit({status})")
+        leave(status)
+
     threads, errors, filters = torch.get_num_threads(), np.geterr(), warnings.filters[:]
     streams = {name: getattr(sys, name) for name in ("stdin", "stdout", "stderr")}
     handlers: dict[Any, Any] = {one: signal.getsignal(one) for one in _SIGNALS}
+    os._exit = refuse
     try:
         yield
     finally:
+        os._exit = leave
         torch.set_num_threads(threads)
         np.seterr(**errors)
         if warnings.filters != filters:

@@ -16,8 +16,10 @@ import pytest
 import rbdata
 import torch
 from preprocess_tools import fails, make_input, run
+from rbdata.datasets.workers.engines import open_engine
 from rbdata.errors import FunctionError, ResultError, UsageError
 from rbdata.preprocess.functions import find_builtin
+from rbdata.preprocess.tasks import WORKER
 from rbdata.storage.dataset import Dataset
 from tensordict import LazyStackedTensorDict
 
@@ -33,6 +35,14 @@ def shared(tmp_path_factory):
     make_input(root)
     make_input(root, "zstd", id="my/frames")
     return root
+
+
+@pytest.fixture(scope="module")
+def workers():
+    """Two processes for all tests in which no function fails."""
+    engine = open_engine("local", procs=2, preload=[WORKER])
+    yield engine
+    engine.close()
 
 
 def applied(dataset: Dataset, fn: Any, per: str, batch: int) -> Any:
@@ -276,7 +286,7 @@ class TestState:
         dataset = run(shared, "rbdata:relabel_rewards", dest="my/counted", args={"fn": fn}, force=True)
         assert dataset["next/reward"].unique().tolist() == list(range(1, 41))
 
-    def test_the_numbers_of_steps_and_episodes(self, shared):
+    def test_the_numbers_of_steps_and_episodes(self, shared, workers):
         source = Dataset(shared / "my/input")
         steps = torch.arange(len(source))
 
@@ -288,7 +298,7 @@ class TestState:
             return td.set("n", torch.as_tensor(episode)).set("t", torch.as_tensor(step))
 
         for per, fn in (("episode", whole), ("batch", rows), ("sample", rows)):
-            dataset = run(shared, fn, dest="my/numbers", per=per, batch_size=7, procs=2, force=True)
+            dataset = run(shared, fn, dest="my/numbers", per=per, batch_size=7, open_engine=workers, force=True)
             assert torch.equal(dataset["n"], source.episode_of(steps))
             assert torch.equal(dataset["t"], steps)
         first = run(
@@ -297,7 +307,7 @@ class TestState:
             dest="my/few",
             per="episode",
             batch_size=7,
-            procs=2,
+            open_engine=workers,
         )
         assert first.manifest.episodes == 20
 
@@ -336,11 +346,22 @@ def stops(root, fn, match, **options):
 
 
 class TestEnds:
-    @pytest.mark.parametrize("procs", [1, 2])
-    @pytest.mark.parametrize("error", [SystemExit(0), GeneratorExit(), StopIteration(), BaseException("odd")])
-    def test_every_exception_is_an_error(self, shared, procs, error):
+    @pytest.mark.parametrize(
+        ("error", "procs"),
+        [
+            (SystemExit(0), 1),
+            (GeneratorExit(), 1),
+            (GeneratorExit(), 2),
+            (StopIteration(), 1),
+            (BaseException("odd"), 1),
+        ],
+    )
+    def test_every_exception_is_an_error(self, shared, error, procs):
         name = type(error).__name__
         stops(shared, leave(lambda: error), f"raised {name}", batch_size=7, procs=procs)
+
+    def test_the_process_is_not_ended(self, shared):
+        stops(shared, lambda td: os._exit(0), r"raised SystemExit: os._exit\(0\)")
 
     def test_keyboard_interrupt_of_code(self, shared):
         stops(shared, leave(KeyboardInterrupt), "raised KeyboardInterrupt", batch_size=7, procs=2)
@@ -354,12 +375,12 @@ class TestEnds:
             def __str__(self):
                 raise ValueError
 
-        for make, text in ((lambda: Mine("a", "b"), "raised Mine: a b"), (Mute, "raised Mute")):
-            stops(shared, leave(make), text, batch_size=7, procs=2)
+        stops(shared, leave(lambda: Mine("a", "b")), "raised Mine: a b", batch_size=7, procs=2)
+        stops(shared, leave(Mute), "raised Mute", batch_size=7)
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-    @pytest.mark.parametrize("procs", [1, 2])
-    def test_a_fork_that_returns(self, shared, tmp_path, procs):
+    @pytest.mark.parametrize("separate", [False, True])
+    def test_a_fork_that_returns(self, shared, workers, separate):
         """The child does not do the work a second time, whether it returns or raises."""
 
         def fn(td):
@@ -372,7 +393,8 @@ class TestEnds:
                 td["next", "reward"] += 100
             return td
 
-        dataset = run(shared, fn, dest="my/forked", procs=procs, batch_size=7, force=True)
+        engine = workers if separate else None
+        dataset = run(shared, fn, dest="my/forked", open_engine=engine, batch_size=7, force=True)
         assert torch.equal(dataset["next/reward"], Dataset(shared / "my/input")["next/reward"])
 
     def test_settings_of_the_process(self, shared, tmp_path):
@@ -595,7 +617,6 @@ def test_a_chain_equals_runs_one_after_the_other(tmp_path, seed):
         assert getattr(dataset.episodes, name).tolist() == getattr(expected.episodes, name).tolist(), (name, chain)
 
 
-@pytest.mark.parametrize("procs", [1, 2])
 @pytest.mark.parametrize(
     "chain",
     [
@@ -604,9 +625,9 @@ def test_a_chain_equals_runs_one_after_the_other(tmp_path, seed):
         [partial(scale_rewards, scale=2), partial(relabel_rewards, rule="even")],
     ],
 )
-def test_ends_of_a_function_are_those_of_the_next(shared, chain, procs):
+def test_ends_of_a_function_are_those_of_the_next(shared, workers, chain):
     """A function of batches in a run of its own; returns and lengths are those of the episodes that it made."""
-    dataset = run(shared, [end_early, *chain], dest="my/chain", procs=procs, batch_size=7, force=True)
+    dataset = run(shared, [end_early, *chain], dest="my/chain", open_engine=workers, batch_size=7, force=True)
     source = "my/input"
     for number, fn in enumerate([end_early, *chain]):
         run(shared, fn, dest=f"my/turn{number}", source=source, force=True)
