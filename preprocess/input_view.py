@@ -20,6 +20,9 @@ from .episode_view import view_episodes
 from .passthrough import SourceRows, SourceStates
 from .read_options import ReadOptions
 
+#: Pages of files of so many bytes in all stay in memory.
+KEPT_BYTES = 128 << 20
+
 
 class InputView:
     """A dataset as functions get it. The tensors that it returns are copies, which functions may modify.
@@ -66,11 +69,15 @@ class InputView:
         return self._truncate_added_ends(td, steps)
 
     def release(self) -> None:
-        """Give back the pages of the files that were read, which count as memory of this process."""
-        for rows in self.dataset.rows.values():
-            for part in vars(rows).values():
-                if isinstance(part, np.ndarray):
-                    release_pages(part)
+        """Give back the pages of the files that were read, which count as memory of this process.
+
+        Those of small datasets stay: they are read again in the next pass.
+        """
+        parts = [part for rows in self.dataset.rows.values() for part in vars(rows).values()]
+        mapped = [part for part in parts if isinstance(part, np.ndarray)]
+        if sum(part.nbytes for part in mapped) > KEPT_BYTES:
+            for part in mapped:
+                release_pages(part)
 
     def _read_with_neighbours(self, steps: torch.Tensor) -> TensorDict:
         from ..storage.replay.batches import BatchReader
