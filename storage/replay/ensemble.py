@@ -195,7 +195,7 @@ class ReplayBufferEnsemble:
             raise UsageError("no batch size", hint="give batch_size to the ensemble, or to sample()")
         part = self._sampler.part_size(check_batch_size(size))
         ids = self._sampler.draw_members([buffer.storage for buffer in self.buffers], part, self._generator).tolist()
-        parts = [draw_part(self.buffers[member], part, ahead=self._prefetch > 0) for member in ids]
+        parts = [draw_part(self.buffers[member], part, ahead=self._prefetch > 0, copied=len(ids) > 1) for member in ids]
         batch = self._join(ids, parts)
         if len(self._transforms):
             batch = self._transforms.apply_beside(batch, self._info_keys(parts))

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from ...errors import UsageError
+from .storages.trees import copy_of
 
 
 class SplittableBuffer(Protocol):
@@ -57,8 +58,10 @@ class ReplayIterable(IterableDataset):
             epoch = 1 + (worker.seed - worker.id) % (1 << 48) if self.epoch is None else self.epoch
             self.buffer.split(worker.id, worker.num_workers, epoch)
             self._split = True
+        # A worker hands batches over in another thread, while the user's functions make the next one.
+        copied = worker is not None and getattr(self.buffer, "_runs_own_code", True)
         for number, batch in enumerate(self.buffer, 1):
-            yield batch
+            yield copy_of(batch) if copied else batch
             if number == self.batches:
                 return
 
@@ -93,11 +96,15 @@ class ReplayMap(Dataset):
         return len(self.buffer.storage)
 
     def __getitem__(self, number: int) -> Any:
-        return self.buffer[number]
+        return self._own(self.buffer[number])
 
     def __getitems__(self, numbers: Sequence[int]) -> Any:
         """The records of a batch, ``[N, ...]``."""
-        return self.buffer[torch.as_tensor(numbers)]
+        return self._own(self.buffer[torch.as_tensor(numbers)])
+
+    def _own(self, records: Any) -> Any:
+        """Copied where the user's code made them, as it may use their memory again before they are collated or handed over."""
+        return copy_of(records) if getattr(self.buffer, "_runs_own_code", True) else records
 
 
 def identity(batch: Any) -> Any:

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from ...errors import UsageError
 from .buffer import ReplayBuffer
-from .storages.trees import stack
+from .storages.trees import copy_of, stack
 
 
 def check_members(buffers: Sequence[Any]) -> None:
@@ -22,22 +22,25 @@ def check_members(buffers: Sequence[Any]) -> None:
         raise UsageError(message, hint="of an ensemble, give the members: *ensemble.buffers" if strangers else None)
 
 
-def draw_part(buffer: ReplayBuffer, size: int, *, ahead: bool) -> tuple[Any, dict[Any, Any]]:
+def draw_part(buffer: ReplayBuffer, size: int, *, ahead: bool, copied: bool = False) -> tuple[Any, dict[Any, Any]]:
     """``size`` records of a member, and their info; where a pass of its sampler ends, records of the next one follow.
 
-    ``ahead``: parts of this size may be prefetched.
+    ``ahead``: parts of this size may be prefetched. ``copied``: what the user's code made is kept while it makes another part.
     """
     pieces: list[tuple[Any, dict[Any, Any]]] = []
     missing = size
-    while missing > 0:
+    while True:
         data, info = buffer._next_batch(missing, missing == size and (ahead or size == buffer.batch_size))
         found = info()
         if isinstance(found["index"], tuple):
             found["index"] = torch.stack(found["index"], -1)
-        pieces.append((data, found))
         missing -= len(found["index"])
         # With num_slices, what is missing would be cut into shorter slices.
-        if not buffer._ran_out or getattr(buffer.sampler, "num_slices", None):
+        is_last = not buffer._ran_out or getattr(buffer.sampler, "num_slices", None) or missing <= 0
+        if buffer._runs_own_code and (copied or not is_last):
+            data = copy_of(data)
+        pieces.append((data, found))
+        if is_last:
             break
     if len(pieces) == 1:
         return pieces[0]

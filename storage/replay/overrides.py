@@ -66,6 +66,12 @@ def _place(cls: type, name: str) -> int:
     return next((place for place, base in enumerate(bases) if name in vars(base)), len(bases))
 
 
+def is_own_code(function: Any) -> bool:
+    """Whether a callable, or the class of an object, comes from outside of this package."""
+    module: str = getattr(function, "__module__", None) or ""
+    return module.partition(".")[0] != ROOT
+
+
 def reads_by_get(storage: Any) -> bool:
     """Whether records of a storage have to be read by a ``get`` that a user defined, and not leaf by leaf."""
     return is_overridden(storage, "get") and not is_overridden(storage, "fields")

@@ -4,7 +4,9 @@
     read       small leaves of several batches, then the large ones      `batches`
     finish     collation, transforms, pinned memory, device
 
-Without prefetching all of it happens in `sample`; with it, reading and finishing happen in threads (`prefetch`).
+Without prefetching all of it happens in `sample`; with it, reading and finishing happen in threads (`prefetch`). Functions of
+the user (``get`` of a storage, collate_fn, reward_fn, transforms) may return views of memory that they use again for the next
+batch: they are called for one batch at a time, and what waits to be delivered is a copy.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from .sample_units import SampleUnit, expand_draw
 from .samplers.uniform import Sampler
 from .storages.list_storage import ListStorage
 from .storages.storage import Storage
-from .storages.trees import stack_records
+from .storages.trees import copy_of, stack_records
 from .transforms.chain import Transforms
 from .windows.draw import Draw
 from .windows.edges import Edges, as_key
@@ -99,6 +101,7 @@ class Pipeline:
         self._pace = Pace(spec.prefetch)
         self._retired = False
         self._known: tuple[Any, int, BatchReader | None] | None = None
+        self._own_get = threading.RLock()
 
     def sample(self, size: int, ahead: bool) -> tuple[Any, Info, bool]:
         """A batch, what makes its info, and whether it ends a pass; ``ahead``: it may have been prefetched.
@@ -131,12 +134,21 @@ class Pipeline:
         if self._retired:
             raise RetiredError
 
+    @property
+    def runs_own_code(self) -> bool:
+        """Whether functions from outside of this package make the batches, which may use the memory of one for the next."""
+        return self._collates_by_own_code or self.transforms.are_own_code or reads_by_get(self.storage)
+
+    @property
+    def _collates_by_own_code(self) -> bool:
+        return self.spec.collate is not None or self.spec.relabeling is not None
+
     def at(self, rows: torch.Tensor) -> Any:
         """The batch of these rows, int64 ``[n]``, with nothing drawn. Raises SamplingError for rows that are not there."""
         count = len(self.storage)
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < count:
             raise SamplingError(f"there are {count} records, and not all of {rows.tolist()!s:.60} are among them")
-        draw, reader, unit = Draw(rows), self._reader(), self.spec.unit
+        draw, reader, unit = Draw(rows.clone()), self._reader(), self.spec.unit
         draw = draw if unit is None else expand_draw(unit, draw, self.storage)
 
         def read() -> tuple[Prepared, Any]:
@@ -258,7 +270,7 @@ class Pipeline:
         for key, value in slice_flags(prepared.draw, lambda key: batch.get(_key(key), None), tail).items():
             batch.set(_key(key), value)
 
-    def _finish(self, prepared: Prepared, batch: Any) -> tuple[Any, Info]:
+    def _finish(self, prepared: Prepared, batch: Any, *, copied: bool = False) -> tuple[Any, Info]:
         columns: dict[str, torch.Tensor] = dict(prepared.columns)
         if prepared.draw.marks is not None and not columns and isinstance(batch, TensorDictBase):
             for key in batch.keys(True, True):
@@ -271,6 +283,8 @@ class Pipeline:
                 batch = self.transforms.apply_beside(batch, ("index", *prepared.draw.info), flags)
             else:
                 batch = self.transforms(batch)
+        if copied:
+            batch = copy_of(batch)
         if self.spec.pin_memory or self.spec.device is not None:
             batch = to_device(batch, self.spec.device, self.spec.pin_memory)
         return batch, partial(_info, self.storage, prepared, columns)
@@ -322,9 +336,25 @@ class Pipeline:
             drawn = self._take(size)
         order.keep_states = order.sampler.ahead
         prepared = drawn.prepared
-        collate, finish = partial(self._collate, prepared), partial(self._finish, prepared)
+        collate: Callable[[Any], Any] | None = partial(self._collate, prepared)
+        finish: Callable[[Any], Any] = partial(self._finish, prepared)
+        if self.runs_own_code:
+            read = partial(self._read_alone, read)
+            finish = partial(self._finish, prepared, copied=True)
+            if self._collates_by_own_code:
+                collate, finish = None, partial(self._collate_and_finish, prepared)
         queue.submit(drawn, partial(read, prepared), collate, finish, in_thread=self._pace.ahead)
         return drawn
+
+    def _read_alone(self, read: Callable[[Prepared], Any], prepared: Prepared) -> Any:
+        """What ``read`` returns; by a user's ``get`` for one batch at a time, and copied."""
+        if not reads_by_get(self.storage):
+            return read(prepared)
+        with self._own_get:
+            return copy_of(read(prepared))
+
+    def _collate_and_finish(self, prepared: Prepared, rows: Any) -> tuple[Any, Info]:
+        return self._finish(prepared, self._collate(prepared, rows), copied=True)
 
     @property
     def queued(self) -> int:

@@ -3,16 +3,16 @@
     draw      1 2 3 4 ->         in the caller's thread, in order, under the buffer's lock
     read        1 ======         in the threads, side by side: rows copied out of the storage
                  2 ===
-    collate               1      in the threads, side by side
-    finish                1 2    in the threads, in order: transforms, pinned memory, device; 2 waits for 1
+    collate               1      in the threads, side by side, unless the user's own function does it
+    finish                1 2    in the threads, in order: the user's functions, pinned memory, device; 2 waits for 1
 
 Who waits for whom. Every buffer has one lock (``ReplayBuffer._lock``). It is held to draw, to write and to exchange parts.
 
 - A read takes no lock but that of its job, and waits for nothing.
 - Whoever writes holds the buffer's lock and first completes all reads (`Prefetcher.complete_reads`): it waits for those that
   run, and performs itself those that have not begun. So a batch holds whole rows, as they were when it was drawn.
-- Collating and finishing run functions of the user, which may call the buffer. Nobody waits for them while holding the
-  buffer's lock. Finishing waits for the batch before it, never for a later one; it happens one batch at a time.
+- Finishing runs functions of the user, which may call the buffer. Nobody waits for it while holding the buffer's lock. It
+  waits for the batch before, never for a later one, and happens for one batch at a time.
 - A caller whose batch no thread has begun makes it in its own thread. Where that is quicker (see `pace`), no thread is given
   any; batches are drawn just as many ahead, so that which rows they have does not depend on measured time.
 - Rows that other processes write are guarded by a number that every write changes (see `tensor_storage`): a batch during
@@ -48,7 +48,7 @@ class Job(Generic[Item]):
         self,
         item: Item,
         read: Callable[[], Any],
-        collate: Callable[[Any], Any],
+        collate: Callable[[Any], Any] | None,
         finish: Callable[[Any], Any],
         finishing: threading.Lock,
         previous: Job[Item] | None,
@@ -101,7 +101,7 @@ class Job(Generic[Item]):
         _thread.running.append(self._finishing)
         try:
             self.complete_read()
-            if self._error is None and not self.withdrawn:
+            if self._collate is not None and self._error is None and not self.withdrawn:
                 self._value = self._collate(self._value)
             if self._previous is not None:
                 self._previous.wait()
@@ -167,7 +167,7 @@ class Prefetcher(Generic[Item]):
         self,
         item: Item,
         read: Callable[[], Any],
-        collate: Callable[[Any], Any],
+        collate: Callable[[Any], Any] | None,
         finish: Callable[[Any], Any],
         *,
         in_thread: bool = True,

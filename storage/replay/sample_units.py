@@ -162,7 +162,7 @@ def expand_draw(unit: SampleUnit, draw: Draw, storage: Storage) -> Draw:
     index, info = unit.expand(storage.coordinates(start), dict(draw.info), storage)
     rows = rows_of(index, storage, f"the index that {type(unit).__name__}.expand returned")
     each = {
-        name: value
+        name: value.clone()
         for name, value in info.items()
         if name != "index" and isinstance(value, torch.Tensor) and value.shape[:1] == rows.shape
     }

@@ -17,12 +17,12 @@ from ...errors import PassRestartedWarning, UsageError
 from ..dataset import Dataset
 from ..partial_dataset import PartialDataset
 from .argument_checks import check_batch_size
-from .overrides import is_overridden, reads_by_get
+from .overrides import is_overridden, is_own_code, reads_by_get
 from .pipeline import BatchSpec, Info, RetiredError
 from .storages.column_access import is_key, read_column, read_records
 from .storages.dataset_storage import DatasetStorage
 from .storages.list_storage import ListStorage
-from .storages.trees import stack_records
+from .storages.trees import copy_of, stack_records
 from .writing import WritingMixin
 
 #: ``ran_out`` is that of the thread's last batch.
@@ -72,6 +72,11 @@ class SamplingMixin(WritingMixin):
             with suppress(RetiredError):
                 batch, info, _thread.ran_out = self._pipeline.sample(size, ahead)
                 return batch, info
+
+    @property
+    def _runs_own_code(self) -> bool:
+        """Whether a batch may lie in memory of the user's code, which uses it again for the next one."""
+        return self._pipeline.runs_own_code or is_own_code(self)
 
     @property
     def _ran_out(self) -> bool:
@@ -250,7 +255,9 @@ class SamplingMixin(WritingMixin):
         if not len(self._transforms):
             return data
         # A record of a list and what lies in a file are the storage's own: transforms set keys in a copy of the outer level.
-        return self._transforms(data.copy() if is_tensor_collection(data) else data)
+        data = self._transforms(data.copy() if is_tensor_collection(data) else data)
+        # A data loader collects records one by one before it makes a batch of them.
+        return copy_of(data) if isinstance(index, int) and self._transforms.are_own_code else data
 
 
 def _put_in(batch: TensorDictBase, info: dict[Any, Any]) -> None:

@@ -777,6 +777,37 @@ def transforms(rng: random.Random, root: Path) -> str:
     return transform.__name__
 
 
+def written(rng: random.Random, root: Path) -> str:
+    """A loop that uses one record for all that it writes, to a storage of any kind."""
+    storage = rng.choice(
+        (rbdata.ListStorage, rbdata.LazyStackStorage, rbdata.LazyTensorStorage, rbdata.CompressedListStorage)
+    )
+    size, steps = rng.randint(1, 12), rng.randint(1, 30)
+    ways = ("add", "list", "batch")
+    buffer = rbdata.TensorDictReplayBuffer(storage=storage(size), batch_size=rng.randint(1, 8))
+    record = TensorDict({"observation": torch.zeros(1, 3), "next": TensorDict({"reward": torch.zeros(1, 1)}, [1])}, [1])
+    for step in range(steps):
+        record["observation"].fill_(step)
+        record["next", "reward"].fill_(-step)
+        way = rng.choice(ways)
+        if way == "add":
+            buffer.add(record[0])
+        else:
+            buffer.extend([record[0]] if way == "list" else record)
+    wanted = torch.arange(max(0, steps - size), steps)
+    whole = buffer.sample_at(list(range(len(buffer))))
+    assert torch.equal(whole["observation"][:, 0].sort().values, wanted.float()), (
+        f"{storage.__name__} holds other values"
+    )
+    for _ in range(3):
+        batch = buffer.sample()
+        assert torch.equal(batch["observation"][:, :1], -batch["next", "reward"])
+        batch["observation"].zero_()
+    again = buffer.sample_at(list(range(len(buffer))))
+    assert torch.equal(again["observation"], whole["observation"]), "a batch that was changed changes the records"
+    return storage.__name__
+
+
 def failing(rng: random.Random, root: Path) -> str:
     """Code that ends oddly is an error that names it, and leaves no dataset."""
     error = rng.choice((ValueError("x"), SystemExit(0), GeneratorExit(), StopIteration(), AssertionError()))
@@ -801,5 +832,5 @@ def failing(rng: random.Random, root: Path) -> str:
 KINDS: tuple[Callable[[random.Random, Path], str], ...] = (
     *(functions, requests) * 3,
     *(recordings, batches) * 2,
-    *(interrupted, overridden, transforms, failing),
+    *(interrupted, overridden, transforms, written, failing),
 )

@@ -10,6 +10,7 @@ So the most derived definition is what draws, whichever name it has, and ``super
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ import torch
 from ....errors import SamplingError
 from ..overrides import MADE, is_overridden, link
 from ..storages.storage import Storage
+from ..storages.trees import copy_of
 from ..windows.draw import Draw, Key
 from ..windows.edges import as_key
 from ..windows.slice_flags import slice_flags
@@ -40,7 +42,14 @@ def draw_batch(sampler: Sampler, storage: Storage, batch_size: int, generator: t
     own = sampler.__dict__.get("sample")
     if own is not None and "draw" not in sampler.__dict__:
         return to_draw(sampler, storage, own(storage, batch_size))
-    return sampler.draw(storage, batch_size, generator)
+    draw = sampler.draw(storage, batch_size, generator)
+    return draw if is_known(sampler) else _copied(draw)
+
+
+def _copied(draw: Draw) -> Draw:
+    """The same, in memory that the user's sampler does not use again for the next batch."""
+    start, lengths, goals, info = copy_of([draw.start, draw.lengths, draw.goals, draw.info])
+    return replace(draw, start=start, lengths=lengths, goals=goals, info=info, notes=copy_of(draw.notes))
 
 
 def is_known(sampler: Sampler) -> bool:
@@ -113,12 +122,12 @@ def to_draw(sampler: Sampler, storage: Storage, found: Any) -> Draw:
                 f"info[{key!r}] that {name} returned is no tensor, but a {type(value).__name__}"
             ) from error
         if not values.ndim:
-            values = values.expand(len(rows)).clone()
+            values = values.expand(len(rows))
         if values.shape[0] != len(rows):
             message = f"info[{key!r}] that {name} returned has shape {list(values.shape)}, for {len(rows)} records"
             raise SamplingError(message, hint="a value for each record, or one for all of them")
         each[key] = values
-    return Draw(rows, info=each, notes=given)
+    return _copied(Draw(rows, info=each, notes=given))
 
 
 def rows_of(index: Any, storage: Storage, what: str) -> torch.Tensor:

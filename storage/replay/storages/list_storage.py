@@ -1,4 +1,9 @@
-"""A storage of records of any kind in a Python list."""
+"""A storage of records of any kind in a Python list.
+
+Tensors and arrays are copied when they are written, as in the other storages, because an environment or a loop may use its
+memory again for the next record. (TorchRL keeps references: all records then hold the values of the last one.) Tensors that are
+mapped from files stay there.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase, is_tensor_collection
+from tensordict import MemoryMappedTensor, TensorDict, TensorDictBase, is_tensor_collection
 
 from ....errors import SchemaError, UsageError
 from ..devices import check_device
@@ -92,7 +97,9 @@ class ListStorage(Storage):
 
     def _to_records(self, data: Any) -> Iterable[Any]:
         """The records of a batch as they are to be kept."""
-        return map(self._to_device, data)
+        if isinstance(data, (torch.Tensor, np.ndarray)) or is_tensor_collection(data):
+            return map(self._to_device, _copy(data))
+        return (self._to_device(_copy(record)) for record in data)
 
     def _write(self, place: int, record: Any) -> None:
         if place == len(self._records):
@@ -156,6 +163,12 @@ class ListStorage(Storage):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} of {self.max_size} records)"
+
+
+def _copy(data: Any) -> Any:
+    if is_tensor_collection(data) and any(isinstance(leaf, MemoryMappedTensor) for leaf in data.values(True, True)):
+        return data.apply(lambda leaf: leaf if isinstance(leaf, MemoryMappedTensor) else leaf.clone())
+    return copy_of(data)
 
 
 def _record(number: int, kind: Any, state: dict[str, Any]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict, is_leaf_nontensor, is_non_tensor, is_tensor_collection
 from torch.utils import _pytree as pytree
@@ -37,10 +38,14 @@ def share_memory(data: Any) -> Any:
 
 def copy_of(data: Any) -> Any:
     """A copy of a TensorDict, or of a tree with all its tensors."""
-    return tree_map(lambda leaf: _clone(leaf) if hasattr(leaf, "clone") else leaf, data)
+    return tree_map(_clone, data)
 
 
 def _clone(leaf: Any) -> Any:
+    if isinstance(leaf, np.ndarray):
+        return leaf.copy()
+    if not isinstance(leaf, torch.Tensor) and not is_tensor_collection(leaf):
+        return leaf
     try:
         return leaf.clone()
     except NotImplementedError:  # tensordict adds zero, which torch cannot do for some dtypes (uint16, float8)

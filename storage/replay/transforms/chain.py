@@ -19,6 +19,7 @@ from tensordict import TensorDictBase
 from torch.utils import _pytree as pytree
 
 from ....errors import UsageError, reason
+from ..overrides import is_own_code
 
 
 class Inverted:
@@ -108,6 +109,11 @@ class Transforms:
             if data is None:
                 return None
         return data
+
+    @property
+    def are_own_code(self) -> bool:
+        """Whether one of them comes from outside of this package."""
+        return any(is_own_code(part.transform if isinstance(part, Inverted) else part) for part in self._chain)
 
     def __len__(self) -> int:
         return len(self._chain)

@@ -14,6 +14,7 @@ from rbdata.storage.replay import (
     LazyTensorStorage,
     ListStorage,
     PrioritizedSampler,
+    RandomSampler,
     ReplayBuffer,
     ReplayBufferEnsemble,
     SamplerEnsemble,
@@ -334,3 +335,24 @@ def test_parts_of_members_that_are_refused_together():
         with pytest.raises(RbdataError):
             getattr(ensemble, part).load_state_dict(getattr(source, part).state_dict())
     assert all(equal(ensemble.sample(2), same.sample(2)) for _ in range(9))
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+def test_members_whose_transform_uses_its_memory_again(replacement):
+    """Several parts of one member, and parts of two passes, each have the values of their own records."""
+    room = torch.zeros(16)
+
+    def number(batch):
+        view = room[: len(batch)]
+        return batch.set("number", view.copy_(batch["count"]))
+
+    members = []
+    for first in (0, 100):
+        sampler = RandomSampler() if replacement else SamplerWithoutReplacement()
+        member = TensorDictReplayBuffer(storage=LazyTensorStorage(10), sampler=sampler, transform=number, batch_size=4)
+        member.extend(TensorDict({"count": torch.arange(first, first + 10)}, [10]))
+        members.append(member)
+    ensemble = ReplayBufferEnsemble(*members, batch_size=12, num_buffer_sampled=3, p=[0.5, 0.5])
+    for _ in range(20):
+        batch = ensemble.sample()
+        assert torch.equal(batch["number"].long(), batch["count"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import rbdata
 import torch
@@ -15,6 +17,7 @@ from rbdata.storage.replay import (
 )
 from replay_tools import rollout
 from storage_tools import make_episodes, write_dataset
+from tensordict import TensorDict
 from torch.utils.data import DataLoader
 
 
@@ -106,3 +109,33 @@ def test_every_iterator_without_replacement_is_whole(folder):
     for _ in loader:
         break  # which ends its workers
     assert sorted(torch.cat([batch["index"] for batch in loader]).tolist()) == list(range(67))
+
+
+def reusing():
+    """A transform that returns a view of memory that it uses for every batch."""
+    room = torch.zeros(64)
+
+    def number(batch):
+        view = room[: max(1, batch.numel())].reshape(batch.batch_size)
+        return batch.set("number", view.copy_(batch["count"]))
+
+    return number
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("view", ["iterable", "map", "records"])
+def test_transforms_that_use_their_memory_again(view, workers):
+    """A loader collects records, and its workers hand batches over, while the transform makes the next ones."""
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(200), batch_size=8, transform=reusing())
+    buffer.extend(TensorDict({"count": torch.arange(200)}, [200]))
+    options = {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
+    if view == "iterable":
+        loader = buffer.as_iterable(25).loader(**options)
+    else:
+        loader = DataLoader(buffer.as_map() if view == "map" else buffer, batch_size=8, **options)
+    batches = 0
+    for batch in loader:
+        time.sleep(0.002)  # meanwhile the workers make the next ones
+        assert torch.equal(batch["number"].long(), batch["count"])
+        batches += 1
+    assert batches >= 25

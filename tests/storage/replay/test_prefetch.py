@@ -15,14 +15,17 @@ import torch
 from rbdata.errors import SamplingError, UsageError
 from rbdata.storage.replay import (
     LazyTensorStorage,
+    ListStorage,
     PrioritizedSampler,
     RandomSampler,
     SamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
 from rbdata.storage.replay.prefetch import Prefetcher
+from rbdata.storage.replay.storages.trees import stack_records
 from replay_tools import equal, rollout
 from storage_tools import make_episodes, write_dataset
+from tensordict import TensorDict
 
 
 @pytest.fixture(scope="module")
@@ -239,3 +242,64 @@ def test_a_transform_that_samples_from_its_own_buffer():
     buffer.extend(rollout([20]))
     with buffer, pytest.raises(UsageError, match="samples from its own buffer"):
         buffer.sample()
+
+
+def doubling(room=None):
+    """A function of a batch or of its records that returns a view of memory that it uses for every batch."""
+    room = torch.zeros(64, 3) if room is None else room
+
+    def double(batch):
+        batch = stack_records(batch) if isinstance(batch, list) else batch
+        view = room[: len(batch)]
+        for row, value in enumerate(batch["observation"]):  # slowly, so that two threads would meet in it
+            view[row] = value * 2
+        return batch.set("double", view)
+
+    return double
+
+
+class ReusingStorage(LazyTensorStorage):
+    """A storage whose records lie in memory that the next call uses again."""
+
+    room = torch.zeros(64, 3)
+
+    def get(self, index):
+        records = super().get(index)
+        self.room[: len(records)] = records["observation"]
+        time.sleep(0.001)
+        return records.set("observation", self.room[: len(records)])
+
+
+class ReusingSampler(RandomSampler):
+    """A sampler whose index and info lie in memory that the next call uses again."""
+
+    index, weight = torch.zeros(64, dtype=torch.int64), torch.zeros(64)
+
+    def sample(self, storage, batch_size):
+        index, _ = super().sample(storage, batch_size)
+        self.index[:batch_size], self.weight[:batch_size] = index, index.float()
+        return self.index[:batch_size], {"weight": self.weight[:batch_size]}
+
+
+@pytest.mark.parametrize("part", ["transform", "collate_fn", "storage", "sampler", "list"])
+def test_parts_that_use_their_memory_again(part):
+    """What waits to be delivered does not change, and no two batches meet in the memory of the user's code."""
+    storage = (
+        ListStorage(100) if part == "list" else ReusingStorage(100) if part == "storage" else LazyTensorStorage(100)
+    )
+    options = {"collate_fn": doubling()} if part in ("collate_fn", "list") else {}
+    if part == "sampler":
+        options["sampler"] = ReusingSampler()
+    if part == "transform":
+        options["transform"] = doubling()
+    with TensorDictReplayBuffer(storage=storage, batch_size=16, prefetch=4, **options) as buffer:
+        observation = torch.arange(300.0).reshape(100, 3)
+        buffer.extend(TensorDict({"observation": observation}, [100]))
+        batches = []
+        for _ in range(20):
+            batches.append(buffer.sample())
+            time.sleep(0.002)  # meanwhile the next ones are made
+    for batch in batches:
+        assert torch.equal(batch["observation"], observation[batch["index"]])
+        assert torch.equal(batch.get("double", 2 * batch["observation"]), 2 * batch["observation"])
+        assert torch.equal(batch.get("weight", batch["index"]).long(), batch["index"])

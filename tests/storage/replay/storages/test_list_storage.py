@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from rbdata.storage.replay import (
@@ -55,3 +56,31 @@ def test_what_is_set_in_a_batch_is_not_set_in_the_records(how):
     for _ in range(4):
         assert bool(buffer.sample()["next", "truncated"].any())
     assert all(equal(storage.get(number).exclude("index"), record) for number, record in enumerate(before))
+
+
+@pytest.mark.parametrize("storage", [ListStorage, LazyStackStorage])
+def test_records_are_copied_when_written(storage):
+    """An environment, or a loop, uses its memory again for the next record."""
+    buffer, record = TensorDictReplayBuffer(storage=storage(10)), TensorDict({"x": torch.zeros(1, 2)}, [1])
+    for number in range(6):
+        record["x"].fill_(number)
+        if number % 3 == 0:
+            buffer.extend(record)
+        elif number % 3 == 1:
+            buffer.add(record[0])
+        else:
+            buffer.extend([record[0]])
+    assert [buffer.storage.get(row)["x"].tolist() for row in range(6)] == [[row, row] for row in range(6)]
+    trees = ReplayBuffer(storage=ListStorage(10))
+    room = np.zeros(2)
+    for number in range(3):
+        room[:] = number
+        trees.add({"x": room, "number": number})
+    assert [trees.storage.get(row)["x"].tolist() for row in range(3)] == [[row, row] for row in range(3)]
+
+
+def test_records_in_files_stay_there(tmp_path):
+    record = TensorDict({"x": torch.arange(4)}, []).memmap_(tmp_path / "record")
+    buffer = TensorDictReplayBuffer(storage=ListStorage(4))
+    buffer.add(record)
+    assert buffer.storage.get(0)["x"].filename == record["x"].filename
