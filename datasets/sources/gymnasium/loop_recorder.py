@@ -42,6 +42,7 @@ from .participants import PYTHON, changes_of_environment, describe_environment
 from .policy import checked
 from .recording import CUT, TRUNCATED
 
+_OVERWRITTEN = "return a copy from the environment's step, or use another autoreset mode than same-step"
 #: Bytes of rows of an episode that are kept in memory.
 _PIECE_BYTES = 16 << 20
 
@@ -103,6 +104,21 @@ class _Lane:
             self._write(end)
         elif self._bytes > _PIECE_BYTES and len(self._rewards) > 1:
             self._write(0)
+
+    def check_final(self, final: Any, first: Any, name: str) -> None:
+        """Raise RbdataError where the reset seems to have overwritten the final observation in another process.
+
+        Its memory cannot be seen here. So every array that the last step changed, and that now equals the first one of the next
+        episode, counts as overwritten.
+        """
+        leaves = self._tape.job.observation
+        rows = (self._copied(leaves, final), self._copied(leaves, first), [rows[-1] for rows in self._rows])
+        changed = [(end, begin) for end, begin, last in zip(*rows) if end.ndim and not np.array_equal(end, last)]
+        if changed and all(np.array_equal(end, begin) for end, begin in changed):
+            message = (
+                f"the final observation of {name} equals the first one of the next episode: the reset overwrote it"
+            )
+            raise RbdataError(message, hint=_OVERWRITTEN)
 
     def cut(self) -> None:
         """The recording ends here."""
@@ -383,6 +399,8 @@ class VectorRecorder(gymnasium.vector.VectorWrapper):
                     continue
                 at_once = self._mode == AutoresetMode.SAME_STEP and bool(terminated[i] or truncated[i])
                 final = self._final(info, i) if at_once else observation
+                if at_once and isinstance(self.env.unwrapped, gymnasium.vector.AsyncVectorEnv):
+                    lane.check_final(final, observation, f"environment {i} of {self.dataset_id}")
                 lane.step(taken[i], final, rewards[i], terminated[i], truncated[i])
                 if at_once:
                     lane.begin(observation)
@@ -407,8 +425,7 @@ class VectorRecorder(gymnasium.vector.VectorWrapper):
             message = (
                 f"environment {number} of {self.dataset_id} reuses its observation: the reset overwrote the final one"
             )
-            hint = "return a copy from the environment's step, or use another autoreset mode than same-step"
-            raise RbdataError(message, hint=hint)
+            raise RbdataError(message, hint=_OVERWRITTEN)
         return final
 
     def _each(self, observations: Any) -> Any:

@@ -15,7 +15,7 @@ import pytest
 import rbdata
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from rbdata.errors import RbdataError, UsageError
 from rbdata.storage.integrity import verify
 
@@ -361,3 +361,46 @@ def test_a_vector_environment_says_when_it_resets():
         recorder.reset()
         recorder.step(np.zeros(2, int))
     assert len(rbdata.open_dataset("my/own")) == 2
+
+
+class Counting(gymnasium.Env):
+    """Counts its steps in an array, which it reuses or not; episodes have three steps."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.observation_space = spaces.Box(0, 9, (2,), np.float32)
+        self.state = np.zeros(2, np.float32)
+
+    def _observation(self, value: int) -> Any:
+        self.state[:] = 0 if self.kind == "constant" else value
+        return self.state if self.kind == "reuses" else self.state.copy()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.time = 0
+        return self._observation(0), {}
+
+    def step(self, action: Any) -> Any:
+        self.time += 1
+        return self._observation(self.time), 1.0, self.time == 3, False, {}
+
+
+@pytest.mark.parametrize("kind", ["copies", "constant", "reuses"])
+def test_final_observations_of_other_processes(kind):
+    """The memory of another process cannot be seen, only that the final observation is the first one of the next episode."""
+    several = AsyncVectorEnv([lambda: Counting(kind)] * 2, context="fork", autoreset_mode=AutoresetMode.SAME_STEP)
+    env = rbdata.Recorder(several, name="loop")
+    env.reset(seed=0)
+    if kind == "reuses":
+        with pytest.raises(RbdataError, match="the reset overwrote it"):
+            for _ in range(3):
+                env.step(np.zeros(2, int))
+        env.close()
+        assert len(rbdata.open_dataset(env.path)) == 4  # two steps each: the third has no final observation
+        return
+    for _ in range(6):
+        env.step(np.zeros(2, int))
+    env.close()
+    last = rbdata.open_dataset(env.path).to_tensordict()["next", "observation"][:, 0]
+    assert last.tolist() == [0] * 12 if kind == "constant" else [1, 2, 3] * 4
