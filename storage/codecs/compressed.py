@@ -35,9 +35,10 @@ if TYPE_CHECKING:
     import torch
 
 
-#: Decodes the rows at some bytes (int64 ``[n]``) of a blob, of some lengths: ``decode(blob, starts, lengths)`` gives uint8
-#: ``[n, row_bytes]``, freshly allocated and writable, or raises DamagedDatasetError. For one thread at a time.
-Decode = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+#: Decodes the rows at some bytes (int64 ``[n]``) of a blob, of some lengths: ``decode(blob, starts, lengths, out)`` fills and
+#: returns ``out``, uint8 ``[n, row_bytes]`` (allocated where it is not given), or raises DamagedDatasetError. For one thread
+#: at a time.
+Decode = Callable[..., np.ndarray]
 
 
 class CompressedCodec(Codec):
@@ -202,9 +203,12 @@ class CompressedRows:
             decode = idle.pop()
         except IndexError:
             decode = self._codec.decoder(self._dictionary, self.leaf.row_bytes, threads)
-        decoded = decode(self._blob, starts, lengths)
+        decoded = torch.empty(
+            len(rows), self.leaf.row_bytes, dtype=torch.uint8
+        )  # memory of torch: it copies that on write
+        decode(self._blob, starts, lengths, decoded.numpy())
         idle.append(decode)
-        return torch.from_numpy(decoded.view(self.leaf.np_dtype))
+        return decoded.view(getattr(torch, self.leaf.dtype))
 
 
 @lru_cache(8)

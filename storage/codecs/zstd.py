@@ -141,13 +141,15 @@ class RowDecoder:
             ) from error
         self._pool = ThreadPoolExecutor(threads - 1, "rbdata-zstd") if threads > 1 else None
 
-    def decode(self, blob: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Decode rows at ``starts`` (int64 ``[n]``) with ``lengths``: uint8 ``[n, row_bytes]``, fresh and writable.
+    def decode(
+        self, blob: np.ndarray, starts: np.ndarray, lengths: np.ndarray, out: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Decode rows at ``starts`` (int64 ``[n]``) with ``lengths`` into ``out``, uint8 ``[n, row_bytes]``; new if not given.
 
         Raises DamagedDatasetError when a row does not decode.
         """
         count = len(starts)
-        out = np.empty((count, self.row_bytes), np.uint8)
+        out = np.empty((count, self.row_bytes), np.uint8) if out is None else out
         pieces = min(len(self._decompressors), max(1, count // ROWS_PER_THREAD))
         if pieces == 1 or self._pool is None:
             self._decode_into(self._decompressors[0], blob, starts, lengths, out)

@@ -11,6 +11,7 @@ ahead and their small leaves read together (``prepare``); what is left for each 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -203,11 +204,8 @@ class BatchReader:
 
     # -- the large leaves of one batch -------------------------------------------------------------------------------
 
-    def complete(self, prepared: Prepared, *, overlapping: bool = False) -> TensorDict:
-        """Read the large leaves, and make the batch: flat TED ``[steps]`` with ``index``.
-
-        ``overlapping``: leaves may be views of the same rows, as nobody sees them before they are copied.
-        """
+    def complete(self, prepared: Prepared) -> TensorDict:
+        """Read the large leaves, and make the batch: flat TED ``[steps]`` with ``index``."""
         draw, index, columns = prepared.draw, prepared.index, dict(prepared.columns)
         timeline = None
         if self._windowed:
@@ -221,7 +219,7 @@ class BatchReader:
             # Rows of one size cost a copy each, as often as they are wanted; others are decoded.
             decoded = draw.overlapping and not load_codec(rows.leaf.codec).fixed_rows
             columns[name], columns["next/" + name] = self._read_states(
-                DistinctRows(rows) if decoded else rows, prepared, overlapping
+                DistinctRows(rows) if decoded else rows, prepared
             )
         if self._stacked and not self._stack_early:
             assert timeline is not None and prepared.position is not None
@@ -235,16 +233,14 @@ class BatchReader:
             }  # what the sampler knows is on the CPU
         return nest(columns, (len(index), *self._tail), device)
 
-    def _read_states(self, rows: Readable, prepared: Prepared, overlapping: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    def _read_states(self, rows: Readable, prepared: Prepared) -> tuple[torch.Tensor, torch.Tensor]:
         """A state leaf at the steps drawn, and after them."""
         draw, position, last, state_rows = prepared.draw, prepared.position, prepared.last, prepared.state_rows
         assert state_rows is not None
         if self.stack:
             ahead = None if last is None or position is None else last - position
             return (
-                self._slices_of_stacks(rows, state_rows)
-                if state_rows.sliced
-                else self._stacks(rows, state_rows, ahead, overlapping)
+                self._slices_of_stacks(rows, state_rows) if state_rows.sliced else self._stacks(rows, state_rows, ahead)
             )
         if last is not None:
             assert position is not None
@@ -265,7 +261,7 @@ class BatchReader:
         return torch.from_numpy(read[:, :-1].copy().reshape(shape)), torch.from_numpy(read[:, 1:].reshape(shape))
 
     def _stacks(
-        self, rows: Readable, state_rows: StateRows, ahead: torch.Tensor | None, overlapping: bool
+        self, rows: Readable, state_rows: StateRows, ahead: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Stacks of a state leaf and of its successors, ``[B, k, *shape]`` each, from k + 1 (or k + n) rows.
 
@@ -275,8 +271,7 @@ class BatchReader:
         k = self.stack
         read = read_windows(rows, state_rows.windows)
         if ahead is None:
-            stacks = read[:, :-1]
-            return stacks if overlapping else _copy(stacks), read[:, 1:]
+            return _lazy_copy(read)[:, :-1], read[:, 1:]
         after = (ahead + 1)[:, None] + torch.arange(k)
         return read[:, :k], read[torch.arange(len(read))[:, None], after]
 
@@ -318,6 +313,17 @@ class BatchReader:
                 if k > 1:
                     before = read_window(rows, last - (k - 2), k - 1, low, high)
             columns["next/" + name] = torch.cat([before, end.unsqueeze(1)], 1)
+
+
+def _lazy_copy(rows: torch.Tensor) -> torch.Tensor:
+    """A copy on write: torch makes it when one of the two is first written to, by whatever operation.
+
+    Made at once where the versions of torch have not been tried, and for memory that torch has not allocated.
+    """
+    if torch.__version__ >= (2, 13):
+        with suppress(AttributeError, RuntimeError):
+            return torch._lazy_clone(rows)
+    return _copy(rows)
 
 
 def _copy(rows: torch.Tensor) -> torch.Tensor:

@@ -225,21 +225,7 @@ class Pipeline:
             prepared.achieved = self.spec.relabeling.read(self.storage, prepared.draw.goals)
         if reader is None:
             return self.storage.get(self.storage.coordinates(prepared.index))
-        return reader.complete(prepared, overlapping=self._copies_next)
-
-    @property
-    def _copies_next(self) -> bool:
-        """Whether the leaves that are read are copied one by one before anybody can change them."""
-        spec = self.spec
-        if spec.device is None or spec.device.type == "cpu":
-            return False
-        here = self.storage.device
-        return (
-            (here is None or here.type == "cpu")
-            and not len(self.transforms)
-            and spec.collate is None
-            and spec.relabeling is None
-        )
+        return reader.complete(prepared)
 
     def _collate(self, prepared: Prepared, rows: Any) -> Any:
         batch, collate = rows, self.spec.collate

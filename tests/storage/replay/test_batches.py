@@ -293,6 +293,30 @@ def test_no_leaf_shares_memory(tmp_path, layout, options, prefetch):
             assert not changed, key
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda leaf: leaf.numpy().fill(7),
+        lambda leaf: leaf[2].zero_().add_(7),
+        lambda leaf: leaf.data.fill_(7),
+        lambda leaf: leaf.transpose(0, 1).fill_(7),
+        lambda leaf: np.from_dlpack(leaf).fill(7),
+        lambda leaf: leaf.share_memory_().fill_(7),
+    ],
+)
+@pytest.mark.parametrize("layout", ["raw", "zstd"])
+def test_stacks_do_not_share_memory_in_any_way(tmp_path, layout, change):
+    """A stack and the one after it are copied when one is changed, by whatever way."""
+    folder = write_dataset(tmp_path, make_episodes([10, 30, 7], shape=(24, 24), dtype="uint8"), layout)
+    buffer = rbdata.load(folder, batch_size=8, seed=1, frame_stack=3)
+    for changed, other in ((("observation",), ("next", "observation")), (("next", "observation"), ("observation",))):
+        batch = buffer.sample()
+        before, place = batch[other].clone(), batch[changed]
+        change(place)
+        assert torch.equal(batch[other], before)
+        assert bool((place == 7).any()) and torch.equal(batch[changed], place)
+
+
 WINDOWS = [{}, {"n_step": 3, "gamma": 0.9}, {"frame_stack": 3}, {"frame_stack": 2, "n_step": 2}]
 WINDOWS += [{"sample_unit": rbdata.Sequence(3, burn_in=1)}]
 
