@@ -30,8 +30,10 @@ class ToyCodec(CompressedCodec):
 
     @classmethod
     def decoder(cls, dictionary: bytes, row_bytes: int, threads: int = 1) -> Decode:
-        def decode(blob: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-            out = np.empty((len(starts), row_bytes), np.uint8)
+        def decode(
+            blob: np.ndarray, starts: np.ndarray, lengths: np.ndarray, out: np.ndarray | None = None
+        ) -> np.ndarray:
+            out = np.empty((len(starts), row_bytes), np.uint8) if out is None else out
             for row, start, length in zip(out, starts.tolist(), lengths.tolist()):
                 try:
                     row[:] = np.frombuffer(zlib.decompress(blob[start : start + length]), np.uint8)

@@ -56,7 +56,6 @@ COMPARED = {
     "`truncated_key`": "no_truncated_key slices_in_the_batch",
     "`fragmented`": "fragments",
     "`use_gpu`": "key_of_trajectories",
-    "`ListStorage`": "list_of_anything ragged",
     "`LazyStackStorage": "texts_of_any_length",
     "`TensorStorage`": "existing_batch two_dimensions test_batches_have_the_device_of_their_storage",
     "`contains`": "storages/test_part_files.py:test_contains_and_flatten",
