@@ -30,8 +30,8 @@ from .remote import CACHE, open_remote
 
 if TYPE_CHECKING:
     from ..storage.dataset import Dataset
+    from ..storage.remote.block_cache import RemoteFiles
     from ..storage.remote.remote_dataset import RemoteDataset
-    from ..storage.remote.remote_files import RemoteFiles
     from ..storage.replay.tensordict_buffer import TensorDictReplayBuffer
 
 Bound = Literal["link", "requests", "decoding", "processor"]

@@ -38,7 +38,7 @@ CACHE = ".remote"
 
 @dataclass(frozen=True)
 class LocatedFiles:
-    """The files of one version of a dataset at a location; see `storage.remote.remote_files`."""
+    """The files of one version of a dataset at a location; see `storage.remote.block_cache.RemoteFiles`."""
 
     location: Location
     manifest: RemoteObject

@@ -1,11 +1,14 @@
 """The cache of one dataset: a folder that becomes the dataset, block by block.
 
-Its files have their full length from the beginning and holes where nothing is yet, so that the readers of datasets map them
-as they are. Without ``rbdata.json`` the folder is no dataset; it gets one when every block is there and checked.
+Its files have their full length from the beginning and holes where nothing is stored yet, so that the readers of datasets map
+them as they are. Without ``rbdata.json`` the folder is no dataset; it gets one when every block is resident and checked.
 
-    hold(blocks)   fetches what is missing, checks it, keeps it from being evicted while rows are copied
-    evict          a random block that is not wanted goes: passes touch every block once, and then the one used longest ago is
-                   the very one that is wanted next (LRU never hits), while a random choice keeps its share of hits
+    hold(blocks)   fetches missing blocks, checks them, and protects them from eviction while rows are copied
+    evict          removes a random block that no batch waits for: a pass touches every block once, so the least recently used
+                   block is the one that the next pass needs first (LRU never hits), while a random choice keeps its share
+
+`_BlockFetcher` has the threads: first they fetch the blocks that a reader waits for, then the planned ones, in order. They
+start when there is a block to fetch and end after some idle seconds.
 """
 
 from __future__ import annotations
@@ -16,10 +19,12 @@ import os
 import threading
 import time
 import weakref
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import google_crc32c
 import numpy as np
@@ -29,19 +34,125 @@ from ...errors import CacheError, ChecksumError, DamagedDatasetError
 from ..checksums import check_ranges
 from ..durable import open_plain, sync_folder, write_at, write_atomically
 from ..manifest import FILENAME, Manifest
-from . import block_states, cache_folder
-from .block_fetcher import BlockFetcher
-from .block_layout import BlockLayout
-from .block_states import ABSENT, RESIDENT, UNPROVEN, BlockStates
-from .cache_lock import CacheLock, Claims
-from .remote_files import RemoteFiles
+from .cache_folder import ABSENT, RESIDENT, STATES_FILE, UNPROVEN, BlockLayout, BlockStates, CacheLock, Claims, writing
+
+
+class RemoteFiles(Protocol):
+    """The files of one version of a dataset, by their paths in its folder. Picklable; used by several threads."""
+
+    @property
+    def url(self) -> str:
+        """Where the dataset lies, without credentials."""
+
+    def read(self, path: str, start: int, stop: int) -> bytes:
+        """Bytes ``start..stop-1`` of a file, all of them, with retries.
+
+        Raises ObjectChangedError where the file is not that of this version any more, and the other fetch errors.
+        """
+
+    def check(self) -> None:
+        """Raise ObjectChangedError if the dataset was replaced since this version was opened."""
+
+
+_IDLE_SECONDS = 5.0
+
+
+class _BlockFetcher:
+    """Runs ``load(number)`` in at most ``connections`` threads. `begin` is called in a forked child, which has none of them."""
+
+    def __init__(self, load: Callable[[int], None], connections: int) -> None:
+        self._load, self._connections = load, connections
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what was under way: its threads, and who waits, are another process's."""
+        self._changed = threading.Condition()
+        self._asked: deque[int] = deque()
+        self._futures: dict[int, Future[None]] = {}
+        self._plan: Iterator[int] = iter(())
+        self._threads = 0
+        self._closed = False
+
+    def fetch(self, numbers: Iterable[int]) -> None:
+        """Have these loaded, and wait for it. Raises the first error, when all that was begun has ended."""
+        futures = [self._ask(number) for number in numbers]
+        errors = [future.exception() for future in futures]
+        for error in errors:
+            if error is not None:
+                raise error
+
+    def plan(self, numbers: Iterable[int]) -> None:
+        """What to fetch when nobody waits, in this order, instead of what was planned before; errors end it silently."""
+        with self._changed:
+            if not self._closed:
+                self._plan = iter(numbers)
+                self._start(self._connections)
+
+    def close(self, *, wait: bool = False) -> None:
+        """Plan no more, and end the threads when they have done what they are at; ``wait``: until they have."""
+        with self._changed:
+            self._closed, self._plan = True, iter(())
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not (wait and self._threads))
+
+    def _ask(self, number: int) -> Future[None]:
+        with self._changed:
+            future = self._futures.get(number)
+            if future is None:
+                future = self._futures[number] = Future()
+                self._asked.append(number)
+                self._start(1)
+            return future
+
+    def _start(self, wanted: int) -> None:
+        self._changed.notify(wanted)
+        for _ in range(min(wanted, self._connections - self._threads)):
+            self._threads += 1
+            threading.Thread(target=self._work, name="rbdata-blocks", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                job = self._next()
+                if job is None and not self._closed:
+                    self._changed.wait(_IDLE_SECONDS)
+                    job = self._next()
+                if job is None:
+                    self._threads -= 1
+                    self._changed.notify_all()
+                    return
+            number, future, planned = job
+            try:
+                self._load(number)
+            except BaseException as error:
+                with self._changed:
+                    self._futures.pop(number, None)
+                    if planned:
+                        self._plan = iter(())
+                future.set_exception(error)
+            else:
+                with self._changed:
+                    self._futures.pop(number, None)
+                future.set_result(None)
+
+    def _next(self) -> tuple[int, Future[None], bool] | None:
+        """The next job; with the condition held."""
+        if self._asked:
+            number = self._asked.popleft()
+            return number, self._futures[number], False
+        for number in self._plan:
+            if number not in self._futures:
+                future = self._futures[number] = Future()
+                return number, future, True
+        return None
+
 
 #: Requests under way at once.
 CONNECTIONS = 16
 #: Part of the limit that is evicted at once.
-EVICTED_SHARE = 64
+_EVICTED_SHARE = 64
 #: A batch whose blocks were evicted by others so many times gives up.
-ATTEMPTS = 100
+_ATTEMPTS = 100
 _PUNCH_HOLE = 0x03  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 _TOO_SMALL = "give a larger cache_limit, smaller batches, or shuffle='blocks'"
 
@@ -61,10 +172,10 @@ class BlockCache:
     ) -> None:
         self.folder, self.manifest, self.layout, self.files = folder, manifest, layout, files
         self._text, self._expected = text, sums
-        self._known = BlockStates(folder / block_states.FILENAME, layout.count)
+        self._known = BlockStates(folder / STATES_FILE, layout.count)
         self.states, self._sums = self._known.states, self._known.sums
         self._lock, self._claims = CacheLock(folder), Claims(folder)
-        self._fetcher = BlockFetcher(self._load, CONNECTIONS)
+        self._fetcher = _BlockFetcher(self._load, CONNECTIONS)
         self._most = None if limit is None else (limit - layout.whole_bytes) // layout.block_bytes
         self._planned = np.empty(0, np.int64)
         self._failure: Exception | None = None
@@ -104,7 +215,7 @@ class BlockCache:
         if not len(blocks) or self.finished:
             yield
             return
-        for _ in range(ATTEMPTS):
+        for _ in range(_ATTEMPTS):
             self.ensure(blocks)
             with self._lock.shared():
                 if self.are_resident(blocks):
@@ -253,7 +364,7 @@ class BlockCache:
         with self._lock.shared() if self._most is None else self._lock.exclusive():
             if self._most is not None and path in self.layout.in_blocks:
                 self._make_room()
-            with cache_folder.writing(self.folder):
+            with writing(self.folder):
                 _write_at(self.folder / path, start, data)
             self._sums[blocks] = sums
             self.states[blocks] = RESIDENT
@@ -272,7 +383,7 @@ class BlockCache:
         free = np.setdiff1d(there, wanted)
         if len(free) < surplus:  # other processes hold the rest of the limit
             free = there
-        surplus = min(len(free), max(surplus, self._most // EVICTED_SHARE))
+        surplus = min(len(free), max(surplus, self._most // _EVICTED_SHARE))
         for block in np.random.default_rng().choice(free, surplus, replace=False).tolist():
             self.states[block] = ABSENT
             path, start, stop = self.layout.place(block)
@@ -285,7 +396,7 @@ class BlockCache:
         if not self._claims.take(self.layout.count):
             return
         try:
-            with cache_folder.writing(self.folder), self._lock.shared():  # no block goes meanwhile
+            with writing(self.folder), self._lock.shared():  # no block goes meanwhile
                 if not self.finished and bool((self.states == RESIDENT).all()):
                     self._check_unproven()
                     for path in self.layout.paths:

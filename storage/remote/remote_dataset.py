@@ -1,35 +1,89 @@
-"""A dataset that lies elsewhere, opened for reading: a `Dataset` whose files arrive as they are wanted."""
+"""A remote dataset, opened for reading: a `Dataset` whose rows are read after the blocks that hold them were fetched."""
 
 from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from ...amounts import plural
 from ...amounts import size as amount
-from ...errors import CacheError
+from ...errors import CacheError, DamagedDatasetError
 from ..block_checksums import BlockChecksums
 from ..codecs import codec_of
-from ..codecs.codec import Rows
+from ..codecs.codec import Rows, StoredRows
 from ..dataset import Dataset
 from ..episodes import FOLDER as EPISODES
 from ..episodes import EpisodeTable, open_episodes
 from ..leaf import Leaf
 from ..manifest import Manifest
 from ..memory_map import keep_freed_memory
-from .block_cache import BlockCache
-from .block_layout import layout_of
-from .cache_folder import check_room, open_session
-from .remote_files import RemoteFiles
-from .remote_rows import RemoteRows
+from .block_cache import BlockCache, RemoteFiles
+from .cache_folder import check_room, layout_of, open_session
+
+T = TypeVar("T")
+
+
+class _RemoteRows:
+    """As ``rows``, which a codec opened on the folder of a cache. Raises as `BlockCache.hold` when rows are read."""
+
+    def __init__(self, rows: StoredRows, cache: BlockCache) -> None:
+        self.leaf, self.count = rows.leaf, rows.count
+        self._rows, self._cache = rows, cache
+        self._file = codec_of(rows.leaf).path("blob")
+
+    def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
+        return self._read(first.numpy(), length, lambda: self._rows.windows(first, length))
+
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        return self._read(index.numpy(), 1, lambda: self._rows.take(index))
+
+    def block(self, start: int, stop: int) -> torch.Tensor:
+        # A copy: what a view shows may be evicted.
+        return self._read(np.array([start]), stop - start, lambda: self._rows.block(start, stop).clone())
+
+    def blocks(self, start: int, stop: int) -> np.ndarray:
+        """The blocks that rows ``start..stop-1`` lie in, int64, ascending; only what says where they lie is fetched."""
+        found = np.empty(0, np.int64)
+        extents = self._rows.extents(np.array([start]), stop - start)
+        while True:
+            with self._cache.hold(found):
+                path, low, high = next(extents)
+            found = self._with(found, path, low, high)
+            if path == self._file:
+                return found
+
+    def _read(self, first: np.ndarray, length: int, read: Callable[[], T], *, again: bool = True) -> T:
+        if self._cache.finished or not len(first) or length < 1:
+            return read()
+        found = np.empty(0, np.int64)
+        extents = self._rows.extents(first, length)
+        try:
+            while True:
+                with self._cache.hold(found):
+                    extent = next(extents, None)
+                    if extent is None:
+                        return read()
+                found = self._with(found, *extent)
+        except DamagedDatasetError:
+            # Blocks without checksums of their own may have arrived damaged.
+            if not (again and self._cache.forget(found)):
+                raise
+        return self._read(first, length, read, again=False)
+
+    def _with(self, found: np.ndarray, path: str, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        layout = self._cache.layout
+        if path not in layout.in_blocks:
+            return found
+        return np.concatenate([found, layout.of_bytes(path, low, high)])
+
 
 #: Bytes of a block where the dataset states no checksums of blocks. A random read waits for the latency of a request and for
 #: the bytes of a block, so a block should not take longer than the latency: 20 ms at 50 MB/s.
@@ -111,7 +165,7 @@ class RemoteDataset(Dataset):
         ends = [layout.of_file(path)[-1:] for path in split if path != codec.path("blob")]
         with self.cache.hold(np.concatenate(ends) if ends else np.empty(0, np.int64)):
             rows = codec.open_rows(self.path, count)
-        return RemoteRows(rows, self.cache) if split else rows
+        return _RemoteRows(rows, self.cache) if split else rows
 
     def fetch(self) -> Path:
         """Fetch all that is missing, and check it; returns the folder, which is a dataset of its own then.
@@ -136,7 +190,7 @@ class RemoteDataset(Dataset):
         found = [np.empty(0, np.int64)]
         before, last = self.episode_of(torch.tensor([start, stop - 1])).tolist()
         for rows in self.rows.values():
-            if isinstance(rows, RemoteRows):
+            if isinstance(rows, _RemoteRows):
                 state = rows.leaf.kind == "state"
                 found.append(rows.blocks(start + before * state, stop + (last + 1) * state))
         return np.concatenate(found)

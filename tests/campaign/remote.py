@@ -40,7 +40,7 @@ from rbdata.errors import (
 )
 from rbdata.storage import dataset as dataset_module
 from rbdata.storage.dataset import Dataset
-from rbdata.storage.remote import block_layout, remote_dataset
+from rbdata.storage.remote import cache_folder, remote_dataset
 from rbdata.storage.remote.remote_dataset import RemoteDataset
 from report import Report
 from servers import faulty_gcs, gcs_server, http_server
@@ -295,7 +295,7 @@ def run(rounds: int, seed: int, places: Collection[str] = PLACES) -> Report:
     with (
         tempfile.TemporaryDirectory(prefix="rbdata-remote-", ignore_cleanup_errors=True) as top,
         patch.object(remote_dataset, "BLOCK_BYTES", BLOCK),
-        patch.object(block_layout, "WHOLE", WHOLE),
+        patch.object(cache_folder, "WHOLE", WHOLE),
         patch.object(dataset_module, "GROUP_BYTES", GROUP),
         patch.dict(os.environ),
         ExitStack() as stack,

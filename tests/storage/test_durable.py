@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rbdata.datasets.ingest import listing
 from rbdata.storage.durable import open_plain, read_plain
-from rbdata.storage.remote.block_states import BlockStates, read_facts
+from rbdata.storage.remote.cache_folder import BlockStates, read_facts
 
 
 def test_reads_whole_files_up_to_a_size(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ OWN = {
     "storage/lock.py": "at most 64 KiB",
     "storage/manifest.py": "what was encoded the line before",
     "storage/outside_json.py": "the door itself",
-    "storage/remote/block_states.py": "the head of an own file",
+    "storage/remote/cache_folder.py": "the head of an own file",
 }
 
 

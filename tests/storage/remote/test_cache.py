@@ -18,7 +18,7 @@ from rbdata.errors import CacheError, ChecksumError, DamagedDatasetError, DiskSp
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import verify
 from rbdata.storage.manifest import read_manifest
-from rbdata.storage.remote import block_cache, block_states, cache_folder, remote_dataset
+from rbdata.storage.remote import block_cache, cache_folder, remote_dataset
 from rbdata.storage.remote.remote_dataset import RemoteDataset
 from storage_tools import add_block_table, make_episodes, write_dataset
 
@@ -252,7 +252,7 @@ def test_a_disk_that_is_full_before(files, tmp_path, monkeypatch):
 
 def test_the_states_of_blocks_have_no_holes(tmp_path):
     """Which would be filled through a map: without room on the disk that ends the process."""
-    block_states.create(tmp_path / "states", 20_000, {})
+    cache_folder.write_states(tmp_path / "states", 20_000, {})
     with (tmp_path / "states").open("rb") as file:
         assert os.lseek(file.fileno(), 0, os.SEEK_HOLE) == os.fstat(file.fileno()).st_size > 100_000
 

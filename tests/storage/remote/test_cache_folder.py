@@ -8,7 +8,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from rbdata.storage.remote.cache_lock import Claims
+from rbdata.storage.remote.cache_folder import Claims
 
 
 @pytest.fixture
