@@ -20,11 +20,11 @@ from ..storage.bounds import LeafBounds, leaf_bounds
 from ..storage.codecs import codec_of
 from ..storage.codecs.codec import Rows
 from ..storage.episodes import OUTCOMES, EpisodeTable
+from ..storage.integrity import open_array
 from ..storage.leaf import Leaf
 from ..storage.manifest import Manifest
 from ..storage.reference_scores import ReferenceScores, reference_scores
 from ..storage.schema import LARGE_ROW
-from ..storage.ted import open_array
 from .histogram import Histogram, count_values
 
 #: Rows that are read at most, in so many blocks.

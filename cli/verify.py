@@ -124,8 +124,8 @@ def run(
 def _repair(record: dict[str, Any], mirror: str | None, procs: int | None) -> None:
     """Make a damaged dataset whole, and check it again; remove what an interrupted repair left."""
     from ..datasets.repair import end_repair, repair
-    from ..storage.file_problems import Problem
     from ..storage.integrity import verify
+    from ..storage.manifest import Problem
     from .report import work
 
     folder, problems = Path(record["path"]), [Problem(**problem) for problem in record["problems"]]

@@ -22,10 +22,9 @@ from ..errors import (
     UsageError,
     refusing_exits,
 )
-from ..storage.file_problems import check_sizes
 from ..storage.folder import DatasetPlace, make_writable
 from ..storage.lock import WriterLock
-from ..storage.manifest import Manifest, read_manifest
+from ..storage.manifest import Manifest, check_sizes, read_manifest
 from . import catalogue
 from .fetch import open_location
 from .fetch.transports import open_mirror, open_raw

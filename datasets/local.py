@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Literal
 from .. import settings
 from ..errors import DatasetNotFoundError, NotADatasetError, RbdataError, UnknownDatasetError, UsageError
 from ..storage.durable import leads_nowhere
-from ..storage.file_problems import check_sizes
 from ..storage.folder import JOURNAL, DatasetPlace, disk_use, find_datasets, is_empty_folder, remove_empty
 from ..storage.journal import Journal
-from ..storage.manifest import FILENAME, why_missing
+from ..storage.manifest import FILENAME, check_sizes, why_missing
 from ..storage.snapshot import holds_dataset, pinned, read_snapshot
 from . import catalogue
 from .fetch.location import is_remote

@@ -19,8 +19,7 @@ from .. import settings
 from ..amounts import plural
 from ..errors import DatasetNotFoundError, FetchError, NotADatasetError, ObjectNotFoundError
 from ..storage.durable import read_plain
-from ..storage.manifest import FILENAME, LARGEST_MANIFEST, Manifest
-from ..storage.manifest_types import BLOCK_TABLE
+from ..storage.manifest import BLOCK_TABLE, FILENAME, LARGEST_MANIFEST, Manifest
 from .fetch import FetchOptions, Location, RemoteObject, open_location, read_all
 from .fetch.http_errors import replaced
 from .fetch.location import CONNECTIONS
@@ -106,8 +105,8 @@ def verify_remote(
     Nothing is kept on disk. Raises as `open_remote` does for what cannot be read.
     """
     from ..storage.checksums import BLOCK, Crc32c
-    from ..storage.file_problems import Problem
     from ..storage.integrity import Report
+    from ..storage.manifest import Problem
 
     location, item, _, manifest = _find(url, fetch)
     objects = _stat_files(location, manifest)

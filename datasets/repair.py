@@ -28,11 +28,9 @@ from ..errors import (
 from ..storage.block_checksums import Block, BlockChecksums, read_block_checksums, write_table
 from ..storage.checksums import sum_range
 from ..storage.durable import open_plain
-from ..storage.file_problems import Problem
 from ..storage.folder import DatasetPlace, remove_tree
 from ..storage.integrity import verify
-from ..storage.manifest import Manifest, read_manifest
-from ..storage.manifest_types import BLOCK_TABLE
+from ..storage.manifest import BLOCK_TABLE, Manifest, Problem, read_manifest
 from . import catalogue
 from .fetch import FetchOptions, Location, RemoteObject, open_location
 from .fetch.stream import stream

@@ -21,8 +21,7 @@ from typing import Any
 from ..errors import DamagedDatasetError
 from .checksums import BLOCK, crc32c, cut_ranges, join_ranges, sum_blocks
 from .durable import write_atomically
-from .manifest import Manifest
-from .manifest_types import BLOCK_TABLE
+from .manifest import BLOCK_TABLE, Manifest
 from .memory_map import read_file
 
 #: Bytes of a table: four for each 4 MiB, so that of 256 TiB.

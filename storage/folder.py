@@ -22,8 +22,7 @@ from ..amounts import size
 from ..errors import DatasetExistsError, DiskSpaceError, RbdataError, RootNotWritableError, UsageError
 from .durable import leads_nowhere, sync_folder
 from .lock import WriterLock
-from .manifest import FILENAME, read_manifest
-from .manifest_types import BLOCK_TABLE
+from .manifest import BLOCK_TABLE, FILENAME, read_manifest
 from .snapshot import aside, has_manifest, holds_dataset
 
 JOURNAL = "journal.jsonl"

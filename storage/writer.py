@@ -36,8 +36,7 @@ from .episodes import EpisodeTable
 from .folder import JOURNAL, RAW, DatasetPlace, holds_files, remove_links
 from .journal import Journal
 from .leaf import Leaf
-from .manifest import Manifest, write_manifest
-from .manifest_types import BLOCK_TABLE
+from .manifest import BLOCK_TABLE, Manifest, write_manifest
 from .parts import PARTS, TedSink, remove_unfinished
 from .plan_file import remove_plan, write_plan
 from .proof import find_changed

@@ -22,8 +22,7 @@ from rbdata.datasets.workers.engines.run_tasks import run_tasks
 from rbdata.errors import DamagedDatasetError
 from rbdata.storage import block_checksums, checksums, integrity
 from rbdata.storage.integrity import verify
-from rbdata.storage.manifest import read_manifest, write_manifest
-from rbdata.storage.manifest_types import BLOCK_TABLE
+from rbdata.storage.manifest import BLOCK_TABLE, read_manifest, write_manifest
 from servers import HttpServer, http_server
 from storage_tools import contents
 

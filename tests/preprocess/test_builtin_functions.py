@@ -17,8 +17,7 @@ from processes import RBDATA
 from rbdata.errors import UsageError
 from rbdata.preprocess.functions import BUILTIN, find_builtin
 from rbdata.storage.dataset import Dataset
-from rbdata.storage.integrity import verify
-from rbdata.storage.ted import check_invariants
+from rbdata.storage.integrity import check_invariants, verify
 
 ALONE = [
     ("clip_rewards", "flat", {"low": -0.5}),

@@ -17,8 +17,7 @@ from rbdata.preprocess.driver import preprocess
 from rbdata.preprocess.preprocess_request import Listener, Request
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.episodes import CUT, TERMINATED
-from rbdata.storage.integrity import verify
-from rbdata.storage.ted import check_invariants
+from rbdata.storage.integrity import check_invariants, verify
 from storage_tools import contents, make_episodes, write_dataset
 
 BATCH = 7

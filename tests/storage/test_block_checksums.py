@@ -17,8 +17,7 @@ from rbdata.storage.checksums import crc32c, cut_ranges
 from rbdata.storage.folder import JOURNAL
 from rbdata.storage.integrity import verify
 from rbdata.storage.journal import seal
-from rbdata.storage.manifest import FILENAME, read_manifest, write_manifest
-from rbdata.storage.manifest_types import BLOCK_TABLE
+from rbdata.storage.manifest import BLOCK_TABLE, FILENAME, read_manifest, write_manifest
 from storage_tools import LAYOUTS, Recipe, Stopped, contents, make_episodes, write_dataset
 
 SIZE = 4096

@@ -17,8 +17,7 @@ from rbdata.datasets.acquire import convert
 from rbdata.datasets.ingest.protocol import ConvertOptions
 from rbdata.datasets.ingest.request import Request
 from rbdata.storage.dataset import Dataset
-from rbdata.storage.integrity import verify
-from rbdata.storage.ted import check_invariants
+from rbdata.storage.integrity import check_invariants, verify
 
 
 def make(

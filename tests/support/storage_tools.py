@@ -25,8 +25,7 @@ from rbdata.storage.codecs import codec_of
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeBuilder, EpisodeTable
 from rbdata.storage.folder import DatasetPlace
-from rbdata.storage.manifest import Manifest, read_manifest, write_manifest
-from rbdata.storage.manifest_types import BLOCK_TABLE
+from rbdata.storage.manifest import BLOCK_TABLE, Manifest, read_manifest, write_manifest
 from rbdata.storage.schema import Leaf, Schema, ted_flags
 from rbdata.storage.writer import DatasetWriter, open_sink
 

@@ -20,8 +20,7 @@ from rbdata.datasets.acquire import download
 from rbdata.datasets.ingest.protocol import ConvertOptions
 from rbdata.datasets.ingest.request import Request
 from rbdata.storage.dataset import Dataset
-from rbdata.storage.integrity import verify
-from rbdata.storage.ted import check_invariants
+from rbdata.storage.integrity import check_invariants, verify
 from rlu_writer import make_episodes
 from rlu_writer import write_run as write_episodes
 from tensordict import TensorDict

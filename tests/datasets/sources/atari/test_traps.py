@@ -25,8 +25,7 @@ from rbdata.datasets.ingest.protocol import ConvertOptions
 from rbdata.datasets.ingest.request import Request
 from rbdata.errors import CorruptSourceError, DiskSpaceError, ObjectNotFoundError, RbdataError, UsageError
 from rbdata.storage.dataset import Dataset
-from rbdata.storage.integrity import verify
-from rbdata.storage.ted import check_invariants
+from rbdata.storage.integrity import check_invariants, verify
 from ted_tools import load_plainly
 
 REAL = DATA / "atari"

@@ -20,7 +20,7 @@ from rbdata.datasets.ingest.request import Request
 from rbdata.datasets.sources.atari.games import GAMES
 from rbdata.errors import CorruptSourceError
 from rbdata.storage.dataset import Dataset
-from rbdata.storage.ted import check_invariants
+from rbdata.storage.integrity import check_invariants
 
 REAL = DATA / "atari"
 

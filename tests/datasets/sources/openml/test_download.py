@@ -29,8 +29,7 @@ from rbdata.errors import (
     UsageError,
 )
 from rbdata.storage.dataset import Dataset
-from rbdata.storage.integrity import verify
-from rbdata.storage.ted import check_invariants
+from rbdata.storage.integrity import check_invariants, verify
 from tensordict import TensorDict
 
 QUICK = FetchOptions(attempts=3, backoff=0.01, silence_timeout=2)

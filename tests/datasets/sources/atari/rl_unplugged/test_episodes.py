@@ -19,8 +19,7 @@ from rbdata.datasets.ingest.request import Listener, Request
 from rbdata.datasets.sources.atari.rl_unplugged import decode
 from rbdata.errors import CorruptSourceError, ObjectNotFoundError
 from rbdata.storage.dataset import Dataset
-from rbdata.storage.integrity import verify
-from rbdata.storage.ted import check_invariants
+from rbdata.storage.integrity import check_invariants, verify
 from rlu_writer import Made, blobs, example, floats, frame, framed, ints, make_episodes, png, write_records, write_run
 
 DATA = DATA / "rl_unplugged"

@@ -15,11 +15,10 @@ from rbdata.errors import DamagedDatasetError, NotADatasetError
 from rbdata.storage import manifest as manifests
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.episodes import TERMINATED, TRUNCATED, EpisodeTable
-from rbdata.storage.integrity import verify
+from rbdata.storage.integrity import check_invariants, verify
 from rbdata.storage.leaf import DTYPES
 from rbdata.storage.manifest import FILENAME, read_manifest, write_manifest
 from rbdata.storage.schema import Schema
-from rbdata.storage.ted import check_invariants
 from storage_tools import LAYOUTS, columns, contents, make_episodes, names, write_dataset
 from ted_tools import load_plainly
 from tensordict import TensorDict
