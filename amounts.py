@@ -1,6 +1,9 @@
-"""Sizes, counts, shares and durations in words. Pure functions, for the command line and for cards."""
+"""Sizes, counts, shares, durations and tables as people read them: for the command line, cards and notebooks."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
 
 #: Of a batch, a stack, a slice or a look ahead: numbers and sizes of what is read then fit into 64 bits.
 MOST_RECORDS = 1 << 32
@@ -56,3 +59,17 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def html_table(title: str, rows: Iterable[Sequence[object]], head: Sequence[str] = (), most: int = 40) -> str:
+    """A title and a table, all text escaped; rows beyond ``most`` are counted only."""
+    shown = list(rows)
+    lines = [_row("th", head)] if head else []
+    lines += [_row("td", row) for row in shown[:most]]
+    if len(shown) > most:
+        lines.append(_row("td", [f"and {len(shown) - most:,} more"]))
+    return f"<div><b>{escape(title)}</b><table>{''.join(lines)}</table></div>"
+
+
+def _row(tag: str, cells: Sequence[object]) -> str:
+    return f"<tr>{''.join(f'<{tag}>{escape(str(cell))}</{tag}>' for cell in cells)}</tr>"

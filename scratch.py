@@ -1,8 +1,8 @@
-"""Temporary folders that do not stay when the process that made them is killed.
+"""Temporary folders that are removed when the process that made them ends, and whether a process of a number is running.
 
-A process holds a lock (``flock``) on its folder, which the system takes back when the process ends, however it ends. The
-next process of the same user on the same machine that makes such a folder in the same place removes those that nobody
-holds. Where a file system has no such locks, those whose process, by its number in their names, has ended.
+A process holds a lock (``flock``) on its folder, which the system releases when the process ends, however it ends. The next
+process of the same user on the same machine that makes such a folder in the same place removes those that nobody holds. On a
+file system without such locks, it removes those whose process, by the number in their names, has ended.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import socket
 import tempfile
 import weakref
+import zlib
 from contextlib import suppress
 from pathlib import Path
-
-from .running import is_running, machine
 
 
 class ScratchFolder:
@@ -81,3 +81,27 @@ def _hold(folder: Path, *, unlockable: bool) -> int | None:
         return held
     os.close(held)
     return None
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is a process of this number on this machine, of any user."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        pass  # another user's
+    return True
+
+
+def pid_space() -> str:
+    """What tells the process numbers of one container from those of another: they may share the name of their host."""
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
+def machine() -> str:
+    """Eight hex digits of what process numbers are unique in."""
+    return f"{zlib.crc32(f'{socket.gethostname()} {pid_space()}'.encode()):08x}"

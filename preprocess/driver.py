@@ -255,7 +255,7 @@ def _write_parts(
     """Write and append the parts of all chunks. Returns the estimate, the records of the parts by chunk, and the
     observations whose successor is not that of the following step."""
     config, chunks = context.config, context.chunks
-    writer.lay_out(layout.schema, layout.filled, len(chunks))
+    writer.set_schema(layout.schema, layout.filled, len(chunks))
     records = writer.parts_done()
     estimate = _estimate(context, layout, probe, records, engine)
     listener.on_estimate(estimate)

@@ -20,14 +20,13 @@ import torch
 from tensordict import TensorDict
 
 from .. import plugins
-from ..amounts import plural
+from ..amounts import html_table, plural
 from ..amounts import size as amount
 from ..errors import RbdataError, UnknownKeyError, UsageError
 from ..keywords import LazyModule
 from .codecs import codec_of
 from .codecs.codec import Rows
 from .episodes import EpisodeTable, map_episodes
-from .html_table import html_table
 from .manifest import Manifest
 from .memory_map import keep_freed_memory, map_array
 from .nesting import nest

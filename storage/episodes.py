@@ -21,11 +21,10 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from ..amounts import count, real
+from ..amounts import count, html_table, real
 from ..errors import DamagedDatasetError, InvariantError
 from .checksums import record_of
 from .durable import open_anew
-from .html_table import html_table
 from .memory_map import map_array, verify_hint
 from .tensordict_folder import write_meta
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..amounts import plural
+from ..amounts import html_table, plural
 from ..amounts import size as amount
 from ..errors import DamagedDatasetError, DatasetBusyError, RbdataError
 from .block_checksums import Block, BlockChecksums, read_block_checksums
@@ -26,7 +26,6 @@ from .checksums import BLOCK, join_ranges, sum_pieces
 from .codecs import codec_of
 from .durable import is_about_reader
 from .episodes import TERMINATED, open_episodes
-from .html_table import html_table
 from .leaf import Leaf
 from .manifest import BLOCK_TABLE, Manifest, Problem, check_sizes
 from .memory_map import map_array, verify_hint

@@ -1,10 +1,16 @@
-"""The journal of an unfinished dataset: what is already done, one JSON object a line.
+"""The journal and the plan of an unfinished dataset: what is done, and what it will be.
 
-The first line says what is being made: a fingerprint of everything that decides the resulting bytes. Each later line
-records one finished piece of work and is synced before the work counts as done. Every line begins with the crc32c (8 hex
-digits) of all records up to its own, so that a line that was changed, moved or lost ends the journal there: what follows is
-not believed. A line cut short by a crash is the last one, and is ignored; the next line takes its place. Reading changes
-nothing: `rbdata list` reads the journal of a writer at work.
+``journal.jsonl`` has one JSON object a line. The first line is a fingerprint of everything that decides the resulting bytes.
+Each later line records one finished piece of work and is synced before the work counts as done. Every line begins with the
+crc32c (8 hex digits) of all records up to its own, so that a line that was changed, moved or lost ends the journal there: what
+follows is ignored. A crash can cut the last line short; it is ignored too, and the next line takes its place. Reading changes
+nothing: `rbdata list` reads the journal of a running writer.
+
+``plan.json`` is the manifest as it will be, except for what is known only at the end; it is for readers that do not wait until
+the dataset is complete. It exists while the leaves that the plan has written (the small ones, the episode table, the
+dictionaries) are whole and synced, which its ``files`` list with their checksums; a run that rewrites them removes it first.
+Together with the journal it says what may be read: the state rows of the parts that were appended without a gap, and the whole
+episodes among these.
 """
 
 from __future__ import annotations
@@ -17,7 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from .checksums import Crc32c
-from .durable import open_plain, write_atomically
+from .durable import open_plain, sync_files, sync_folder, write_atomically
+from .folder import JOURNAL
+from .manifest import Manifest, write_manifest
 
 _SEAL = 9  # characters: the checksum and a space
 
@@ -34,7 +42,7 @@ class Journal:
         self._read()
 
     def start(self, fingerprint: str) -> None:
-        """Begin anew."""
+        """Begin an empty journal."""
         self.fingerprint = fingerprint
         self.entries = []
         self._sound, self._sum = 0, Crc32c()
@@ -50,7 +58,7 @@ class Journal:
         self.entries.extend(entries)
 
     def forget(self, is_lost: Callable[[dict[str, Any]], bool]) -> None:
-        """Drop entries: what they record was lost, or is of no use."""
+        """Drop entries whose work was lost or is of no use."""
         kept = [entry for entry in self.entries if not is_lost(entry)]
         if len(kept) < len(self.entries):
             self.entries, self._sum = kept, Crc32c()
@@ -64,12 +72,12 @@ class Journal:
 
     @property
     def command(self) -> str:
-        """The command line that continues the work; empty where it was begun in Python."""
+        """The command line that resumes the work; empty where Python code began it."""
         lines = [entry.get("line") for entry in self.entries if entry.get("kind") == "command"]
         return lines[-1] if lines and isinstance(lines[-1], str) and lines[-1].isprintable() else ""
 
     def record_command(self, line: str) -> None:
-        """Set ``command``; nothing to do where the line is empty or the same as before."""
+        """Set ``command``, unless the line is empty or the same as before."""
         if line and line != self.command:
             self.record({"kind": "command", "line": line})
 
@@ -80,7 +88,7 @@ class Journal:
                 lines = file.read().split(b"\n")
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO):
-                return  # there is none, but perhaps a link, a pipe or a folder
+                return  # no journal, or a link, a pipe or a folder in its place
             raise
         records: list[dict[str, Any]] = []
         checksum = Crc32c()
@@ -121,7 +129,7 @@ def seal(records: Iterable[dict[str, Any]], checksum: Crc32c) -> bytes:
 
 
 def _parse(data: bytes) -> dict[str, Any] | None:
-    """A record; None for what no writer records."""
+    """A record; None for a line that no writer writes."""
     try:
         record = json.loads(data)
     except (ValueError, RecursionError):
@@ -129,3 +137,25 @@ def _parse(data: bytes) -> dict[str, Any] | None:
     if not isinstance(record, dict) or not isinstance(record.get("number"), (int, str, type(None))):
         return None
     return record
+
+
+PLAN = "plan.json"
+
+
+def write_plan(folder: Path, manifest: Manifest) -> None:
+    """Sync ``manifest.files``, then write the plan: from here on readers open the folder."""
+    sync_files(folder, manifest.files)
+    write_manifest(folder, manifest, PLAN)
+
+
+def remove_plan(folder: Path) -> None:
+    """Remove the plan before the leaves are rewritten: no further reader opens the folder."""
+    if (folder / PLAN).exists():
+        (folder / PLAN).unlink()
+        sync_folder(folder)
+
+
+def finished_in_order(folder: Path) -> int:
+    """How many parts were appended without a gap, by the journal."""
+    merged = Journal(folder / JOURNAL).find("merged")
+    return next(number for number in range(len(merged) + 1) if number not in merged)

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DatasetBusyError
-from ..running import is_running, machine, pid_space
+from ..scratch import is_running, machine, pid_space
 from .durable import open_plain
 
 TOUCH_EVERY = 20.0

@@ -47,8 +47,8 @@ from ..errors import DamagedDatasetError, FormatVersionError, NotADatasetError, 
 from .checksums import crc32c
 from .durable import is_about_reader, leads_nowhere, read_plain, write_atomically
 from .leaf import Leaf
-from .outside_json import parse_json
 from .schema import Schema, check_ted
+from .untrusted_json import parse_json
 
 #: The file of the checksums of blocks; no leaf has this name.
 BLOCK_TABLE = "blocks.crc32c"

@@ -1,12 +1,16 @@
-"""A dataset that is still being written, opened for reading: the episodes of the parts that are finished."""
+"""The first episodes of a dataset: of one that is being written (`PartialDataset`), or of an open one (`DatasetPrefix`)."""
 
 from __future__ import annotations
 
 import time
 import warnings
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
+import torch
 
 from ..amounts import plural
 from ..errors import DatasetNotFoundError, RbdataError, StoppedError, StoppedWarning, UsageError
@@ -14,10 +18,9 @@ from .codecs.codec import Rows
 from .dataset import Dataset, open_leaf
 from .episodes import EpisodeTable, open_episodes
 from .folder import JOURNAL, DatasetPlace
-from .journal import Journal
-from .manifest import Manifest
+from .journal import PLAN, Journal, finished_in_order
+from .manifest import Manifest, read_manifest
 from .memory_map import keep_freed_memory
-from .plan_file import PLAN, finished_in_order, first_episodes, is_outcome, read_plan, whole_episodes
 from .snapshot import pinned
 
 #: Seconds between two looks at what a writer has finished.
@@ -137,7 +140,7 @@ class PartialDataset(Dataset):
 
     def _is_another_written(self) -> bool:
         try:
-            return not is_outcome(self.plan, read_plan(self.place.working))
+            return not is_outcome(self.plan, read_manifest(self.place.working, PLAN))
         except (RbdataError, OSError):
             return False  # there is no plan, or not yet
 
@@ -182,7 +185,7 @@ def open_partial(place: DatasetPlace, *, wait: float = 0.0, unfinished: bool = F
 
 def _map_finished(folder: Path) -> _Found:
     """The episodes whose parts are finished, of a working folder with a plan."""
-    plan, finished = read_plan(folder), finished_in_order(folder)
+    plan, finished = read_manifest(folder, PLAN), finished_in_order(folder)
     table = open_episodes(folder, plan.episodes, plan.steps)
     manifest, table = first_episodes(plan, table, whole_episodes(table, plan.parts[:finished]))
     leaves = manifest.schema if manifest.episodes else ()  # files that are appended to are not there before
@@ -200,3 +203,67 @@ def _reopen(root: Path, dataset_id: str, plan: Manifest, episodes: int) -> Parti
     if opened.manifest.episodes < episodes:
         raise UsageError(f"{opened!r} had {episodes} episodes when it was pickled")
     return opened
+
+
+def whole_episodes(table: EpisodeTable, parts: Sequence[dict[str, int]]) -> int:
+    """How many episodes lie wholly in the first parts (as the manifest records them); ``table`` is of the whole dataset."""
+    states = sum(part.get("states", 0) for part in parts)
+    ends = table.start + table.length + np.arange(1, len(table) + 1)  # an episode of n steps has n + 1 states
+    return int(np.searchsorted(ends, states, "right"))
+
+
+def is_outcome(plan: Manifest, manifest: Manifest) -> bool:
+    """Whether a finished dataset, or another plan, is what was planned: its small leaves and its parts are the same."""
+    if (plan.id, plan.steps, plan.episodes) != (manifest.id, manifest.steps, manifest.episodes):
+        return False
+    same_files = all(manifest.files.get(path) == ranges for path, ranges in plan.files.items())
+    return same_files and _layouts(plan) == _layouts(manifest) and plan.schema == manifest.schema
+
+
+def _layouts(manifest: Manifest) -> list[tuple[object, object]]:
+    return [(part.get("layout"), part.get("states")) for part in manifest.parts]
+
+
+def first_episodes(manifest: Manifest, table: EpisodeTable, episodes: int) -> tuple[Manifest, EpisodeTable]:
+    """The manifest and the episode table of a dataset's first episodes alone."""
+    columns = (table.start, table.length, table.returns, table.outcome, table.midway)
+    first = EpisodeTable(*(column[:episodes] for column in columns))
+    returns, lengths = first.summary()
+    kept = replace(manifest, steps=first.steps, episodes=episodes, returns=returns, lengths=lengths)
+    return kept, first
+
+
+class DatasetPrefix(Dataset):
+    """The first ``episodes`` of a dataset as it is when this is made. Steps, episodes and rows have the same numbers."""
+
+    def __init__(self, dataset: Dataset, episodes: int) -> None:
+        self.whole, self.path = dataset, dataset.path
+        self.manifest, self._table = first_episodes(dataset.manifest, dataset.episodes, episodes)
+        self._stored = {
+            name: _FirstRows(rows, self.manifest.rows(rows.leaf)) for name, rows in dict(dataset.rows).items()
+        }
+
+    def _count(self, name: str) -> int:
+        return self.whole._count(name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DatasetPrefix, (self.whole, self.manifest.episodes)
+
+    def __repr__(self) -> str:
+        return f"DatasetPrefix({self.whole!r}, steps={len(self)}, episodes={self.manifest.episodes})"
+
+
+class _FirstRows:
+    """The first ``count`` rows of a leaf."""
+
+    def __init__(self, rows: Rows, count: int) -> None:
+        self.leaf, self.count, self._rows = rows.leaf, count, rows
+
+    def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
+        return self._rows.windows(first, length)
+
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        return self._rows.take(index)
+
+    def block(self, start: int, stop: int) -> torch.Tensor:
+        return self._rows.block(start, stop)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import DamagedDatasetError, DatasetExistsError, UsageError, reason
 from .checksums import crc32c
 from .durable import write_atomically
-from .outside_json import parse_json
+from .untrusted_json import parse_json
 
 if TYPE_CHECKING:
     import torch

@@ -2,22 +2,24 @@
 
 1. *Plan*: step leaves and the episode table are written from what is cheap to read; all row counts are then known.
 2. *Fill*: workers fill the state leaves, part by part (``parts``); the journal records every finished part. Finished
-   compressed parts are appended to the blob in order, while later ones are still on their way.
+   compressed parts are appended to the blob in order, while later ones are still being filled.
 3. *Commit*: the manifest is written and the working folder renamed to the dataset.
 
-Where the row counts are only known when a part is done (`preprocess`), all bulk leaves are *appended*: as compressed parts
-are, every part is a file of its own until its turn comes, and the plan (episode table, constant leaves) follows the fill.
+Where the row counts are only known when a part is done (`preprocess`), all bulk leaves are *appended*: like compressed parts,
+every part is a file of its own until its turn comes, and the plan (episode table, constant leaves) follows the fill.
 
-Killed at any moment, the next writer with the same fingerprint goes on from the journal and ends with the same bytes. A
-working folder with another fingerprint is not silently thrown away.
+Killed at any moment, the next writer with the same fingerprint resumes from the journal and ends with the same bytes; what
+earlier runs finished is compared with its checksums once. A working folder with another fingerprint is not silently discarded.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ import numpy as np
 
 from ..errors import DamagedDatasetError, RbdataError, UnfinishedDatasetError
 from .block_checksums import write_table
-from .checksums import crc32c, join_ranges
+from .checksums import crc32c, join_ranges, sum_range
 from .codecs import PLAIN, codec_of
 from .codecs.codec import Codec, Sink
 from .column_writer import ColumnWriter
@@ -34,29 +36,27 @@ from .durable import copy_anew, open_plain, preallocate, sync_files, write_atomi
 from .episodes import FOLDER as EPISODES
 from .episodes import EpisodeTable
 from .folder import JOURNAL, RAW, DatasetPlace, holds_files, remove_links
-from .journal import Journal
+from .journal import Journal, remove_plan, write_plan
 from .leaf import Leaf
 from .manifest import BLOCK_TABLE, Manifest, write_manifest
 from .parts import PARTS, TedSink, remove_unfinished
-from .plan_file import remove_plan, write_plan
-from .proof import find_changed
 from .schema import Schema
 from .tensordict_folder import write_meta
 
 Files = dict[str, list[list[Any]]]
 
-#: Kinds of entries without which there is nothing to go on with.
+#: Kinds of entries that a run can resume from.
 _WORK = {"part", "merged", "statistics", "copy", "log"}
-#: What is appended before the first part.
+#: The record of appended rows before the first part.
 _NOTHING = {"blob": 0, "rows": 0}
 
 
 class DatasetWriter:
     """Writes one dataset. Use it with the place's lock held.
 
-    ``fingerprint`` is a string that stands for everything the resulting bytes depend on. ``restart`` throws unfinished
-    work away instead of going on with it, except what a restart of the same fingerprint began; without it, unfinished
-    work of another fingerprint raises UnfinishedDatasetError.
+    ``fingerprint`` is a string that stands for everything the resulting bytes depend on. ``restart`` discards unfinished
+    work instead of resuming it, except what a restart of the same fingerprint began; without it, unfinished work of another
+    fingerprint raises UnfinishedDatasetError.
     ``bulk`` names the leaves that workers fill in ``parts`` parts; the plan appends all others. ``appended``: parts of
     all leaves are appended (`Codec.open_appender` writes them); none has its place in a preallocated file. ``command`` is
     the command line of this run, which continues it, if there is one.
@@ -82,8 +82,8 @@ class DatasetWriter:
         remove_links(self.folder)
         journal = Journal(self.folder / JOURNAL)
         same = journal.fingerprint == fingerprint
-        going_on = same and (not restart or bool(journal.find("restart")))
-        if not going_on and (restart or journal.fingerprint is None or not _holds_work(journal, self.folder)):
+        resumes = same and (not restart or bool(journal.find("restart")))
+        if not resumes and (restart or journal.fingerprint is None or not _holds_work(journal, self.folder)):
             place.discard_working()
             self.folder.mkdir(parents=True)
             journal = Journal(self.folder / JOURNAL)
@@ -106,8 +106,8 @@ class DatasetWriter:
             self._record_plan()
         journal.record_command(command)
 
-    def lay_out(self, schema: Schema, bulk: tuple[str, ...] = (), parts: int = 0) -> None:
-        """Set what is only known when the raw files have been looked into; before ``columns``, if at all."""
+    def set_schema(self, schema: Schema, bulk: tuple[str, ...] = (), parts: int = 0) -> None:
+        """Set the schema and the number of parts, where only the raw files tell them; before ``columns``, if at all."""
         self.schema, self.parts = schema, parts
         self.bulk = tuple(schema[name] for name in bulk)
         if self.appended and self._journal.find("plan")[None].get("parts") != parts:
@@ -117,25 +117,25 @@ class DatasetWriter:
         self._journal.record({"kind": "plan", "parts": self.parts})
 
     def remember(self, kind: str, content: Mapping[str, Any], number: int | str = 0) -> None:
-        """Keep something that was found out for the next run, should this one be interrupted."""
+        """Record a result for the next run, in case this one is interrupted."""
         self._journal.record({**content, "kind": kind, "number": number})
 
     def remembered(self, kind: str) -> dict[Any, dict[str, Any]]:
-        """What an interrupted run found out of this kind, by number."""
+        """The results of this kind that an interrupted run recorded, by number."""
         return self._journal.find(kind)
 
     def forget(self, kind: str, number: int | str = 0) -> None:
-        """Drop what was remembered: it is not so any more."""
+        """Drop a recorded result that is no longer valid."""
         self._journal.forget(lambda entry: (entry.get("kind"), entry.get("number")) == (kind, number))
 
     def holds_work(self) -> bool:
-        """Whether there is anything that the next run can go on with. Reads no files."""
+        """Whether the next run can resume from anything. Reads no files."""
         return _holds_work(self._journal, self.folder)
 
     # -- plan ------------------------------------------------------------------------------------------------------
 
     def columns(self) -> ColumnWriter:
-        """Where the plan appends step rows; they are written anew on every run, and come out the same."""
+        """Where the plan appends step rows; every run writes them again, with the same bytes."""
         remove_plan(self.folder)
         return ColumnWriter(self.folder, Schema(tuple(leaf for leaf in self.schema.steps if leaf not in self.bulk)))
 
@@ -184,7 +184,7 @@ class DatasetWriter:
         self.files[name] = [[len(data), crc32c(data)]]
 
     def publish(self, manifest: Manifest) -> None:
-        """Let others read what is finished, from now on; when the dictionaries are stored. ``files`` are filled in here."""
+        """Let others read the finished parts from now on; call it once the dictionaries are stored. Fills in ``files``."""
         manifest.files = {path: [record[:2] for record in records] for path, records in sorted(self.files.items())}
         write_plan(self.folder, manifest)
 
@@ -208,7 +208,7 @@ class DatasetWriter:
         }
 
     def _prove(self) -> None:
-        """Forget what earlier runs finished and what is no longer as they wrote it, since a disk failed or a file changed."""
+        """Forget the parts of earlier runs whose bytes changed since, because a disk failed or a file was edited."""
         if self._is_proved:
             return
         finished, merged = self._journal.find("part"), self._journal.find("merged")
@@ -340,13 +340,13 @@ class DatasetWriter:
 
 
 def _holds_work(journal: Journal, folder: Path) -> bool:
-    """Whether there is anything in a working folder that a run can go on with."""
+    """Whether a run can resume from anything in a working folder."""
     kinds = {entry.get("kind") for entry in journal.entries}
     return bool(kinds & _WORK) or holds_files(folder / RAW) or holds_files(folder / PARTS)
 
 
 def finished_parts(folder: Path, fingerprint: str, *, restart: bool = False) -> set[int] | None:
-    """The parts that the next run with this fingerprint finds finished, by the journal; None where it begins anew."""
+    """The parts that the next run with this fingerprint finds finished, by the journal; None where it starts over."""
     journal = Journal(folder / JOURNAL)
     if journal.fingerprint != fingerprint or (restart and not journal.find("restart")):
         return None
@@ -368,3 +368,54 @@ def open_sink(folder: Path, leaf: Leaf, number: int, first: int, rows: int, stat
 def fingerprint(content: Mapping[str, Any]) -> str:
     """A short string for everything the resulting bytes depend on."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+#: A disk that does not give back what was written; other errors (too many open files) say nothing about the work.
+_LOST = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EIO}
+
+Records = Mapping[int, Mapping[str, Any]]
+
+
+def find_changed(
+    folder: Path, in_parts: Sequence[Codec], in_place: Collection[str], finished: Records, merged: Records
+) -> set[int]:
+    """The numbers of parts whose files, or whose rows in the leaves' files, are not what was recorded of them.
+
+    ``in_parts`` are the leaves whose parts are appended (``merged``: the entries of those that are), ``in_place`` the files in
+    which every part has its place. Everything is read once, by several threads.
+    """
+
+    def is_proved(number: int) -> bool:
+        try:
+            return _is_in_place(folder, in_place, finished[number]) and all(
+                codec.has_appended(folder, merged[number]["leaves"][codec.leaf.name])
+                if number in merged
+                else codec.part_is_there(folder, number, finished[number]["leaves"][codec.leaf.name], contents=True)
+                for codec in in_parts
+            )
+        except OSError as error:
+            if error.errno in _LOST:
+                return False
+            raise
+        except (RbdataError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
+            return False  # a record that no writer makes
+
+    numbers = {*finished, *merged}
+    counted = sorted(number for number in numbers if isinstance(number, int))
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1), "rbdata-proof") as pool:
+        return numbers - {number for number, proved in zip(counted, pool.map(is_proved, counted)) if proved}
+
+
+def _is_in_place(folder: Path, in_place: Collection[str], record: Mapping[str, Any]) -> bool:
+    """Whether the rows of a part that were written at their places are those recorded."""
+    records = [leaf for leaf in record["leaves"].values() if "begin" in leaf]
+    if {path for leaf in records for path in leaf["ranges"]} != set(in_place):
+        return False
+    for leaf in records:
+        for path, ranges in leaf["ranges"].items():
+            begin = leaf["begin"][path]
+            for length, checksum, *_ in ranges:
+                if sum_range(folder / path, begin, length) != [length, checksum]:
+                    return False
+                begin += length
+    return True

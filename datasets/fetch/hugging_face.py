@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import quote, urlsplit
 
 from ...errors import FetchError, ForbiddenError, ObjectNotFoundError, UsageError
-from ...storage.outside_json import parse_json
+from ...storage.untrusted_json import parse_json
 from .base_location import BaseLocation
 from .http import HttpLocation
 from .http_errors import MISSING, status_of, transient

@@ -229,7 +229,7 @@ class _Run:
         if job.staging:
             expected = stage_all(job, writer, self._procs, self.request.engine, self.listener)
         job.inspect_files(paths)
-        writer.lay_out(job.schema, job.bulk, job.parts())
+        writer.set_schema(job.schema, job.bulk, job.parts())
         plan = self._plan(paths)
         samples = cache(job.sample_rows)
         dictionary = self._make_dictionary(samples)

@@ -138,7 +138,7 @@ def write_states(path: Path, blocks: int, facts: dict[str, Any]) -> None:
     write_atomically(path, header.ljust(_size(blocks), b"\0"))
 
 
-def _read_header(path: Path) -> dict[str, Any] | None:
+def read_header(path: Path) -> dict[str, Any] | None:
     """The facts that `write_states` wrote; None where there is no file, or what a crash left of one.
 
     Raises CacheError for the file of another version of rbdata.
@@ -309,7 +309,7 @@ def _enter(folder: Path, session: int, text: bytes, layout: BlockLayout, url: st
     _refuse_links(folder, layout)
     url = url[:300]  # the header of the states has 4 KiB
     path, boot = folder / STATES_FILE, _boot()
-    facts = _read_header(path)
+    facts = read_header(path)
     wanted = {"manifest": crc32c(text), "bytes": len(text), "block_bytes": layout.block_bytes}
     if facts is not None and any(facts.get(name) != value for name, value in wanted.items()):
         what = f"an earlier version of {url}" if facts.get("url") == url else f"another dataset, {facts.get('url')}"

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...amounts import MOST_RECORDS, plural
+from ...amounts import MOST_RECORDS, html_table, plural
 from ...errors import UsageError
 from ...keywords import check_keywords
-from ..html_table import html_table
 from .argument_checks import (
     check_batch_size,
     check_consumption,

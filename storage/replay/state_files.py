@@ -26,8 +26,8 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 
 from ...errors import DamagedDatasetError, RbdataError, UsageError, reason
 from ..memory_map import element_bytes
-from ..outside_json import parse_json
 from ..tensordict_folder import dtype_named, is_known_dtype, read_json, regular_size
+from ..untrusted_json import parse_json
 
 #: Version 1 is written where it is enough.
 FORMAT_VERSION, FORMAT_VERSION_OF_TYPES = 1, 2

@@ -12,7 +12,7 @@ from rbdata.datasets.background_download import BackgroundDownload, DownloadingD
 from rbdata.datasets.download_process import plain
 from rbdata.errors import StoppedError, StoppedWarning, UnknownDatasetError, UsageError
 from rbdata.storage.dataset import Dataset
-from rbdata.storage.plan_file import PLAN
+from rbdata.storage.journal import PLAN
 from rbdata.storage.replay.storages import dataset_storage
 from servers import http_server
 

@@ -21,8 +21,8 @@ from rbdata.datasets.ingest.request import Listener, Request
 from rbdata.errors import DamagedDatasetError, DatasetNotFoundError, StoppedError, StoppedWarning, UsageError
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.folder import JOURNAL, DatasetPlace
+from rbdata.storage.journal import PLAN
 from rbdata.storage.partial_dataset import PartialDataset
-from rbdata.storage.plan_file import PLAN
 
 ID = "atari/Qbert/2"
 LAYOUTS = [{"codec": "raw"}, {"codec": "zstd"}, {"layout": "ted"}]

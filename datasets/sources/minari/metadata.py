@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from ....errors import CorruptSourceError, UsageError, reason
-from ....storage.outside_json import parse_json
+from ....storage.untrusted_json import parse_json
 from ...ingest.spaces import Json, box_json, multi_discrete_json, text_json
 
 FORMATS = ("hdf5", "arrow", "parquet")

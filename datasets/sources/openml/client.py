@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from ....errors import CorruptSourceError, FetchError, ObjectNotFoundError
-from ....storage.outside_json import parse_json
+from ....storage.untrusted_json import parse_json
 from ...fetch import Location, RemoteObject
 from ...fetch.http_errors import transient
 from ...fetch.location import Pages

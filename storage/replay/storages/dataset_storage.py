@@ -19,8 +19,7 @@ import torch
 
 from ....errors import RbdataError, ReadOnlyError, StoppedWarning, UsageError
 from ...dataset import Dataset
-from ...dataset_prefix import DatasetPrefix
-from ...partial_dataset import PartialDataset
+from ...partial_dataset import DatasetPrefix, PartialDataset
 from ...remote.remote_dataset import RemoteDataset
 from ..windows.draw import Key
 from ..windows.edges import Edges

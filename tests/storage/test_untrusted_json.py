@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 
 import pytest
-from rbdata.storage import outside_json
-from rbdata.storage.outside_json import DEEPEST, parse_json
+from rbdata.storage import untrusted_json
+from rbdata.storage.untrusted_json import DEEPEST, parse_json
 
-PACKAGE = Path(outside_json.__file__).parents[1]
+PACKAGE = Path(untrusted_json.__file__).parents[1]
 #: What reads JSON that rbdata, the user or a program of this machine wrote, or of at most 1 MiB.
 OWN = {
     "cli/source_options.py": "an option that is typed",
@@ -28,7 +28,7 @@ OWN = {
     "storage/journal.py": "lines that are sealed",
     "storage/lock.py": "at most 64 KiB",
     "storage/manifest.py": "what was encoded the line before",
-    "storage/outside_json.py": "the door itself",
+    "storage/untrusted_json.py": "the door itself",
     "storage/remote/cache_folder.py": "the head of an own file",
 }
 

@@ -1,8 +1,8 @@
-"""JSON that somebody else wrote: decoded where its text is long enough for what it holds, and not nested deeper than code goes.
+"""JSON from an untrusted source, with limits on what it may expand to in memory and on its depth.
 
 A list takes 64 bytes of memory and an object 200, which the text writes as ``[],`` and ``{},``: 10 MB of them become 0.3 GB,
-and twice that where they are copied once. The densest texts that there are, bounds of pictures written in full, have a list in
-5 bytes; objects have names and values. Counting brackets takes a hundredth of the time of decoding.
+and twice that when they are copied once. The densest real texts, bounds of pictures written in full, have a list in 5 bytes;
+objects have names and values. Counting brackets takes a hundredth of the time of decoding.
 """
 
 from __future__ import annotations
