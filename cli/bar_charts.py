@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from .. import amounts
 from ..amounts import exact_percent
-from . import text
 
 if TYPE_CHECKING:
     from ..cards.histogram import Histogram
@@ -41,11 +41,11 @@ def chart(title: str, histogram: Histogram, *, blocks: bool = True, width: int =
     """A title and the histogram below it, at most ``width`` columns wide: a bar for each value, or columns for bins."""
     lines = [title]
     if histogram.not_finite:
-        lines.append(f"  not finite: {text.count(histogram.not_finite)}")
+        lines.append(f"  not finite: {amounts.count(histogram.not_finite)}")
     if not histogram.counts:
         return lines
     if len(histogram.values) == 1:
-        return [*lines, f"  always {text.real(histogram.values[0])}"]
+        return [*lines, f"  always {amounts.real(histogram.values[0])}"]
     return lines + (_rows(histogram, blocks, width) if histogram.values else _columns(histogram, blocks, width))
 
 
@@ -103,7 +103,7 @@ def side_by_side(charts: Sequence[Sequence[str]], width: int) -> list[str]:
 
 
 def _brief(number: float) -> str:
-    return text.real(number) if abs(number) < 1e7 else f"{number:.4g}"
+    return amounts.real(number) if abs(number) < 1e7 else f"{number:.4g}"
 
 
 def _cell(height: float, shown: bool, signs: str) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from . import text
+from .. import amounts
 from .console import Column, Fact, out
 from .options import CacheDir, LocalId, Root
 from .progress import phase
@@ -20,7 +20,7 @@ EXAMPLES = """
 
 
 def _rate(value: float) -> str:
-    return f"{text.count(round(value))}" if value >= 10 else f"{value:.1f}"
+    return f"{amounts.count(round(value))}" if value >= 10 else f"{value:.1f}"
 
 
 def _seconds(value: float) -> str:
@@ -40,7 +40,7 @@ _REMOTE = (
     Column("steps/s", _rate, right=True),
     Column("cached", _rate, right=True, optional=True),
     Column("link allows", _rate, right=True, optional=True),
-    Column("bytes/step", text.size, right=True, optional=True),
+    Column("bytes/step", amounts.size, right=True, optional=True),
     Column("bound by", right=True),
 )
 _LOCAL = (_PATTERN, _FIRST, Column("steps/s", _rate, right=True), Column("bound by", right=True))
@@ -75,13 +75,13 @@ def run(
         for rate in found.rates:
             out.line(f"{rate.pattern}\t{rate.steps_per_second:.1f}")
         return
-    facts = [Fact("dataset", f"{found.id}, {text.count(found.steps)} steps, {text.size(found.bytes)}", found.id)]
+    facts = [Fact("dataset", f"{found.id}, {amounts.count(found.steps)} steps, {amounts.size(found.bytes)}", found.id)]
     if link is not None:
         slow = f"{link.latency * 1e3:.1f} ms, slowest of ten {link.slow_latency * 1e3:.0f} ms"
-        by = f"{link.connections} connections, {text.size(link.block_bytes)} a request"
+        by = f"{link.connections} connections, {amounts.size(link.block_bytes)} a request"
         facts += [
             Fact("latency", slow, _rounded(link.latency)),
-            Fact("link", f"{text.size(link.bytes_per_second)}/s by {by}", _rounded(link.bytes_per_second)),
+            Fact("link", f"{amounts.size(link.bytes_per_second)}/s by {by}", _rounded(link.bytes_per_second)),
         ]
     out.facts(facts)
     out.heading("rates by access pattern")

@@ -8,9 +8,8 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from . import text
-from .colour import of_state
-from .console import Column, out
+from .. import amounts
+from .console import Column, out, state_style
 
 if TYPE_CHECKING:
     from ..datasets.local import LocalDataset
@@ -21,7 +20,7 @@ MIRROR_ONLY = "mirror only"
 
 _COLUMNS = (
     Column("id"),
-    Column("state", style=of_state),
+    Column("state", style=state_style),
     Column("steps", right=True),
     Column("size", right=True),
     Column("observations", optional=True),
@@ -66,8 +65,8 @@ def _row(shown: str, entry: CatalogueEntry, here: Here) -> tuple[str | None, ...
     return (
         shown,
         state(local) if local else None,
-        text.count(local.steps) if local and local.steps is not None else about(entry.steps, entry),
-        text.size(local.bytes) if local else None if entry.bytes is None else text.size(entry.bytes),
+        amounts.count(local.steps) if local and local.steps is not None else about(entry.steps, entry),
+        amounts.size(local.bytes) if local else None if entry.bytes is None else amounts.size(entry.bytes),
         entry.observations,
         entry.actions,
         available(entry),
@@ -77,7 +76,7 @@ def _row(shown: str, entry: CatalogueEntry, here: Here) -> tuple[str | None, ...
 
 def about(count: int | None, entry: CatalogueEntry) -> str | None:
     """A count, marked where it is approximate."""
-    return None if count is None else f"{'~' * entry.approximate}{text.count(count)}"
+    return None if count is None else f"{'~' * entry.approximate}{amounts.count(count)}"
 
 
 def available(entry: CatalogueEntry) -> str | None:
@@ -87,7 +86,7 @@ def available(entry: CatalogueEntry) -> str | None:
 
 def state(local: LocalDataset) -> str:
     """The state of a dataset on this machine."""
-    return f"partial {text.percent(local.done)}" if local.state == "partial" else local.state
+    return f"partial {amounts.percent(local.done)}" if local.state == "partial" else local.state
 
 
 def plain_row(entry: CatalogueEntry) -> tuple[Any, ...]:

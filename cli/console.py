@@ -1,8 +1,13 @@
 """The output of every command: all of it is printed through ``out``.
 
-stdout carries the result and nothing else: tables, values, one JSON document. stderr carries progress, notes, hints,
-questions and errors. Three modes: text, ``--json`` (one document, also for errors) and ``--quiet`` (ids or paths).
-Text has two forms: aligned columns on a terminal, and tab-separated rows with plain numbers in a pipe.
+stdout carries the result and nothing else: tables, values, one JSON document; what a user's function prints while a command
+works goes to stderr. stderr carries progress, notes, hints, questions and errors. Three modes: text, ``--json`` (one document,
+also for errors) and ``--quiet`` (ids or paths). Text has two forms: aligned columns on a terminal, and tab-separated rows with
+plain numbers in a pipe.
+
+A terminal gets colour unless ``NO_COLOR`` is set (https://no-color.org) or ``TERM`` is ``dumb``. ``FORCE_COLOR`` asks for it
+on a dumb terminal too, and for messages (stderr) that go to a file, such as the log of a CI job; rows in a pipe stay plain,
+as programs read them.
 """
 
 from __future__ import annotations
@@ -11,14 +16,85 @@ import json
 import os
 import shutil
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from . import colour, text
+from .. import amounts
+from ..errors import UsageError, without_logins
+from ..errors import printable as escaped
 from .failures import STANDARD_OUTPUT, Failure
+
+#: What a text means, and its code (ECMA-48, "select graphic rendition").
+STYLES = {"strong": "1", "faint": "2", "bad": "31", "good": "32", "doubtful": "33", "next": "36", "error": "1;31"}
+
+#: The states of datasets and the results of commands, by their first word.
+_STATES = {
+    "complete": "good",
+    "good": "good",
+    "written": "good",
+    "repaired": "good",
+    "partial": "doubtful",
+    "planned": "doubtful",
+    "not": "doubtful",
+    "absent": "faint",
+    "damaged": "bad",
+    "failed": "bad",
+}
+
+
+def state_style(state: object) -> str:
+    """The style of a state: ``complete``, ``partial 37%``, ``damaged``; none where it is not known."""
+    return _STATES.get(str(state).partition(" ")[0], "")
+
+
+def wants_colour(*, terminal: bool, messages: bool) -> bool:
+    """Whether to colour a stream: a terminal or not, with messages (stderr) or results (stdout)."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR", "0") not in ("", "0"):
+        return terminal or messages
+    return terminal and os.environ.get("TERM") not in (None, "", "dumb")
+
+
+def _paint(content: str, style: str) -> str:
+    """The text in a style of `STYLES`; unchanged where the style or the text is empty."""
+    return f"\x1b[{STYLES[style]}m{content}\x1b[0m" if style and content else content
+
+
+def printable(content: str, *, one_line: bool = False) -> str:
+    """Text from elsewhere (names, notes, licences, messages of servers), its control characters as escapes (``\\x1b``).
+
+    The login in a URL becomes ``***``: outputs end up in logs and bug reports. Tabs and ends of lines stay, unless it is to
+    be ``one_line``.
+    """
+    if one_line:
+        content = content.replace("\n", "\\n").replace("\t", "\\t")
+    return escaped(without_logins(content))
+
+
+def wrapped(text: str, width: int | None, prefix: str = "", rest: str | None = None) -> str:
+    """A paragraph behind a prefix, its other lines behind ``rest`` (spaces); one line where the width is None (pipes)."""
+    if width is None:
+        return prefix + text
+    indent = " " * len(prefix) if rest is None else rest
+    return textwrap.fill(
+        text,
+        max(width, len(indent) + 20),
+        initial_indent=prefix,
+        subsequent_indent=indent,
+        # Paths, URLs and commands stay whole, so that they can be copied.
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def shortened(text: str, length: int) -> str:
+    """The beginning of a text that is too long, with an ellipsis."""
+    return text if len(text) <= length else text[: max(0, length - 1)] + "…"
 
 
 class OutputClosed(Exception):
@@ -30,7 +106,7 @@ class Column:
     """A table's column. ``show`` formats a value on a terminal; pipes get the bare value. None is shown as ``-``.
 
     ``optional`` columns are left out on a terminal that is too narrow for all columns. ``style`` chooses the style of a
-    value (see `colour`).
+    value (see `STYLES`).
     """
 
     title: str
@@ -42,9 +118,9 @@ class Column:
 
 #: The columns that state the size of a dataset.
 AMOUNTS = (
-    Column("steps", text.count, right=True),
-    Column("episodes", text.count, right=True, optional=True),
-    Column("size", text.size, right=True),
+    Column("steps", amounts.count, right=True),
+    Column("episodes", amounts.count, right=True, optional=True),
+    Column("size", amounts.size, right=True),
 )
 
 
@@ -98,7 +174,7 @@ class Console:
 
     def line(self, content: str = "", style: str = "") -> None:
         """Print one line of the result."""
-        self._print(self._painted(text.printable(content), style))
+        self._print(self._painted(printable(content), style))
 
     def _print(self, content: str) -> None:
         with _named_stdout():
@@ -114,14 +190,12 @@ class Console:
         """Print rows of bare values."""
         if not self.on_terminal:
             for row in rows:
-                self.line(
-                    "\t".join("-" if value is None else text.printable(str(value), one_line=True) for value in row)
-                )
+                self.line("\t".join("-" if value is None else printable(str(value), one_line=True) for value in row))
             return
 
         def show(column: Column, value: Any) -> str:
             shown = "-" if value is None else value if isinstance(value, str) else column.show(value)
-            return text.printable(shown, one_line=True)
+            return printable(shown, one_line=True)
 
         values = [*rows]
         cells = [[show(column, value) for column, value in zip(columns, row)] for row in values]
@@ -150,16 +224,16 @@ class Console:
         for fact in facts:
             if self.on_terminal:
                 name = fact.name.ljust(margin)
-                shown = text.printable(text.wrapped(fact.text, self.width, name))
+                shown = printable(wrapped(fact.text, self.width, name))
                 self._print(name + self._painted(shown.removeprefix(name), fact.style))
             else:
-                value = text.printable(str(fact.text if fact.value is None else fact.value), one_line=True)
+                value = printable(str(fact.text if fact.value is None else fact.value), one_line=True)
                 self.line(f"{fact.name}\t{value}")
 
     def heading(self, title: str) -> None:
         """Start a section of a long result; on terminals only."""
         if self.on_terminal:
-            self._print("\n" + self._painted(text.wrapped(title, self.width), "strong"))
+            self._print("\n" + self._painted(wrapped(title, self.width), "strong"))
 
     # -- everything else: stderr -------------------------------------------------------------------------------------
 
@@ -195,41 +269,42 @@ class Console:
         if self.debug:
             self._write("".join(traceback.format_exception(error)))
 
-    def confirm(self, question: str, about: Sequence[str] = ()) -> bool:
-        """Print the lines ``about``, then ask a yes-or-no question; call it only where ``can_ask``."""
-        for line in about:
+    def confirm_deletion(self, what: str, lines: Sequence[str] = ()) -> bool:
+        """Ask whether to delete ``what``, of which the ``lines`` are the parts. Raises UsageError where nobody can answer."""
+        if not (_is_terminal(sys.stdin) and _is_terminal(sys.stderr)):
+            message = f"nothing deleted ({what}): not a terminal; pass --yes"
+            raise UsageError(message, hint="--dry-run shows what would be deleted")
+        for line in lines:
             self._write(line + "\n")
-        self._write(f"{question} [y/N] ")
+        self._write(f"Delete {what}? [y/N] ")
         answer = sys.stdin.readline()
         if not answer.endswith("\n"):
             self._write("\n")
-        return answer.strip().lower() in ("y", "yes")
-
-    @property
-    def can_ask(self) -> bool:
-        """Whether the user can answer a question: stdin and stderr are terminals."""
-        return _is_terminal(sys.stdin) and _is_terminal(sys.stderr)
+        if answer.strip().lower() in ("y", "yes"):
+            return True
+        self.note("nothing deleted")
+        return False
 
     # ----------------------------------------------------------------------------------------------------------------
 
     def _write_wrapped(self, content: str, prefix: str, style: str = "") -> None:
         terminal = _is_terminal(sys.stderr)
-        painted = colour.paint(prefix, style) if colour.is_wanted(terminal=terminal, messages=True) else prefix
+        painted = _paint(prefix, style) if wants_colour(terminal=terminal, messages=True) else prefix
         width = self.width if terminal else None
         for part in content.splitlines() or [""]:
-            wrapped = text.printable(text.wrapped(part, width, prefix, " " * len(prefix)))
-            self._write(painted + wrapped.removeprefix(prefix) + "\n", printable=True)
+            shown = printable(wrapped(part, width, prefix, " " * len(prefix)))
+            self._write(painted + shown.removeprefix(prefix) + "\n", is_printable=True)
             prefix = painted = " " * len(prefix)
 
-    def _write(self, content: str, *, printable: bool = False) -> None:
+    def _write(self, content: str, *, is_printable: bool = False) -> None:
         # stderr is closed, full, or its reader has ended (``2>&1 | head``): no reason to stop the work.
         with suppress(OSError, ValueError):
             if sys.stderr is not None:
-                sys.stderr.write(content if printable else text.printable(content))
+                sys.stderr.write(content if is_printable else printable(content))
                 sys.stderr.flush()
 
     def _painted(self, content: str, style: str) -> str:
-        return colour.paint(content, style) if colour.is_wanted(terminal=self.on_terminal, messages=False) else content
+        return _paint(content, style) if wants_colour(terminal=self.on_terminal, messages=False) else content
 
 
 @contextmanager
@@ -251,3 +326,31 @@ def _is_terminal(stream: TextIO | None) -> bool:
 
 
 out = Console()
+
+
+@contextmanager
+def other_output_to_stderr() -> Iterator[None]:
+    """Python's ``print`` (above a live bar, which takes over stderr), C code and child processes write to stderr inside."""
+    if sys.stdout is None or sys.stderr is None:
+        yield
+        return
+    sys.stdout.flush()
+    saved = None
+    with suppress(OSError):  # a descriptor is closed: ``2>&-``
+        saved = os.dup(1)
+        os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        if saved is not None:
+            _flush_c()
+            os.dup2(saved, 1)
+            os.close(saved)
+
+
+def _flush_c() -> None:
+    """Lines that C code has begun must not be written to stdout later."""
+    ctypes = sys.modules.get("ctypes")  # where it is not loaded, no user's function was called
+    if ctypes is not None and sys.platform != "win32":
+        ctypes.CDLL(None).fflush(None)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from . import text
-from .consent import Yes, is_given
+from .. import amounts
 from .console import Column, out
-from .options import AnyLocalIds, DryRun, Root
+from .options import AnyLocalIds, DryRun, Root, Yes
 
 EXAMPLES = """
   rbdata delete Pong/5
@@ -22,7 +21,7 @@ def _with_target(path: Path) -> str:
     return f"{path} (only the link to {path.readlink()})" if path.is_symlink() else str(path)
 
 
-_COLUMNS = (Column("id"), Column("size", text.size, right=True), Column("path", _with_target))
+_COLUMNS = (Column("id"), Column("size", amounts.size, right=True), Column("path", _with_target))
 
 
 def run(
@@ -51,11 +50,11 @@ def run(
         raw[place.id] = sum(map(disk_use, kept_raw(place)))
         if raw[place.id]:
             rows.append((f"{place.id} (raw files)", raw[place.id], place.root / ".raw" / place.id.partition("/")[0]))
-    what = places[0].id if len(places) == 1 else text.plural(len(places), "dataset")
-    total = f"{what}, {text.size(sum(size for _, size, _ in rows))}"
+    what = places[0].id if len(places) == 1 else amounts.plural(len(places), "dataset")
+    total = f"{what}, {amounts.size(sum(size for _, size, _ in rows))}"
 
-    lines = [f"{one}  {text.size(size)}  {_with_target(path)}" for one, size, path in rows]
-    if not yes and not dry_run and not is_given(total, lines):
+    lines = [f"{one}  {amounts.size(size)}  {_with_target(path)}" for one, size, path in rows]
+    if not yes and not dry_run and not out.confirm_deletion(total, lines):
         return 1
     if not dry_run:
         for place in places:

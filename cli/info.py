@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
-from . import catalogue_table, text
+from .. import amounts
+from . import catalogue_table
 from .console import Fact, out
 from .options import Root, complete_any
 
@@ -69,11 +70,11 @@ def run(
 def _facts(entry: CatalogueEntry, local: LocalDataset | None, mirror: str | None, recorded: bool) -> Iterator[Fact]:
     if local:
         counts = (
-            f"{text.plural(local.steps, 'step')} in {text.plural(local.episodes or 0, 'episode')}, "
+            f"{amounts.plural(local.steps, 'step')} in {amounts.plural(local.episodes or 0, 'episode')}, "
             if local.steps
             else ""
         )
-        shown = f"{catalogue_table.state(local)}, {counts}{text.size(local.bytes)}: {local.path}"
+        shown = f"{catalogue_table.state(local)}, {counts}{amounts.size(local.bytes)}: {local.path}"
         yield Fact("here", shown, str(local.path))
     yield Fact("environment", entry.environment or _UNKNOWN)
     yield Fact("observations", _kind(entry.observations, entry.observation_space))
@@ -81,13 +82,13 @@ def _facts(entry: CatalogueEntry, local: LocalDataset | None, mirror: str | None
     yield _count("steps", entry.steps, entry)
     yield _count("episodes", entry.episodes, entry)
     if entry.horizon is not None:
-        yield Fact("time limit", f"{text.count(entry.horizon)} steps an episode", entry.horizon)
+        yield Fact("time limit", f"{amounts.count(entry.horizon)} steps an episode", entry.horizon)
     scores = entry.reference_scores
     if scores:
         shown = "; ".join(part for part in (scores.description, scores.caveat) if part)
         yield Fact("scores", shown, f"{scores.low} {scores.high}")
     if not recorded:
-        yield Fact("download", _UNKNOWN if entry.bytes is None else text.size(entry.bytes), entry.bytes)
+        yield Fact("download", _UNKNOWN if entry.bytes is None else amounts.size(entry.bytes), entry.bytes)
         yield Fact("licence", entry.licence or "not stated", entry.licence or _UNKNOWN)
     yield Fact("citation", entry.citation or _UNKNOWN)
     yield Fact("origin", entry.origin or _UNKNOWN)
@@ -108,7 +109,7 @@ def _kind(kind: str | None, space: str | None) -> str:
 
 
 def _count(name: str, count: int | None, entry: CatalogueEntry) -> Fact:
-    shown = _UNKNOWN if count is None else f"{'about ' * entry.approximate}{text.count(count)}"
+    shown = _UNKNOWN if count is None else f"{'about ' * entry.approximate}{amounts.count(count)}"
     return Fact(name, shown, _UNKNOWN if count is None else count)
 
 

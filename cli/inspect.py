@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from .. import amounts
 from ..amounts import exact_percent
 from ..datasets.fetch.location import is_remote, without_login
 from ..errors import UsageError
-from . import text
 from .console import Column, Fact, out
 from .options import CacheDir, CacheLimit, LocalId, Root
 
@@ -36,20 +36,20 @@ _LEAVES = (
     Column("dtype"),
     Column("shape"),
     Column("codec", optional=True),
-    Column("size", text.size, right=True, optional=True),
+    Column("size", amounts.size, right=True, optional=True),
 )
 _ELEMENTS = (
     Column("element"),
     Column("distribution"),
-    Column("mean", text.real, right=True, optional=True),
-    Column("min", text.real, right=True, optional=True),
-    Column("max", text.real, right=True, optional=True),
+    Column("mean", amounts.real, right=True, optional=True),
+    Column("min", amounts.real, right=True, optional=True),
+    Column("max", amounts.real, right=True, optional=True),
 )
 _EPISODES = (
-    Column("episode", text.count, right=True),
-    Column("start", text.count, right=True),
-    Column("length", text.count, right=True),
-    Column("return", text.real, right=True),
+    Column("episode", amounts.count, right=True),
+    Column("start", amounts.count, right=True),
+    Column("length", amounts.count, right=True),
+    Column("return", amounts.real, right=True),
     Column("outcome"),
 )
 
@@ -169,7 +169,7 @@ def _cache_facts(url: str, dataset: Dataset | None) -> list[Fact]:
     record = _cache_record(url, dataset)
     if not record:
         return []
-    facts = [Fact("url", record["url"]), Fact("cached", text.size(record["cached_bytes"]), record["cached_bytes"])]
+    facts = [Fact("url", record["url"]), Fact("cached", amounts.size(record["cached_bytes"]), record["cached_bytes"])]
     if record["unverified"]:
         what = f"{', '.join(record['unverified'])}: no checksums of blocks, checked when all of it is here"
         facts.append(Fact("unverified", what))
@@ -179,21 +179,21 @@ def _cache_facts(url: str, dataset: Dataset | None) -> list[Fact]:
 def _facts(path: Path, manifest: Manifest, found: Overview) -> list[Fact]:
     from ..cards.facts import describe_episodes
 
-    ends = [(f"{text.count(number)} {name}", number) for name, number in found.outcomes.items() if number]
+    ends = [(f"{amounts.count(number)} {name}", number) for name, number in found.outcomes.items() if number]
     several = len(ends) > 1
     ended = ", ".join(
         f"{what} ({exact_percent(number / found.episodes)})" if several else what for what, number in ends
     )
     raw = sum(leaf.row_bytes * manifest.rows(leaf) for leaf in manifest.schema)
-    size = text.size(manifest.bytes)
+    size = amounts.size(manifest.bytes)
     if raw > 1.5 * manifest.bytes:
-        size += f" ({text.size(raw)} uncompressed)"
+        size += f" ({amounts.size(raw)} uncompressed)"
     facts = [
         Fact("id", manifest.id),
         *([Fact("environment", found.environment)] if found.environment else []),
         Fact("path", str(path)),
-        Fact("steps", text.count(manifest.steps), manifest.steps),
-        Fact("episodes", text.count(manifest.episodes) + (f": {ended}" if ends else ""), manifest.episodes),
+        Fact("steps", amounts.count(manifest.steps), manifest.steps),
+        Fact("episodes", amounts.count(manifest.episodes) + (f": {ended}" if ends else ""), manifest.episodes),
     ]
     facts += [Fact(name, what) for name, what in describe_episodes(manifest, found)]
     return [*facts, Fact("size", size, manifest.bytes), *(Fact("note", note) for note in manifest.notes)]
@@ -205,8 +205,8 @@ def _show_distributions(found: Overview) -> None:
 
     blocks = shows_blocks()
     of_steps, of_episodes = found.sampled_steps < found.steps, found.sampled_episodes < found.episodes
-    parts = [text.plural(found.sampled_episodes, "episode")] * of_episodes
-    parts += [text.plural(found.sampled_steps, "step")] * of_steps
+    parts = [amounts.plural(found.sampled_episodes, "episode")] * of_episodes
+    parts += [amounts.plural(found.sampled_steps, "step")] * of_steps
     out.heading("distributions" + (f" (of a sample of {' and '.join(parts)})" if parts else ""))
     single = [one for one in found.actions if one.size == 1]
     charts = [("return", found.returns), ("length", found.lengths), ("reward", found.rewards.elements[0])]
@@ -219,7 +219,7 @@ def _show_distributions(found: Overview) -> None:
             rows = zip(action.names, action.elements)
             out.table(_ELEMENTS, [(name, sparkline(h, blocks=blocks), h.mean, h.low, h.high) for name, h in rows])
             if action.size > len(action.elements):
-                out.line(f"and {text.plural(action.size - len(action.elements), 'more element')}")
+                out.line(f"and {amounts.plural(action.size - len(action.elements), 'more element')}")
 
 
 def _leaf_rows(manifest: Manifest) -> list[tuple[Any, ...]]:
@@ -265,7 +265,7 @@ def _origin(manifest: Manifest) -> list[Fact]:
         ("location", provenance.get("location")),
         ("reason", provenance.get("why")),
         ("created", describe_creation(provenance)),
-        ("raw files", raw and f"{text.count(len(objects))}, {text.size(raw)}"),
+        ("raw files", raw and f"{amounts.count(len(objects))}, {amounts.size(raw)}"),
         ("unverified transfer", describe_unverified(provenance)),
         ("licence", manifest.licence),
         ("citation", manifest.citation),

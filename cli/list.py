@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from . import catalogue_table, text
-from .colour import of_state
-from .console import AMOUNTS, Column, out
+from .. import amounts
+from . import catalogue_table
+from .console import AMOUNTS, Column, out, state_style
 from .options import Root, complete_source
 from .progress import count_progress
 
@@ -27,7 +27,7 @@ EXAMPLES = """
   rbdata list --local --quiet | xargs rbdata verify
 """
 
-_COLUMNS = (Column("id"), Column("state", style=of_state), *AMOUNTS)
+_COLUMNS = (Column("id"), Column("state", style=state_style), *AMOUNTS)
 _SOURCES = (
     Column("source"),
     Column("datasets", right=True),
@@ -109,7 +109,7 @@ def run(
         )
     elif not here and not absent:
         wanted = f"{source} datasets" if source else "datasets"
-        elsewhere = f"; {text.count(len(everything))} of other sources" if everything else ""
+        elsewhere = f"; {amounts.count(len(everything))} of other sources" if everything else ""
         out.note(f"no dataset matches {match!r}" if match else f"no {wanted} under {where}{elsewhere}")
     elif not here and out.on_terminal and not (source or match):
         out.note(f"no datasets on this machine yet (in {where})")

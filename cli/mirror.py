@@ -6,11 +6,9 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from .. import settings
-from . import text
-from .consent import Yes, is_given
+from .. import amounts, settings
 from .console import Column, Fact, out
-from .options import DryRun, IdOrFolder, Root, UserProject
+from .options import DryRun, IdOrFolder, Root, UserProject, Yes
 from .progress import byte_progress, count_progress
 
 HELP = "Copy datasets to a mirror, list a mirror, or delete from it."
@@ -30,15 +28,15 @@ MirrorUrl = Annotated[
 _COLUMNS = (
     Column("kind"),
     Column("name"),
-    Column("files", text.count, right=True, optional=True),
-    Column("size", text.size, right=True),
-    Column("steps", text.count, right=True),
-    Column("episodes", text.count, right=True, optional=True),
+    Column("files", amounts.count, right=True, optional=True),
+    Column("size", amounts.size, right=True),
+    Column("steps", amounts.count, right=True),
+    Column("episodes", amounts.count, right=True, optional=True),
 )
 _HELD = (
     Column("name"),
-    Column("files", text.count, right=True),
-    Column("size", text.size, right=True),
+    Column("files", amounts.count, right=True),
+    Column("size", amounts.size, right=True),
     Column("mirror"),
 )
 
@@ -71,13 +69,19 @@ def push(
     elif out.quiet:
         out.line(pushed.url)
     else:
-        sent = f"{text.plural(pushed.sent, 'file')}, {text.size(pushed.sent_bytes)}" if pushed.sent else "nothing new"
+        sent = (
+            f"{amounts.plural(pushed.sent, 'file')}, {amounts.size(pushed.sent_bytes)}"
+            if pushed.sent
+            else "nothing new"
+        )
         out.facts(
             [
                 Fact("id", f"{pushed.id} ({'raw files' if pushed.kind == 'raw' else 'dataset'})", pushed.id),
                 Fact("url", pushed.url),
                 Fact(
-                    "stored", f"{text.plural(pushed.files, 'file')}, {text.size(pushed.bytes)}, verified", pushed.bytes
+                    "stored",
+                    f"{amounts.plural(pushed.files, 'file')}, {amounts.size(pushed.bytes)}, verified",
+                    pushed.bytes,
                 ),
                 Fact("sent", sent, pushed.sent_bytes),
             ]
@@ -127,8 +131,8 @@ def rm(
 
     fetch = FetchOptions(user_project=user_project)
     held = find_held(dataset, url, fetch=fetch)
-    what = f"{held.name}, {text.plural(len(held.files), 'file')}, {text.size(held.bytes)}"
-    if not yes and not dry_run and not is_given(f"{what}, at {held.url}", ()):
+    what = f"{held.name}, {amounts.plural(len(held.files), 'file')}, {amounts.size(held.bytes)}"
+    if not yes and not dry_run and not out.confirm_deletion(f"{what}, at {held.url}"):
         return 1
     if not dry_run:
         with count_progress(f"deleting {held.name}") as on_progress:

@@ -118,5 +118,6 @@ Force = Annotated[bool, Option("--force", help="Start over and replace an existi
 NoWait = Annotated[
     bool, Option("--no-wait", help="Fail where another process writes the same dataset, instead of waiting for it.")
 ]
+Yes = Annotated[bool, Option("--yes", "-y", help="Delete without asking.")]
 DryRun = Annotated[bool, Option("--dry-run", help="Only show what would be done.")]
 UserProject = Annotated[str | None, Option(metavar="P", help="Google Cloud project billed for requester-pays buckets.")]

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
+from .. import amounts
 from ..storage.codecs import choices
-from . import text
 from .console import Column, Fact, out
 from .options import Address, Engine, Force, IdOrFolder, NoWait, Procs, Root
 
@@ -138,22 +138,22 @@ def _show_dry_run(outcome: Preprocessed) -> None:
         Fact("functions", ", ".join(found.functions)),
         Fact("per", found.per),
         Fact("tried", _tried(found), probe.steps_in),
-        Fact("steps", f"about {text.count(estimate.steps)}", estimate.steps),
-        Fact("size", f"about {text.size(estimate.disk_bytes)}", estimate.disk_bytes),
-        Fact("time", f"about {text.duration(found.estimated_seconds)}", round(found.estimated_seconds, 3)),
+        Fact("steps", f"about {amounts.count(estimate.steps)}", estimate.steps),
+        Fact("size", f"about {amounts.size(estimate.disk_bytes)}", estimate.disk_bytes),
+        Fact("time", f"about {amounts.duration(found.estimated_seconds)}", round(found.estimated_seconds, 3)),
     ]
     out.facts(facts)
     for name, number in probe.nans.items():
-        out.warn(f"{text.count(number)} new NaN values in {name}")
+        out.warn(f"{amounts.count(number)} new NaN values in {name}")
     out.hint("run the command without --dry-run")
 
 
 def _tried(found: DryRun) -> str:
     probe = found.probe
-    words = f"{text.plural(probe.steps_in, 'step')} in {text.duration(found.seconds)}"
+    words = f"{amounts.plural(probe.steps_in, 'step')} in {amounts.duration(found.seconds)}"
     if probe.steps_out != probe.steps_in:
-        words += f", {text.count(probe.steps_out)} returned"
-    return words + (f", {text.plural(probe.dropped, 'episode')} dropped" if probe.dropped else "")
+        words += f", {amounts.count(probe.steps_out)} returned"
+    return words + (f", {amounts.plural(probe.dropped, 'episode')} dropped" if probe.dropped else "")
 
 
 def _rows(found: DryRun) -> list[tuple[Any, ...]]:

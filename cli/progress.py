@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from . import text
-from .console import out
+from .. import amounts
+from .console import out, printable, shortened
 
 if TYPE_CHECKING:
     from ..datasets.acquire import Estimate, Listener
@@ -109,14 +109,14 @@ class Tally:
         if not self.bytes and self.parts > 1:
             words.append(f"part {min(self.done_parts + 1, self.parts)} of {self.parts}")
         if self.bytes:
-            words.append(f"{text.size(min(self.fetched, self.bytes))} of {text.size(self.bytes)}")
+            words.append(f"{amounts.size(min(self.fetched, self.bytes))} of {amounts.size(self.bytes)}")
         if self.rate >= 1:
-            words.append(f"{text.size(self.rate)}/s")
+            words.append(f"{amounts.size(self.rate)}/s")
         elif not self.bytes and self._speed(3) >= 1:
-            words.append(f"{text.count(round(self._speed(3)))} {self.unit}/s")
+            words.append(f"{amounts.count(round(self._speed(3)))} {self.unit}/s")
         left = self.seconds_left
         if left is not None:
-            words.append(f"about {text.duration(left)} left")
+            words.append(f"about {amounts.duration(left)} left")
         if self.retries:
             words.append(f"{self.retries} retr{'y' if self.retries == 1 else 'ies'}")
         return words
@@ -161,7 +161,7 @@ def count_progress(title: str) -> Iterator[Callable[[int, int], None]]:
         return
     with _display(title) as display:
         display.phase(title)
-        yield lambda done, total: display.phase(title, text.count(done))
+        yield lambda done, total: display.phase(title, amounts.count(done))
 
 
 @contextmanager
@@ -216,7 +216,7 @@ class _Lines:
         self._status = f"{what}, {words}" if words else what
 
     def share(self, what: str, share: float, words: str) -> None:
-        self._status = f"{text.percent(share)}, {words}"
+        self._status = f"{amounts.percent(share)}, {words}"
 
     def wait(self, why: str, seconds: float) -> None:
         self._status = why
@@ -237,7 +237,7 @@ class _Lines:
 
     def _describe(self, tally: Tally) -> None:
         waits = [task.wait for task in tally.running if task.wait]
-        words = [text.percent(tally.share), *tally.describe(), *waits[:1]]
+        words = [amounts.percent(tally.share), *tally.describe(), *waits[:1]]
         self._status = "writing" if tally.share >= 1 else ", ".join(words)
 
     def _print(self) -> None:
@@ -265,7 +265,7 @@ class _Bars:
         class Words(TextColumn):
             def render(self, task: Any) -> Any:
                 words, passed = task.fields["words"], task.elapsed or 0.0
-                return Text(words or (text.duration(int(passed)) if task.total is None and passed >= LONG else ""))
+                return Text(words or (amounts.duration(int(passed)) if task.total is None and passed >= LONG else ""))
 
         self._on_estimate = on_estimate
         self._tally: Tally | None = None
@@ -345,7 +345,7 @@ class _Bars:
             if self._tally.parts == 1 and not task.wait:  # the bar of the total shows the same
                 self._drop(task.index)
                 continue
-            fetched = text.size(task.fetched) if task.fetched else ""  # a recording fetches nothing
+            fetched = amounts.size(task.fetched) if task.fetched else ""  # a recording fetches nothing
             self._show(task.index, self._tally.names[task.index], task.rows / max(1, task.total), task.wait or fetched)
 
     def _part_done(self, index: int) -> None:
@@ -371,12 +371,12 @@ class _Bars:
         if self._closed:  # a thread that still reads from the network, after Ctrl-C
             return
         self._progress.start()
-        what, words = (text.printable(part, one_line=True) for part in (what, words))
+        what, words = (printable(part, one_line=True) for part in (what, words))
         if share is not None:  # on a narrow screen names and words are shortened, before the share has no room
-            what = text.shortened(what, max(10, self._width - 29))
+            what = shortened(what, max(10, self._width - 29))
             names = [str(row.description) for row in self._progress.tasks]
-            words = text.shortened(words, self._width - max(map(len, [what, *names])) - 7)
-        fields: dict[str, Any] = {"words": words, "share": "" if share is None else text.percent(share)}
+            words = shortened(words, self._width - max(map(len, [what, *names])) - 7)
+        fields: dict[str, Any] = {"words": words, "share": "" if share is None else amounts.percent(share)}
         total = None if share is None else 1.0
         if key in self._rows:
             self._progress.update(self._rows[key], description=what, total=total, completed=share or 0.0, **fields)
@@ -394,4 +394,4 @@ class _Bars:
 
 
 def _of(done: int, total: int) -> str:
-    return f"{text.size(done)} of {text.size(total)}"
+    return f"{amounts.size(done)} of {amounts.size(total)}"

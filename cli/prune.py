@@ -6,10 +6,9 @@ from typing import Annotated
 
 from typer import Option
 
-from . import text
-from .consent import Yes, is_given
+from .. import amounts
 from .console import Column, out
-from .options import DryRun, Root
+from .options import DryRun, Root, Yes
 
 EXAMPLES = """
   rbdata prune
@@ -17,7 +16,7 @@ EXAMPLES = """
   rbdata prune --raw --yes
 """
 
-_COLUMNS = (Column("id"), Column("what"), Column("size", text.size, right=True), Column("path"))
+_COLUMNS = (Column("id"), Column("what"), Column("size", amounts.size, right=True), Column("path"))
 
 _WHAT = {
     "unfinished": "unfinished work",
@@ -44,9 +43,9 @@ def run(
 
     found = find_leftovers(root, raw=raw)
     rows = [(one.id or None, _WHAT[one.kind], one.bytes, str(one.path)) for one in found]
-    total = f"{text.plural(len(found), 'left-over')}, {text.size(sum(one.bytes for one in found))}"
-    lines = [f"{name or '-'}  {what}  {text.size(size)}  {path}" for name, what, size, path in rows]
-    if found and not yes and not dry_run and not is_given(total, lines):
+    total = f"{amounts.plural(len(found), 'left-over')}, {amounts.size(sum(one.bytes for one in found))}"
+    lines = [f"{name or '-'}  {what}  {amounts.size(size)}  {path}" for name, what, size, path in rows]
+    if found and not yes and not dry_run and not out.confirm_deletion(total, lines):
         return 1
     kept = [] if dry_run else remove_leftovers(found, root)
     if out.json:

@@ -7,14 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .. import settings
+from .. import amounts, settings
 from ..datasets.waits import WAITING
-from . import text
-from .colour import of_state
-from .console import AMOUNTS, Column, Fact, out
+from .console import AMOUNTS, Column, Fact, other_output_to_stderr, out, printable, state_style
 from .failures import Failure, Interrupted, explain
 from .progress import show_progress
-from .user_output import other_output_to_stderr
 
 if TYPE_CHECKING:
     from ..datasets.acquire import Estimate, Listener, Outcome
@@ -98,38 +95,40 @@ def _interrupted(dataset_id: str, estimate: Estimate | None, finished: int) -> I
 def this_command() -> str:
     """The command line, as an unfinished dataset keeps it for hints: what continues the work."""
     unneeded = {"--json", "--quiet", "-q", "--debug"}
-    return text.printable(settings.command(*(word for word in out.arguments if word not in unneeded)), one_line=True)
+    return printable(settings.command(*(word for word in out.arguments if word not in unneeded)), one_line=True)
 
 
 def announcement(estimate: Estimate) -> list[str]:
     """The plan, in a few lines."""
     from_where = [f"from {estimate.location}" + (f" ({estimate.why})" if estimate.why else "")]
-    target = f"{estimate.path} ({text.size(estimate.free_bytes)} free)"
+    target = f"{estimate.path} ({amounts.size(estimate.free_bytes)} free)"
     if estimate.unread:
-        files = f"{text.plural(estimate.shards, 'file')}, then read {'it' if estimate.shards == 1 else 'them'}"
-        return [*from_where, f"fetch {text.size(estimate.fetch_bytes)} in {files}"]
+        files = f"{amounts.plural(estimate.shards, 'file')}, then read {'it' if estimate.shards == 1 else 'them'}"
+        return [*from_where, f"fetch {amounts.size(estimate.fetch_bytes)} in {files}"]
     if estimate.done_parts:
         from_where.append(f"continuing: {estimate.done_parts} of {estimate.parts} parts are done")
     left = estimate.parts - estimate.done_parts
     if estimate.fetched:
         from_where = []  # printed before its files were fetched
     elif estimate.fetch_bytes:
-        from_where.append(f"fetch {text.size(estimate.fetch_bytes)} in {text.plural(left, 'part')}")
+        from_where.append(f"fetch {amounts.size(estimate.fetch_bytes)} in {amounts.plural(left, 'part')}")
     about = "at most " if estimate.at_most else "about " if estimate.estimated else ""
-    episodes = f", {text.plural(estimate.episodes, 'episode')}" if estimate.episodes or not estimate.estimated else ""
-    what = f"{about}{text.plural(estimate.steps, 'step')}{episodes}, {_size(estimate)}"
+    episodes = (
+        f", {amounts.plural(estimate.episodes, 'episode')}" if estimate.episodes or not estimate.estimated else ""
+    )
+    what = f"{about}{amounts.plural(estimate.steps, 'step')}{episodes}, {_size(estimate)}"
     if estimate.estimated and not estimate.steps:  # how long they will be is not known
-        what = text.plural(estimate.episodes, "episode")
+        what = amounts.plural(estimate.episodes, "episode")
     return [*from_where, f"write {what} to {target}"]
 
 
 def _size(estimate: Estimate) -> str:
     """What the dataset will take on the disk, and what it takes in the meantime where that is a lot more."""
     low, high = estimate.stored_bytes or (estimate.disk_bytes, estimate.disk_bytes)
-    size = f"{text.size(low)} to {text.size(high)}" if high > 1.2 * low else f"about {text.size(high)}"
+    size = f"{amounts.size(low)} to {amounts.size(high)}" if high > 1.2 * low else f"about {amounts.size(high)}"
     if estimate.at_most:
-        size = text.size(high)
-    beside = f" ({text.size(estimate.disk_bytes)} while it is made)"
+        size = amounts.size(high)
+    beside = f" ({amounts.size(estimate.disk_bytes)} while it is made)"
     return size + beside * (estimate.disk_bytes > 1.1 * high)
 
 
@@ -144,7 +143,7 @@ def finish(results: list[Result], root: Path | None, done: str) -> int:
     elif len(results) == 1 and out.on_terminal:
         (result,) = results
         assert result.outcome is not None  # a single failure is raised, not reported
-        out.line(_headline(result.outcome, done), of_state(result.outcome.action))
+        out.line(_headline(result.outcome, done), state_style(result.outcome.action))
         out.facts(_facts(result.outcome))
     else:
         out.table(_COLUMNS, map(_row, results))
@@ -169,7 +168,7 @@ def attempt(dataset_id: str, root: Path | None, action: Callable[[Listener], Out
     return Result(outcome.id, outcome)
 
 
-_COLUMNS = (Column("id"), Column("result", style=of_state), *AMOUNTS, Column("path", optional=True))
+_COLUMNS = (Column("id"), Column("result", style=state_style), *AMOUNTS, Column("path", optional=True))
 
 
 def _row(result: Result) -> tuple[Any, ...]:
@@ -182,7 +181,7 @@ def _row(result: Result) -> tuple[Any, ...]:
 def _headline(outcome: Outcome, done: str) -> str:
     if outcome.action in ("written", "repaired"):
         verb = done if outcome.action == "written" else "Repaired"
-        return f"{verb} {outcome.id} in {text.duration(outcome.seconds)}"
+        return f"{verb} {outcome.id} in {amounts.duration(outcome.seconds)}"
     return f"{outcome.id} is already complete" if outcome.action == "complete" else "dry run: nothing written"
 
 
@@ -190,8 +189,8 @@ def _facts(outcome: Outcome) -> list[Fact]:
     steps, episodes, size = _counts(outcome)
     facts = [Fact("path", str(outcome.path))]
     if steps is not None and episodes is not None:
-        facts.append(Fact("steps", f"{text.count(steps)} in {text.plural(episodes, 'episode')}"))
-    facts.append(Fact("size", text.size(size) if steps is not None else f"{text.size(size)} to fetch"))
+        facts.append(Fact("steps", f"{amounts.count(steps)} in {amounts.plural(episodes, 'episode')}"))
+    facts.append(Fact("size", amounts.size(size) if steps is not None else f"{amounts.size(size)} to fetch"))
     notes = outcome.manifest.notes if outcome.manifest else outcome.estimate.notes if outcome.estimate else ()
     return [*facts, *(Fact("note", note) for note in notes)]
 

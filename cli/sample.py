@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from .. import amounts
 from ..errors import DatasetExistsError, UsageError
-from . import text
 from .console import Column, Fact, out
 from .options import CacheDir, CacheLimit, LocalId, Root
 from .progress import phase
@@ -38,9 +38,9 @@ _COLUMNS = (
     Column("key"),
     Column("shape"),
     Column("dtype", optional=True),
-    Column("min", text.real, right=True),
-    Column("mean", text.real, right=True),
-    Column("max", text.real, right=True),
+    Column("min", amounts.real, right=True),
+    Column("mean", amounts.real, right=True),
+    Column("max", amounts.real, right=True),
 )
 
 
@@ -224,8 +224,8 @@ def _speed_facts(speed: dict[str, float]) -> list[Fact]:
     batches, transitions, size = (speed[f"{name}_per_second"] for name in ("batches", "transitions", "bytes"))
     share, floor = speed["share_of_floor"], speed["floor_batches_per_second"]
     return [
-        Fact("batches", f"{text.real(batches)} per second", batches),
-        Fact("transitions", f"{text.count(round(transitions))} per second", transitions),
-        Fact("bytes", f"{text.size(size)}/s", size),
-        Fact("copy floor", f"{text.percent(share)} of {text.real(floor)} batches per second", share),
+        Fact("batches", f"{amounts.real(batches)} per second", batches),
+        Fact("transitions", f"{amounts.count(round(transitions))} per second", transitions),
+        Fact("bytes", f"{amounts.size(size)}/s", size),
+        Fact("copy floor", f"{amounts.percent(share)} of {amounts.real(floor)} batches per second", share),
     ]

@@ -6,7 +6,8 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from . import catalogue_table, text
+from .. import amounts
+from . import catalogue_table
 from .console import out
 from .options import Root, complete_source
 
@@ -74,4 +75,4 @@ def run(
         elif len(words or ()) > 1:
             out.note("every word must match: try fewer")
     if found.of_unknown_size:
-        out.note(f"left out, as their size is not known: {text.plural(found.of_unknown_size, 'dataset')}")
+        out.note(f"left out, as their size is not known: {amounts.plural(found.of_unknown_size, 'dataset')}")

@@ -8,12 +8,10 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from .. import settings
+from .. import amounts, settings
 from ..datasets.fetch.location import is_remote, without_login
 from ..errors import RbdataError, UsageError
-from . import text
-from .colour import of_state
-from .console import Column, out
+from .console import Column, out, state_style
 from .failures import Failure, explain
 from .options import LocalIds, Procs, Root
 from .progress import byte_progress
@@ -35,7 +33,7 @@ Exit codes:
 """
 
 #: One row for an undamaged dataset, one row per problem of a damaged one.
-_COLUMNS = (Column("id"), Column("result", style=of_state), Column("file"), Column("detail"))
+_COLUMNS = (Column("id"), Column("result", style=state_style), Column("file"), Column("detail"))
 
 
 class CannotCheckError(RbdataError):
@@ -111,8 +109,8 @@ def run(
     for record in records:
         done = record.get("repair")
         if done:
-            files = text.plural(len(done["files"]), "file")
-            how = f"fetched {text.size(done['fetched_bytes'])} from" if done["fetched_bytes"] else "read from"
+            files = amounts.plural(len(done["files"]), "file")
+            how = f"fetched {amounts.size(done['fetched_bytes'])} from" if done["fetched_bytes"] else "read from"
             out.note(f"{record['id']}: repaired {files}, {how} {done['location']}")
     results = {record["result"] for record in records}
     broken = [record["id"] for record in records if record["result"] == "damaged" and "error" not in record]
@@ -166,7 +164,7 @@ def _check(given: str, dataset: str, root: Path | None, quick: bool) -> dict[str
 def _rows(record: dict[str, Any]) -> list[tuple[Any, ...]]:
     name, result = record["id"], record["result"]
     if result == "good":
-        read = f", {text.size(record['bytes'])} in {text.duration(record['seconds'])}" if record["bytes"] else ""
-        return [(name, result, "all", text.plural(record["files"], "file") + read)]
+        read = f", {amounts.size(record['bytes'])} in {amounts.duration(record['seconds'])}" if record["bytes"] else ""
+        return [(name, result, "all", amounts.plural(record["files"], "file") + read)]
     rows = [(name, result, problem["path"] or "data", problem["what"]) for problem in record["problems"]]
     return rows or [(name, result, "-", record["error"]["message"])]

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rbdata.cli import colour, progress
+from rbdata.cli import console, progress
 from rbdata.cli.console import Column, Console, Fact
 from rbdata.datasets import waits
 from rbdata.datasets.ingest.request import Estimate
@@ -65,14 +65,14 @@ class TestColour:
             monkeypatch.delenv(name, raising=False)
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        assert colour.is_wanted(terminal=terminal, messages=messages) is expected
+        assert console.wants_colour(terminal=terminal, messages=messages) is expected
 
     def test_follows_the_state(self):
         states = ("complete", "partial 37%", "damaged", "anything else")
-        assert [colour.of_state(state) for state in states] == ["good", "doubtful", "bad", ""]
+        assert [console.state_style(state) for state in states] == ["good", "doubtful", "bad", ""]
 
     def test_does_not_disturb_columns(self, terminal):
-        state = Column("state", style=colour.of_state)
+        state = Column("state", style=console.state_style)
         with terminal:
             Console().table(
                 (Column("id"), state, Column("n", right=True)), [("a", "damaged", 1), ("bb", "complete", 20)]

@@ -6,9 +6,9 @@ import errno
 from pathlib import Path
 
 import pytest
-from rbdata.cli import text
+from rbdata import amounts
 from rbdata.cli.catalogue_table import combine
-from rbdata.cli.console import Column, Console
+from rbdata.cli.console import Column, Console, printable, wrapped
 from rbdata.cli.failures import explain
 from rbdata.cli.progress import Tally
 from rbdata.datasets.ingest.request import Estimate
@@ -32,7 +32,7 @@ from rbdata.errors import DiskSpaceError, UnknownDatasetError
     ],
 )
 def test_sizes_have_three_digits(amount, words):
-    assert text.size(amount) == words
+    assert amounts.size(amount) == words
 
 
 @pytest.mark.parametrize(
@@ -48,34 +48,34 @@ def test_sizes_have_three_digits(amount, words):
     ],
 )
 def test_durations(seconds, words):
-    assert text.duration(seconds) == words
+    assert amounts.duration(seconds) == words
 
 
 def test_text_from_elsewhere_cannot_control_the_terminal():
-    assert text.printable("a\x1b[31m\x9b\r\u202eb\ud800") == r"a\x1b[31m\x9b\r\u202eb\ud800"
-    assert text.printable("naïve\t日本\n") == "naïve\t日本\n"
-    assert text.printable("a\tb\n", one_line=True) == r"a\tb\n"
+    assert printable("a\x1b[31m\x9b\r\u202eb\ud800") == r"a\x1b[31m\x9b\r\u202eb\ud800"
+    assert printable("naïve\t日本\n") == "naïve\t日本\n"
+    assert printable("a\tb\n", one_line=True) == r"a\tb\n"
 
 
 def test_passwords_are_not_printed():
-    assert text.printable('"https://me:se@cret@host/x?a=b:c@d"') == '"https://***@host/x?a=b:c@d"'
-    assert text.printable("https://host:8080/a@b gs://bucket/x:y@z") == "https://host:8080/a@b gs://bucket/x:y@z"
+    assert printable('"https://me:se@cret@host/x?a=b:c@d"') == '"https://***@host/x?a=b:c@d"'
+    assert printable("https://host:8080/a@b gs://bucket/x:y@z") == "https://host:8080/a@b gs://bucket/x:y@z"
 
 
 def test_a_share_is_full_only_when_it_is():
-    assert [text.percent(share) for share in (0, 0.29, 0.9999, 1, 1.5)] == ["0%", "29%", "99%", "100%", "100%"]
+    assert [amounts.percent(share) for share in (0, 0.29, 0.9999, 1, 1.5)] == ["0%", "29%", "99%", "100%", "100%"]
 
 
 def test_numbers():
     numbers = (1.0, -3.21043, 1032.44, float("nan"), float("inf"), 49_999_750, -2e300)
-    assert [text.real(n) for n in numbers] == ["1", "-3.2104", "1,032.4", "nan", "inf", "49,999,750", "-2e+300"]
+    assert [amounts.real(n) for n in numbers] == ["1", "-3.2104", "1,032.4", "nan", "inf", "49,999,750", "-2e+300"]
 
 
 def test_wrapping_keeps_what_is_to_be_copied():
-    told = text.wrapped("continue with: rbdata download --root /a-long-folder/with-hyphens/in-it", 40, "hint: ")
+    told = wrapped("continue with: rbdata download --root /a-long-folder/with-hyphens/in-it", 40, "hint: ")
     assert "/a-long-folder/with-hyphens/in-it" in told
     assert told.splitlines()[1].startswith("      ")
-    assert text.wrapped("a b", None, "hint: ") == "hint: a b"
+    assert wrapped("a b", None, "hint: ") == "hint: a b"
 
 
 def test_names_that_differ_in_their_number_share_a_line():
