@@ -52,8 +52,8 @@ def run(
     from ..datasets.acquire import convert
     from ..datasets.workers.engines import open_cluster
     from ..settings import expanded
+    from .options import selected_options
     from .report import Result, finish, this_command, work
-    from .source_options import selected_options
 
     extra = selected_options(ctx)
     if re.match(r"[A-Za-z][A-Za-z0-9+]+:/", str(path)) and not path.exists():

@@ -64,8 +64,8 @@ def run(
     from ..datasets.acquire import download
     from ..datasets.catalogue import is_made
     from ..datasets.workers.engines import open_cluster
+    from .options import selected_options
     from .report import Result, attempt, finish, this_command, work
-    from .source_options import selected_options
 
     more = {
         "mirror": mirror,

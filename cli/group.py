@@ -1,22 +1,94 @@
-"""The commands. A command's module is imported when the command runs, not when the help lists it."""
+"""The commands and their help. A command's module is imported when the command runs, not when the help lists it.
+
+Simple arguments are converted here instead of by pydantic, which Typer uses: importing it takes longer than most commands.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer import Option
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from .._version import __version__
 from .console import OutputClosed
 from .failures import Interrupted
-from .help_page import Command
 from .options import Root
-from .quick_conversion import QuickHelp, spare_conversion
+
+
+def _spare_conversion(params: list[Any]) -> None:
+    """Have these parameters convert simple values themselves."""
+    for param in params:
+        param.process_value = partial(_process, param, param.process_value)
+
+
+def _process(param: Any, convert: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
+    """`Parameter.process_value` for options that are not given, text, paths and lists of text; ``convert`` for the others."""
+    kind = getattr(getattr(param, "type_descriptor", None), "annotation", None)
+    several = param.multiple or param.nargs == -1
+    converted: Any
+    if value is None and not param.required:
+        converted = () if several else None
+    elif kind in (str, Path) and isinstance(value, str):
+        converted = kind(value)
+    elif kind == list[str] and several and value:
+        converted = [str(one) for one in value]
+    else:
+        return convert(ctx, value)
+    return param.callback(ctx, param, converted) if param.callback else converted
+
+
+class _QuickHelp:
+    """For subclasses of Click's commands: the same for the option ``--help``, which they make themselves."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option = super().get_help_option(ctx)  # type: ignore[misc]
+        if option is not None and not isinstance(option.process_value, partial):
+            _spare_conversion([option])
+        return option
+
+
+#: Options that every command has.
+_EVERYWHERE = ("root", "json", "quiet", "debug", "help")
+
+
+class _Command(_QuickHelp, TyperCommand):
+    """A command whose help groups the options. A parameter with an attribute ``by_source`` (the help of each source that
+    declares it, by the name of the source) is listed with these sources."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """ID, not {ID}: braces are not needed around what is required."""
+        return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = defaultdict(list)
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is None:
+                continue
+            left, right = record
+            by_source: dict[str, str] = getattr(param, "by_source", {})
+            if param.param_type_name == "argument":
+                sections["Arguments"].append((left.partition(" <")[0], right.removesuffix("[required]").rstrip()))
+            elif by_source:
+                for source, text in by_source.items():
+                    sections[f"Options of {source}"].append((left, text[:1].upper() + text[1:]))
+            else:
+                place = "Options of every command" if param.name in _EVERYWHERE else "Options"
+                sections[place].append((left, right.replace("  [x>=1]", "")))
+        last = sections.pop("Options of every command", [])
+        for title, records in [*sections.items(), ("Options of every command", last)]:
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
 
 #: In the order of first use. The module of the same name has the command's ``run`` and ``EXAMPLES``.
 COMMANDS = {
@@ -46,7 +118,7 @@ Exit codes:
 """
 
 
-class Commands(QuickHelp, TyperGroup):
+class Commands(_QuickHelp, TyperGroup):
     """A command group that imports a command's module when it is needed."""
 
     def __init__(self, **settings: Any) -> None:
@@ -71,7 +143,7 @@ class Commands(QuickHelp, TyperGroup):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-class Verbs(QuickHelp, TyperGroup):
+class _Verbs(_QuickHelp, TyperGroup):
     """A command that has verbs of its own: ``config set``."""
 
 
@@ -91,27 +163,27 @@ def load(name: str) -> Any:
     module = import_module(f".{name}", __package__)
     examples = module.EXAMPLES.strip("\n")
     epilog = f"\b\nExamples:\n{examples}\n\n{getattr(module, 'EXIT_CODES', EXIT_CODES)}"
-    app = typer.Typer(cls=Verbs, add_completion=False, rich_markup_mode=None)
+    app = typer.Typer(cls=_Verbs, add_completion=False, rich_markup_mode=None)
     if hasattr(module, "VERBS"):
         alone = getattr(module, "run", None)  # what the command does without a verb
         app.callback(help=module.HELP, epilog=epilog, invoke_without_command=alone is not None)(alone or (lambda: None))
         for verb, function in module.VERBS.items():
-            app.command(verb, cls=Command, epilog=epilog)(function)
+            app.command(verb, cls=_Command, epilog=epilog)(function)
     else:
-        app.command(name, cls=Command, epilog=epilog)(module.run)
+        app.command(name, cls=_Command, epilog=epilog)(module.run)
     command = typer.main.get_command(app)
     common = _common_options(group=hasattr(module, "VERBS"))
     if getattr(module, "SOURCE_OPTIONS", False):
-        from .source_options import parameters
+        from .options import source_parameters
 
         taken = {"--help", *(flag for param in [*command.params, *common] for flag in param.opts)}
-        command.params.extend(parameters(name, taken))
+        command.params.extend(source_parameters(name, taken))
     own = {flag for param in command.params for flag in param.opts}
     command.params.extend(param for param in common if not own.intersection(param.opts))
     for verb in getattr(command, "commands", {}).values():
         verb.params.extend(_common_options())
-        spare_conversion(verb.params)
-    spare_conversion(command.params)
+        _spare_conversion(verb.params)
+    _spare_conversion(command.params)
     return command
 
 
@@ -168,7 +240,7 @@ def invoke(arguments: list[str]) -> int:
 
     group = typer.main.get_command(app)
     group.params.extend(_common_options(group=True))
-    spare_conversion(group.params)
+    _spare_conversion(group.params)
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
     result = group.main(arguments or ["--help"], prog_name="rbdata", standalone_mode=False)

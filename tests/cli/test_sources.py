@@ -15,7 +15,7 @@ from minari_tools import FIXTURES
 from openml_server import openml_server
 from paths import DATA
 from rbdata.cli import run
-from rbdata.cli.source_options import parse_key_values
+from rbdata.cli.options import parse_key_values
 from rbdata.datasets import fetch
 from rbdata.errors import UsageError
 from rlu_writer import make_episodes
