@@ -11,12 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 import typer
 from typer import Argument, Context, Option
 
+from ..datasets.workers.engines import NAMES
 from ..errors import UsageError
-
-if TYPE_CHECKING:
-    Codec = str
-    Engine = str
-
+from ..storage.codecs import choices
 
 _ROOT = "rbdata.root"
 
@@ -107,6 +104,12 @@ Procs = Annotated[
 ]
 Address = Annotated[str | None, Option(metavar="A", help="Address of the Ray cluster, such as auto.")]
 Shards = Annotated[str | None, Option(metavar="LIST", help="Only these shards of the run, such as 0-4,7.")]
+if TYPE_CHECKING:
+    Codec = str
+    Engine = str
+else:
+    Engine = Annotated[Literal[NAMES], Option(help="Processes on this machine, or a Ray cluster.")]
+    Codec = Annotated[Literal[choices()], Option(help="How frames are stored. auto: zstd (Atari: 1/27 of raw).")]
 Layout = Annotated[
     Literal["auto", "ted"],
     Option(help="ted: plain TED for any tensordict program; stores each frame twice, raw."),
