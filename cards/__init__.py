@@ -1,7 +1,6 @@
-"""What a dataset looks like: its overview, pictures of it, and cards for people and catalogues.
+"""What a dataset looks like: for people who have it, and for those who wonder whether they want it.
 
-overview       distributions of returns, lengths, rewards and actions: what every picture and card is made of
-figure         one matplotlib figure (extra ``plot``)
-frame_sheet    frames on a sheet; `animation`: an episode that moves
-html_card      a page in itself; `croissant` and `hub_card` describe the dataset to catalogues
+`overview` has the numbers that everything here draws. `figure`: one figure of them (extra ``plot``); `frames`: sheets and animations;
+`html_card`: a page that needs no other file; `hub_card`: a README for the Hugging Face Hub; `croissant`: metadata for
+catalogues. `facts` are the lines of cards that leave this machine, `card_file` checks where files are written.
 """

@@ -12,9 +12,7 @@ from ..amounts import count, exact_percent, plural
 from ..errors import MissingExtraError
 from ..storage.episodes import EpisodeTable
 from .card_file import MARK
-from .histogram import Histogram
-from .overview import Overview
-from .return_series import ReturnSeries, return_series
+from .overview import Histogram, Overview, ReturnSeries, return_series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,15 +1,17 @@
-"""A dataset at a glance: how its episodes ended, and the distributions of returns, lengths, rewards and actions.
+"""A dataset at a glance: how its episodes ended, the distributions of returns, lengths, rewards and actions, returns over time.
 
-The work is bounded whatever the size of the dataset: above ``MOST_EPISODES`` and ``MOST_STEPS``, evenly spaced blocks of
-rows are read, and `Overview` states how many.
+Figures, cards and the command line draw these numbers. The work is bounded whatever the size of the dataset: above
+``MOST_EPISODES`` and ``MOST_STEPS``, evenly spaced blocks of rows are read, and `Overview` states how many. A histogram counts
+few distinct values one by one, others in bins of equal width.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +21,113 @@ from ..errors import SchemaError
 from ..storage.bounds import LeafBounds, leaf_bounds
 from ..storage.codecs import codec_of
 from ..storage.codecs.codec import Rows
-from ..storage.episodes import OUTCOMES, EpisodeTable
+from ..storage.episodes import CUT, OUTCOMES, EpisodeTable
 from ..storage.integrity import open_array
 from ..storage.leaf import Leaf
 from ..storage.manifest import Manifest
 from ..storage.reference_scores import ReferenceScores, reference_scores
 from ..storage.schema import LARGE_ROW
-from .histogram import Histogram, count_values
+
+#: Most bins: as many characters as fit on a terminal of 40 columns, beside an axis.
+BINS = 28
+#: Values are counted one by one up to this many distinct ones.
+MOST_VALUES = 12
+#: How many values are looked at to see whether there are few distinct ones.
+_PROBED = 512
+#: Larger numbers are counted as this: differences stay finite.
+_LARGEST = 1e300
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Counts of finite values, and statistics of them (None where there are none).
+
+    ``counts`` belong to ``values``, one each, or to the bins between ``edges`` (one more edge than bins).
+    """
+
+    number: int
+    not_finite: int
+    counts: tuple[int, ...] = field(default=(), repr=False)
+    values: tuple[float, ...] = field(default=(), repr=False)
+    edges: tuple[float, ...] = field(default=(), repr=False)
+    mean: float | None = None
+    std: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def shares(self) -> list[float]:
+        """The counts as shares of all finite values."""
+        total = sum(self.counts) or 1
+        return [count / total for count in self.counts]
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs: the counts with their ``values`` or their bins' ``edges``, and the statistics."""
+        where = {"edges": list(self.edges)} if self.edges else {"values": list(self.values)}
+        return {
+            "count": self.number,
+            "not_finite": self.not_finite,
+            "mean": self.mean,
+            "std": self.std,
+            "min": self.low,
+            "max": self.high,
+            **where,
+            "counts": list(self.counts),
+        }
+
+
+def count_values(values: np.ndarray, choices: Sequence[float] = ()) -> Histogram:
+    """The histogram of an array of any shape. ``choices`` are values that are listed even where they do not occur."""
+    flat = np.asarray(values).reshape(-1)
+    exact = flat.dtype.kind in "iub"
+    flat = flat.astype(np.float64)
+    finite = flat if exact else flat[np.isfinite(flat)]
+    missing = len(flat) - len(finite)
+    if not len(finite):
+        return Histogram(len(flat), missing)
+    finite = finite.clip(-_LARGEST, _LARGEST)
+    with np.errstate(over="ignore"):
+        statistics = tuple(float(getattr(finite, name)()) for name in ("mean", "std", "min", "max"))
+    listed = _listed(finite, choices)
+    if listed:
+        return Histogram(len(flat), missing, tuple(listed.values()), tuple(listed), (), *statistics)
+    most = min(BINS, max(5, int(2 * math.sqrt(len(finite)))))
+    _, _, low, high = statistics
+    whole = exact or bool((finite == np.rint(finite)).all())
+    if whole and high - low < 1 << 52:
+        # Bins of whole width hold equally many whole numbers each: with others the counts alternate.
+        width = math.ceil((high - low + 1) / most)
+        edges = np.arange(math.ceil((high - low + 1) / width) + 1) * width + (low - 0.5)
+    else:
+        edges = np.linspace(low, high, most + 1)
+    scaled = (finite / 2 - edges[0] / 2) / (edges[-1] / 2 - edges[0] / 2) * (len(edges) - 1)
+    bins = scaled.astype(np.int64).clip(0, len(edges) - 2)
+    counts = np.bincount(bins, minlength=len(edges) - 1)
+    return Histogram(len(flat), missing, tuple(counts.tolist()), (), tuple(edges.tolist()), *statistics)
+
+
+def _listed(finite: np.ndarray, choices: Sequence[float]) -> dict[float, int]:
+    """Values and their counts in order, where there are few distinct values that occur several times; otherwise empty."""
+    if not choices and len(np.unique(finite[:_PROBED])) > MOST_VALUES:
+        return {}
+    found, counts = np.unique(finite, return_counts=True)
+    if len(found) > 1 and len(finite) < 3 * len(found) and not choices:
+        return {}
+    every = dict.fromkeys(map(float, choices), 0) | dict(zip(found.tolist(), counts.tolist()))
+    return dict(sorted(every.items())) if len(every) <= max(MOST_VALUES, len(choices)) else {}
+
 
 #: Rows that are read at most, in so many blocks.
 MOST_EPISODES, MOST_STEPS, BLOCKS = 1 << 18, 1 << 16, 256
 #: Elements of an action that are counted; those behind them are left out.
-MOST_ELEMENTS = 32
+_MOST_ELEMENTS = 32
 #: Choices of a discrete action that are listed even where none of them occurs.
-MOST_CHOICES = 18
+_MOST_CHOICES = 18
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """A leaf's values: a histogram of each element of its row (the first ``MOST_ELEMENTS``), ``size`` of them in all."""
+    """A leaf's values: a histogram of each element of its row (the first ``_MOST_ELEMENTS``), ``size`` of them in all."""
 
     key: str
     size: int
@@ -114,9 +204,9 @@ def overview(folder: Path, manifest: Manifest, table: EpisodeTable, rows: Mappin
         read = _read(folder, manifest, leaf, ranges, rows)
         counts = bounds[leaf.name].counts if leaf.name in bounds else None
         elements = []
-        for number in range(min(size, MOST_ELEMENTS)):
+        for number in range(min(size, _MOST_ELEMENTS)):
             known = counts[number if len(counts) > 1 else 0] if counts else 0
-            elements.append(count_values(read[:, number], range(known) if known <= MOST_CHOICES else ()))
+            elements.append(count_values(read[:, number], range(known) if known <= _MOST_CHOICES else ()))
         return Distribution(leaf.name, size, tuple(elements))
 
     reference = reference_scores(manifest)
@@ -181,3 +271,59 @@ def _read(
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
     return np.concatenate(parts) if parts else np.empty(0)
+
+
+#: Cut episodes that are marked at most.
+MOST_CUTS = 100
+#: Pieces that many episodes are summed up in.
+PIECES = 256
+
+
+@dataclass(frozen=True)
+class ReturnSeries:
+    """Arrays of one length: the last step of an episode, or of a piece of episodes, and the returns of those.
+
+    ``single`` where each entry is one episode; ``low``, ``mean`` and ``high`` are then equal. NaN where no return of a
+    piece is finite. ``cut_steps`` and ``cut_returns`` are those of the cut episodes, evenly chosen where there are many.
+    """
+
+    single: bool
+    steps: np.ndarray
+    low: np.ndarray
+    mean: np.ndarray
+    high: np.ndarray
+    cut_steps: np.ndarray
+    cut_returns: np.ndarray
+
+    def running_mean(self) -> tuple[np.ndarray, np.ndarray]:
+        """Steps and the mean over a tenth of the entries up to each of them, of the finite ones; empty below 30 entries."""
+        finite = np.isfinite(self.mean)
+        values, steps = self.mean[finite], self.steps[finite]
+        window = len(values) // 10
+        if window < 3:
+            return steps[:0], values[:0]
+        return steps[window - 1 :], np.convolve(values, np.full(window, 1 / window), "valid")
+
+
+def return_series(table: EpisodeTable, most: int) -> ReturnSeries:
+    """The series of at most ``most`` entries (or ``PIECES``, if that is less)."""
+    ends, returns = table.start + table.length, table.returns
+    cuts = np.flatnonzero(table.outcome == CUT)
+    cuts = cuts[np.linspace(0, len(cuts) - 1, min(len(cuts), MOST_CUTS)).astype(np.int64)] if len(cuts) else cuts
+    single = len(table) <= most
+    if single:
+        low = mean = high = np.where(np.isfinite(returns), returns, np.nan)
+        steps = np.asarray(ends)
+    else:
+        pieces = blocks(len(table), MOST_EPISODES)
+        if len(pieces) == 1:
+            bounds = np.linspace(0, len(table), min(most, PIECES) + 1).astype(np.int64).tolist()
+            pieces = list(pairwise(bounds))
+        steps = np.array([ends[stop - 1] for _, stop in pieces])
+        low, mean, high = np.array([_summary(returns[start:stop]) for start, stop in pieces]).T
+    return ReturnSeries(single, steps, low, mean, high, ends[cuts], returns[cuts])
+
+
+def _summary(values: np.ndarray) -> tuple[float, float, float]:
+    finite = values[np.isfinite(values)]
+    return (finite.min(), finite.mean(), finite.max()) if len(finite) else (np.nan,) * 3

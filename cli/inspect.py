@@ -317,15 +317,15 @@ class _RequestedFiles:
 
     def check(self, folder: Path, manifest: Manifest) -> None:
         """Raise an error for any file that may not be written, before any of them is drawn."""
-        from ..cards import animation, croissant, figure, frame_sheet, html_card, hub_card
+        from ..cards import croissant, figure, frames, html_card, hub_card
         from ..cards.card_file import check_outside, check_target
 
         if self.episodes and self.frames is None:
             raise UsageError("--episode chooses what --frames draws", hint="add --frames FILE")
         chosen = [
             (self.plot, figure.SUFFIXES),
-            (self.frames, frame_sheet.SUFFIXES),
-            (self.video[1] if self.video else None, animation.SUFFIXES),
+            (self.frames, frames.SHEET_SUFFIXES),
+            (self.video[1] if self.video else None, frames.ANIMATION_SUFFIXES),
             (self.html, html_card.SUFFIXES),
             (self.croissant, croissant.SUFFIXES),
             (self.card, hub_card.SUFFIXES),
@@ -353,7 +353,7 @@ class _RequestedFiles:
             write_atomically(self.plot, render_figure(draw_figure(manifest.id, found, table), self.plot.suffix))
             yield f"wrote {self.plot}"
         if self.frames is not None:
-            from ..cards.frame_sheet import choose_strips, draw_sheet, encode
+            from ..cards.frames import choose_strips, draw_sheet, encode
             from ..storage.dataset import Dataset
 
             dataset = Dataset(folder)
@@ -362,7 +362,7 @@ class _RequestedFiles:
             )
             yield f"wrote {self.frames}"
         if self.video is not None:
-            from ..cards.animation import RATE, animate
+            from ..cards.frames import RATE, animate
             from ..storage.dataset import Dataset
 
             number, target = self.video

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from rbdata.cards import overview, return_series
+from rbdata.cards import overview
 from rbdata.storage.episodes import EpisodeTable
 
 
@@ -17,20 +17,20 @@ def table(count: int) -> EpisodeTable:
 
 
 def test_each_episode_by_itself():
-    found = return_series.return_series(table(30), 100)
+    found = overview.return_series(table(30), 100)
     assert found.single and found.steps.tolist() == list(range(2, 62, 2))
     assert np.isnan(found.mean[::7]).all() and np.nanmax(found.high) == 29
     assert found.cut_steps.tolist() == list(range(6, 62, 6))
     assert len(found.running_mean()[0]) == 0
-    steps, mean = return_series.return_series(table(100), 100).running_mean()
+    steps, mean = overview.return_series(table(100), 100).running_mean()
     assert len(steps) == len(mean) > 60 and np.isfinite(mean).all()
 
 
 @pytest.mark.parametrize("most", [1 << 18, 512])
 def test_pieces_of_many(most, monkeypatch):
-    monkeypatch.setattr(return_series, "MOST_EPISODES", most)
-    found = return_series.return_series(table(1000), 100)
+    monkeypatch.setattr(overview, "MOST_EPISODES", most)
+    found = overview.return_series(table(1000), 100)
     assert not found.single and len(found.steps) <= overview.BLOCKS
     assert (found.low <= found.mean).all() and (found.mean <= found.high).all()
-    assert len(found.cut_steps) == return_series.MOST_CUTS
+    assert len(found.cut_steps) == overview.MOST_CUTS
     assert found.steps[-1] == 2000

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 from rbdata.amounts import exact_percent
-from rbdata.cards.histogram import count_values
+from rbdata.cards.overview import count_values
 from rbdata.cli.bar_charts import GAP, WIDTH, chart, shows_blocks, side_by_side, sparkline
 
 RNG = np.random.default_rng(0)

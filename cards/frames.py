@@ -1,0 +1,307 @@
+"""The frames of a dataset as pictures: on one sheet with captions, or an episode as an animation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import amounts
+from ..errors import UsageError
+from ..storage.episodes import OUTCOMES
+from ..storage.leaf import Leaf
+from .card_file import MARK
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from ..storage.dataset import Dataset
+    from ..storage.leaf import Leaf
+
+
+#: Rows that are read at once.
+_READ_AT_ONCE = 64
+#: The least height and width of frames that are not bytes; smaller matrices are no pictures.
+_LEAST_SIDE = 16
+#: Tiny frames with no larger byte are grids of codes (MiniGrid: 0 to 10); unscaled they would be black.
+_MOST_CODE = 15
+#: Most frames that are stacked in one row.
+_MOST_STACKED = 8
+
+
+def frame_leaf(dataset: Dataset) -> Leaf:
+    """The first leaf with the shape of pictures: height and width, and with them 1 or 3 channels or a stack of frames.
+
+    Bytes of any size, and real numbers of at least 16 by 16. Raises UsageError, naming what there is, for none.
+    """
+    for leaf in dataset.schema:
+        if leaf.key[0] not in ("next", "action") and _layout(leaf.shape) is not None:
+            small = leaf.dtype != "uint8" and min(sorted(leaf.shape)[-2:]) < _LEAST_SIDE
+            if leaf.dtype in ("uint8", "float16", "float32", "float64") and not small:
+                return leaf
+    parts = [f"{leaf.name} {leaf.dtype} {list(leaf.shape)}" for leaf in dataset.schema if leaf.constant is None]
+    held = ", ".join(part for part in parts if not part.startswith("next/"))
+    raise UsageError(f"{dataset.id} holds no frames", hint=f"its tensors are {held}; --plot shows their distributions")
+
+
+def read_pictures(dataset: Dataset, leaf: Leaf, steps: list[int], *, last: bool = False) -> Iterator[Image]:
+    """The frames at the given steps, and with ``last`` the one that the last of them leads to; read in blocks."""
+    for first in range(0, len(steps), _READ_AT_ONCE):
+        some = steps[first : first + _READ_AT_ONCE]
+        ends = last and first + _READ_AT_ONCE >= len(steps)
+        state = leaf.kind == "state" or not ends or f"next/{leaf.name}" not in dataset.schema
+        found = dataset.read(some, keys=[leaf.name] if state else [leaf.name, f"next/{leaf.name}"])
+        rows = found[leaf.key][:, 0].numpy()
+        following = ("next", *leaf.key)
+        if ends and following in found.keys(include_nested=True):
+            rows = np.concatenate([rows, found[following][-1:, 0].numpy()])
+        for row in rows:
+            yield picture(row)
+
+
+def picture(row: np.ndarray) -> Image:
+    """One row as a picture, grey or in colours; of stacked frames the last one."""
+    from PIL import Image
+
+    kind = _layout(row.shape)
+    if kind == "first":
+        row = row.transpose(1, 2, 0)
+    elif kind == "stack":
+        row = row[-1] if row.shape[0] <= _MOST_STACKED else row[..., -1]
+    row = row.reshape(*row.shape[:2], -1)
+    if row.dtype == np.uint8:
+        if max(row.shape[:2]) < _LEAST_SIDE and row.max() <= _MOST_CODE:
+            row = row * np.uint8(255 // _MOST_CODE)
+    else:
+        row = np.nan_to_num(row.astype(np.float64), nan=0, posinf=0, neginf=0)
+        low, high = (0.0, 1.0) if row.min() >= 0 and row.max() <= 1 else (float(row.min()), float(row.max()))
+        row = ((row / 2 - low / 2) * (255 / (high / 2 - low / 2 or 1))).round().astype(np.uint8)
+    return Image.fromarray(np.ascontiguousarray(row[..., 0] if row.shape[2] == 1 else row))
+
+
+def enlarged(image: Image, side: int) -> Image:
+    """The picture with its longer side near ``side`` pixels: small ones by a whole factor, pixel by pixel."""
+    from PIL import Image
+
+    longer = max(image.size)
+    if longer <= side:
+        factor = max(1, round(side / longer))
+        return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+    size = (max(1, image.width * side // longer), max(1, image.height * side // longer))
+    return image.resize(size, Image.Resampling.LANCZOS)
+
+
+def _layout(shape: tuple[int, ...]) -> str | None:
+    """Where the channels are: ``none``, ``last``, ``first``; ``stack`` for several grey frames; None for no picture."""
+    if len(shape) == 2:
+        return "none" if min(shape) > 1 else None
+    if len(shape) != 3:
+        return None
+    if shape[-1] in (1, 3):
+        return "last"
+    if shape[0] in (1, 3):
+        return "first"
+    return "stack" if min(shape[0], shape[-1]) <= _MOST_STACKED else None
+
+
+#: Frames in a row of the sheet, and rows of it where no episodes are chosen.
+ACROSS, ROWS = 8, 4
+#: Most episodes that can be chosen.
+_MOST_STRIPS = 16
+#: The longer side of a frame on the sheet, in pixels.
+_SHEET_SIDE = 168
+SHEET_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+
+_GAP, _MARGIN, _CAPTION, _TITLE = 6, 16, 17, 24
+_INK, _FAINT = (30, 30, 30), (110, 110, 110)
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Steps of one episode (numbers within the dataset), ``first`` that of the episode's first step."""
+
+    episode: int
+    first: int
+    steps: list[int]
+
+
+def choose_strips(dataset: Dataset, episodes: Sequence[int] = ()) -> list[Strip]:
+    """What is on the sheet. Of chosen episodes consecutive steps around the middle; otherwise of evenly spaced episodes
+    evenly spaced steps.
+
+    Raises UsageError for episodes that are not there, or too many.
+    """
+    count = len(dataset.episodes)
+    if len(episodes) > _MOST_STRIPS:
+        raise UsageError(f"a sheet has room for {_MOST_STRIPS} episodes, not {len(episodes)}")
+    if not count:
+        raise UsageError(f"{dataset.id} holds no episodes")
+    strips = []
+    if not episodes:
+        for number in np.unique(np.linspace(0, count - 1, ROWS).astype(np.int64)).tolist():
+            first, length = _extent(dataset, number)
+            spread = np.unique(np.linspace(0, length - 1, ACROSS).astype(np.int64))
+            strips.append(Strip(number, first, (first + spread).tolist()))
+        return strips
+    for number in dict.fromkeys(episodes):
+        first, length = _extent(dataset, number)
+        shown = min(length, ACROSS * max(1, ROWS // len(set(episodes))))
+        begin = first + (length - shown) // 2
+        strips.append(Strip(number, first, list(range(begin, begin + shown))))
+    return strips
+
+
+def draw_sheet(dataset: Dataset, strips: Sequence[Strip]) -> Image:
+    """The sheet. Raises UsageError for a dataset without frames."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    leaf = frame_leaf(dataset)
+    rewards = dataset.rows["next/reward"]
+    pictures = [[enlarged(one, _SHEET_SIDE) for one in read_pictures(dataset, leaf, strip.steps)] for strip in strips]
+    width, height = pictures[0][0].size
+    wide = max(width, 116)  # room for a caption
+    rows = sum(-(-len(strip.steps) // ACROSS) for strip in strips)
+    across = min(ACROSS, max(len(strip.steps) for strip in strips))
+    size = (
+        max(2 * _MARGIN + across * (wide + _GAP) - _GAP, 560),
+        2 * _MARGIN + 2 * _TITLE + len(strips) * (_TITLE + _GAP) + rows * (height + _CAPTION + _GAP),
+    )
+    sheet = Image.new("RGB", size, "white")
+    pen = ImageDraw.Draw(sheet)
+    large, small, tiny = (ImageFont.load_default(points) for points in (17, 13, 11))
+    pen.text((_MARGIN, _MARGIN - 4), dataset.id, _INK, large)
+    captions = "a: action, r: reward" if _action(dataset, 0) else "r: reward"
+    about = f"{_describe_leaf(leaf)}; {amounts.plural(len(dataset.episodes), 'episode')}; {captions}"
+    pen.text((_MARGIN, _MARGIN + 18), about, _FAINT, small)
+    y = _MARGIN + 2 * _TITLE
+    for strip, images in zip(strips, pictures):
+        pen.text((_MARGIN, y), describe_strip(dataset, strip), _INK, small)
+        y += _TITLE
+        totals = rewards.block(strip.steps[0], strip.steps[-1] + 1)[:, 0]
+        for number, (step, image) in enumerate(zip(strip.steps, images)):
+            column = number % ACROSS
+            if number and not column:
+                y += height + _CAPTION + _GAP
+            x = _MARGIN + column * (wide + _GAP)
+            sheet.paste(image, (x, y))
+            reward = f"{float(totals[step - strip.steps[0]]):.3g}"
+            pen.text(
+                (x, y + height + 2), f"step {step - strip.first}{_action(dataset, step)}  r={reward}", _FAINT, tiny
+            )
+        y += height + _CAPTION + 2 * _GAP
+    return sheet
+
+
+def encode(image: Image, suffix: str) -> bytes:
+    """The sheet in the format of a file's suffix, with the mark of rbdata where the format has room for it."""
+    from PIL import Image as images
+    from PIL.PngImagePlugin import PngInfo
+
+    kind = images.registered_extensions()[suffix.lower()]
+    more: dict[str, Any] = {}
+    if kind == "PNG":
+        more = {"pnginfo": PngInfo(), "optimize": True}
+        more["pnginfo"].add_text("Software", MARK)
+    elif kind in ("JPEG", "GIF"):
+        more = {"comment": MARK.encode(), "quality": 92}
+    elif kind == "WEBP":
+        more = {"xmp": MARK.encode(), "quality": 92}
+    with BytesIO() as file:
+        image.save(file, kind, **more)
+        return file.getvalue()
+
+
+def _extent(dataset: Dataset, number: int) -> tuple[int, int]:
+    table = dataset.episodes
+    if not 0 <= number < len(table):
+        there = f"episodes are numbered 0 to {len(table) - 1:,}"
+        raise UsageError(f"there is no episode {number} in {dataset.id}", hint=there)
+    return int(table.start[number]), int(table.length[number])
+
+
+def _describe_leaf(leaf: Leaf) -> str:
+    stack = ", the last of each stack" if len(leaf.shape) == 3 and not {1, 3} & {leaf.shape[0], leaf.shape[-1]} else ""
+    return f"{leaf.name}, {leaf.dtype} {list(leaf.shape)}{stack}"
+
+
+def describe_strip(dataset: Dataset, strip: Strip) -> str:
+    table = dataset.episodes
+    outcome = OUTCOMES[int(table.outcome[strip.episode])]
+    total = amounts.real(float(table.returns[strip.episode]))
+    length = amounts.plural(int(table.length[strip.episode]), "step")
+    return f"episode {strip.episode:,}: {length}, return {total}, {outcome}"
+
+
+def _action(dataset: Dataset, step: int) -> str:
+    """The action of a step, where it is one whole number."""
+    leaf = dataset.schema.get("action")
+    if (
+        leaf is None
+        or leaf.kind != "step"
+        or leaf.row_bytes != leaf.np_dtype.itemsize
+        or leaf.np_dtype.kind not in "iub"
+    ):
+        return ""
+    return f"  a={int(dataset.rows['action'].block(step, step + 1).reshape(()))}"
+
+
+ANIMATION_SUFFIXES = (".gif", ".webp", ".png", ".apng")
+
+#: Frames a second. Atari shows 15 decisions a second (60 Hz, every 4th frame).
+RATE = 15
+#: Most frames of an animation, so that memory stays bounded: of longer episodes every 2nd, 3rd, ...
+MOST_FRAMES = 600
+#: The longer side in pixels.
+_ANIMATION_SIDE = 336
+
+
+@dataclass(frozen=True)
+class Animation:
+    """The bytes of the file, its frames, and which frames of the episode they are: every ``stride``-th."""
+
+    data: bytes
+    frames: int
+    stride: int
+
+
+def animate(
+    dataset: Dataset, episode: int, suffix: str, on_progress: Callable[[int, int], None] = lambda done, total: None
+) -> Animation:
+    """An episode from its first frame to the one that its last step leads to, as GIF, WebP or animated PNG.
+
+    ``on_progress`` is called with the frames done and those in all.
+
+    Raises UsageError for a dataset without frames or without the episode.
+    """
+    from PIL.PngImagePlugin import PngInfo
+
+    leaf = frame_leaf(dataset)
+    first, length = _extent(dataset, episode)
+    stride = -(-(length + 1) // MOST_FRAMES)
+    steps = list(range(first, first + length, stride))
+    # The frame after the last step is shown where the stride reaches it.
+    frames = len(steps) + (stride == 1)
+
+    def draw() -> Iterator[Image]:
+        for number, one in enumerate(read_pictures(dataset, leaf, steps, last=stride == 1)):
+            on_progress(number, frames)
+            yield enlarged(one, _ANIMATION_SIDE)
+
+    pictures = draw()
+    head = next(pictures)
+    more: dict[str, Any] = {"save_all": True, "append_images": pictures, "duration": round(1000 / RATE), "loop": 0}
+    kind = {".gif": "GIF", ".webp": "WEBP"}.get(suffix.lower(), "PNG")
+    if kind == "GIF":
+        more |= {"comment": MARK.encode(), "optimize": False}
+    elif kind == "WEBP":
+        more |= {"xmp": MARK.encode(), "quality": 80}
+    else:
+        more["append_images"] = list(pictures)  # Pillow goes through them twice
+        more["pnginfo"] = PngInfo()
+        more["pnginfo"].add_text("Software", MARK)
+    with BytesIO() as file:
+        head.save(file, kind, **more)
+        return Animation(file.getvalue(), frames, stride)
