@@ -47,7 +47,7 @@ def measure_game(game: str, steps: int) -> dict[str, float]:
 
 
 def games(args: argparse.Namespace) -> None:
-    from rbdata.datasets.sources.atari.games import GAMES
+    from rbdata.datasets.sources.atari.source import GAMES
 
     found: dict[str, dict[str, float]] = json.loads(args.out.read_text()) if args.out.exists() else {}
     for game in GAMES:
@@ -88,7 +88,7 @@ def hours(seconds: float) -> str:
 
 
 def tables(args: argparse.Namespace) -> None:
-    from rbdata.datasets.sources.atari.games import GAMES
+    from rbdata.datasets.sources.atari.source import GAMES
 
     sizes: dict[str, dict[str, float]] = json.loads(args.games.read_text())
     missing = [game for game in GAMES if game not in sizes]

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from threading import Lock
 
 import numpy as np
 
 from ...errors import CorruptSourceError
-from .array_spec import Expected
 
 #: More rows than this in one array are taken for nonsense (the public shards have 1 M).
 MAX_ROWS = 1 << 26
@@ -24,6 +24,14 @@ _MAX_HEADER = 1 << 12
 #: numpy parses the header as a Python literal, and CPython 3.11's parser fails now and then when two threads use it at once
 #: (https://github.com/python/cpython/issues/106905).
 _PARSING = Lock()
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What an array must be: dtype, and shape with -1 where any size will do."""
+
+    dtype: str
+    shape: tuple[int, ...]
 
 
 class NpyStream:

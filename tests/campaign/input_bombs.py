@@ -540,8 +540,8 @@ def read_bomb(kind: str, path: Path) -> None:
     elif kind == "rlu":
         from rbdata.datasets.fetch import open_location
         from rbdata.datasets.sources.atari.rl_unplugged.decode import DecodeTask
+        from rbdata.datasets.sources.atari.rl_unplugged.episodes import take_sample
         from rbdata.datasets.sources.atari.rl_unplugged.files import group
-        from rbdata.datasets.sources.atari.rl_unplugged.frame_sample import take_sample
 
         location = open_location(str(path))
         files = group(location.list(), None, "x")

@@ -117,7 +117,7 @@ def _read_records(data: bytes, _: Path) -> None:
     from rbdata.datasets.formats.png import PngError, decode_frames
     from rbdata.datasets.formats.tf_example import WireError, parse_example
     from rbdata.datasets.formats.tfrecord import read_records
-    from rbdata.datasets.sources.atari.rl_unplugged.episode import to_episode
+    from rbdata.datasets.sources.atari.rl_unplugged.episodes import to_episode
     from rbdata.errors import CorruptSourceError
 
     for record in read_records([data[:1000], data[1000:]], "x"):

@@ -13,7 +13,7 @@ from gymnasium.envs.registration import EnvSpec
 from minari_tools import minari, with_root, write
 from paths import DATA
 from rbdata.datasets.scores import normalized_score, reference_scores
-from rbdata.datasets.sources.atari.games import GAMES
+from rbdata.datasets.sources.atari.source import GAMES
 from rbdata.datasets.sources.human_scores import HUMAN_SCORES, game_of
 from rbdata.errors import DatasetNotFoundError, UnknownDatasetError, UsageError
 

@@ -19,14 +19,15 @@ from ....storage.checksums import Crc32c
 from ....storage.schema import Leaf
 from ...fetch import Location, RemoteObject, readahead, stream
 from ...formats.gunzip import gunzip
-from ...formats.npy import NpyStream
+from ...formats.npy import Expected, NpyStream
 from ...ingest.row_source import Block, RowSource
 from .ring import PartPlan
-from .shards import ARRAYS, FRAME
+from .shards import FRAME
 
 ROW_BYTES = FRAME[0] * FRAME[1]
 #: Small blocks stay in the cache between the stages, and their memory is used again instead of being mapped anew.
 BLOCK_ROWS = 512
+_EXPECTED = Expected("uint8", (-1, *FRAME))
 #: Rows read from the heads of shards to train the dictionary on, and how many of them it is trained on.
 SAMPLE_READ, SAMPLE_ROWS, SAMPLE_SHARDS = 65_536, 3_000, 16
 
@@ -108,7 +109,7 @@ class _Frames:
         self._network = readahead(self._counted(stream(location, obj, on_retry=self._retry)), depth=16)
         self._obj = obj
         try:
-            self._npy = NpyStream(gunzip(self._network, obj.url), ARRAYS["observation"], obj.url)
+            self._npy = NpyStream(gunzip(self._network, obj.url), _EXPECTED, obj.url)
         except BaseException:
             self._network.close()
             raise

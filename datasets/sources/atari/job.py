@@ -17,17 +17,21 @@ from ....storage.checksums import crc32c
 from ....storage.column_writer import ColumnWriter
 from ...fetch import Location, read_all, resolve
 from ...formats.gunzip import gunzip
-from ...formats.npy import NpyStream
+from ...formats.npy import Expected, NpyStream
 from ...ingest.protocol import ConvertOptions, Plan, RawObject
 from ...ingest.trajectories import results
 from . import frames
-from .common import RunJob, describe, spaces
-from .laps import RingArrays
-from .ring import Counts, PartPlan, RingPlanner
-from .shards import ARRAYS, UPSTREAM, Shard
+from .ring import Counts, PartPlan, RingArrays, RingPlanner
+from .run_job import RunJob, describe, spaces
+from .shards import UPSTREAM, Shard
 
 #: The arrays that the plan is made from.
-SMALL = ("action", "reward", "terminal", "add_count")
+SMALL = {
+    "action": Expected("int32", (-1,)),
+    "reward": Expected("float32", (-1,)),
+    "terminal": Expected("uint8", (-1,)),
+    "add_count": Expected("int64", ()),
+}
 #: A compressed small array is at most about as large as its 4 M bytes; this leaves room for rings 60 times as long.
 _SMALL_BYTES = 1 << 28
 #: gzip shrinks frames at most so many times, which bounds the rows of a shard by the size of its frames.
@@ -129,11 +133,11 @@ class AtariJob(RunJob[Shard]):
         size = shard.observation.size
         most_rows = max(_FEW_ROWS, MAX_ROWS if size is None else size * _LARGEST_RATIO // frames.ROW_BYTES)
         arrays = {}
-        for key in SMALL:
+        for key, expected in SMALL.items():
             item = shard.objects[key]
             data = read_all(self.location, item, limit_bytes=_SMALL_BYTES)
             self._found[item.url] = crc32c(data)
-            rows = NpyStream(gunzip([data], item.url), ARRAYS[key], item.url, most_rows)
+            rows = NpyStream(gunzip([data], item.url), expected, item.url, most_rows)
             arrays[key] = rows.array()
         count = int(arrays.pop("add_count"))
         label = f"shard {shard.number} of {self.title}"

@@ -20,19 +20,13 @@ from dataclasses import dataclass
 
 from ....errors import ObjectNotFoundError
 from ...fetch import Location, RemoteObject
-from ...formats.array_spec import Expected
 
 UPSTREAM = "dqn-replay"
 FRAME = (84, 84)
-ARRAYS = {
-    "observation": Expected("uint8", (-1, *FRAME)),
-    "action": Expected("int32", (-1,)),
-    "reward": Expected("float32", (-1,)),
-    "terminal": Expected("uint8", (-1,)),
-    "add_count": Expected("int64", ()),
-}
+#: The arrays of a shard that are read.
+ARRAYS = ("observation", "action", "reward", "terminal", "add_count")
 
-_NAME = re.compile(r"(?:\$store\$_)?(observation|action|reward|terminal|add_count)_ckpt\.(\d+)\.gz")
+_NAME = re.compile(rf"(?:\$store\$_)?({'|'.join(ARRAYS)})_ckpt\.(\d+)\.gz")
 
 
 @dataclass(frozen=True)

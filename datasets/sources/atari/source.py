@@ -2,16 +2,22 @@
 
 Agarwal, Schuurmans, Norouzi, "An Optimistic Perspective on Offline Reinforcement Learning", ICML 2020
 (https://arxiv.org/abs/1907.04543). Logged by a Nature-DQN with sticky actions (0.25), frame skip 4, 84x84 greyscale,
-rewards clipped to [-1, 1] before they were stored.
+rewards clipped to [-1, 1] before they were stored. There are two upstreams, and mirrors have the layout of either:
+
+    dqn-replay     gs://atari-replay-datasets/dqn, the ring shards: 60 games; access denied since April 2025
+    rl-unplugged   gs://rl_unplugged, the same experience as ordered episodes: 46 of the games
+
+``auto`` takes the mirror if there is one, whichever layout it has, else the bucket, else RL Unplugged. Both give the same
+dataset, except that episodes which cross two checkpoints are whole in the shards and cut in the ordered episodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ....errors import ObjectNotFoundError
+from ....errors import ObjectNotFoundError, page
 from ....storage.reference_scores import ReferenceScores
 from ...fetch import Location
 from ...ingest.protocol import ConvertOptions
@@ -19,13 +25,41 @@ from ..human_scores import human_scores
 from ..known_environment import KnownEnvironment
 from ..source import Source
 from ..source_option import SourceOption
-from .games import GAMES, RUNS
+from .rl_unplugged.files import FOLDER, find_files
+from .rl_unplugged.files import HOME as RLU_HOME
+from .rl_unplugged.files import UPSTREAM as RL_UNPLUGGED
 from .rl_unplugged.files import group as group_episodes
-from .shards import group
-from .upstream import AUTO, DQN_REPLAY, HOME, RL_UNPLUGGED, make_job, open_run, places, where_else
+from .shards import UPSTREAM as DQN_REPLAY
+from .shards import find_shards, group
 
 if TYPE_CHECKING:
-    from .upstream import AnyJob
+    from .job import AtariJob
+    from .rl_unplugged.job import RluJob
+
+    AnyJob: TypeAlias = AtariJob | RluJob
+
+AUTO = "auto"
+HOME = "gs://atari-replay-datasets/dqn"
+#: Where each upstream is, and what finds the raw files of a run there, in the order in which they are tried.
+_UPSTREAMS: dict[str, tuple[str, Callable[[Location, str, int], Sequence[Any]]]] = {
+    DQN_REPLAY: (HOME, find_shards),
+    RL_UNPLUGGED: (RLU_HOME, find_files),
+}
+
+#: Runs of each game, and the games as the bucket spells them. (Adventure and Defender, which d4rl-atari registers too, are not
+#: in the dataset.)
+RUNS = (1, 2, 3, 4, 5)
+
+GAMES: tuple[str, ...] = (
+    *("AirRaid", "Alien", "Amidar", "Assault", "Asterix", "Asteroids", "Atlantis", "BankHeist", "BattleZone"),
+    *("BeamRider", "Berzerk", "Bowling", "Boxing", "Breakout", "Carnival", "Centipede", "ChopperCommand"),
+    *("CrazyClimber", "DemonAttack", "DoubleDunk", "ElevatorAction", "Enduro", "FishingDerby", "Freeway"),
+    *("Frostbite", "Gopher", "Gravitar", "Hero", "IceHockey", "Jamesbond", "JourneyEscape", "Kangaroo", "Krull"),
+    *("KungFuMaster", "MontezumaRevenge", "MsPacman", "NameThisGame", "Phoenix", "Pitfall", "Pong", "Pooyan"),
+    *("PrivateEye", "Qbert", "Riverraid", "RoadRunner", "Robotank", "Seaquest", "Skiing", "Solaris"),
+    *("SpaceInvaders", "StarGunner", "Tennis", "TimePilot", "Tutankham", "UpNDown", "Venture", "VideoPinball"),
+    *("WizardOfWor", "YarsRevenge", "Zaxxon"),
+)
 
 
 class AtariSource(Source):
@@ -61,14 +95,38 @@ class AtariSource(Source):
         return KnownEnvironment(f"ALE/{game}-v5", arguments, wrap=_observe_as_stored, requirements="opencv-python")
 
     def places(self, name: str, options: ConvertOptions) -> Sequence[str]:
-        return places(self.check(options, "download").extra["upstream"])
+        """Where the upstream is; all of them for ``auto``, in the order in which they are tried."""
+        wanted = self.check(options, "download").extra["upstream"]
+        return [home for upstream, (home, _) in _UPSTREAMS.items() if wanted in (AUTO, upstream)]
 
     def where_else(self, name: str) -> str:
-        return where_else(name)
+        return (
+            f"give --mirror (or RBDATA_ATARI_MIRROR) a copy that holds dqn/{name}/replay_logs, "
+            f"{FOLDER}/{name.partition('/')[0]}, or the converted dataset; if you were given access, run "
+            f"`gcloud auth application-default login`; see {page('mirrors.md')}"
+        )
 
     def find(self, name: str, location: Location, options: ConvertOptions) -> AnyJob:
-        """Lists the run's shards, or its episodes at RL Unplugged; raises as `upstream.open_run`."""
-        return open_run(name, location, options)
+        """Lists the run's raw files: at a public place one upstream's, at a mirror either's.
+
+        Raises ObjectNotFoundError if they are not there.
+        """
+        game, _, run = name.partition("/")
+        wanted = options.extra["upstream"]
+        chosen = {upstream: where for upstream, where in _UPSTREAMS.items() if wanted in (AUTO, upstream)}
+        here = {upstream: where for upstream, where in chosen.items() if where[0] == location.url}
+        errors: list[ObjectNotFoundError] = []
+        for upstream, (_, find) in (here or chosen).items():
+            try:
+                return _make_job(upstream, name, location, find(location, game, int(run)), options)
+            except ObjectNotFoundError as error:
+                if error.partly_there:
+                    raise
+                errors.append(error)
+        if len(errors) == 1:
+            raise errors[0]
+        message = f"no shards and no episodes of {name} at {location.url}"
+        raise ObjectNotFoundError(message, hint="; ".join(str(error.hint) for error in errors)) from errors[0]
 
     def recognises(self, path: Path) -> bool:
         patterns = ("*_ckpt.*.gz", "replay_logs/*_ckpt.*.gz", "run_*-*-of-*")
@@ -83,13 +141,24 @@ class AtariSource(Source):
             except ObjectNotFoundError:
                 continue
             if shards:
-                return make_job(DQN_REPLAY, None, location, shards, options)
+                return _make_job(DQN_REPLAY, None, location, shards, options)
         episodes = group_episodes(location.list(), None, location.url) if wanted in (AUTO, RL_UNPLUGGED) else []
         if episodes:
-            return make_job(RL_UNPLUGGED, None, location, episodes, options)
+            return _make_job(RL_UNPLUGGED, None, location, episodes, options)
         message = f"{location.url} holds no DQN Replay shards and no RL Unplugged episodes"
         hint = "expected files like $store$_observation_ckpt.0.gz or run_1-00000-of-00050 directly in it"
         raise ObjectNotFoundError(message, hint=hint)
+
+
+def _make_job(upstream: str, name: str | None, location: Location, found: Any, options: ConvertOptions) -> AnyJob:
+    """The job for the shards or files that were found."""
+    if upstream == RL_UNPLUGGED:
+        from .rl_unplugged.job import RluJob
+
+        return RluJob(name, location, found, options)
+    from .job import AtariJob
+
+    return AtariJob(name, location, found, options)
 
 
 def _observe_as_stored(env: Any) -> Any:

@@ -24,33 +24,24 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .....errors import CorruptSourceError
-from .....storage.checksums import Crc32c
 from .....storage.codecs.compressed import compressed_codec
 from .....storage.durable import close_durably, sync_folder, write_durably
 from .....storage.episodes import CUT, TERMINATED, TRUNCATED
 from .....storage.parts import Encode
-from ....fetch import Location, RemoteObject, readahead, stream
-from ....formats.gunzip import gunzip
-from ....formats.limits import check_rows
+from ....fetch import Location, RemoteObject
 from ....formats.png import SIDE, PngError, decode_frames
-from ....formats.tf_example import WireError, parse_example
-from ....formats.tfrecord import Record, read_records
 from ....ingest.staging import lengths_path
 from ....workers.task import OnBlock
-from .episode import Episode, to_episode
+from .episodes import ROW_BYTES, Episode, EpisodeStream, bad_frame
 
-ROW_BYTES = SIDE * SIDE
 BLOCK_ROWS = 512
-#: Episodes that a file may hold whatever its size; larger ones hold one in 1 KiB, of which real ones take fifty and more.
-_MOST_EPISODES, _LEAST_EPISODE = 1 << 14, 1 << 10
 ROWS, ABOUT = "rows", "about.json"
 #: Columns of ``episodes.npy``.
 CHECKPOINT, INDEX, FILE_ROWS, STEPS, OUTCOME, BLANK = range(6)
@@ -206,77 +197,6 @@ class _Blocks:
             order = np.insert(order, np.array(self._blank_after) + 1, BLOCK_ROWS)
         self._write(*self._encode(self._block.data, order * ROW_BYTES, ROW_BYTES))
         self._frames, self._blank_after, self._owners = [], [], []
-
-
-class EpisodeStream:
-    """A file of episodes as a stream, with what was fetched for it so far."""
-
-    def __init__(self, location: Location, obj: RemoteObject) -> None:
-        self.fetched = self.retries = self.records = self.rows = 0
-        #: Bytes that went into unpacking, and came out.
-        self.packed = self.unpacked = 0
-        self._obj = obj
-        self._crc32c = Crc32c()
-        with ExitStack() as stack:
-            network = stack.enter_context(readahead(self._network(location), depth=16))
-            self._pieces = stack.enter_context(readahead(self._unpack(network), depth=2))
-            self._open = stack.pop_all()
-
-    def episodes(self) -> Iterator[tuple[str, Episode]]:
-        """Every record, with the words to name it by. Raises CorruptSourceError and the fetch errors."""
-        for record in read_records(self._pieces, self._obj.url):
-            self.records += 1
-            where = f"{self._obj.url}: record {record.number} (at byte {record.offset} of the unpacked file)"
-            episode = self._parse(record, where)
-            del record  # its bytes are not needed while the episode is worked on
-            self.rows += len(episode)
-            most = max(_MOST_EPISODES, self.fetched // _LEAST_EPISODE)
-            if self.records > most:
-                message = f"{self._obj.url} holds more than {most} episodes in {self.fetched} bytes"
-                raise CorruptSourceError(message, hint="the file is not of RL Unplugged's Atari episodes")
-            check_rows(self.rows, self.fetched, self._obj.url)
-            yield where, episode
-
-    def close(self) -> None:
-        self._open.close()
-
-    @property
-    def crc32c(self) -> str:
-        """Of all bytes fetched so far."""
-        return self._crc32c.hex
-
-    def _parse(self, record: Record, where: str) -> Episode:
-        try:
-            features = parse_example(record.payload)
-        except WireError as error:
-            message = f"{where} is no tf.train.Example: {error}"
-            raise CorruptSourceError(message, hint="the file is not of RL Unplugged's Atari episodes") from error
-        return to_episode(features, where)
-
-    def _network(self, location: Location) -> Iterator[bytes]:
-        for piece in stream(location, self._obj, on_retry=self._retry):
-            self.fetched += len(piece)
-            self._crc32c.update(piece)
-            yield piece
-
-    def _unpack(self, network: Iterator[bytes]) -> Iterator[bytes]:
-        for piece in gunzip(self._counted(network), self._obj.url):
-            self.unpacked += len(piece)
-            yield piece
-
-    def _counted(self, network: Iterator[bytes]) -> Iterator[bytes]:
-        for piece in network:
-            self.packed += len(piece)
-            yield piece
-
-    def _retry(self, _: object) -> None:
-        self.retries += 1
-
-
-def bad_frame(where: str, row: int, error: PngError) -> CorruptSourceError:
-    """The error for a frame that is none."""
-    hint = "the file is damaged, or not of RL Unplugged's Atari episodes; try another mirror"
-    return CorruptSourceError(f"{where}: frame {row}: {error}", hint=hint)
 
 
 def is_of(target: Path, obj: RemoteObject) -> bool:

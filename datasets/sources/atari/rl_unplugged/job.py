@@ -22,10 +22,10 @@ from ....ingest.number_ranges import format_numbers
 from ....ingest.protocol import ConvertOptions, Expectation, PartSpec, Plan, RawObject
 from ....ingest.staging import StagedPart, StagedRows
 from ....ingest.trajectories import results
-from ..common import CITATION, RunJob, spaces
+from ..run_job import CITATION, RunJob, spaces
 from .decode import ROWS, STEPS, DecodeTask, is_of
+from .episodes import Sample, take_sample
 from .files import FOLDER, UPSTREAM, EpisodeFile
-from .frame_sample import Sample, take_sample
 from .order import DecodedFile, Order, Part
 
 DICTIONARY = "dictionary"

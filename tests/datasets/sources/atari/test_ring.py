@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from rbdata.datasets.sources.atari.laps import Lap, RingArrays, find_lap
-from rbdata.datasets.sources.atari.ring import RingPlanner
+from rbdata.datasets.sources.atari.ring import Lap, RingArrays, RingPlanner, find_lap
 from rbdata.errors import CorruptSourceError
 from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED
 

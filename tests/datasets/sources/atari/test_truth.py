@@ -17,7 +17,7 @@ from paths import DATA
 from rbdata.datasets.acquire import convert, download
 from rbdata.datasets.ingest.protocol import ConvertOptions
 from rbdata.datasets.ingest.request import Request
-from rbdata.datasets.sources.atari.games import GAMES
+from rbdata.datasets.sources.atari.source import GAMES
 from rbdata.errors import CorruptSourceError
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import check_invariants

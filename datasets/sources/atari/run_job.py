@@ -1,4 +1,4 @@
-"""What an Atari dataset looks like, whichever upstream it came from."""
+"""What the jobs of both upstreams share: the columns of an Atari dataset, the choice of shards or files, the manifest."""
 
 from __future__ import annotations
 

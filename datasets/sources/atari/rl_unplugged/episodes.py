@@ -1,0 +1,238 @@
+"""The episodes of one file: its records as a stream of checked episodes, and a sample of their frames.
+
+A record of ``atari_episodes_ordered`` is one episode of N rows:
+
+    checkpoint_idx, episode_idx    int64    which 1 M-row checkpoint it is from, and its place there: the training order
+    observations                   bytes    N PNGs, one frame a row
+    actions                        int64    N
+    clipped_rewards                float    N; unclipped_rewards are the same (what was logged had been clipped)
+    discounts                      float    N; 0 in the last row of an episode that terminated, not 0 where it was cut
+    episode_return, clipped_episode_return  float
+
+A row is a frame, the action chosen on it, and what that action led to: the reward and discount of the last row are those of
+the last transition, and are kept. What an episode that terminated, or was cut, would have shown next is not in the data.
+
+Source: google-deepmind/deepmind-research, rl_unplugged/atari.py; tensorflow/datasets, rl_unplugged/rlu_atari.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+
+from .....errors import CorruptSourceError
+from .....storage.checksums import Crc32c
+from ....fetch import Location, RemoteObject, readahead, stream
+from ....formats.gunzip import gunzip
+from ....formats.limits import check_rows
+from ....formats.png import SIDE, PngError, decode_frames
+from ....formats.tf_example import Value, WireError, parse_example
+from ....formats.tfrecord import Record, read_records
+from .files import EpisodeFile
+
+ROW_BYTES = SIDE * SIDE
+MAX_ACTION = 17
+#: Bytes of a frame as PNG: without any compression it takes 7.2 kB.
+LONGEST_PICTURE = 1 << 16
+#: Episodes that a file may hold whatever its size; larger ones hold one in 1 KiB, of which real ones take fifty and more.
+_MOST_EPISODES, _LEAST_EPISODE = 1 << 14, 1 << 10
+_HINT = "the file is damaged, or not of RL Unplugged's ordered Atari episodes; try another mirror"
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One record's episode. ``terminal``: its last discount is 0."""
+
+    checkpoint: int
+    index: int
+    frames: list[memoryview]
+    action: np.ndarray
+    reward: np.ndarray
+    terminal: bool
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+
+def to_episode(features: Mapping[str, Value], where: str) -> Episode:
+    """Take an example's lists as an episode. Raises CorruptSourceError, naming ``where``, when they are none."""
+    if "observations" not in features and "o_t" in features:
+        message = f"{where} is a single transition of RL Unplugged's shuffled form (o_t, o_tp1), not an episode"
+        hint = "episodes cannot be put together from it; use the files below atari_episodes_ordered/"
+        raise CorruptSourceError(message, hint=hint)
+    action, discount = _numbers(features, "actions", "i", where), _numbers(features, "discounts", "f", where)
+    kept = "clipped_rewards" if "clipped_rewards" in features else "unclipped_rewards"
+    reward = _numbers(features, kept, "f", where)
+    frames = features.get("observations", [])
+    if isinstance(frames, np.ndarray):
+        _refuse(f"{where}: observations are numbers, not pictures")
+    lengths = {"observations": len(frames), "actions": len(action), kept: len(reward), "discounts": len(discount)}
+    if len(set(lengths.values())) > 1:
+        _refuse(f"{where}: lists of different lengths: " + ", ".join(f"{n} {name}" for name, n in lengths.items()))
+    wild = (action < 0) | (action > MAX_ACTION) | ~np.isfinite(reward) | ~((discount >= 0) & (discount <= 1))
+    if wild.any():
+        row = int(np.argmax(wild))
+        _refuse(f"{where}: row {row} has action {action[row]}, reward {reward[row]} and discount {discount[row]}")
+    ends = np.flatnonzero(discount == 0)
+    if len(ends) and ends[0] != len(discount) - 1:
+        _refuse(f"{where}: the episode ends in row {ends[0]} of {len(discount)}, and goes on")
+    wide = next((row for row, frame in enumerate(frames) if len(frame) > LONGEST_PICTURE), None)
+    if wide is not None:
+        _refuse(f"{where}: frame {wide} has {len(frames[wide])} bytes, more than a picture of 84x84 takes")
+    # Copies: frames wait for others, and a view would keep all of its record until then.
+    frames = [memoryview(bytes(frame)) for frame in frames]
+    checkpoint, index = (_index(features, name, where) for name in ("checkpoint_idx", "episode_idx"))
+    return Episode(checkpoint, index, frames, action.astype(np.int32), reward, bool(len(ends)))
+
+
+def _numbers(features: Mapping[str, Value], name: str, kind: str, where: str) -> np.ndarray:
+    if name not in features:
+        _refuse(f"{where} has no {name}")
+    value = features[name]
+    if not isinstance(value, np.ndarray):
+        if value:
+            _refuse(f"{where}: {name} are not numbers")
+        return np.empty(0, np.int64 if kind == "i" else np.float32)  # an empty list has no kind
+    if value.dtype.kind != kind:
+        _refuse(f"{where}: {name} are {value.dtype}")
+    return value
+
+
+def _index(features: Mapping[str, Value], name: str, where: str) -> int:
+    value = _numbers(features, name, "i", where)
+    if len(value) != 1 or value[0] < 0:
+        _refuse(f"{where}: {name} is {value.tolist()}, not one number from 0 on")
+    return int(value[0])
+
+
+def _refuse(message: str) -> NoReturn:
+    raise CorruptSourceError(message, hint=_HINT)
+
+
+class EpisodeStream:
+    """A file of episodes as a stream, with what was fetched for it so far."""
+
+    def __init__(self, location: Location, obj: RemoteObject) -> None:
+        self.fetched = self.retries = self.records = self.rows = 0
+        #: Bytes that went into unpacking, and came out.
+        self.packed = self.unpacked = 0
+        self._obj = obj
+        self._crc32c = Crc32c()
+        with ExitStack() as stack:
+            network = stack.enter_context(readahead(self._network(location), depth=16))
+            self._pieces = stack.enter_context(readahead(self._unpack(network), depth=2))
+            self._open = stack.pop_all()
+
+    def episodes(self) -> Iterator[tuple[str, Episode]]:
+        """Every record, with the words to name it by. Raises CorruptSourceError and the fetch errors."""
+        for record in read_records(self._pieces, self._obj.url):
+            self.records += 1
+            where = f"{self._obj.url}: record {record.number} (at byte {record.offset} of the unpacked file)"
+            episode = self._parse(record, where)
+            del record  # its bytes are not needed while the episode is worked on
+            self.rows += len(episode)
+            most = max(_MOST_EPISODES, self.fetched // _LEAST_EPISODE)
+            if self.records > most:
+                message = f"{self._obj.url} holds more than {most} episodes in {self.fetched} bytes"
+                raise CorruptSourceError(message, hint="the file is not of RL Unplugged's Atari episodes")
+            check_rows(self.rows, self.fetched, self._obj.url)
+            yield where, episode
+
+    def close(self) -> None:
+        self._open.close()
+
+    @property
+    def crc32c(self) -> str:
+        """Of all bytes fetched so far."""
+        return self._crc32c.hex
+
+    def _parse(self, record: Record, where: str) -> Episode:
+        try:
+            features = parse_example(record.payload)
+        except WireError as error:
+            message = f"{where} is no tf.train.Example: {error}"
+            raise CorruptSourceError(message, hint="the file is not of RL Unplugged's Atari episodes") from error
+        return to_episode(features, where)
+
+    def _network(self, location: Location) -> Iterator[bytes]:
+        for piece in stream(location, self._obj, on_retry=self._retry):
+            self.fetched += len(piece)
+            self._crc32c.update(piece)
+            yield piece
+
+    def _unpack(self, network: Iterator[bytes]) -> Iterator[bytes]:
+        for piece in gunzip(self._counted(network), self._obj.url):
+            self.unpacked += len(piece)
+            yield piece
+
+    def _counted(self, network: Iterator[bytes]) -> Iterator[bytes]:
+        for piece in network:
+            self.packed += len(piece)
+            yield piece
+
+    def _retry(self, _: object) -> None:
+        self.retries += 1
+
+
+def bad_frame(where: str, row: int, error: PngError) -> CorruptSourceError:
+    """The error for a frame that is none."""
+    hint = "the file is damaged, or not of RL Unplugged's Atari episodes; try another mirror"
+    return CorruptSourceError(f"{where}: frame {row}: {error}", hint=hint)
+
+
+#: Frames to train on, out of how many files at most, and how many frames to read for each.
+SAMPLE_ROWS, SAMPLE_FILES, READ_FOR_EACH = 3_000, 16, 4
+#: Bytes of frames that are kept to choose from: four times what 12,000 frames take.
+_MOST_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Sample:
+    """``rows`` are frames, uint8 ``[n, row_bytes]``; a row of a file takes about ``packed_bytes`` of it."""
+
+    rows: np.ndarray
+    packed_bytes: float
+    rows_per_episode: float
+
+
+def take_sample(location: Location, files: Sequence[EpisodeFile]) -> Sample:
+    """Read the first episodes of files spread over the run; the choice depends on nothing but the files.
+
+    Raises CorruptSourceError when there is no frame in any of them.
+    """
+    chosen = [files[i] for i in np.unique(np.linspace(0, len(files) - 1, SAMPLE_FILES).astype(int))]
+    want = -(-SAMPLE_ROWS // len(chosen))
+    samples, packed, rows, episodes = [], 0.0, 0, 0
+    for file in chosen:
+        frames: list[memoryview] = []
+        owners: list[tuple[int, str]] = []
+        size = held = 0
+        with closing(EpisodeStream(location, file.obj)) as source:
+            for where, episode in source.episodes():
+                owners.append((len(frames), where))
+                frames += episode.frames
+                episodes += 1
+                held += sum(map(len, episode.frames))
+                size = held + 13 * len(frames)
+                if len(frames) >= want * READ_FOR_EACH or held > _MOST_BYTES:
+                    break
+            packed += size * min(1.0, source.packed / max(1, source.unpacked))
+        if not frames:
+            continue
+        rows += len(frames)
+        picked = np.unique(np.linspace(0, len(frames) - 1, min(want, len(frames))).astype(int))
+        decoded = np.empty((len(picked), SIDE, SIDE), np.uint8)
+        try:
+            decode_frames([frames[i] for i in picked], decoded)
+        except PngError as error:
+            at = int(picked[error.index])
+            first, where = [owner for owner in owners if owner[0] <= at][-1]
+            raise bad_frame(where, at - first, error) from error
+        samples.append(decoded.reshape(-1, ROW_BYTES))
+    if not rows:
+        raise CorruptSourceError(f"no frames could be sampled from {location.url}", hint="the files hold no episode")
+    return Sample(np.concatenate(samples), packed / rows, rows / max(1, episodes))
