@@ -24,7 +24,7 @@ OWN = {
     "datasets/sources/gymnasium/environments.py": "what Gymnasium says",
     "datasets/sources/gymnasium/recording.py": "an own recording",
     "datasets/sources/minari/arrow.py": "at most 1 MiB",
-    "datasets/sources/minari/local_counts.py": "Minari's root on this machine, at most 256 KiB",
+    "datasets/sources/minari/names.py": "Minari's root on this machine, at most 256 KiB",
     "storage/journal.py": "lines that are sealed",
     "storage/lock.py": "at most 64 KiB",
     "storage/manifest.py": "what was encoded the line before",

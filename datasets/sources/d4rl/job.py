@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,12 +26,9 @@ from ...ingest.trajectories import Column
 from ...ingest.whole_file import ACCEPT, WholeFileJob, hash_file
 from ...workers.pool import usable_cpus
 from . import contents as hdf5
-from . import pixels
 from .episode_ends import Flags, Layout, choose, lay_out, longest
-from .families import family_of
-from .notes import INNER, notes
-from .registry import Entry
-from .row_writer import RowWriter
+from .registry import Entry, family_of
+from .rows import PixelSource, RowWriter, sample
 
 LICENCE = "CC-BY-4.0"
 CITATION = (
@@ -40,6 +37,37 @@ CITATION = (
 )
 #: Chunks unpacked at once; one thread more hashes the file.
 _THREADS = 4
+
+#: Where terminals that do not end a trajectory go.
+INNER = "next/terminal"
+
+_ENTRY_NOTES = {
+    "hopper-medium-expert-v0": "This file holds expert and medium-replay data, not expert and medium (D4RL issue 19).",
+    "hopper-medium-v1": "Medium and expert were swapped in the first upload of hopper v1 (D4RL issues 76, 86).",
+    "hopper-expert-v1": "Medium and expert were swapped in the first upload of hopper v1 (D4RL issues 76, 86).",
+}
+_BY = {
+    "timeouts": "Episodes end where the file flags a time-out.",
+    "terminals": "Episodes end where the file flags a terminal.",
+    "both": "Episodes end where the file flags a terminal or a time-out.",
+    "horizon": (
+        "The file's time-outs are missing, or not used: episodes end at terminals (not in AntMaze and Maze2D) and, at the "
+        "latest, after {horizon} rows."
+    ),
+}
+_COUNTED = {
+    "given_up_steps": (
+        "Dropped: {n} of {rows} steps with no next state in the file (end of the file, or time limit); the observation of "
+        "such a step is the final one of the step before it."
+    ),
+    "unknown_next_steps": "{n} steps with no next state in the file are kept, truncated, with a next state of zeros.",
+    "inner_terminals": "{n} rows flagged terminal do not end their trajectory; " + INNER + " holds the flags.",
+    "seams": "{n} episodes end without a flag: the file's next observation is not what its next row holds.",
+    "rounded_successors": "{n} next observations differ by rounding from the following row's, and are that row's.",
+    "position_jumps": "{n} steps move further than the agent can: resets that the file does not flag.",
+    "rows_not_finite": "{n} observations hold NaN or infinity, as in the file.",
+}
+_MOST_LEFT_OUT = 8
 
 
 class D4rlJob(WholeFileJob):
@@ -119,7 +147,7 @@ class D4rlJob(WholeFileJob):
         return Plan(
             episodes,
             counts,
-            list(notes(self.entry, contents, layout.by, self.horizon, counts, self._sha256)),
+            list(_notes(self.entry, contents, layout.by, self.horizon, counts, self._sha256)),
             parts=[part] if self.bulk else [],
             spaces=self._spaces(),
             digest=f"{self._sha256} {json.dumps(self._options(), sort_keys=True)}",
@@ -131,13 +159,13 @@ class D4rlJob(WholeFileJob):
         return 1 if self.bulk else 0
 
     def sample_rows(self) -> np.ndarray:
-        return pixels.sample(self.path, self.item.url, self._contents.rows)
+        return sample(self.path, self.item.url, self._contents.rows)
 
-    def row_sources(self) -> list[pixels.PixelSource]:
+    def row_sources(self) -> list[PixelSource]:
         if not self.bulk:
             return []
         has_next = "next_observations" in self._contents.arrays
-        return [pixels.PixelSource(self.path, self.item.url, self._contents.rows, self._layout, has_next)]
+        return [PixelSource(self.path, self.item.url, self._contents.rows, self._layout, has_next)]
 
     # -- what the manifest says ------------------------------------------------------------------------------------
 
@@ -235,3 +263,32 @@ def _info_keys(contents: hdf5.Contents, name: str) -> dict[str, str]:
         taken.add(plain)
         keys[array.path] = key
     return keys
+
+
+def _notes(
+    entry: Entry | None, contents: hdf5.Contents, by: str, horizon: int | None, counts: Mapping[str, int], sha256: str
+) -> Iterator[str]:
+    """What a user should know about the converted file, in sentences; ``counts`` are those of the plan."""
+    if entry:
+        yield from family_of(entry).notes
+        if entry.name in _ENTRY_NOTES:
+            yield _ENTRY_NOTES[entry.name]
+        if entry.path.startswith("ant_maze_new/"):
+            yield "AntMaze v0 time-outs are out of step with the resets (D4RL issue 77): prefer v2."
+        if not entry.listed:
+            yield "D4RL registers this id but does not list it among its downloads."
+    yield _BY[by].format(horizon=horizon)
+    for name, sentence in _COUNTED.items():
+        if counts[name]:
+            yield sentence.format(n=counts[name], rows=counts["rows"])
+    if horizon and counts["longest_trajectory"] > horizon + 1:
+        yield f"The longest trajectory has {counts['longest_trajectory']} rows, more than the horizon of {horizon}."
+    stored = contents.arrays["rewards"].dtype.name
+    if stored != "float32":
+        yield f"Rewards were {stored} and are float32; all other values are as in the file."
+    if entry and entry.sha256 and entry.sha256 != sha256:
+        yield f"The file is not the one known under this name (its sha256 begins {entry.sha256[:12]})."
+    if contents.left_out:
+        some = [f"{path} ({why})" for path, why in list(contents.left_out.items())[:_MOST_LEFT_OUT]]
+        more = len(contents.left_out) - len(some)
+        yield f"Left out: {', '.join(some)}{f' and {more} more' if more else ''}."

@@ -17,11 +17,9 @@ from ...formats.limits import check_row_bytes, check_rows
 from ...ingest.protocol import ConvertOptions, Job, PartSpec, Plan, RawObject
 from ...ingest.trajectories import lay_out
 from ...ingest.whole_file import hash_file
-from .episode_rows import Planner
+from .episode_rows import LargeRows, Planner, open_reader, part_bounds, sample
 from .hdf5 import Hdf5Reader
-from .large_rows import LargeRows, part_bounds, sample
 from .metadata import Metadata
-from .open_reader import open_reader
 from .reader import Data
 from .survey import Source, Survey, survey
 

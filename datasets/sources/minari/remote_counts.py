@@ -1,4 +1,4 @@
-"""What Minari remotes hold: counts from each dataset's ``metadata.json``, sizes from listings. Kept by `datasets.listing`."""
+"""What Minari remotes hold: counts from each dataset's ``metadata.json``, sizes from listings; cached by `ingest.listing`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .names import as_location, is_id, remote_url
 
 #: Metadata larger than this (Atari's bounds, written in full) are not fetched for two numbers.
 _LARGEST_METADATA = 1 << 18
-_DEEPEST = 6
-_CONNECTIONS = 8
+#: Folders below each other that are searched, and requests at once.
+_DEEPEST, _CONNECTIONS = 6, 8
 
 
 def remote_list(
@@ -29,7 +29,7 @@ def remote_list(
 ) -> RemoteListing:
     """The datasets of a remote (default: the one that Minari itself would use), from the cache if there is one.
 
-    ``refresh`` asks anew. Raises FetchErrors when the remote must be asked and cannot be.
+    ``refresh`` asks the remote again. Raises FetchErrors when the remote must be asked and cannot be.
     """
     url = as_location(remote) if remote else remote_url()
     known = None if refresh else kept("minari", url, root)
@@ -48,7 +48,7 @@ def remote_list(
     return keep("minari", url, datasets, root)
 
 
-# -- the remote --------------------------------------------------------------------------------------------------------
+# -- remotes -----------------------------------------------------------------------------------------------------------
 
 
 def _find(location: Location) -> Iterator[tuple[str, RemoteObject | None, int | None]]:

@@ -21,9 +21,8 @@ from ...ingest.protocol import ConvertOptions
 from ..catalogue_entry import CatalogueEntry
 from ..source import Source, only_file
 from ..source_option import TEXT
-from . import remote_counts as remote
-from .local_counts import local_entries
-from .names import HOME, KNOWN, is_id, local_names, local_root, remote_url, split_url
+from .names import HOME, KNOWN, is_id, local_entries, local_names, local_root, remote_url, split_url
+from .remote_counts import remote_list
 
 if TYPE_CHECKING:
     from .job import MinariJob  # loaded when a dataset is opened: lists do without
@@ -78,7 +77,7 @@ class MinariSource(Source):
         return kept(self.name, self.home, root)
 
     def refresh(self, root: Path | None, fetch: FetchOptions, on_progress: Callable[[int, int], None]) -> RemoteListing:
-        return remote.remote_list(True, root=root, fetch=fetch, on_progress=on_progress)
+        return remote_list(True, root=root, fetch=fetch, on_progress=on_progress)
 
     def knows(self, name: str) -> bool:
         return is_id(name)

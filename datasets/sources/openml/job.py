@@ -1,6 +1,6 @@
 """One table of OpenML, from a place to a dataset: every row is an episode of one step.
 
-observation         float32 [width]: the features, see `encode`
+observation         float32 [width]: the features, see `columns`
 action              the label: its code, int64 []; or the target, float32 []; several: [k]
 next/reward         1, since the action is the right one
 next/terminated     True; next/observation is zeros
@@ -30,8 +30,7 @@ from ...formats.limits import check_row_bytes
 from ...ingest.protocol import Plan, RawObject
 from ...ingest.whole_file import ACCEPT, WholeFileJob
 from .client import Description
-from .encode import ColumnCastError, Encoder, to_stored
-from .roles import Roles, roles
+from .columns import ColumnCastError, Encoder, Roles, roles, to_stored
 from .table_options import TableFile, TableOptions
 
 #: Float32 holds every whole number up to this one.

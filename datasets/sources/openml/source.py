@@ -2,7 +2,7 @@
 
 Vanschoren, van Rijn, Bischl, Torgo, "OpenML: networked science in machine learning", SIGKDD Explorations 15 (2), 2013.
 A name is a number (``61``), a name (``iris``: the oldest active version), a name with a version (``adult@2``), or one of
-TorchRL's (``adult_onehot``; see `presets`).
+TorchRL's (``adult_onehot``; see `table_options.PRESETS`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,17 @@ from ...ingest.protocol import ConvertOptions, RawObject
 from ..source import Source, only_file
 from ..source_option import ACCEPT_CHANGED, SourceOption
 from .client import Api, Description, Listed, path_of
-from .presets import PRESETS, WELL_KNOWN, Preset
-from .table_options import Format, Missing, Standardize, TableFile, TableOptions, table_options
+from .table_options import (
+    PRESETS,
+    WELL_KNOWN,
+    Format,
+    Missing,
+    Preset,
+    Standardize,
+    TableFile,
+    TableOptions,
+    table_options,
+)
 
 if TYPE_CHECKING:
     from .job import OpenmlJob  # loaded when a dataset is opened: lists do without

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ....errors import UsageError
@@ -27,7 +27,7 @@ class TableFile:
 
 @dataclass(frozen=True)
 class TableOptions:
-    """``target``, ``exclude``: column names (none: the dataset's own); the others are those of `encode`.
+    """``target``, ``exclude``: column names (none: the dataset's own); the others are those of `columns`.
 
     ``format``: which of the provider's files is read; auto takes ARFF, and Parquet where there is no ARFF.
     """
@@ -66,3 +66,31 @@ def _columns(name: str, value: str) -> tuple[str, ...]:
     if not names:
         raise UsageError(f"{name} names no column", hint=f"for example: {name} = 'age,income'")
     return names
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A table that TorchRL offers under a name of its own: its number, and options that are not given otherwise.
+
+    The same dataset, version, label and scaling as `torchrl.data.datasets.OpenMLExperienceReplay`; codes and labels follow
+    the declared order of their values, not the alphabetical one.
+    """
+
+    number: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+_ADULT = {"target": ("occupation",), "exclude": ("class",), "missing": "drop"}
+
+PRESETS = {
+    "adult_num": Preset(179, {**_ADULT, "standardize": "all"}),
+    "adult_onehot": Preset(179, {**_ADULT, "standardize": "numeric", "one_hot": True}),
+    "mushroom_num": Preset(24, {"missing": "code", "standardize": "all"}),
+    "mushroom_onehot": Preset(24, {"missing": "code", "one_hot": True}),
+    "covertype": Preset(150, {"standardize": "all"}),
+    "shuttle": Preset(40685, {"standardize": "all"}),
+    "magic": Preset(1120, {"standardize": "all"}),
+}
+
+#: Names on OpenML itself that are worth listing; any other name or number is known as well.
+WELL_KNOWN = ("adult", "credit-g", "diabetes", "iris", "letter", "mnist_784", "satimage", "vehicle", "wine")

@@ -116,7 +116,7 @@ def test_a_killed_conversion_leaves_nothing_that_passes_for_a_dataset(mirror, tm
     """Killed while rows are being written; the next run ends with the same bytes."""
     code = (
         "import os, sys\n"
-        "from rbdata.datasets.sources.d4rl import row_writer as rows\n"
+        "from rbdata.datasets.sources.d4rl import rows\n"
         "rows._BLOCK_ROWS = 1000\n"
         "plain = rows.RowWriter._reward\n"
         "def dying(self, low, high):\n"
