@@ -80,10 +80,9 @@ class InputView:
                 release_pages(part)
 
     def _read_with_neighbours(self, steps: torch.Tensor) -> TensorDict:
-        from ..storage.replay.batches import BatchReader
+        from ..storage.replay.batches import BatchReader, NStep
+        from ..storage.replay.draw import Draw
         from ..storage.replay.storages.dataset_storage import DatasetStorage
-        from ..storage.replay.windows.draw import Draw
-        from ..storage.replay.windows.n_step_return import NStep
 
         options = self.options
         n_step = None if options.n_step is None else NStep(options.n_step, options.gamma)

@@ -18,8 +18,7 @@ from ...storage.dataset import Dataset
 from ...storage.derived_dataset import Derivation, DerivedDataset
 from ...storage.folder import DatasetPlace, remove_tree
 from ...storage.replay.loading import SAMPLING, make_sampler
-from ...storage.replay.storages.dataset_storage import DatasetStorage
-from ...storage.replay.storages.episode_storage import EpisodeStorage
+from ...storage.replay.storages.dataset_storage import DatasetStorage, EpisodeStorage
 from ...storage.replay.storages.tensor_storage import TensorStorage
 from ...storage.replay.tensordict_buffer import TensorDictReplayBuffer
 from .. import acquire, catalogue, local

@@ -19,10 +19,15 @@ GROUPS = {
     ),
     "Specs": ("rbdata.storage.tensor_specs",),
     "Dataset classes": ("rbdata.datasets.experience",),
-    "Samplers": ("rbdata.storage.replay.samplers", "rbdata.storage.replay.windows", "rbdata.storage.replay.trajector"),
+    "Samplers": (
+        "rbdata.storage.replay.samplers",
+        "rbdata.storage.replay.draw",
+        "rbdata.storage.replay.batches",
+        "rbdata.storage.replay.trajector",
+    ),
     "Storages": ("rbdata.storage.replay.storages",),
     "Writers": ("rbdata.storage.replay.writers",),
-    "Transforms and checkpoints": ("rbdata.storage.replay.transforms", "rbdata.storage.replay.checkpoints"),
+    "Transforms and checkpoints": ("rbdata.storage.replay.transforms", "rbdata.storage.replay.ted_hooks"),
     "Replay buffers": ("rbdata.storage.replay",),
     "More": ("rbdata",),
 }

@@ -6,7 +6,7 @@ import torch
 from tensordict import TensorDictBase
 
 from ...amounts import MOST_RECORDS
-from ...storage.replay.windows.n_step_return import NStep
+from ...storage.replay.batches import NStep
 from .checks import positive, whole
 from .leaves import get
 from .traits import Traits

@@ -18,7 +18,7 @@ from .storages.dataset_storage import DatasetStorage
 from .storages.list_storage import ListStorage
 from .storages.storage import Storage
 from .storages.tensor_storage import TensorStorage
-from .writers.base import Writer
+from .writers import Writer
 
 Part = TypeVar("Part", Storage, Sampler, Writer)
 

@@ -6,6 +6,15 @@ the one state after it (or n after it), and both stacks are made of these k + 1 
 Rewards, flags and the like are a few bytes a step: reading them costs calls, not bytes. So several batches are drawn
 ahead and their small leaves read together (``prepare``); what is left for each batch is the large reads
 (``complete``). Batches never share memory with each other or with the storage, nor the leaves of a batch with each other.
+
+n-step returns (Sutton, 1988), cut at the end of the episode.
+
+    episode of 4, n = 3         steps   0    1    2    3 (done)
+                                reward  r0   r1   r2   r3
+    from step 0                 r0 + g r1 + g^2 r2          next is that of step 2      3 steps
+    from step 2                 r2 + g r3                   next is that of step 3      2 steps, done
+
+The cut is the episode's, not the batch's: rewards are read from the dataset, whatever steps a batch holds.
 """
 
 from __future__ import annotations
@@ -17,18 +26,46 @@ from dataclasses import dataclass
 import torch
 from tensordict import TensorDict
 
+from ...amounts import MOST_RECORDS
 from ...errors import UsageError
 from ..codecs import load_codec
 from ..nesting import nest
 from ..schema import FLAGS, LARGE_ROW
 from ..window import Windows, plan_windows, read_window, read_windows
+from .draw import Draw, expand_to_records, mark_slices
 from .storages.gather import DistinctRows, Readable, by_position
 from .storages.storage import Storage
-from .windows.draw import Draw
-from .windows.edges import Edges, as_key
-from .windows.n_step_return import NStep
-from .windows.slice_flags import expand_to_records, mark_slices
-from .windows.timeline import Timeline
+from .timeline import Edges, Timeline, as_key
+
+
+@dataclass(frozen=True)
+class NStep:
+    """Look ``steps`` ahead, discounting by ``gamma``."""
+
+    steps: int
+    gamma: float
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.steps, int) or isinstance(self.steps, bool) or not 1 <= self.steps <= MOST_RECORDS:
+            message = f"n_step must be a whole number of at least 1 and at most {MOST_RECORDS:,}, not {self.steps!r}"
+            raise UsageError(message)
+        if not 0 < self.gamma <= 1:
+            raise UsageError(f"gamma must lie in (0, 1], and is {self.gamma!r}")
+
+    def ahead(self, position: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
+        """How many steps there are to take: ``n``, or fewer before the episode's ``end``; int64 ``[B]``."""
+        return (end - position).clamp(max=self.steps)
+
+    def total(self, rewards: torch.Tensor) -> torch.Tensor:
+        """The discounted sum of rewards ``[B, n, *shape]``, zero beyond the end: ``[B, *shape]``."""
+        weights = self.gamma ** torch.arange(self.steps, dtype=torch.float64)
+        summed = (rewards.double() * weights.view(1, -1, *[1] * (rewards.ndim - 2))).sum(1)
+        return summed.to(rewards.dtype)
+
+    def discount(self, taken: torch.Tensor) -> torch.Tensor:
+        """What the value of the next state is multiplied by: gamma^k, float32 ``[B]``."""
+        return (self.gamma ** taken.double()).float()
+
 
 #: Small leaves of this many batches are read together, as long as they stay within ``AHEAD_BYTES``.
 AHEAD = 16
@@ -78,7 +115,7 @@ class BatchReader:
 
     ``frame_stack`` applies to leaves stored once for each state and to observations (``stack_keys`` names others);
     ``n_step`` to the reward and all else under ``next``. ``with_info`` puts what the sampler knows into the batch: ``index``,
-    weights, slice flags. ``edges`` say where episodes end, for draws that do not.
+    weights, slice flags. ``Edges`` say where episodes end, for draws that do not.
     """
 
     def __init__(

@@ -6,15 +6,26 @@ sample()     -> sampler -> draw -> storage -> collate -> transforms -> device ->
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import parent_process
+from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any
 
 import torch
+from tensordict import TensorDict, TensorDictBase, is_tensor_collection
+from tensordict.utils import expand_as_right
+from typing_extensions import Self
 
 from ...amounts import MOST_RECORDS, html_table, plural
-from ...errors import UsageError
+from ...errors import PassRestartedWarning, RbdataError, UsageError, reason
 from ...keywords import check_keywords
+from ..dataset import Dataset
+from ..partial_dataset import PartialDataset
 from .argument_checks import (
     check_batch_size,
     check_consumption,
@@ -26,21 +37,33 @@ from .argument_checks import (
     resolve_storage,
     resolve_writer,
 )
-from .checkpoints.mixin import CheckpointMixin
+from .batches import NStep
 from .conditional_update import ConditionalUpdateMixin
 from .devices import check_device
-from .overrides import check_part
-from .pipeline import BatchSpec, Pipeline
+from .overrides import check_part, is_overridden, is_own_code, reads_by_get
+from .pipeline import BatchSpec, Info, OrderState, Pipeline, RetiredError, check_count
 from .sample_units import check_unit
+from .samplers.consuming import ConsumingSampler, ReusingWriter
 from .samplers.uniform import Sampler
-from .sampling import SamplingMixin
+from .storages.column_access import is_key, read_column, read_records, write_column, write_records
+from .storages.dataset_storage import DatasetStorage
+from .storages.list_storage import ListStorage
 from .storages.storage import Storage
-from .storages.trees import stack_records
-from .transforms.chain import Transforms, as_transforms, share_state
-from .windows.edges import Edges, as_key
-from .windows.n_step_return import NStep
-from .writers.base import ImmutableDatasetWriter, Writer
-from .writers.round_robin import RoundRobinWriter
+from .storages.trees import copy_of, move_dim_first, stack_records
+from .timeline import Edges, as_key
+from .transforms import Transforms, as_transforms, share_state
+from .writers import ImmutableDatasetWriter, RoundRobinWriter, Writer
+
+#: ``ran_out`` is that of the thread's last batch.
+_thread = threading.local()
+
+
+def _put_in(batch: TensorDictBase, info: dict[Any, Any]) -> None:
+    """Set what a user's ``_sample`` says of a batch in it, as TorchRL does."""
+    for key, value in info.items():
+        values = torch.stack(value, -1) if isinstance(value, tuple) else torch.as_tensor(value, device=batch.device)
+        batch.set(key, expand_as_right(values, batch) if values.ndim < batch.ndim else values)
+
 
 Part = Any  # an instance, or a function without arguments that makes one
 
@@ -61,7 +84,7 @@ class GivenParts:
     consume_after: int | None
 
 
-class ReplayBuffer(SamplingMixin, ConditionalUpdateMixin, CheckpointMixin):
+class ReplayBuffer(ConditionalUpdateMixin):
     """Writes records to a storage and samples batches from it.
 
     All arguments by keyword; those of ``torchrl.data.ReplayBuffer`` come first:
@@ -83,7 +106,7 @@ class ReplayBuffer(SamplingMixin, ConditionalUpdateMixin, CheckpointMixin):
       ``transform_factory``.
     - ``compilable``, ``service_backend_options``, ``transport_options``: without effect, as nothing is compiled or served
       here. ``service_backend`` and ``transport`` may be "direct" (or "auto").
-    - ``end_key``, ``traj_key``: where windows find the edges of episodes, if not under the usual keys (see `edges`).
+    - ``end_key``, ``traj_key``: where windows find the edges of episodes, if not under the usual keys (see `Edges`).
     - ``rank``, ``world_size``: the part of this process in data-parallel training. Without replacement all processes walk
       the one order of ``seed`` and take every ``world_size``-th step; with replacement each draws on its own.
 
@@ -92,6 +115,7 @@ class ReplayBuffer(SamplingMixin, ConditionalUpdateMixin, CheckpointMixin):
     """
 
     _info_in_batch = False
+    _warned_of_add = _warned_of_restart = False
     _storage: Storage
     _sampler: Sampler
     _writer: Writer
@@ -379,6 +403,561 @@ class ReplayBuffer(SamplingMixin, ConditionalUpdateMixin, CheckpointMixin):
             f"{type(self).__name__}(storage={self._storage!r}, sampler={self._sampler!r}, writer={self._writer!r}, "
             f"{transform}batch_size={self.batch_size})"
         )
+
+    # -- sampling ------------------------------------------------------------------------------------------------------
+
+    @property
+    def write_count(self) -> int:
+        """Records written so far."""
+        return getattr(self._writer, "write_count", 0)
+
+    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
+        """Draw one batch, or ``(batch, info)``.
+
+        Raises UsageError without a batch size, SamplingError when the batch cannot be drawn.
+        """
+        size = self._size(batch_size)
+        if type(self)._sample is not ReplayBuffer._sample or "_sample" in self.__dict__:
+            found = self._sample(size)
+            if self._info_in_batch and isinstance(found[0], TensorDictBase):
+                _put_in(*found)
+            return found if return_info else found[0]
+        batch, info = self._next_batch(size, size == self.batch_size)
+        return (batch, info()) if return_info else batch
+
+    def _sample(self, batch_size: int) -> tuple[Any, dict[Any, Any]]:
+        """What `sample` calls where a subclass overrides it, as TorchRL's does: a batch, and what the sampler says of it."""
+        batch, info = self._next_batch(batch_size, batch_size == self.batch_size)
+        return batch, info()
+
+    def _next_batch(self, size: int, ahead: bool) -> tuple[Any, Info]:
+        """A batch, and what makes its info; ``ahead``: further batches of this size may be prefetched."""
+        if self._storage.may_grow:
+            self._grow_if_due()
+        while True:
+            with suppress(RetiredError):
+                batch, info, _thread.ran_out = self._pipeline.sample(size, ahead)
+                return batch, info
+
+    @property
+    def _runs_own_code(self) -> bool:
+        """Whether a batch may lie in memory of the user's code, which uses it again for the next one."""
+        return self._pipeline.runs_own_code or is_own_code(self)
+
+    @property
+    def _ran_out(self) -> bool:
+        """Whether the batch that this thread sampled last ended a pass."""
+        return getattr(_thread, "ran_out", False)
+
+    def can_sample(self, batch_size: int | None = None) -> bool:
+        """Whether `sample` of this size would give a batch."""
+        size = self._size(batch_size)
+        with self._lock:
+            return self._pipeline.order.can_draw(size)
+
+    def sample_at(self, index: Any) -> Any:
+        """The batch that `sample` would give for these records: frame stacks, n-step returns, windows, transforms.
+
+        ``index`` is what batches have under ``index``: an int, a sequence or a tensor ``[n]``, for storages of more dimensions
+        ``[n, ndim]`` or a tuple of tensors. Nothing is drawn: the order of batches goes on as if this had not been
+        called, weights of the sampler are left out, and `HERReplayBuffer` does not replace goals. Raises SamplingError for
+        rows that are not there.
+        """
+        given = [index] if isinstance(index, int) else index
+        with self._lock:
+            return self._pipeline.at(self._storage.flat(given))
+
+    def _size(self, batch_size: int | None) -> int:
+        if batch_size is None:
+            if self.batch_size is None:
+                message = "no batch size"
+                raise UsageError(message, hint="give batch_size to the buffer (or to load()), or to sample()")
+            return self.batch_size
+        size = check_batch_size(batch_size)
+        if self.batch_size is not None and size != self.batch_size and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"sample({size}) on a buffer with batch_size={self.batch_size}: the argument wins", stacklevel=3
+            )
+        return size
+
+    def __iter__(self) -> Iterator[Any]:
+        """Batches for ever, or one pass where the sampler has passes."""
+        if self.batch_size is None:
+            raise UsageError("iteration needs the batch_size given to the buffer (or to load())")
+        if is_overridden(self._sampler, "ran_out") and self._sampler.ran_out:
+            self._sampler.ran_out = False  # as TorchRL does: a user's sampler may wait for it
+        restarts = None
+        while True:
+            batch = self.sample()
+            if restarts is not None:
+                self._warn_of_restart(restarts)
+            restarts = self._restarts
+            yield batch
+            if self._ran_out and not self._sampler.endless:
+                return
+
+    @property
+    def _restarts(self) -> int:
+        return getattr(getattr(self._sampler, "passes", None), "restarts", 0)
+
+    def _warn_of_restart(self, before: int) -> None:
+        if self._restarts > before and not self._warned_of_restart:
+            self._warned_of_restart = True
+            message = (
+                "a write during an iteration without replacement has started the pass again, from its first batch: "
+            )
+            warnings.warn(
+                message + "write after the loop, or sample with replacement", PassRestartedWarning, stacklevel=3
+            )
+
+    def __next__(self) -> Any:
+        return self.next()
+
+    def next(self) -> Any:
+        """The next batch of an iteration that goes on by itself; None after the last of a pass."""
+        if self._pass_ended:
+            self._pass_ended = False
+            return None
+        restarts = self._restarts
+        batch = self.sample()
+        self._warn_of_restart(restarts)
+        self._pass_ended = self._ran_out and not self._sampler.endless
+        return batch
+
+    @property
+    def dataset(self) -> Dataset:
+        """The dataset below, where there is one."""
+        if not isinstance(self._storage, DatasetStorage):
+            raise UsageError(f"the buffer stands on a {type(self._storage).__name__}, not on a dataset")
+        return self._storage.source
+
+    # -- datasets that are being written -----------------------------------------------------------------------------
+
+    def refresh(self, wait: float = 0.0) -> bool:
+        """Sample from what was finished since of a dataset that is being written; returns whether that is more than before.
+
+        A pass without replacement goes on with what was there when it began: what is new comes with the next pass. ``wait``
+        and errors as in `PartialDataset.refresh`. Where less than a whole dataset is shown, since the state of a buffer was
+        loaded that had seen no more, all of it is.
+        """
+        dataset = self.dataset
+        if isinstance(dataset, PartialDataset):
+            dataset.refresh(wait)
+        return self._show(len(dataset))
+
+    def _grow_if_due(self) -> None:
+        storage = self._storage
+        assert isinstance(storage, DatasetStorage)
+        with self._lock:
+            batches = self._pipeline.state().batches
+        steps = storage.due(batches)
+        if steps is not None:
+            self._show(steps)
+
+    def _show(self, steps: int) -> bool:
+        storage = self._storage
+        if not isinstance(storage, DatasetStorage) or steps <= len(storage):
+            return False
+        with self._exclusive():
+            passes = getattr(self._sampler, "passes", None)
+            if passes is not None and passes.position()[2]:
+                storage.show_later()
+                return False
+            storage.show(steps, self._pipeline.state().batches)
+        return True
+
+    # -- looking at it -----------------------------------------------------------------------------------------------
+
+    def query(self, predicate: Callable[[Any], Any] | None = None, *, trajectory_key: Any = None) -> Any:
+        """The stored trajectories for which a predicate holds, as `Trajectory`, oldest first: ``query(traj.length > 9)``.
+
+        ``predicate`` is made with `traj`, or any function of a `Trajectory`. Trajectories are told apart by
+        ``trajectory_key``, the usual ids, end-of-episode flags, or a dataset's episode table. Those of memory are views
+        where nothing transforms them; those of a dataset are read when they are taken out of the sequence returned.
+        Raises UnknownKeyError where edges or keys are missing, ArgumentTypeError for records that are no TensorDicts.
+        """
+        from .trajectories import query_trajectories
+
+        with self._lock:
+            return query_trajectories(self._storage, self._transforms, predicate, trajectory_key)
+
+    def __len__(self) -> int:
+        with self._lock:
+            return self._sampler.live(self._storage)
+
+    def stats(self) -> dict[str, int | float | bool]:
+        """Counts for monitoring: ``size``, ``write_count``, ``capacity`` (records), ``utilization`` (size / capacity),
+        ``prefetch_queue_size`` (batches) and ``initialized``."""
+        made = self._unmade is None
+        counts = (len(self), self.write_count, self._pipeline.queued) if made else (0, 0, 0)
+        stats: dict[str, int | float | bool] = dict(zip(("size", "write_count", "prefetch_queue_size"), counts))
+        stats["initialized"] = made
+        if isinstance(
+            capacity := getattr(self._unmade.storage if self._unmade else self._storage, "max_size", None), int
+        ):
+            stats.update(capacity=capacity, utilization=stats["size"] / capacity)
+        return stats
+
+    def read_all_in_order(self, end: int | None = None) -> Any:
+        """``self[:end]``: the records by row."""
+        return self[:end]
+
+    def __getitem__(self, index: Any) -> Any:
+        """Records by number or slice (through the transforms), or one column by key.
+
+        They are single records: ``n_step``, ``frame_stack`` and ``sample_unit`` apply to `sample` and `sample_at`.
+        """
+        if is_key(index):
+            by_leaf = (
+                type(self._storage) is DatasetStorage and not len(self._transforms) and not reads_by_get(self._storage)
+            )
+            whole = self._storage.dataset if by_leaf else self[:]  # type: ignore[attr-defined]
+            return read_column(self._storage, whole, index)
+        with self._lock:
+            data = self._storage.read_whole(partial(read_records, self._storage, index, self._swapped_dim))
+        if isinstance(self._storage, ListStorage) and isinstance(data, list):
+            data = (self._spec.collate or stack_records)(data)
+        if not len(self._transforms):
+            return data
+        # A record of a list and what lies in a file are the storage's own: transforms set keys in a copy of the outer level.
+        data = self._transforms(data.copy() if is_tensor_collection(data) else data)
+        # A data loader collects records one by one before it makes a batch of them.
+        return copy_of(data) if isinstance(index, int) and self._transforms.are_own_code else data
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _swapped_dim(self) -> int:
+        """Where `extend` is given the first dimension of the storage, if elsewhere than in front."""
+        return self._dim_extend if self._storage.ndim > 1 else 0
+
+    def add(self, data: Any) -> Any:
+        """Write one record; returns its row (an int; None where the writer does not keep it).
+
+        Warns once when a TensorDict has a batch dimension: it is stored as one record, with whatever is in it.
+        """
+        if not self._warned_of_add and is_tensor_collection(data) and data.ndim:
+            self._warned_of_add = True
+            warnings.warn(
+                f"Using `add()` with a TensorDict that has batch_size={tuple(data.batch_size)}: it becomes one record; "
+                "extend() writes a record for each of its rows",
+                stacklevel=3,
+            )
+        if len(self._transforms):
+            # Transforms are written for batches with a time dimension.
+            nested = is_tensor_collection(data)
+            data = self._transforms.inv(data.unsqueeze(-1) if nested else data)
+            if data is None:
+                return None
+            data = data.squeeze(-1) if nested else data
+        with self._writing():
+            return self._notify_sampler(self._row_writer().add(data), single=True)
+
+    def extend(self, data: Any, *, update_priority: bool | None = None) -> Any:
+        """Write a batch of records; returns their rows, int64 ``[n]`` (``[n, ndim]`` for a storage of more dimensions).
+
+        A list is a list of records, a tuple a tree of columns. More records than there is room for: the newest stay.
+        Raises SchemaError for other keys, shapes or dtypes than those stored, ReadOnlyError where nothing can be written.
+        """
+        if len(self._transforms):
+            data = self._transforms.inv(data)
+        if data is None:
+            return torch.zeros((0, self._storage.ndim), dtype=torch.int64)
+        with self._writing():
+            return self._notify_sampler(
+                self._row_writer().extend(move_dim_first(data, self._dim_extend, self._storage.ndim))
+            )
+
+    def _row_writer(self) -> Writer | ReusingWriter:
+        if isinstance(self._sampler, ConsumingSampler):
+            return ReusingWriter(self._writer, self._sampler, self._storage)
+        return self._writer
+
+    def _notify_sampler(self, index: Any, *, single: bool = False) -> Any:
+        """Tell the sampler of the rows written; returns them. Methods that a user has overridden get them as TorchRL's do."""
+        if index is None:
+            return None
+        sampler, storage = self._sampler, self._storage
+        if storage.ndim > 1:
+            sampler.reserve(storage.capacity * storage.width)
+        if is_overridden(sampler, "mark_update"):
+            sampler.mark_update(index, storage=storage)
+        name = "add" if single else "extend"
+        if not is_overridden(sampler, name):
+            getattr(sampler, name)(storage.flat([index] if isinstance(index, int) else index))
+            return index
+        sampler._written = storage
+        try:
+            getattr(sampler, name)(index)
+        finally:
+            sampler._written = None
+        return index
+
+    def update_priority(self, index: Any, priority: Any) -> None:
+        """Set priorities by row; nothing happens where the sampler has none."""
+        if is_overridden(self._sampler, "update_priority"):  # which gets what TorchRL's gets
+            index = torch.stack(index, -1) if isinstance(index, tuple) else index
+            priority = torch.as_tensor(priority)
+        self._check_process()
+        with self._lock:
+            self._sampler.update_priority(index, priority, storage=self._storage)
+
+    def mark_update(self, index: Any) -> None:
+        """Give rows the priority of new records. Raises SamplingError for rows that are not there."""
+        self._check_process()
+        with self._lock:
+            self._sampler.mark_update(index, storage=self._storage)
+
+    def empty(self, empty_write_count: bool = True) -> None:
+        """Forget all records, and with ``empty_write_count`` how many were written. Raises ReadOnlyError over a dataset."""
+        self._check_process()
+        with self._exclusive():
+            self._writer.empty(empty_write_count=empty_write_count)
+            self._storage.empty()
+            self._sampler.empty()
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if is_key(index):
+            with self._writing():
+                write_column(self._storage, index, value, self._swapped_dim)
+            return
+        if len(self._transforms):
+            value = self._transforms.inv(value)
+        with self._writing():
+            write_records(self._storage, index, value, self._swapped_dim)
+
+    def write_all(self, data: Any, end: int | None = None) -> None:
+        """``self[:end] = data``; ``end`` is the number of records in the data if not given."""
+        end = len(data) if end is None and not self._swapped_dim else end
+        self[:end] = data
+
+    def set_(self, key: Any, value: Any) -> Self:
+        """Change a leaf of all records, as they are stored: ``[*storage.shape, ...]``, without transforms."""
+        with self._writing():
+            write_column(self._storage, key, value, 0)
+        return self
+
+    def set_at_(self, key: Any, value: Any, index: Any) -> Self:
+        """Change a leaf of the records at ``index``, as they are stored."""
+        with self._writing():
+            records = copy_of(self._storage.get(index)).set_(key, value)
+            write_records(self._storage, index, records, 0)
+        return self
+
+    def update_(self, input_dict_or_td: Any, clone: bool = False, *, keys_to_update: Any = None) -> Self:
+        """Change the leaves of all records that are given (or only ``keys_to_update`` of them); values are always copied."""
+        wanted = None if keys_to_update is None else {as_key(key) for key in keys_to_update}
+        for key, value in TensorDict(input_dict_or_td, []).items(True, True):
+            path = as_key(key)
+            if wanted is None or any(path[: len(key)] == key for key in wanted):
+                self.set_(key, value)
+        return self
+
+    # -- copies, shares, states ----------------------------------------------------------------------------------------
+
+    def register_save_hook(self, hook: Callable[..., Any]) -> None:
+        """Have the stored data go through ``hook(data, path=...)`` before `dumps` writes them (see `ted_hooks`)."""
+        self._save_hooks.append(hook)
+
+    def register_load_hook(self, hook: Callable[..., Any]) -> None:
+        """Have the data that `loads` reads go through ``hook(data, out=...)``."""
+        self._load_hooks.append(hook)
+
+    # -- saving ------------------------------------------------------------------------------------------------------
+
+    def dumps(self, path: Any) -> None:
+        """Write everything to a folder; see `checkpoint`."""
+        from .checkpoint import dump
+
+        with self._saving:
+            dump(self, path)
+
+    def loads(self, path: Any) -> None:
+        """Read what `dumps` wrote, into a buffer made of the same parts; see `checkpoint`."""
+        from .checkpoint import load
+
+        self._check_process()
+        with self._saving, self._exclusive():
+            load(self, path)
+
+    save = dump = dumps
+    load = loads
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, in memory: copies of the data, and the state of the order of batches; by TorchRL's names."""
+        with self._lock, self._storage.read_lock:
+            order = self._pipeline.state()
+            return {
+                "_storage": self._storage.state_dict(),
+                "_sampler": self._sampler.state_dict(),
+                "_writer": self._writer.state_dict(),
+                "_transforms": self._transforms.state_dict(),
+                "_batch_size": self.batch_size,
+                "_rng": (order.generator, "cpu"),
+                "position": order.sampler,
+                "batches": order.batches,
+            }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over what `state_dict` gave, here or in TorchRL 0.14, of which batches that were prefetched are dropped.
+
+        Raises UsageError or SchemaError when it belongs to another buffer, which is then as it was before.
+        """
+        state = {name.removeprefix("_"): value for name, value in state_dict.items()}
+        missing = [name for name in ("storage", "sampler", "writer", "transforms", "batch_size") if name not in state]
+        if missing:
+            raise UsageError(f"the state lacks {', '.join(missing)}: it is not a buffer's")
+        self._check_process()
+        storage, cursor = state["storage"], state["writer"].get("_cursor")
+        if "position" not in state and cursor:  # of TorchRL, whose storages do not say which row was written last
+            storage = {"newest": int(cursor) - 1, **storage}
+        generator = state["generator"] if "generator" in state else (state.get("rng") or (None,))[0]
+        batches, size = check_count(state.get("batches", 0)), state["batch_size"]
+        size = None if size is None else check_batch_size(size)
+
+        def order() -> OrderState:
+            now = self._rng.get_state() if generator is None else generator
+            return OrderState(now, state.get("position", self._sampler.position()), batches)
+
+        with self._exclusive():
+            try:
+                self._restore(state, order, lambda: self._storage.load_state_dict(storage))
+            except RbdataError:
+                raise
+            except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
+                what = f"it has no {error}" if isinstance(error, KeyError) else reason(error)
+                raise UsageError(f"the state is that of a buffer made of other parts: {what}") from error
+            self.batch_size = size
+
+    def _restore(
+        self, states: dict[str, Any], order: Callable[[], OrderState | None], load_storage: Callable[[], None]
+    ) -> None:
+        """Load the states of the parts, go to the ``order``, and load the storage last: it writes nothing when what it is
+        given does not fit.
+
+        After an error the buffer is as it was.
+        """
+        every: dict[str, Any] = {"sampler": self._sampler, "transforms": self._transforms, "writer": self._writer}
+        parts = {name: part for name, part in every.items() if name in states}
+        self._pipeline.rewind()
+        here, before = self._pipeline.state(), {name: part.state_dict() for name, part in parts.items()}
+        try:
+            for name, part in parts.items():
+                part.load_state_dict(states[name])
+            there = order()
+            if there is not None:  # after the sampler's state, which may be that of draws made ahead of time
+                self._pipeline.go_to(there)
+            load_storage()
+            if "writer" in states:  # its cursor counts where the storage's state has none
+                self._writer.load_state_dict(states["writer"])
+        except BaseException:
+            for name, part in parts.items():
+                part.load_state_dict(before[name])
+            self._pipeline.go_to(here)
+            raise
+
+    # -- processes ---------------------------------------------------------------------------------------------------
+
+    def share(self, shared: bool = True) -> Self:
+        """Put the storage and the write state of transforms in shared memory. Warns where the storage cannot be shared."""
+        if not shared:
+            self.shared = False
+            return self
+        check_consumption(self._sampler, self._storage, self._writer, shared=True)
+        if hasattr(self._storage, "share_memory_"):
+            self._share_storage()
+        elif not self._storage.immutable:
+            warnings.warn(f"a {type(self._storage).__name__} is copied to other processes, not shared", stacklevel=2)
+        share_state(self._transforms)
+        self.shared = True
+        return self
+
+    def _share_storage(self) -> None:
+        if not self._storage.is_shared:
+            with self._writing():  # memory moves
+                self._storage.share_memory_()  # type: ignore[attr-defined]
+
+    def split(self, rank: int, world_size: int, epoch: int = 0) -> None:
+        """Make this buffer the share ``rank`` of ``world_size`` of what it has been: what a data loader's worker does.
+
+        ``epoch``: of the iterators of the loader, 0 for the first. Each has another pass, or other numbers of the seed.
+        """
+        check_consumption(self._sampler, self._storage, self._writer, world_size=world_size)
+        seed = int(self._rng.initial_seed())
+        with self._exclusive():
+            self._rank, self._world = self._rank * world_size + rank, self._world * world_size
+            passes = getattr(self._sampler, "passes", None)
+            if passes is not None and passes.position()[0] < 0:
+                passes.seed(seed)
+            if passes is not None and epoch:
+                passes.skip(epoch)
+            own = rank_seed(seed, self._rank)
+            self._make_pipeline(make_generator(rank_seed(own, epoch) if epoch else own))
+
+    def _change_spec(self, **changes: Any) -> None:
+        with self._exclusive():
+            self._spec = replace(self._spec, **changes)
+            self._make_pipeline(self._rng)
+
+    def as_iterable(self, batches: int | None = None) -> Any:
+        """A ``torch.utils.data.IterableDataset`` of this buffer's batches; see `iterable`."""
+        from .iterable import ReplayIterable
+
+        return ReplayIterable(self, batches)
+
+    def as_map(self) -> Any:
+        """A map-style ``torch.utils.data.Dataset`` of this buffer's records; see `iterable`."""
+        from .iterable import ReplayMap
+
+        return ReplayMap(self)
+
+    def close(self) -> None:
+        """Stop the prefetch threads, if there are any; sampling starts them again."""
+        with self._exclusive():
+            self._pipeline.close()
+
+    service_backend = "direct"
+    is_alive = True
+
+    def client(self) -> Self:
+        """The buffer itself."""
+        return self
+
+    start = client
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """As `close`; ``is_alive`` is False afterwards."""
+        self.close()
+        self.is_alive = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._unmade is not None:
+            return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_saving")}
+        if get_spawning_popen() is not None and getattr(self._storage, "initialized", False):
+            self._share_storage()  # the pickler would do it, beside threads that write
+        with self._lock:
+            order, seed = self._pipeline.state(), self._rng.initial_seed()
+        left_out = ("_lock", "_saving", "_pipeline", "_rng")
+        state = {name: value for name, value in self.__dict__.items() if name not in left_out}
+        return {**state, "_order": (order.generator.numpy().tobytes(), order.sampler, seed, order.batches)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        generator, position, seed, batches = state.pop("_order", (None, None, None, 0))
+        self.__dict__.update(state)
+        self._make_lock()
+        if self._unmade is not None:
+            return
+        if parent_process() is not None:  # a process of multiprocessing: other processes have the same rows
+            self._made_in = state["_made_in"]
+        self._make_pipeline(make_generator(seed))
+        self._pipeline.go_to(OrderState(torch.frombuffer(bytearray(generator), dtype=torch.uint8), position, batches))
 
 
 #: What an assignment to an attribute does once the buffer is made, or what to do instead.

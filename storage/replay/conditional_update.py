@@ -1,7 +1,7 @@
 """Writing to records only if they are still there.
 
 Rows of a ring are used again: what was computed for a record that was sampled may come back when its row holds another one.
-A record is known by its row and the stamp that the row had then (see `slot_generations`).
+A record is known by its row and the stamp that the row had then (see `SlotGenerations`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tensordict import TensorDictBase, is_tensor_collection
 from ...errors import SchemaError, UnknownKeyError, UnsupportedError, UsageError
 from .locking import LockMixin
 from .storages.tensor_storage import TensorStorage
-from .windows.edges import as_key
+from .timeline import as_key
 
 
 @dataclass(frozen=True)

@@ -8,26 +8,384 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_tensor_collection
+from torch.utils import _pytree as pytree
 from typing_extensions import Unpack
 
-from ...errors import ReadOnlyError, SamplingError, UsageError, reason
+from ...errors import ReadOnlyError, SamplingError, SchemaError, UsageError, reason
 from ...keywords import with_options
 from .argument_checks import check_batch_size, check_prefetch, check_seed, make_generator
-from .batch_order import OrderState
 from .buffer import ReplayBuffer
 from .buffer_options import EnsembleOptions
-from .checkpoints.checkpoint import CheckpointWriter
+from .checkpoint import CheckpointWriter
 from .devices import check_device, to_device
-from .ensemble_parts import SamplerEnsemble, StorageEnsemble, WriterEnsemble, pick_members
-from .member_parts import check_members, draw_part, index_of, info_of, stack_parts, with_info
-from .member_routing import Router
+from .draw import expand_to_records
+from .pipeline import OrderState
+from .samplers.uniform import Sampler
 from .state_files import reading
-from .transforms.chain import Transforms, as_transforms
-from .windows.slice_flags import expand_to_records
+from .storages.storage import Storage
+from .storages.trees import copy_of, stack
+from .timeline import as_key
+from .transforms import Transforms, as_transforms
+from .writers import Writer
+
+
+def pick_members(index: Any, count: int) -> int | list[int]:
+    """A member's number for a number, a list of them for anything else. Raises IndexError when there is no such member."""
+    if index is Ellipsis or isinstance(index, slice):
+        return list(range(count))[slice(None) if index is Ellipsis else index]
+    numbers = torch.as_tensor(index)
+    if numbers.ndim > 1 or numbers.dtype == torch.bool or numbers.is_floating_point():
+        message = f"members are named by whole numbers, a slice or one dimension of numbers, not {index!r}"
+        raise UsageError(message)
+    numbers = torch.where(numbers < 0, numbers + count, numbers)
+    if bool(((numbers < 0) | (numbers >= count)).any()):
+        raise IndexError(f"there is no member {index!r}: the ensemble has {count}")
+    chosen: int | list[int] = numbers.tolist()
+    return chosen
+
+
+class EnsemblePart:
+    """What the three have in common."""
+
+    parts: tuple[Any, ...]
+
+    def _some(self, chosen: list[int]) -> Any:
+        """An ensemble of some of the parts."""
+        return type(self)(*(self.parts[member] for member in chosen))
+
+    def __getitem__(self, index: Any) -> Any:
+        members, *rows = index if isinstance(index, tuple) else (index,)
+        chosen = pick_members(members, len(self.parts))
+        if not rows:
+            return self.parts[chosen] if isinstance(chosen, int) else self._some(chosen)
+        place = rows[0] if len(rows) == 1 else tuple(rows)
+        return self.parts[chosen][place] if isinstance(chosen, int) else [self.parts[part][place] for part in chosen]
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.parts)
+
+    def empty(self, empty_write_count: bool = True) -> None:
+        """Empty every one of them."""
+        for part in self.parts:
+            part.empty()
+
+    _empty = empty
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of all, by the number of the member."""
+        return {str(member): part.state_dict() for member, part in enumerate(self.parts)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if set(state) != {str(member) for member in range(len(self.parts))}:
+            raise UsageError(f"the state has {len(state)} members, the ensemble {len(self.parts)}")
+        self._load([state[str(member)] for member in range(len(self.parts))])
+
+    def _load(self, states: list[Any]) -> None:
+        """Load the state of each part, or none of them."""
+        before = [part.state_dict() for part in self.parts]
+        try:
+            for part, own in zip(self.parts, states):
+                part.load_state_dict(own)
+        except BaseException:
+            for part, own in zip(self.parts, before):
+                part.load_state_dict(own)
+            raise
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(repr, self.parts))})"
+
+
+class StorageEnsemble(EnsemblePart, Storage):
+    """The storages of an ensemble's members; ``transforms``: one (or None) for each, applied to what is sampled.
+
+    ``len()`` counts members, as in TorchRL. Nothing can be written: write to the members.
+    """
+
+    def __init__(self, *storages: Storage, transforms: Sequence[Any] | None = None) -> None:
+        if transforms is not None and len(transforms) != len(storages):
+            raise UsageError(f"{len(transforms)} transforms for {len(storages)} storages")
+        super().__init__(sum(storage.max_size for storage in storages) or 1)
+        self.parts, self.transforms = storages, transforms
+
+    def _some(self, chosen: list[int]) -> StorageEnsemble:
+        transforms = None if self.transforms is None else [self.transforms[member] for member in chosen]
+        return StorageEnsemble(*(self.parts[member] for member in chosen), transforms=transforms)
+
+    def get(self, index: Any) -> list[tuple[int, Any]]:
+        """``(member, records)`` for each entry of a TensorDict of ``buffer_ids`` ``[k]`` and ``index`` ``[k, n]``."""
+        found = []
+        for member, rows in zip(index["buffer_ids"].tolist(), index["index"]):
+            storage = self.parts[member]
+            records = storage.get(rows if storage.ndim == 1 else rows.unbind(-1))
+            transform = None if self.transforms is None else self.transforms[member]
+            found.append((member, records if transform is None else transform(records)))
+        return found
+
+    def _load(self, states: list[Any]) -> None:
+        for part, own in zip(self.parts, states):
+            with part.checking():
+                part.load_state_dict(own)
+        for part, own in zip(self.parts, states):
+            part.load_state_dict(own)
+
+    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+        raise ReadOnlyError("an ensemble's storages are written by its members", hint="ensemble[0].extend(...)")
+
+
+class WriterEnsemble(EnsemblePart, Writer):
+    """The writers of an ensemble's members; it writes nothing itself."""
+
+    def __init__(self, *writers: Writer) -> None:
+        self.parts = writers
+
+    def register_storage(self, storage: Any) -> None:
+        """Give each writer the storage of its member."""
+        if len(storage) != len(self.parts):
+            raise UsageError(f"{len(self.parts)} writers for {len(storage)} storages")
+        for writer, own in zip(self.parts, storage):
+            writer.register_storage(own)
+
+    @property
+    def write_count(self) -> int:
+        """Records that all members have written."""
+        return sum(getattr(writer, "write_count", 0) for writer in self.parts)
+
+    def add(self, data: Any) -> Any:
+        raise ReadOnlyError("an ensemble's writers write to their members only", hint="ensemble[0].extend(...)")
+
+    extend = add
+
+
+class SamplerEnsemble(EnsemblePart, Sampler):
+    """The samplers of an ensemble's members, and which members a batch comes from.
+
+    - ``p``: probabilities of the members, any numbers that are not negative; None: all alike. ``"sampleable"``: in proportion
+      to what can be drawn from each at that moment (records, or starts of slices); members too small for their part have none.
+    - ``sample_from_all``: a part from every member, in order; excludes ``p``.
+    - ``num_buffer_sampled``: how many parts a batch has; the default is the number of members.
+
+    ``p`` may be assigned at any time.
+    """
+
+    def __init__(
+        self,
+        *samplers: Sampler,
+        p: Any = None,
+        sample_from_all: bool = False,
+        num_buffer_sampled: int | None = None,
+    ) -> None:
+        if sample_from_all and p is not None:
+            raise UsageError("sample_from_all leaves no room for p")
+        self.parts, self.sample_from_all = samplers, sample_from_all
+        self._p: torch.Tensor | Literal["sampleable"] | None = None
+        self.p = p
+        count = len(samplers) if sample_from_all or num_buffer_sampled is None else num_buffer_sampled
+        if count < 1:
+            raise UsageError(f"num_buffer_sampled must be at least 1, not {count}")
+        self.num_buffer_sampled = count
+
+    @property
+    def p(self) -> torch.Tensor | Literal["sampleable"] | None:
+        """The probabilities, summing to 1, float64 ``[members]``; or None, or ``"sampleable"``."""
+        return self._p
+
+    @p.setter
+    def p(self, given: Any) -> None:
+        if given is None or (isinstance(given, str) and given == "sampleable"):
+            self._p = None if given is None else "sampleable"
+            return
+        try:
+            values = torch.as_tensor(given, dtype=torch.float64)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UsageError(f"p is one number for each member, or 'sampleable', not {given!r}") from error
+        if values.shape != (len(self.parts),) or not bool((values >= 0).all()) or not 0 < float(values.sum()) < 1e300:
+            raise UsageError(f"p must be {len(self.parts)} numbers, not negative and not all zero: {given!r}")
+        self._p = values / values.sum()
+
+    def _some(self, chosen: list[int]) -> SamplerEnsemble:
+        p = self.p[chosen] if isinstance(self.p, torch.Tensor) else self.p
+        return SamplerEnsemble(
+            *(self.parts[member] for member in chosen),
+            p=p,
+            sample_from_all=self.sample_from_all,
+            num_buffer_sampled=self.num_buffer_sampled,
+        )
+
+    def part_size(self, batch_size: int) -> int:
+        """Records of each part. Raises SamplingError when the batch cannot be divided."""
+        if batch_size % self.num_buffer_sampled:
+            message = f"batch_size {batch_size} cannot be divided by num_buffer_sampled {self.num_buffer_sampled}"
+            raise SamplingError(message)
+        return batch_size // self.num_buffer_sampled
+
+    def draw_members(self, storages: Sequence[Storage], part: int, generator: torch.Generator | None) -> torch.Tensor:
+        """The members that the parts of a batch come from, int64 ``[num_buffer_sampled]``."""
+        if self.sample_from_all:
+            return torch.arange(len(self.parts))
+        p = self.p
+        if p is None:
+            return torch.randint(len(self.parts), (self.num_buffer_sampled,), generator=generator)
+        if isinstance(p, str):
+            counts = [sampler.sampleable(storage, part) for sampler, storage in zip(self.parts, storages)]
+            if not any(counts):
+                message = f"no member has what a part of {part} records takes"
+                raise SamplingError(message, hint="extend the members first, or take smaller batches")
+            p = torch.tensor(counts, dtype=torch.float64)
+        return torch.multinomial(p, self.num_buffer_sampled, replacement=True, generator=generator)
+
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Any, Any]:
+        """``(index, infos)``: a TensorDict of ``buffer_ids`` ``[k]`` and ``index`` ``[k, n]``, and what each sampler says."""
+        if not isinstance(storage, StorageEnsemble):
+            raise UsageError(f"a SamplerEnsemble samples from a StorageEnsemble, not from a {type(storage).__name__}")
+        part = self.part_size(batch_size)
+        ids = self.draw_members(storage.parts, part, self._rng)
+        drawn = [self.parts[member].sample(storage.parts[member], part) for member in ids.tolist()]
+        rows = [torch.stack(index, -1) if isinstance(index, tuple) else index for index, _ in drawn]
+        index = TensorDict({"buffer_ids": ids, "index": torch.stack(rows)}, [len(ids)])
+        return index, [info for _, info in drawn]
+
+
+def check_members(buffers: Sequence[Any]) -> None:
+    """Raise UsageError for what is no buffer, and where there is none."""
+    strangers = [type(buffer).__name__ for buffer in buffers if not isinstance(buffer, ReplayBuffer)]
+    if not buffers or strangers:
+        message = f"an ensemble needs buffers, not {', '.join(strangers) or 'nothing'}"
+        raise UsageError(message, hint="of an ensemble, give the members: *ensemble.buffers" if strangers else None)
+
+
+def draw_part(buffer: ReplayBuffer, size: int, *, ahead: bool, copied: bool = False) -> tuple[Any, dict[Any, Any]]:
+    """``size`` records of a member, and their info; where a pass of its sampler ends, records of the next one follow.
+
+    ``ahead``: parts of this size may be prefetched. ``copied``: what the user's code made is kept while it makes another part.
+    """
+    pieces: list[tuple[Any, dict[Any, Any]]] = []
+    missing = size
+    while True:
+        data, info = buffer._next_batch(missing, missing == size and (ahead or size == buffer.batch_size))
+        found = info()
+        if isinstance(found["index"], tuple):
+            found["index"] = torch.stack(found["index"], -1)
+        missing -= len(found["index"])
+        # With num_slices, what is missing would be cut into shorter slices.
+        is_last = not buffer._ran_out or getattr(buffer.sampler, "num_slices", None) or missing <= 0
+        if buffer._runs_own_code and (copied or not is_last):
+            data = copy_of(data)
+        pieces.append((data, found))
+        if is_last:
+            break
+    if len(pieces) == 1:
+        return pieces[0]
+    joined = {key: torch.cat([info[key] for _, info in pieces]) for key in pieces[0][1]}
+    return concatenate([data for data, _ in pieces]), joined
+
+
+def stack_parts(parts: list[Any]) -> Any:
+    """Parts beside each other; those of TensorDicts that are not alike as a lazy stack."""
+    if not isinstance(parts[0], TensorDictBase):
+        return stack(parts)
+    if {part.device for part in parts} == {None, torch.device("cpu")}:  # lists say nothing of it, which is the same
+        parts = [part.to("cpu") for part in parts]
+    return LazyStackedTensorDict.maybe_dense_stack(parts)
+
+
+def concatenate(batches: list[Any]) -> Any:
+    """Batches of one kind after each other: TensorDicts, or trees of tensors."""
+    if is_tensor_collection(batches[0]):
+        return torch.cat(batches)
+    return pytree.tree_map(lambda *leaves: torch.cat(leaves), *batches)
+
+
+def with_info(batch: TensorDictBase, info: dict[Any, Any]) -> TensorDictBase:
+    """A part with what its sampler says of it, unless a transform has made other records of them."""
+    if len(info["index"]) == len(batch):
+        for key, value in info.items():
+            if key != "index":
+                batch.set(key, value)
+    return batch
+
+
+def index_of(ids: list[int], rows: list[torch.Tensor], dims: int = 1) -> TensorDictBase:
+    """Which member each record is from, and its row there: int64 ``buffer_ids`` and ``index``, batch ``[parts, records, ...]``.
+
+    ``dims`` of the rows number records; a lazy stack where parts are not alike.
+    """
+    if len({row.shape for row in rows}) > 1:
+        return LazyStackedTensorDict.lazy_stack([index_of([member], [row], dims)[0] for member, row in zip(ids, rows)])
+    shape = torch.Size([len(ids), *rows[0].shape[:dims]])
+    members = torch.tensor(ids).view(-1, *[1] * dims).expand(shape).contiguous()
+    return TensorDict({"buffer_ids": members, "index": torch.stack(rows)}, shape)
+
+
+def info_of(ids: list[int], infos: list[dict[Any, Any]]) -> TensorDict:
+    """``index`` of all parts, and what all samplers say in one shape: ``[parts, records, ...]``, batch ``[parts]``."""
+    index = index_of(ids, [info.pop("index") for info in infos])
+    alike = [key for key, value in infos[0].items() if all(_alike(value, info.get(key)) for info in infos)]
+    stacked = {key: torch.stack([info[key] for info in infos]) for key in alike}
+    return TensorDict({**stacked, "index": index}, [len(ids)])
+
+
+def _alike(value: Any, other: Any) -> bool:
+    return isinstance(other, torch.Tensor) and other.shape == value.shape
+
+
+class Router:
+    """Shares records out to ``buffers``: by the integer under ``routing_key``, or by their place along ``routing_dim``."""
+
+    def __init__(self, buffers: Sequence[Any], routing_key: Any = None, routing_dim: int | None = None) -> None:
+        if routing_key is not None and routing_dim is not None:
+            raise UsageError("give routing_key or routing_dim, not both")
+        if routing_dim is not None and type(routing_dim) is not int:
+            raise UsageError(f"routing_dim is the number of a dimension, not {routing_dim!r}")
+        self.buffers, self.routing_dim = buffers, routing_dim
+        self.routing_key = None if routing_key is None else as_key(routing_key)
+        self.active = routing_key is not None or routing_dim is not None
+
+    def extend(self, data: TensorDictBase) -> TensorDict:
+        """Write records, in their order within each member; returns ``buffer_ids`` and ``index``, int64, batch ``[n]``.
+
+        ``n`` counts the records of all batch dimensions. Raises SchemaError for data that do not name members, before
+        anything is written.
+        """
+        if not isinstance(data, TensorDictBase):
+            raise SchemaError(f"only TensorDicts are shared out to members, not a {type(data).__name__}")
+        ids = self._members(data)
+        flat = data.reshape(-1)
+        index: torch.Tensor | None = None
+        for member in ids.unique().tolist():
+            chosen = (ids == member).nonzero().squeeze(1)
+            rows = torch.as_tensor(self.buffers[member].extend(flat[chosen]))
+            if index is None:
+                index = torch.full((len(ids), *rows.shape[1:]), -1)
+            index[chosen] = rows
+        return TensorDict({"buffer_ids": ids, "index": ids.clone() if index is None else index}, [len(ids)])
+
+    def _members(self, data: TensorDictBase) -> torch.Tensor:
+        """The member of each record, int64 ``[n]``."""
+        count = len(self.buffers)
+        if self.routing_key is None:
+            dim = self.routing_dim or 0
+            if not -data.ndim <= dim < data.ndim or data.shape[dim] != count:
+                raise SchemaError(f"data of shape {tuple(data.shape)} have no {count} members along dimension {dim}")
+            shape = [1] * data.ndim
+            shape[dim] = count
+            return torch.arange(count).reshape(shape).expand(data.batch_size).reshape(-1)
+        name = "/".join(self.routing_key)
+        ids = data.get(self.routing_key, None)
+        if ids is None or ids.numel() != data.numel():
+            raise SchemaError(f"the data have no {name} with the number of a member for each record")
+        ids = ids.reshape(-1).cpu()
+        if ids.is_floating_point() or ids.dtype == torch.bool:
+            raise SchemaError(f"members are named by whole numbers, and {name} is {ids.dtype}")
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < count:
+            raise SchemaError(f"{name} names members {int(ids.min())}..{int(ids.max())} of {count}")
+        return ids.long()
 
 
 class ReplayBufferEnsemble:
@@ -374,7 +732,7 @@ class ReplayBufferEnsemble:
 
     def dumps(self, path: Any) -> None:
         """Write every member to a folder of its own below ``path``, all or nothing; see `checkpoint`."""
-        from .checkpoints.checkpoint import dump_into
+        from .checkpoint import dump_into
 
         with CheckpointWriter(path) as folder:
             for number, buffer in enumerate(self.buffers):
@@ -388,7 +746,7 @@ class ReplayBufferEnsemble:
 
     def loads(self, path: Any) -> None:
         """Read what `dumps` wrote, into an ensemble of the same members. One that refuses it is as before."""
-        from .checkpoints.checkpoint import Checkpoint, load_from
+        from .checkpoint import Checkpoint, load_from
 
         checkpoint = Checkpoint(path, "ReplayBufferEnsemble")
         members = checkpoint.about.get("members")

@@ -15,7 +15,7 @@ from .buffer import ReplayBuffer
 from .buffer_options import HindsightOptions
 from .hindsight import HindsightStrategy, Relabeling
 from .tensordict_buffer import TensorDictReplayBuffer
-from .windows.edges import DONE, Edges, as_key
+from .timeline import DONE, Edges, as_key
 
 
 class HERReplayBuffer(TensorDictReplayBuffer):
@@ -32,7 +32,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
       ``achieved_goal_key=("next", "achieved_goal")`` goals are what steps led to, as in the paper; the default, as in
       TorchRL, is what was achieved before the step.
     - ``end_key``: the flag that ends episodes; its sibling ``terminated`` ends them as well. By default the usual keys, or a
-      dataset's episode table (see `edges`). Goals never come from another episode, whatever the sampler draws.
+      dataset's episode table (see `Edges`). Goals never come from another episode, whatever the sampler draws.
     - all other ``options`` are those of `TensorDictReplayBuffer`.
 
     Goals are replaced before the buffer's transforms are applied, which therefore see the new ones.

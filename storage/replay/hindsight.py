@@ -21,13 +21,12 @@ import torch
 from tensordict import TensorDictBase
 
 from ...errors import SchemaError, UnknownKeyError, UsageError
+from .draw import Draw
 from .overrides import reads_by_get
 from .storages.dataset_storage import DatasetStorage
 from .storages.storage import Storage
 from .storages.trees import stack_records
-from .windows.draw import Draw, Key
-from .windows.edges import DONE, Edges
-from .windows.timeline import Timeline
+from .timeline import DONE, Edges, Key, Timeline
 
 
 class HindsightStrategy(str, Enum):
@@ -43,7 +42,7 @@ class HindsightStrategy(str, Enum):
 class Relabeling:
     """New goals and rewards for the first ``ratio`` of every batch.
 
-    ``edges`` are tried in turn until one finds where the episodes of a storage end. ``goal`` is replaced, and the one under
+    ``Edges`` are tried in turn until one finds where the episodes of a storage end. ``goal`` is replaced, and the one under
     ``next`` where there is one, by what is stored under ``achieved`` at the step chosen. ``terminated_fn`` says which of the
     steps end the episode with their new goals; without it flags stay. ``done`` is where they lie.
     """

@@ -10,8 +10,7 @@ from ...errors import UsageError
 from ..dataset import Dataset
 from ..remote.remote_dataset import RemoteDataset
 from .samplers.blocks import BlockSampler
-from .samplers.prioritized import PrioritizedSampler
-from .samplers.prioritized_slices import PrioritizedSliceSampler
+from .samplers.prioritized import PrioritizedSampler, PrioritizedSliceSampler
 from .samplers.slices import SliceSampler, SliceSamplerWithoutReplacement, UniformOver
 from .samplers.uniform import RandomSampler, Sampler, SamplerWithoutReplacement
 from .storages.dataset_storage import DatasetStorage

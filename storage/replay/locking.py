@@ -13,7 +13,7 @@ from .pipeline import Pipeline
 from .prefetch import wait_for
 from .samplers.uniform import Sampler
 from .storages.storage import Storage
-from .writers.base import Writer
+from .writers import Writer
 
 
 class LockMixin:

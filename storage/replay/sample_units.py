@@ -1,7 +1,7 @@
 """What is read for each record that a sampler draws: the record itself, or a window of records around it.
 
 A sampler draws *anchors*; a unit expands each into the records of the batch, in the order of time of the storage
-(`windows.timeline`). `Sequence(length=3, burn_in=2, bootstrap=1)` at the anchor a:
+(`timeline`). `Sequence(length=3, burn_in=2, bootstrap=1)` at the anchor a:
 
     record             a-2  a-1   a   a+1  a+2  a+3
     learning_mask       F    F    T    T    T    F        burn-in before, context for targets after
@@ -19,11 +19,10 @@ from typing import Any, Literal
 import torch
 
 from ...errors import ArgumentTypeError, SamplingError, UsageError
+from .draw import Draw
 from .samplers.calls import rows_of
 from .storages.storage import Storage
-from .windows.draw import Draw
-from .windows.edges import DONE, Edges, as_key
-from .windows.timeline import Timeline
+from .timeline import DONE, Edges, Timeline, as_key
 
 Boundary = Literal["pad", "stop", "include_reset"]
 Index = torch.Tensor | tuple[torch.Tensor, ...]

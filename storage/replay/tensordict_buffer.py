@@ -14,14 +14,12 @@ from ...keywords import with_options
 from .argument_checks import resolve_storage
 from .buffer import ReplayBuffer
 from .buffer_options import BufferOptions, PrioritizedOptions, ReadOptions
-from .reductions import reduce
 from .sample_units import Sequence
-from .samplers.prioritized import PrioritizedSampler
+from .samplers.prioritized import PrioritizedSampler, reduce
 from .storages.column_access import is_key
 from .storages.trees import stack
-from .windows.edges import as_key
-from .writers.base import ImmutableDatasetWriter, Writer
-from .writers.round_robin import TensorDictRoundRobinWriter
+from .timeline import as_key
+from .writers import ImmutableDatasetWriter, TensorDictRoundRobinWriter, Writer
 
 
 class TensorDictReplayBuffer(ReplayBuffer):

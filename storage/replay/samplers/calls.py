@@ -16,12 +16,11 @@ from typing import Any
 import torch
 
 from ....errors import SamplingError
+from ..draw import Draw, slice_flags
 from ..overrides import MADE, is_overridden, link
 from ..storages.storage import Storage
 from ..storages.trees import copy_of
-from ..windows.draw import Draw, Key
-from ..windows.edges import as_key
-from ..windows.slice_flags import slice_flags
+from ..timeline import Key, as_key
 
 Sampler = Any  # the base class is in `uniform`, which imports this module
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from ....errors import SamplingError, UsageError, reason
+from ..draw import Draw
 from ..storages.storage import Storage
-from ..windows.draw import Draw
-from ..writers.round_robin import count_records
+from ..writers import count_records
 from .uniform import Sampler, require_records
 
 

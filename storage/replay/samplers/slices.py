@@ -18,10 +18,9 @@ from typing_extensions import TypedDict, Unpack
 
 from ....errors import SamplingError, UsageError
 from ....keywords import with_options
+from ..draw import Draw, SliceMarks
 from ..storages.storage import Storage
-from ..windows.draw import Draw, SliceMarks
-from ..windows.edges import Edges, as_key
-from ..windows.timeline import Timeline
+from ..timeline import Edges, Timeline, as_key
 from .uniform import Sampler, SamplerWithoutReplacement, require_records
 
 UniformOver = Literal["trajectories", "transitions"]
@@ -58,7 +57,7 @@ class SliceOptions(TypedDict, total=False):
 class SliceSampler(Sampler):
     """Slices with replacement. Give ``slice_len`` or ``num_slices``; the other follows from the batch size.
 
-    - ``end_key``, ``end_keys`` or ``traj_key`` (also ``trajectory_key``): where the data say that episodes end (see `edges`);
+    - ``end_key``, ``end_keys`` or ``traj_key`` (also ``trajectory_key``): where the data say that episodes end (see `Edges`);
       by default the usual keys, or a dataset's own episode table. ``ends`` or ``trajectories``: tensors that say it for the
       rows there are.
     - ``strict_length``: only episodes that are long enough are drawn from; without it short ones give the slices they

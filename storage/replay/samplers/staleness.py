@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from ....errors import SamplingError, UnknownKeyError, UsageError
+from ..draw import Draw
 from ..storages.storage import Storage
-from ..windows.draw import Draw
-from ..windows.edges import as_key
+from ..timeline import as_key
 from .uniform import Sampler, require_records
 
 

@@ -3,10 +3,26 @@
 A sampler looks at the length of a storage and at its episodes, never at its data, so a draw costs the same however
 large it is. It draws from the one generator it is given: the same seed gives the same batches. Draws that are made
 ahead of time can be taken back (`position`), so that reading ahead changes nothing.
+
+A random permutation of 0..n-1 that is computed, not stored.
+
+Sampling without replacement from 50 M steps with a shuffled index array costs 400 MB and seconds for every pass. A small
+Feistel network on the bits of the position is a permutation of [0, 2^2b); positions that fall outside [0, n) are sent
+through again until they land inside ("cycle walking"), which keeps it one to one. Black and Rogaway, "Ciphers with
+Arbitrary Finite Domains", CT-RSA 2002.
+
+On a handful of bits such a network is far from random: of 5 elements some orders come twice as often as others. Up to
+``SMALL`` elements are sorted by random numbers instead, one for each.
+
+The states of TorchRL's samplers, as our samplers take them over.
+
+TorchRL's prioritized samplers keep (p + eps)^alpha in a tree of sums, and not the priorities themselves, which are worked
+out from it:  p = tree^(1 / alpha) - eps.  With alpha = 0 every record is 1 there, and gets the largest priority.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABCMeta
 from collections.abc import Callable
 from functools import partial
@@ -17,12 +33,101 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from ....errors import SamplingError, UsageError
+from ....errors import DamagedDatasetError, SamplingError, UsageError, reason
+from ...tensordict_folder import read_json, read_memmap
+from ..draw import Draw
 from ..overrides import ROOT, link
 from ..storages.storage import Storage
-from ..windows.draw import Draw
 from .calls import link_calls, relink, to_draw
-from .permutation import Permutation
+
+ROUNDS = 6
+#: The most elements that are sorted. Beyond it pairs of places, fixed points and neighbours are distributed as they should be
+#: in samples of 40,000 orders; of 64 elements successors still stay together too often.
+SMALL = 64
+
+
+class Permutation:
+    """The permutation of ``0..size-1`` that belongs to a seed; ``permutation(positions)`` maps int64 arrays."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        self.size = size
+        self._sorted: np.ndarray | None = None
+        if size <= SMALL:
+            self._sorted = np.argsort(np.random.SeedSequence(seed).generate_state(size, np.uint64), kind="stable")
+            return
+        self._half = np.uint64(max(1, ((max(1, size - 1)).bit_length() + 1) // 2))
+        self._mask = np.uint64((1 << int(self._half)) - 1)
+        self._keys = np.random.SeedSequence(seed).generate_state(ROUNDS, np.uint64)
+
+    def __call__(self, positions: np.ndarray) -> np.ndarray:
+        if self._sorted is not None:
+            return self._sorted[np.asarray(positions, np.int64)]
+        values = self._network(np.asarray(positions, np.uint64))
+        outside = values >= self.size
+        while outside.any():  # the domain is less than 4 times the size: about two rounds
+            values[outside] = self._network(values[outside])
+            outside = values >= self.size
+        return values.astype(np.int64)
+
+    def _network(self, values: np.ndarray) -> np.ndarray:
+        left, right = values >> self._half, values & self._mask
+        for key in self._keys:
+            left, right = right, left ^ (_mix(right ^ key) & self._mask)
+        return (left << self._half) | right
+
+
+def _mix(values: np.ndarray) -> np.ndarray:
+    """The finaliser of splitmix64 (Steele, Lea, Flood, OOPSLA 2014): every input bit reaches every output bit."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+METADATA_BYTES = 1 << 20
+
+
+def priorities_of(state: dict[str, Any], capacity: int, *, within_buffer: bool) -> dict[str, Any]:
+    """Our state of a prioritized sampler from TorchRL's, which has room for ``capacity`` records.
+
+    States without ``_schema_version`` are of a time when the largest priority within the buffer was kept as it is in the
+    tree; it is then that of the priorities. Raises UsageError for what is no such state.
+    """
+    try:
+        alpha, beta, eps = (float(state[name]) for name in ("_alpha", "_beta", "_eps"))
+        tree = torch.as_tensor(np.asarray(state["_sum_tree"][np.arange(capacity)]), dtype=torch.float64)
+        top = None if state["_max_priority"] is None else state["_max_priority"][0]
+        largest = None if top is None else float(top)
+    except (KeyError, TypeError, ValueError, IndexError, RuntimeError, OverflowError) as error:
+        raise UsageError(f"the state is not that of a prioritized sampler: {reason(error)}") from error
+    raw = (tree ** (1 / alpha) - eps).clamp(min=0) if alpha else torch.full_like(tree, largest or 1.0)
+    priorities = torch.where(tree > 0, raw, math.nan)
+    written = bool((tree > 0).any())
+    if within_buffer and alpha and not state.get("_schema_version", 0):
+        largest = float(raw[tree > 0].max()) if written else None
+    return {"alpha": alpha, "beta": beta, "eps": eps, "largest": largest, "priorities": priorities}
+
+
+def read_torchrl_state(folder: Path) -> dict[str, Any] | None:
+    """What a sampler of TorchRL wrote to a folder, as its ``state_dict`` has it; None where none did.
+
+    Raises DamagedDatasetError when it is not whole, UsageError for a pickle, which is not read.
+    """
+    if (folder / "consuming_sampler.pt").exists():
+        raise UsageError(f"{folder} holds a pickle, which is not read", hint="pass the sampler's state_dict()")
+    try:
+        if (folder / "sampler_metadata.json").exists():
+            state: dict[str, Any] = read_json(folder / "sampler_metadata.json", METADATA_BYTES)
+            data = (folder / "sumtree.memmap").read_bytes()
+            tree = torch.frombuffer(bytearray(data), dtype=torch.float64) if data else torch.zeros(0)
+            if len(tree) != state["_max_capacity"]:
+                raise ValueError(f"{len(tree)} priorities for {state['_max_capacity']} rows")
+            return {**state, "_sum_tree": tree}
+        if (folder / "meta.json").exists():
+            leaves = read_memmap(folder).items()
+            return {name: leaf if leaf.ndim else leaf.item() for name, leaf in leaves}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
+        raise DamagedDatasetError(f"the state in {folder} is damaged: {reason(error)}") from error
+    return None
 
 
 class _Replacement(ABCMeta):
@@ -158,7 +263,6 @@ class Sampler(metaclass=_Replacement):
     def loads(self, path: Any) -> None:
         """Read what `dumps` of this sampler wrote, or that of TorchRL's sampler of the same name."""
         from ..state_files import read_state
-        from .torchrl_states import read_torchrl_state
 
         state = read_torchrl_state(Path(path))
         self.load_state_dict(read_state(Path(path)) if state is None else state)

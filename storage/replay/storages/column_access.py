@@ -12,7 +12,7 @@ import torch
 from tensordict import is_tensor_collection
 
 from ....errors import SchemaError, UnknownKeyError, UsageError, reason
-from ..windows.edges import as_key
+from ..timeline import as_key
 from .storage import Storage
 from .trees import copy_of, tree_map
 

@@ -22,8 +22,7 @@ from ...codecs import DEFAULT, PLAIN
 from ...codecs.zstd import RowDecoder, RowEncoder
 from ...memory_map import element_bytes
 from ...tensordict_folder import dtype_named
-from ..windows.draw import Key
-from ..windows.edges import as_key
+from ..timeline import Key, as_key
 from .gather import Field, Readable
 from .list_storage import ListStorage
 from .storage import Storage

@@ -13,7 +13,7 @@ import torch
 
 from ...codecs import PLAIN
 from ...memory_map import SHORT_ROW, in_numpy, widest_word
-from ..windows.timeline import Timeline
+from ..timeline import Timeline
 
 
 @dataclass(frozen=True)

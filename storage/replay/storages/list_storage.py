@@ -3,6 +3,8 @@
 Tensors and arrays are copied when they are written, as in the other storages, because an environment or a loop may use its
 memory again for the next record. (TorchRL keeps references: all records then hold the values of the last one.) Tensors that are
 mapped from files stay there.
+
+A list of TensorDicts that need not be alike, read as a lazy stack.
 """
 
 from __future__ import annotations
@@ -13,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import MemoryMappedTensor, TensorDict, TensorDictBase, is_tensor_collection
+from tensordict import MemoryMappedTensor, TensorDict, TensorDictBase, is_tensor_collection, lazy_stack
 
 from ....errors import SchemaError, UsageError
 from ..devices import check_device
 from ..state_files import read_state, reading, write_state
-from ..windows.draw import Key
+from ..timeline import Key
 from .storage import Storage
 from .trees import copy_of, from_state
 
@@ -180,3 +182,23 @@ def _record(number: int, kind: Any, state: dict[str, Any]) -> Any:
     for name in kind["keys"]:
         record.set(tuple(name.split("/")), state[f"{number}/{name}"])
     return record
+
+
+class LazyStackStorage(ListStorage):
+    """Records in a list; several of them are read as a ``LazyStackedTensorDict`` along ``stack_dim`` of their batch.
+
+    Leaves may differ in shape from record to record; ``batch.densify(layout=torch.jagged)`` makes nested tensors of them.
+    """
+
+    def __init__(
+        self, max_size: int | None = None, *, compilable: bool = False, stack_dim: int = 0, device: Any = None
+    ) -> None:
+        super().__init__(max_size, compilable=compilable, device=device)
+        self.stack_dim = stack_dim
+
+    def get(self, index: Any) -> Any:
+        records = super().get(index)
+        if not isinstance(records, list) or not records:
+            return records
+        dim = self.stack_dim if self.stack_dim >= 0 else records[0].ndim + 1 + self.stack_dim
+        return lazy_stack([copy_of(record) for record in records], dim)  # what is set in it would be set in the records

@@ -1,6 +1,6 @@
 """A storage in files, for buffers larger than memory, or to be opened again.
 
-The folder is one that ``TensorDict.load_memmap`` opens, or holds a tree of tensors (see `tree_files`), with two small files
+The folder is one that ``TensorDict.load_memmap`` opens, or holds a tree of tensors (see `state_files`), with two small files
 of ours in it:
 
     rbdata_storage.json       {"format_version": 1, "ndim": 1}; with a tree: {"format_version": 2, "ndim": 1, "tree": ...}
@@ -34,12 +34,10 @@ from ....errors import DamagedDatasetError, DatasetExistsError, DiskSpaceError, 
 from ....scratch import ScratchFolder
 from ...durable import allocate, is_full, system_error, write_atomically
 from ...tensordict_folder import check_plain, check_writable, read_json, read_memmap, regular_size
+from ..state_files import METADATA, create_tree, describe_tree, open_tree, write_metadata
 from .gather import Readable
-from .lazy_tensor_storage import LazyTensorStorage
-from .process_lock import ProcessLock
-from .tensor_files import METADATA, write_metadata
 from .tensor_layout import expand_record
-from .tree_files import create_tree, describe_tree, open_tree
+from .tensor_storage import LazyTensorStorage, ProcessLock
 
 FORMAT_VERSION, FORMAT_VERSION_OF_TREES = 1, 2
 DESCRIPTION, COUNTERS = "rbdata_storage.json", "rbdata_counters.memmap"

@@ -7,6 +7,8 @@ known by its flat number ``t * environments + b``.
     ring of 6 along time, 4 written                 ring of 6, full, the last write went to row 1
     row    0 1 2 3 . .                              row    0 1 2 3 4 5
            oldest = 0, newest = 3                                ^ oldest = 2, newest = 1
+
+How often every row was written, so that whoever kept a row's number can tell whether its record is still there.
 """
 
 from __future__ import annotations
@@ -22,11 +24,41 @@ from tensordict import is_tensor_collection
 from ....errors import SamplingError, UsageError
 from ..overrides import link, reads_by_get
 from ..state_files import read_state, reading, write_state
-from ..windows.draw import Key
-from ..windows.edges import Edges
-from ..windows.timeline import Timeline
+from ..timeline import Edges, Key, Timeline
 from .gather import Readable
-from .slot_generations import SlotGenerations
+
+
+class SlotGenerations:
+    """A stamp for each row along a storage's first dimension, int64: the writes it got, less one; -1 where there were none.
+
+    It belongs to the storage, as buffers that share one overwrite each other's rows. Each process counts for itself.
+    """
+
+    def __init__(self, stamps: torch.Tensor | None = None) -> None:
+        self.stamps = torch.zeros(0, dtype=torch.int64) if stamps is None else stamps.detach().cpu().long().clone()
+
+    def count(self, rows: torch.Tensor) -> None:
+        """One write more for every row in ``rows`` (int64 ``[n]``), as often as it is in there."""
+        if not rows.numel():
+            return
+        missing = int(rows.max()) + 1 - len(self.stamps)
+        if missing > 0:
+            room = torch.full((max(missing, len(self.stamps)),), -1)
+            self.stamps = torch.cat([self.stamps, room])
+        self.stamps.index_put_((rows,), torch.ones_like(rows), accumulate=True)
+
+    def of(self, rows: torch.Tensor) -> torch.Tensor:
+        """The stamps of rows, -1 also for rows that there are none of; shaped like ``rows`` and on their device."""
+        if not len(self.stamps):
+            return torch.full_like(rows, -1)
+        known = rows.to(self.stamps.device)
+        stamps = self.stamps[known.clamp(0, len(self.stamps) - 1)]
+        return torch.where((known >= 0) & (known < len(self.stamps)), stamps, -1).to(rows.device)
+
+    def retire(self) -> None:
+        """No record is there any more: stamps that were given out are valid no longer."""
+        self.stamps[self.stamps >= 0] += 1
+
 
 Result = TypeVar("Result")
 

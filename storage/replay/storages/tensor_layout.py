@@ -24,7 +24,7 @@ from tensordict import (
 from torch.utils import _pytree as pytree
 
 from ....errors import SchemaError
-from ..windows.edges import as_key
+from ..timeline import as_key
 from .gather import Readable, TensorRows
 
 

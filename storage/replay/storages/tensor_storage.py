@@ -5,33 +5,46 @@ shapes and dtypes are known. After that every write must bring leaves of the sam
 may have more leaves, which are zero in all others; where rows are shared or in files these are left out. Leaves that new
 records lack are zero in them. Values that are not tensors must be the same in all records (see `tensor_layout`), except
 where the batch of a `TensorStorage` has one for each record already.
+
+A lock between processes that write to one storage.
+
+Saving and loading of tensor storages: states in memory, and folders (see `state_files`).
+
+A storage of tensors that is allocated when the first record comes.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
+import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from inspect import signature
 from multiprocessing.context import get_spawning_popen
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, is_leaf_nontensor, is_tensor_collection
+from tensordict import LazyStackedTensorDict, TensorDictBase, is_leaf_nontensor, is_tensor_collection
 from torch.utils import _pytree as pytree
 
-from ....errors import SchemaError, UsageError, reason
+from ....errors import DamagedDatasetError, SchemaError, UsageError, reason
+from ....scratch import ScratchFolder
 from ..devices import check_device
-from ..windows.draw import Key
+from ..state_files import read_tensors, reading, write_leaves, write_metadata, write_tensors
+from ..timeline import Key
 from .gather import Readable
-from .process_lock import ProcessLock
-from .saved_tensors import SavedTensors
 from .storage import Result, Storage
 from .tensor_layout import (
     VALUES_HINT,
     as_tensors,
     batch_shape,
     check_same,
+    expand_record,
+    first_leaf,
     highest_row,
     last_row,
     listed_values,
@@ -43,7 +56,156 @@ from .tensor_layout import (
     shared_values,
     take_rows,
 )
-from .trees import share_memory, stack, tree_map
+from .trees import copy_of, from_state, share_memory, stack, tree_map
+
+
+class ProcessLock:
+    """Held by one thread of one process at a time, by ``flock`` on a file; not reentrant between different objects.
+
+    Without a ``path`` the file is a temporary one of the process that makes the lock, and goes with it. Copies made by
+    pickling or forking are the same lock. ``depth`` is how often its thread has taken it.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        if path is None:
+            self._scratch = ScratchFolder()
+            path = self._scratch.path / "lock"
+        self.path = path
+        self._open()
+
+    def _open(self) -> None:
+        self._process, self._file, self.depth, self._thread = os.getpid(), -1, 0, threading.RLock()
+
+    def __enter__(self) -> ProcessLock:
+        if self._process != os.getpid():  # after a fork the file is still that of the parent, and its lock as well
+            if self._file >= 0:
+                os.close(self._file)
+            self._open()
+        self._thread.acquire()
+        if not self.depth:
+            try:
+                if self._file < 0:
+                    self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                fcntl.flock(self._file, fcntl.LOCK_EX)
+            except BaseException as error:
+                self._thread.release()
+                if not isinstance(error, FileNotFoundError):
+                    raise
+                message = f"{self.path.parent} is gone: temporary files go with the process that made them"
+                raise UsageError(message, hint="let that process end last, or name a scratch_dir") from error
+        self.depth += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.depth -= 1
+        if not self.depth:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+        self._thread.release()
+
+    def __del__(self) -> None:
+        if self._file >= 0 and self._process == os.getpid():
+            os.close(self._file)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.path = state["path"]
+        self._open()
+
+
+class SavedTensors(Storage):
+    """The part of `TensorStorage` that saves and loads it."""
+
+    _data: Any
+
+    @property
+    def initialized(self) -> bool:
+        """Whether memory is allocated."""
+        return self._data is not None
+
+    def contents(self) -> Any:
+        raise NotImplementedError
+
+    def restore(self, data: Any, filled: int, newest: int) -> None:
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of the contents, under the names that TorchRL's storages use."""
+        data = {} if self._data is None else copy_of(self.contents())
+        return {"_storage": data, "initialized": self.initialized, "_len": len(self), "newest": self.newest}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict`, or that of TorchRL's tensor storages, gave; the latter knows no newest row."""
+        if "_storage" not in state:  # of an older version
+            state = {
+                **state,
+                "_storage": state["data"],
+                "_len": state["filled"],
+                "initialized": state["data"] is not None,
+            }
+        if not state["initialized"]:
+            self._accept()
+            self.empty()
+            return
+        data = self._as_stored(from_state(state["_storage"]))
+        filled = state.get("filled", -(-int(state["_len"]) // int(batch_shape(data, self.ndim)[1:].numel())))
+        self.restore(data, filled, state.get("newest", filled - 1))
+
+    def _as_stored(self, data: Any) -> Any:
+        """A TensorDict as the tensorclass that is stored, if there is one."""
+        stored = type(self._data)
+        other = isinstance(data, TensorDictBase) and is_tensor_collection(self._data)
+        return stored.from_tensordict(data) if other and not issubclass(stored, TensorDictBase) else data
+
+    def dumps(self, path: Any, hooks: Sequence[Any] = ()) -> None:
+        """Write the contents to a folder, see `state_files`; ``hooks`` change the data on their way, see `ted_hooks`."""
+        folder = Path(path)
+        if not hooks:
+            write_tensors(folder, self._data, self.filled, self.newest, len(self))
+            return
+        if not is_tensor_collection(self._data):
+            raise UsageError(f"save hooks work on TensorDicts; the storage is a {type(self).__name__}")
+        data = self._data
+        if not self.is_full:  # rows never written hold whatever was in memory
+            data = data.clone()
+            data[self.filled :].zero_()
+        folder.mkdir(parents=True, exist_ok=True)
+        for hook in hooks:
+            hook.is_full, hook.shift = self.is_full, (self.newest + 1) % self.capacity
+            data = hook(data, path=folder)
+        if isinstance(data, TensorDictBase) and not data.is_memmap():
+            write_leaves(folder, data)
+        write_metadata(folder, {"metadata": {}, "is_pytree": False, "len": len(self), "newest": self.newest})
+
+    def loads(self, path: Any, hooks: Sequence[Any] = (), cursor: int | None = None) -> None:
+        """Read what `dumps`, or TorchRL's, wrote; ``cursor`` is the next row where the folder does not say.
+
+        Raises DamagedDatasetError when it is not whole, SchemaError or UsageError when it belongs to another storage.
+        """
+        folder = Path(path).absolute()
+        with reading(folder):
+            data, rows, newest = read_tensors(folder, self._data, hooks)
+            if data is None:
+                self._accept()
+                self.empty()
+                return
+            if is_tensor_collection(data) and len(data.batch_size) < max(1, self.ndim):
+                message = "the data were changed by a save hook"
+                raise UsageError(message, hint="register the hook that undoes it: register_load_hook(Flat2TED())")
+            shape = batch_shape(data, self.ndim)
+            filled = rows // int(shape[1:].numel())
+            if cursor is not None and not 0 <= cursor <= shape[0]:
+                raise DamagedDatasetError(f"{folder}: row {cursor} cannot be the next one of {shape[0]}")
+            if newest is None:
+                newest = ((filled if cursor is None else cursor) - 1) % shape[0] if filled else -1
+            if filled > shape[0] or not -1 <= newest < shape[0]:
+                raise DamagedDatasetError(f"{folder}: {filled} rows, the last one written {newest}, in {shape[0]} rows")
+            self._take_files(folder, data, filled, newest)
+
+    def _take_files(self, folder: Path, data: Any, filled: int, newest: int) -> None:
+        self.restore(data, filled, newest)
+
 
 # Counters, shared with other processes where the storage is: rows filled along the first dimension, the row written
 # last, and a number that every write increases. It is odd while rows that are shared are written: who reads looks at it
@@ -396,3 +558,51 @@ class TensorStorage(SavedTensors):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(shape={tuple(self.shape)}, max_size={self.max_size}, device={self._device})"
+
+
+class LazyTensorStorage(TensorStorage):
+    """Allocates when the first record comes. ``device="auto"`` takes that of the first data.
+
+    With ``ndim`` > 1 the further dimensions are those of the first data, and ``max_size`` is rounded up to full rows.
+    With ``shared_init`` processes that start before the first record share the rows as well: they lie in temporary files then,
+    and the storage is a `LazyMemmapStorage`. ``consolidated`` and ``cleanup_memmap`` are accepted and change nothing.
+    """
+
+    #: The kind whose rows lie in files; set where it is defined.
+    in_files: type[LazyTensorStorage]
+
+    def __new__(cls, *args: Any, shared_init: bool = False, **options: Any) -> LazyTensorStorage:
+        # Memory that processes can find, which started before it was there, is in files.
+        return super().__new__(cls.in_files if shared_init and cls is LazyTensorStorage else cls)
+
+    def __init__(
+        self,
+        max_size: int,
+        *,
+        device: Any = "cpu",
+        ndim: int = 1,
+        compilable: bool = False,
+        consolidated: bool = False,
+        shared_init: bool = False,
+        cleanup_memmap: bool = True,
+    ) -> None:
+        self._auto = device == "auto"
+        super().__init__(None, max_size, device=device, ndim=ndim, compilable=compilable)
+
+    __new__.__signature__ = signature(__init__)  # type: ignore[attr-defined]
+
+    def _allocate(self, example: Any) -> None:
+        if self._auto:
+            self._device = first_leaf(example).device
+        beside = batch_shape(example, self.ndim - 1)
+        rows = -(-self.max_size // int(beside.numel()))
+        self._set_data(self._allocate_rows(example, rows))
+
+    def _allocate_rows(self, example: Any, rows: int) -> Any:
+        if is_tensor_collection(example):
+            data: Any = torch.empty_like(expand_record(example.to(self._device), rows))
+        else:
+            data = tree_map(
+                lambda leaf: torch.empty((rows, *leaf.shape), dtype=leaf.dtype, device=self._device), example
+            )
+        return share_memory(data) if self.is_shared else data

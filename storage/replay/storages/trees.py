@@ -90,7 +90,7 @@ def stack_records(records: Any) -> Any:
     """The records of a list as a batch; numbers become tensors, TensorDicts that are not alike a lazy stack."""
     if not isinstance(records, list) or not records:
         return records
-    if not is_tensor_collection(records[0]):
+    if not all(map(is_tensor_collection, records)):
         return stack(records)
     # Of all leaves: records of which some have a value that is not a tensor are not alike either.
     leaves = [record.items(True, True, is_leaf=is_leaf_nontensor) for record in records]

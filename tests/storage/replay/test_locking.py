@@ -250,7 +250,7 @@ def test_nobody_waits_while_a_checkpoint_goes_to_the_disk(tmp_path, monkeypatch)
         writer.join(20)
         assert not writer.is_alive()
 
-    monkeypatch.setattr("rbdata.storage.replay.checkpoints.checkpoint_folder._sync", sync)
+    monkeypatch.setattr("rbdata.storage.replay.checkpoint._sync", sync)
     buffer.dumps(tmp_path / "saved")
     copy = make(prefetch=0)
     copy.loads(tmp_path / "saved")

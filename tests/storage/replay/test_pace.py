@@ -7,7 +7,7 @@ from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rbdata.storage.replay.pace import PERIOD, Pace
+from rbdata.storage.replay.prefetch import PERIOD, Pace
 
 
 def deliver(pace: Pace, count: int, seconds: Callable[[bool], float], now: float = 0.0) -> tuple[float, float]:

@@ -123,7 +123,7 @@ def test_windows_of_stacks(dataset):
     batch = load_buffer(dataset, sample_unit=unit, batch_size=4, seed=1, **options).sample()
     single = load_buffer(dataset, **options)
     reader = single._pipeline._reader()
-    from rbdata.storage.replay.windows.draw import Draw
+    from rbdata.storage.replay.draw import Draw
 
     expected = reader.complete(reader.prepare([Draw(batch["index"])])[0])
     for key in expected.keys(True, True):

@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rbdata.storage import dataset as datasets
-from rbdata.storage.replay.samplers.block_order import BlockOrder
-from rbdata.storage.replay.samplers.blocks import BlockSampler
+from rbdata.storage.replay.samplers.blocks import BlockOrder, BlockSampler
 from storage_tools import make_episodes, write_dataset
 
 

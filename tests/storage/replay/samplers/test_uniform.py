@@ -27,9 +27,8 @@ from rbdata.storage.replay import (
     SliceSamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
-from rbdata.storage.replay.samplers.block_order import BlockOrder
-from rbdata.storage.replay.samplers.permutation import Permutation
-from rbdata.storage.replay.samplers.uniform import Passes
+from rbdata.storage.replay.samplers.blocks import BlockOrder
+from rbdata.storage.replay.samplers.uniform import Passes, Permutation
 from replay_tools import chi_square, equal, rollout
 from storage_tools import make_episodes, write_dataset
 

@@ -9,8 +9,7 @@ from rbdata.storage.replay import (
     ImmutableDatasetWriter,
     TensorDictReplayBuffer,
 )
-from rbdata.storage.replay.windows.edges import Edges
-from rbdata.storage.replay.windows.timeline import Timeline
+from rbdata.storage.replay.timeline import Edges, Timeline
 from storage_tools import contents, make_episodes, write_dataset
 
 

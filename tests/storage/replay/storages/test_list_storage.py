@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from rbdata.errors import SchemaError
 from rbdata.storage.replay import (
     LazyStackStorage,
     ListStorage,
@@ -84,3 +85,10 @@ def test_records_in_files_stay_there(tmp_path):
     buffer = TensorDictReplayBuffer(storage=ListStorage(4))
     buffer.add(record)
     assert buffer.storage.get(0)["x"].filename == record["x"].filename
+
+
+def test_records_of_unlike_kinds_are_refused():
+    buffer = ReplayBuffer(storage=ListStorage(4), batch_size=16)
+    buffer.extend([TensorDict({"x": torch.zeros(2)}, []), None, 3])
+    with pytest.raises(SchemaError, match="not alike"):
+        buffer.sample()

@@ -18,12 +18,10 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from ....errors import DamagedDatasetError, SchemaError
-from ...schema import FLAGS
-from ..storages.tensor_files import write_leaves
-from ..windows.draw import Key
-from ..windows.edges import as_key
-from ..windows.timeline import in_time
+from ...errors import DamagedDatasetError, SchemaError
+from ..schema import FLAGS
+from .state_files import write_leaves
+from .timeline import Key, as_key, in_time
 
 SHAPE_KEY = "_storage_shape"
 

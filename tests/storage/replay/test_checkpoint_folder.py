@@ -20,7 +20,7 @@ from storage_tools import contents
 @pytest.mark.parametrize("how", ["files", "maps"])
 def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch, how):
     """What is written through maps of files would end the process: their space is asked for before."""
-    from rbdata.storage.replay.checkpoints import checkpoint
+    from rbdata.storage.replay import checkpoint
 
     buffer = filled()
     buffer.dumps(tmp_path / "checkpoint")
@@ -42,7 +42,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch, how):
 
 @pytest.mark.parametrize("when", ["storage", "sampler", "describe", "rename"])
 def test_a_failed_write_leaves_the_old_checkpoint(tmp_path, monkeypatch, when):
-    from rbdata.storage.replay.checkpoints import checkpoint, checkpoint_folder
+    from rbdata.storage.replay import checkpoint
 
     buffer = filled()
     buffer.dumps(tmp_path / "checkpoint")
@@ -58,9 +58,9 @@ def test_a_failed_write_leaves_the_old_checkpoint(tmp_path, monkeypatch, when):
     elif when == "sampler":
         monkeypatch.setattr(checkpoint, "write_state", fail)
     elif when == "describe":
-        monkeypatch.setattr(checkpoint_folder, "write_atomically", fail)
+        monkeypatch.setattr(checkpoint, "write_atomically", fail)
     else:
-        monkeypatch.setattr(checkpoint_folder, "_sync", fail)
+        monkeypatch.setattr(checkpoint, "_sync", fail)
     with pytest.raises(OSError, match="disk full"):
         buffer.dumps(tmp_path / "checkpoint")
     monkeypatch.undo()

@@ -16,8 +16,7 @@ from rbdata.storage.replay import (
     TensorDictReplayBuffer,
     TensorStorage,
 )
-from rbdata.storage.replay.windows.edges import Edges
-from rbdata.storage.replay.windows.timeline import from_ends
+from rbdata.storage.replay.timeline import Edges, from_ends
 from replay_tools import rollout
 
 

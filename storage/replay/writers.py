@@ -1,0 +1,423 @@
+"""Base of all writers: they decide which storage row a new record goes to.
+
+Writers that overwrite the oldest record.
+
+rows written   0 1 2 ... capacity - 1 0 1 2 ...
+
+A writer that keeps the records of the highest value: a new record goes to a free row, else it replaces the lowest one.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Container
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase, is_tensor_collection
+from torch.utils import _pytree as pytree
+
+from ...errors import DamagedDatasetError, ReadOnlyError, SchemaError, UnsupportedError, UsageError
+from ..durable import write_atomically
+from ..tensordict_folder import map_tensor, read_json
+from .overrides import link
+from .samplers.prioritized import REDUCTIONS, reduce_exactly
+from .state_files import read_state, reading, write_state
+from .storages.storage import SlotGenerations, Storage
+from .storages.trees import tree_map
+from .timeline import Key, as_key
+
+
+class Writer:
+    """Base of all writers; ``register_storage`` tells it where to write."""
+
+    _storage: Storage
+    #: Whether the writer keeps a value of every row; rows that another process writes have none here.
+    values_per_row = False
+    #: Whether rows get a stamp that tells whether they were written again, see `SlotGenerations`.
+    tracks_generations = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        link(cls, "empty", "_empty")
+
+    def __init__(self, compilable: bool = False) -> None:
+        """``compilable`` is accepted as by TorchRL's writers and changes nothing."""
+
+    def register_storage(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def add(self, data: Any) -> Any:
+        """Write one record; returns its row (an int, or ``[rows, ndim]``), None where it was not kept."""
+        raise NotImplementedError
+
+    def extend(self, data: Any) -> torch.Tensor:
+        """Write records; returns their rows, int64 ``[n]`` (or ``[n * width, ndim]``)."""
+        raise NotImplementedError
+
+    def empty(self, empty_write_count: bool = True) -> None:
+        """Begin again with the first row, and with ``empty_write_count`` to count the records written."""
+
+    _empty = empty
+
+    def generations_of(self, index: Any) -> torch.Tensor:
+        """The stamps of rows along the first dimension, int64; -1 for rows never written, or where nothing is tracked.
+
+        ``index`` is ``[n]``, ``[n, ndim]`` or a tuple of one tensor for each dimension, as `extend` and batches give it.
+        """
+        ndim = self._storage.ndim if hasattr(self, "_storage") else 1
+        if isinstance(index, tuple):
+            index = index[0]
+        elif isinstance(index, torch.Tensor) and ndim > 1 and index.ndim > 1 and index.shape[-1] == ndim:
+            index = index[..., 0]
+        rows = torch.as_tensor(index).long()
+        stamps = self._storage.generations if self.tracks_generations else None
+        return torch.full_like(rows, -1) if stamps is None else stamps.of(rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def dumps(self, path: Any) -> None:
+        """Write the state to a folder: what `loads` reads, without pickle."""
+        write_state(Path(path), self.state_dict())
+
+    def loads(self, path: Any) -> None:
+        """Read what `dumps`, or TorchRL's, wrote. Raises DamagedDatasetError when it is not whole."""
+        with reading(Path(path)):
+            self.load_state_dict(self.read(Path(path)))
+
+    def read(self, folder: Path) -> dict[str, Any]:
+        """The state in a folder that `dumps` wrote. Raises DamagedDatasetError when it is not whole."""
+        return read_state(folder)
+
+    def _dump_rest(self, folder: Path, known: Container[str]) -> None:
+        """Write what a class of one's own adds to the state, beside the ``known`` entries that have files of their own."""
+        rest = {name: value for name, value in self.state_dict().items() if name not in known}
+        (folder / "state.json").unlink(missing_ok=True)
+        if rest:
+            write_state(folder, rest)
+
+    @staticmethod
+    def _read_rest(folder: Path) -> dict[str, Any]:
+        return read_state(folder) if (folder / "state.json").exists() else {}
+
+    def save(self, path: Any) -> None:
+        """`dumps` by another name."""
+        self.dumps(path)
+
+    def load(self, path: Any) -> None:
+        """`loads` by another name."""
+        self.loads(path)
+
+    dump = save
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what ``state_dict``, or that of TorchRL's writer, gave."""
+
+    def _coordinates_of(self, index: torch.Tensor) -> torch.Tensor:
+        """Rows along the first dimension as ``[n * width, ndim]`` coordinates of all rows written."""
+        storage = self._storage
+        if storage.ndim == 1:
+            return index
+        beside = torch.cartesian_prod(*(torch.arange(size) for size in storage.shape[1:])).view(-1, storage.ndim - 1)
+        return torch.cat(
+            [index.repeat_interleave(len(beside)).unsqueeze(1), beside.repeat(len(index), 1)],
+            1,
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+class ImmutableDatasetWriter(Writer):
+    """Refuses every write."""
+
+    def add(self, data: Any) -> Any:
+        raise ReadOnlyError("the buffer doesn't allow writing: it reads a dataset")
+
+    def extend(self, data: Any) -> torch.Tensor:
+        raise ReadOnlyError("the buffer doesn't allow writing: it reads a dataset")
+
+    def empty(self, empty_write_count: bool = True) -> None:
+        raise ReadOnlyError("the buffer doesn't allow writing: it reads a dataset")
+
+
+class RoundRobinWriter(Writer):
+    """Overwrites the oldest record.
+
+    With ``track_generations`` every row has a stamp that grows with each write, see `generations_of`: batches carry
+    ``index_generation`` then, and ``ReplayBuffer.update_if_present`` writes only to records that are still there.
+    """
+
+    def __init__(self, compilable: bool = False, *, track_generations: bool = False) -> None:
+        super().__init__(compilable)
+        #: Records written by this process.
+        self.write_count = 0
+        self.tracks_generations = track_generations
+        self._begin = 0  # the cursor, and the stamps, until there is a storage
+        self._stamps: SlotGenerations | None = None
+
+    def register_storage(self, storage: Storage) -> None:
+        super().register_storage(storage)
+        if self.tracks_generations and storage.generations is None:
+            storage.generations = self._stamps or SlotGenerations()
+
+    @property
+    def cursor(self) -> int:
+        """The row of the next record. The storage keeps it: other processes may write as well."""
+        return self._storage.cursor if hasattr(self, "_storage") else self._begin
+
+    @cursor.setter
+    def cursor(self, row: int) -> None:
+        self._begin = row
+        if hasattr(self, "_storage"):
+            self._storage.seek(row)
+
+    _cursor = cursor
+
+    def add(self, data: Any) -> Any:
+        index = torch.tensor([self.cursor])
+        self._storage.set(int(index), self._with_index(data, index[0]))
+        self.write_count += 1
+        self._stamp(index)
+        return int(index) if self._storage.ndim == 1 else self._coordinates_of(index)
+
+    def write_at(self, index: Any, data: Any) -> Any:
+        """Write records to rows (an int, or ``[n]``) along the first dimension; the cursor stays. Returns the rows."""
+        rows = torch.as_tensor(index).long().cpu()
+        cursor = self.cursor
+        self._storage.set(int(rows) if not rows.ndim else rows, self._with_index(data, rows))
+        self._storage.seek(cursor)
+        self.write_count += rows.numel()
+        self._stamp(rows.reshape(-1))
+        return index if self._storage.ndim == 1 else self._coordinates_of(rows.reshape(-1))
+
+    def _stamp(self, rows: torch.Tensor) -> None:
+        if self._storage.generations is not None:
+            self._storage.generations.count(rows)
+
+    def extend(self, data: Any) -> torch.Tensor:
+        count = count_records(data)
+        if not count:
+            raise SchemaError("extend was given no records")
+        capacity = self._storage.capacity_for(data)
+        index = (self.cursor + torch.arange(count)) % capacity
+        data = self._with_index(data, index)
+        at = max(0, count - capacity)  # records before these would be overwritten by later ones of the same batch
+        runs: list[tuple[int, int, int]] = []  # (row, first record, records), in order of time
+        while at < count:
+            row = int(index[at])
+            runs.append((row, at, min(count - at, capacity - row)))
+            at += runs[-1][2]
+        for run in sorted(runs):  # from the front, as a list grows
+            row, first, length = run
+            self._storage.set(slice(row, row + length), _part(data, first, first + length))
+        self._storage.seek((int(index[-1]) + 1) % capacity)
+        self.write_count += count
+        self._stamp(index)
+        return self._coordinates_of(index)
+
+    def _with_index(self, data: Any, index: torch.Tensor) -> Any:
+        return data
+
+    def empty(self, empty_write_count: bool = True) -> None:
+        self.write_count = 0 if empty_write_count else self.write_count
+        if self._storage.generations is not None:
+            self._storage.generations.retire()
+
+    def _generations(self) -> torch.Tensor | None:
+        stamps = self._storage.generations if hasattr(self, "_storage") else self._stamps
+        return stamps.stamps if self.tracks_generations and stamps is not None else None
+
+    def state_dict(self) -> dict[str, Any]:
+        stamps = self._generations()
+        state = {"_cursor": self.cursor, "_write_count": self.write_count}
+        return state if stamps is None else {**state, "_generation": stamps.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        row = int(state["_cursor"] if "_cursor" in state else state["cursor"])
+        self.write_count = int(state.get("_write_count", state.get("write_count", self.write_count)))
+        self.cursor = row
+        if state.get("_generation") is not None and self.tracks_generations:
+            self._stamps = SlotGenerations(state["_generation"])
+            if hasattr(self, "_storage"):
+                self._storage.generations = self._stamps
+
+    def dumps(self, path: Any) -> None:
+        """As TorchRL 0.14 writes it: metadata.json and, where rows are stamped, generation.memmap."""
+        folder, stamps = Path(path), self._generations()
+        record: dict[str, Any] = {"cursor": self.cursor, "write_count": self.write_count}
+        folder.mkdir(parents=True, exist_ok=True)
+        if stamps is not None:
+            (folder / "generation.memmap").write_bytes(stamps.numpy().tobytes())
+            record |= {"generation_shape": list(stamps.shape), "generation_dtype": "torch.int64"}
+        write_atomically(folder / "metadata.json", json.dumps(record).encode())
+        self._dump_rest(folder, ("_cursor", "_write_count", "_generation"))
+
+    def read(self, folder: Path) -> dict[str, Any]:
+        record = read_json(folder / "metadata.json")
+        state: dict[str, Any] = {"_cursor": record.get("cursor"), "_write_count": record.get("write_count") or 0}
+        if any(type(value) is not int or not 0 <= value < 1 << 62 for value in state.values()):
+            raise DamagedDatasetError(f"{folder / 'metadata.json'} is damaged: {record!r:.100}")
+        if record.get("generation_shape") is not None:
+            stamps = map_tensor(
+                folder / "generation.memmap", record.get("generation_dtype"), record["generation_shape"]
+            )
+            if stamps.ndim != 1 or stamps.is_floating_point() or stamps.is_complex():
+                raise DamagedDatasetError(f"{folder / 'generation.memmap'} holds no stamps of rows")
+            state["_generation"] = stamps.clone()
+        return {**self._read_rest(folder), **state}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(cursor={self.cursor}, write_count={self.write_count})"
+
+
+class TensorDictRoundRobinWriter(RoundRobinWriter):
+    """Stores with every record the row it lies in, under ``index``; the data given stay as they are.
+
+    A `TensorStorage` over data without ``index`` has no place for it, and goes without.
+    """
+
+    def _with_index(self, data: Any, index: torch.Tensor) -> Any:
+        if isinstance(data, TensorDictBase):
+            shape = data.batch_size
+            index = index.to(data.device) if data.device is not None else index
+            data = data.copy()
+            data.set(
+                "index", index.reshape([*index.shape, *[1] * (len(shape) - index.ndim)]).expand(shape).contiguous()
+            )
+            fields = self._storage.fields()
+            if fields is not None and "index" not in fields:  # memory that was there before, without a place for it
+                return data.exclude("index")
+        return data
+
+
+def count_records(data: Any) -> int:
+    """How many records a batch has. Raises SchemaError where it is no batch."""
+    if isinstance(data, (list, torch.Tensor)) or is_tensor_collection(data):
+        return len(data)
+    leaves = pytree.tree_leaves(data)
+    if leaves and not hasattr(leaves[0], "__len__"):
+        raise SchemaError(
+            f"extend takes a batch or a sequence of records, not a {type(data).__name__} of single values"
+        )
+    return len(leaves[0]) if leaves else 0
+
+
+def _part(data: Any, low: int, high: int) -> Any:
+    if isinstance(data, list) or is_tensor_collection(data):
+        return data[low:high]
+    return tree_map(lambda leaf: leaf[low:high], data)
+
+
+class TensorDictMaxValueWriter(Writer):
+    """Keeps the records that rank best by ``rank_key``, summed (``reduction``) where it has several values.
+
+    Of equal ranks the first record stays. Whole numbers are compared as such, others as float64. `add` and `extend` raise
+    SchemaError for records without a rank, and for ranks that are NaN or complex: those have no order.
+    """
+
+    values_per_row = True
+
+    def __init__(self, rank_key: Any = None, reduction: str = "sum", compilable: bool = False) -> None:
+        super().__init__(compilable)
+        if reduction not in REDUCTIONS:
+            raise UsageError(f"reduction {reduction!r} is not one of {', '.join(REDUCTIONS)}")
+        self.rank_key: Key = ("next", "reward") if rank_key is None else as_key(rank_key)
+        self.reduction = reduction
+        self.write_count = 0
+        self._current_top_values: list[tuple[int | float, int]] = []  # a heap: (value, row), the worst on top
+
+    def register_storage(self, storage: Storage) -> None:
+        if storage.ndim > 1:
+            raise UsageError("records are ranked one by one: the storage must have one dimension")
+        super().register_storage(storage)
+
+    @property
+    def cursor(self) -> int:
+        """The row of the next record while there is room, then 0."""
+        return len(self._current_top_values) % self._storage.capacity if hasattr(self, "_storage") else 0
+
+    _cursor = cursor
+
+    def add(self, data: Any) -> Any:
+        self._check(data)
+        row = int(self.extend(data.unsqueeze(0))[0])
+        return None if row < 0 else row
+
+    def extend(self, data: Any) -> torch.Tensor:
+        self._check(data)
+        ranks = data.get(self.rank_key if len(self.rank_key) > 1 else self.rank_key[0], None)
+        if ranks is None:
+            raise SchemaError(f"the data have no {'/'.join(self.rank_key)} to rank them by")
+        if ranks.is_complex():
+            raise SchemaError(f"{'/'.join(self.rank_key)} is {ranks.dtype}, which has no order")
+        values = reduce_exactly(ranks, self.reduction)
+        unordered = [record for record, value in enumerate(values) if value != value]
+        if unordered:
+            message = f"{'/'.join(self.rank_key)} of record {unordered[0]} is NaN, by which it cannot be ranked"
+            raise SchemaError(message, hint="leave such records out, or give them a rank")
+        placed: dict[int, int] = {}  # row -> record
+        for record, value in enumerate(values):
+            if len(self._current_top_values) < self._storage.capacity:
+                row = len(self._current_top_values)
+                heapq.heappush(self._current_top_values, (value, row))
+            elif value > self._current_top_values[0][0]:
+                row = self._current_top_values[0][1]
+                heapq.heapreplace(self._current_top_values, (value, row))
+            else:
+                continue
+            placed[row] = record
+            self.write_count += 1
+        index = torch.full((len(data),), -1)
+        if placed:
+            rows, records = torch.tensor(list(placed)), torch.tensor(list(placed.values()))
+            index[records] = rows
+            self._storage.set(rows, data[records])
+        return index
+
+    def _check(self, data: Any) -> None:
+        if not is_tensor_collection(data):
+            message = f"{type(self).__name__} expects data to be a tensor collection, not a {type(data).__name__}"
+            raise UnsupportedError(message, hint="a RoundRobinWriter takes anything")
+
+    def empty(self, empty_write_count: bool = True) -> None:
+        self._current_top_values = []
+        self.write_count = 0 if empty_write_count else self.write_count
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"write_count": self.write_count, "worst": [list(entry) for entry in self._current_top_values]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        best = [(value if type(value) is int else float(value), int(row)) for value, row in state["worst"]]
+        if sorted(row for _, row in best) != [*range(len(best))]:
+            raise DamagedDatasetError("the rows of the writer's values are not those of the records")
+        self.write_count, self._current_top_values = int(state["write_count"]), best
+
+    def dumps(self, path: Any) -> None:
+        """As TorchRL 0.14 writes it: metadata.json and current_top_values.memmap, ``[n, 2]`` of values and rows.
+
+        Whole numbers that float64 does not hold are in state.json as well.
+        """
+        folder, best = Path(path), torch.tensor(self._current_top_values, dtype=torch.float64).reshape(-1, 2)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "current_top_values.memmap").write_bytes(best.numpy().tobytes())
+        record = {"cursor": self.cursor, "write_count": self.write_count, "rank_key": list(self.rank_key)}
+        record |= {"dtype": "torch.float64", "shape": list(best.shape)}
+        write_atomically(folder / "metadata.json", json.dumps(record).encode())
+        exact = all(value == float(value) for value, _ in self._current_top_values)
+        self._dump_rest(folder, ("write_count", "worst") if exact else ("write_count",))
+
+    def read(self, folder: Path) -> dict[str, Any]:
+        if not (folder / "metadata.json").exists():
+            return super().read(folder)  # of an older version
+        record = read_json(folder / "metadata.json")
+        best = map_tensor(folder / "current_top_values.memmap", record.get("dtype"), record.get("shape"))
+        if best.ndim != 2 or best.shape[-1] != 2 or best.is_complex():
+            raise DamagedDatasetError(f"{folder / 'current_top_values.memmap'} holds no values of rows")
+        return {"worst": best.tolist(), **self._read_rest(folder), "write_count": record.get("write_count") or 0}
+
+    def __repr__(self) -> str:
+        return f"TensorDictMaxValueWriter(rank_key={'/'.join(self.rank_key)}, reduction={self.reduction})"
