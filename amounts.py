@@ -8,6 +8,9 @@ from html import escape
 #: Of a batch, a stack, a slice or a look ahead: numbers and sizes of what is read then fit into 64 bits.
 MOST_RECORDS = 1 << 32
 
+#: Rows of a table in a notebook.
+MOST_ROWS = 40
+
 _UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -61,13 +64,13 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
-def html_table(title: str, rows: Iterable[Sequence[object]], head: Sequence[str] = (), most: int = 40) -> str:
-    """A title and a table, all text escaped; rows beyond ``most`` are counted only."""
+def html_table(title: str, rows: Iterable[Sequence[object]], head: Sequence[str] = ()) -> str:
+    """A title and a table, all text escaped; rows beyond MOST_ROWS are only counted."""
     shown = list(rows)
     lines = [_row("th", head)] if head else []
-    lines += [_row("td", row) for row in shown[:most]]
-    if len(shown) > most:
-        lines.append(_row("td", [f"and {len(shown) - most:,} more"]))
+    lines += [_row("td", row) for row in shown[:MOST_ROWS]]
+    if len(shown) > MOST_ROWS:
+        lines.append(_row("td", [f"and {len(shown) - MOST_ROWS:,} more"]))
     return f"<div><b>{escape(title)}</b><table>{''.join(lines)}</table></div>"
 
 

@@ -187,7 +187,7 @@ def catalogue(source: str | None = None, *, root: PathLike | None = None) -> Cat
     """The datasets that can be downloaded or recorded, of all sources or of one, with all that is known of each.
 
     Nothing is asked of the network; counts that a server stated at the last `rbdata list --refresh` are included. Raises
-    UnknownDatasetError for a source that there is not.
+    UnknownDatasetError for an unknown source.
     """
     from .datasets.discovery import known
 
@@ -207,7 +207,7 @@ def search(
     """The datasets that match all words (of ids, environments, kinds and tags), such as "hopper medium", the best first.
 
     ``max_size`` bounds the bytes to download, such as ``"2GB"``; datasets whose size is not known are then left out. Raises
-    UsageError for a kind or a size that is none, UnknownDatasetError for a source that there is not.
+    UsageError for an unknown kind or a malformed size, UnknownDatasetError for an unknown source.
     """
     from .datasets.discovery import find
 

@@ -64,7 +64,7 @@ def registered() -> Mapping[str, EntryPoint]:
 def load(name: str) -> Any:
     """The source of a name, a new object.
 
-    Raises UnknownDatasetError where there is none, naming those there are, and PluginError for a plug-in that cannot be
+    Raises UnknownDatasetError for an unknown one, naming the known ones, and PluginError for a plug-in that cannot be
     imported.
     """
     entry = registered().get(name)

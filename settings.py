@@ -63,7 +63,7 @@ def root(flag: str | os.PathLike[str] | None = None) -> Path:
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
-    """A path that a user gave, without ``~``. Raises UsageError for the home folder of a user that there is not."""
+    """A path that a user gave, without ``~``. Raises UsageError for the home folder of an unknown user."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:

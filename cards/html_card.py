@@ -309,7 +309,7 @@ def _distributions(found: Overview) -> str:
 
 
 def _frames(folder: Path) -> str:
-    """Frames of a few episodes, or nothing where there are none."""
+    """Frames of a few episodes, or nothing for a dataset without frames."""
     from ..storage.dataset import Dataset
     from .frames import choose_strips, describe_strip, encode, enlarged, frame_leaf, read_pictures
 

@@ -37,8 +37,8 @@ def shows_blocks() -> bool:
     return True
 
 
-def chart(title: str, histogram: Histogram, *, blocks: bool = True, width: int = WIDTH) -> list[str]:
-    """A title and the histogram below it, at most ``width`` columns wide: a bar for each value, or columns for bins."""
+def chart(title: str, histogram: Histogram, *, blocks: bool = True) -> list[str]:
+    """A title and the histogram below it, WIDTH columns wide at most: a bar for each value, or columns for bins."""
     lines = [title]
     if histogram.not_finite:
         lines.append(f"  not finite: {amounts.count(histogram.not_finite)}")
@@ -46,14 +46,14 @@ def chart(title: str, histogram: Histogram, *, blocks: bool = True, width: int =
         return lines
     if len(histogram.values) == 1:
         return [*lines, f"  always {amounts.real(histogram.values[0])}"]
-    return lines + (_rows(histogram, blocks, width) if histogram.values else _columns(histogram, blocks, width))
+    return lines + (_rows(histogram, blocks) if histogram.values else _columns(histogram, blocks))
 
 
-def _rows(histogram: Histogram, blocks: bool, width: int) -> list[str]:
+def _rows(histogram: Histogram, blocks: bool) -> list[str]:
     """Each value with its share and a bar to the right."""
     names, shares = [_brief(value) for value in histogram.values], [exact_percent(one) for one in histogram.shares]
     margins = max(map(len, names)), max(map(len, shares))
-    room, most = max(4, width - sum(margins) - 5), max(max(histogram.counts), 1)
+    room, most = max(4, WIDTH - sum(margins) - 5), max(max(histogram.counts), 1)
     lines = []
     for name, share, count in zip(names, shares, histogram.counts):
         bar = _bar(count / most, room, _GROWING if blocks else " #")
@@ -61,14 +61,14 @@ def _rows(histogram: Histogram, blocks: bool, width: int) -> list[str]:
     return lines
 
 
-def _columns(histogram: Histogram, blocks: bool, width: int) -> list[str]:
+def _columns(histogram: Histogram, blocks: bool) -> list[str]:
     """Columns that rise from an axis with the smallest and the largest value."""
     counts, signs = histogram.counts, _RISING if blocks else _PLAIN
     most = max(counts)
     top = f"{most / 1000:.3g}k" if most > 999 else str(most)
     margin = max(2, len(top))
     # Each bin takes as many characters as there is room for, so that charts of few bins are not tiny.
-    wide = max(1, min(3, (width - margin - 4) // len(counts)))
+    wide = max(1, min(3, (WIDTH - margin - 4) // len(counts)))
     lines = []
     for row in reversed(range(HEIGHT)):
         scale = top if row == HEIGHT - 1 else ""

@@ -66,7 +66,7 @@ def explain(error: BaseException) -> Failure:
         return Failure("interrupted", "interrupted", None, INTERRUPTED)
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error)):
         return Failure("memory", "out of memory", _SYSTEM[errno.ENOMEM][1], 1)
-    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):  # for want of memory, or by a limit
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):  # out of memory, or a limit
         return Failure("memory", "the system allows no further thread", _SYSTEM[errno.ENOMEM][1], 1)
     from ..storage.durable import system_error
 

@@ -156,7 +156,7 @@ def run(
 
 
 def _cache_record(url: str, dataset: Dataset | None) -> dict[str, Any]:
-    """What is said of a dataset that lies elsewhere: its URL, what is here of it, and what cannot be checked block by block."""
+    """A remote dataset: its URL, the bytes in the cache, and the files that cannot be checked block by block."""
     if dataset is None:
         return {}
     from ..storage.remote.remote_dataset import RemoteDataset

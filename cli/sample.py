@@ -174,7 +174,7 @@ def _write(batch: TensorDict, target: Path) -> None:
                 close_durably(file)
         else:
             size = sum(value.nbytes for _, value in _tensors(batch))
-            check_space(target.parent, size, "the batch")  # who writes to a map is killed for want of it
+            check_space(target.parent, size, "the batch")  # a process that writes to a map of a full disk is killed
             batch.memmap(str(made))
             sync_files(made, [str(path.relative_to(made)) for path in files_below(made)])
         made.rename(target)

@@ -63,7 +63,7 @@ class LeafBounds:
 def basic_spaces(space: Any, base: str) -> list[BasicSpace]:
     """The basic spaces of a space in JSON form, in order, stored below the key ``base``.
 
-    Raises UsageError for too many or too deep, SchemaError for keys that fall together and for what is no space.
+    Raises UsageError for too many or too deep, SchemaError for keys that collide and for malformed spaces.
     """
     found = list(_walk(space, (), base))
     if len(found) > _MOST_PARTS:

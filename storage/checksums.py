@@ -183,10 +183,10 @@ def sum_pieces(path: Path, offset: int, lengths: Iterable[int]) -> list[list[Any
         return [_sum(file, length) for length in lengths]
 
 
-def append_blocks(path: Path, at: int, parts: Iterable[Iterable[bytes]], *, cut: bool = True) -> list[Crc32c]:
+def append_blocks(path: Path, at: int, parts: Iterable[Iterable[bytes]], *, cut: bool) -> list[Crc32c]:
     """Write the blocks of parts from byte ``at`` on, and ``cut`` off whatever an interrupted run left behind them.
 
-    Where all is cut off the file is made anew. Returns the checksum of each part.
+    With ``at`` 0 the file is created again (readers keep the old inode). Returns the checksum of each part.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     checksums: list[Crc32c] = []

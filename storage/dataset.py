@@ -58,8 +58,8 @@ class Dataset:
     ``len(dataset)`` is its number of steps. ``dataset[i]``, ``dataset[a:b]`` and ``dataset[indices]`` give TED TensorDicts
     (batch ``[]``, ``[b - a]``, ``[n]``); ``dataset["next/reward"]`` (or a tuple key) one whole leaf.
 
-    Raises NotADatasetError, FormatVersionError or DamagedDatasetError for a folder that is none or whose files are missing or
-    too short, DatasetBusyError for one that is replaced again and again.
+    Raises NotADatasetError for another folder, FormatVersionError, DamagedDatasetError where files are missing or too short,
+    and DatasetBusyError for a dataset that is replaced again and again.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -112,7 +112,7 @@ class Dataset:
         Of Atari's datasets it gives the frames that these hold. Nothing that the dataset's files name is imported: the
         environment is one of Gymnasium's registry. ``trust=True`` also imports modules and wrappers that the manifest names:
         only for files whose author you trust. Raises UsageError where the environment is not known or needs trust,
-        MissingExtraError for want of a package.
+        MissingExtraError where a package is not installed.
         """
         source, _ = original_source(self.manifest)
         try:

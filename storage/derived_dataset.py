@@ -66,8 +66,8 @@ class ComputedRows:
 class EpisodeRows(ComputedRows):
     """The number of the episode of each step, int64 ``[]``."""
 
-    def __init__(self, dataset: Dataset, name: str = "episode") -> None:
-        super().__init__(Leaf(name, "step", "int64", ()), len(dataset))
+    def __init__(self, dataset: Dataset) -> None:
+        super().__init__(Leaf("episode", "step", "int64", ()), len(dataset))
         self._dataset = dataset
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
@@ -75,7 +75,7 @@ class EpisodeRows(ComputedRows):
 
 
 class ShiftedRows(ComputedRows):
-    """The rows of a step leaf ``by`` steps later (earlier where negative) in the same episode; zeros where there is none."""
+    """The rows of a step leaf ``by`` steps later (earlier where negative) in the same episode; zeros outside it."""
 
     def __init__(self, dataset: Dataset, source: str, name: str, by: int) -> None:
         self._rows, self._dataset, self._by = dataset.rows[source], dataset, by

@@ -13,12 +13,12 @@ from typing import Any, BinaryIO
 
 
 def is_full(error: OSError) -> bool:
-    """Whether a write failed for want of space: of the disk, or of the user's quota on it."""
+    """Whether a write failed because the disk, or the user's quota on it, is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_about_reader(error: OSError) -> bool:
-    """Whether a file was not read for want of rights, memory or descriptors: that says nothing about what is in it."""
+    """Whether this process lacks the rights, memory or descriptors to read a file: that says nothing about its content."""
     return error.errno in (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
@@ -35,8 +35,8 @@ def system_error(error: BaseException | None) -> OSError | None:
 
 
 def allocate(path: Path, size: int) -> None:
-    """Have the disk keep space for the first bytes of a file that is there. Raises OSError where it has none: who writes to a
-    map of the file would be killed for want of it (SIGBUS)."""
+    """Reserve disk space for the first ``size`` bytes of a file. Raises OSError where the disk is full: a process that writes
+    to a map of the file would be killed then (SIGBUS)."""
     if size and hasattr(os, "posix_fallocate"):
         with open_plain(path, "r+b") as file:
             try:
@@ -47,9 +47,9 @@ def allocate(path: Path, size: int) -> None:
 
 
 def open_plain(path: Path, mode: str, *, follow: bool = False) -> BinaryIO:
-    """Open a file in a folder that may have been changed by another hand; ``mode`` is a binary one of `open`.
+    """Open a regular file in a folder that other programs may have changed; ``mode`` is a binary one of `open`.
 
-    No pipe is waited for, and no link followed unless ``follow``: raises OSError (ELOOP) for what is no file.
+    A pipe does not block it, and links are followed only with ``follow``: raises OSError (ELOOP) for anything else.
     """
 
     def opener(name: str, flags: int) -> int:
@@ -72,7 +72,7 @@ def read_plain(path: Path, most: int) -> bytes:
 
 
 def leads_nowhere(path: Path) -> bool:
-    """Whether a path is a link to what is not there, or cannot be reached; no path makes it raise."""
+    """Whether a path is a dangling link, or one whose target cannot be reached. Never raises."""
     try:
         path.readlink()
     except (OSError, ValueError):
@@ -85,13 +85,13 @@ def leads_nowhere(path: Path) -> bool:
 
 
 def open_anew(path: Path) -> BinaryIO:
-    """Create a file in the place of one that others may have mapped: what they see stays as it is."""
+    """Replace a file that readers may have mapped by an empty one: they keep the old inode."""
     path.unlink(missing_ok=True)
     return open_plain(path, "xb")
 
 
 def copy_anew(path: Path) -> None:
-    """Put a copy in the place of a file that others may have mapped: what they see stays as it is."""
+    """Replace a file that readers may have mapped by a copy of it: they keep the old inode."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         shutil.copyfile(path, temporary)
@@ -102,7 +102,7 @@ def copy_anew(path: Path) -> None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a whole small file so that it is either the old one or the new one, also after a power cut."""
+    """Write a whole small file: after a crash or a power cut it is either the old one or the new one."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         write_durably(temporary, data)
@@ -166,7 +166,7 @@ def preallocate(path: Path, size: int) -> None:
 
 
 def has_bytes(path: Path, size: int, *, exactly: bool = False) -> bool:
-    """Whether a file is there, no pipe or folder, and large enough (``exactly``: of this very size)."""
+    """Whether a path is a regular file of at least ``size`` bytes (``exactly``: of just so many)."""
     try:
         found = path.stat()
     except FileNotFoundError:

@@ -69,7 +69,7 @@ class EpisodeTable(Sequence[EpisodeRow]):
     def __getitem__(self, key: Any) -> EpisodeRow | list[EpisodeRow]:
         """An episode by number, or those of a slice, of numbers or of a mask (bool ``[episodes]``) as a list.
 
-        Raises IndexError for a number that there is not.
+        Raises IndexError for a number out of range.
         """
         if isinstance(key, (int, np.integer)):
             if not -len(self) <= key < len(self):

@@ -79,7 +79,7 @@ class DatasetPlace:
         return WriterLock(self._beside("lock"), self.id)
 
     def exists(self) -> bool:
-        """Whether a dataset is there (its manifest is); the moment in which a writer replaces it is waited for."""
+        """Whether a dataset with a manifest is there; waits out the moment in which a writer replaces it."""
         return holds_dataset(self.path)
 
     def _beside(self, suffix: str) -> Path:
@@ -105,7 +105,7 @@ class DatasetPlace:
                 raise DatasetExistsError(message, hint="choose another name")
 
     def recover(self) -> None:
-        """Finish a commit that was killed after the journal was closed. Call with the lock held.
+        """Finish a commit that was killed after the journal was removed. Call with the lock held.
 
         The folder may have changed since: it is installed if its files are those that its manifest lists, else removed.
         """
@@ -122,7 +122,7 @@ class DatasetPlace:
     def install(self) -> None:
         """Make the finished working folder the dataset, with the files of its manifest. Call with the lock held.
 
-        Whatever else is in it is removed, the journal first: from then on `recover` brings the installation to its end.
+        All other files are removed, the journal first: from then on `recover` completes the installation.
         """
         files = read_manifest(self.working).files
         (self.working / JOURNAL).unlink(missing_ok=True)
@@ -136,7 +136,7 @@ class DatasetPlace:
         remove_tree(self.old)
 
     def remove(self) -> None:
-        """Delete the dataset and all its remains. Call with the lock held."""
+        """Delete the dataset and its unfinished work. Call with the lock held."""
         self.discard_working()
         if not self.path.is_symlink() and self.path.is_dir():
             # By a rename, so that readers see all of it or nothing. Its manifest then goes first: the rest is no dataset
@@ -149,7 +149,7 @@ class DatasetPlace:
             remove_tree(path)
 
     def discard_working(self) -> None:
-        """Throw unfinished work away, so that a kill half-way leaves nothing that could be taken for sound."""
+        """Delete unfinished work; a kill half-way leaves nothing that a later run would resume or install."""
         # Without its manifest the folder is not installed, and without its journal it is not continued.
         if not self.working.is_symlink() and self.working.is_dir():
             for name in (FILENAME, JOURNAL):
@@ -157,12 +157,12 @@ class DatasetPlace:
         remove_tree(self.working)
 
     def prune_parents(self) -> None:
-        """Remove the folders between root and dataset that hold nothing any more."""
+        """Remove the empty folders between root and dataset."""
         remove_empty(self.path.parent, self.root)
 
 
 def remove_empty(folder: Path, root: Path) -> None:
-    """Remove a folder below a root if it is empty, then those above it that are empty now; it may be gone already."""
+    """Remove a folder below a root if it is empty, then its parents that became empty; it may be gone already."""
     while root in folder.parents:
         try:
             folder.rmdir()
@@ -174,7 +174,7 @@ def remove_empty(folder: Path, root: Path) -> None:
 
 
 def check_id(dataset_id: str) -> None:
-    """Refuse ids that are no ids: empty parts, parts that begin with a dot or climb out of the root."""
+    """Raise UsageError for malformed ids: empty parts, parts that begin with a dot or leave the root."""
     parts = dataset_id.split("/")
     bad = [part for part in parts if not (part and part.isprintable()) or part[0] in ".-~" or "\\" in part]
     if len(parts) < 2 or bad or any(part.strip() != part for part in parts):
@@ -203,7 +203,7 @@ def make_writable(root: Path) -> None:
 
 
 def is_empty_folder(path: Path) -> bool:
-    """Whether there is a folder, no link, with nothing in it."""
+    """Whether a path is an empty folder, and not a link."""
     try:
         return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
     except FileNotFoundError:  # another process removed it
@@ -211,9 +211,9 @@ def is_empty_folder(path: Path) -> bool:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """What is below a folder and is none itself, links not followed.
+    """Everything below a folder except folders, without following links.
 
-    Unlike `Path.rglob` it leaves out folders that another process removes meanwhile; a file may be gone when it is used.
+    Unlike `Path.rglob` it skips folders that another process removes meanwhile; a file may be gone when it is used.
     """
     return (Path(here, name) for here, _, files in os.walk(folder) for name in files)
 
@@ -261,7 +261,7 @@ def check_space(path: Path, needed: int, what: str) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder, or what is in its place, never following links; nothing happens when it is not there."""
+    """Remove a folder, or whatever is in its place, without following links; a missing one is fine."""
     while not path.is_symlink() and path.is_dir():
         with suppress(FileNotFoundError):  # another process removes it as well
             shutil.rmtree(path)
@@ -274,10 +274,9 @@ def holds_files(path: Path) -> bool:
 
 
 def remove_links(folder: Path) -> None:
-    """Remove from a working folder what is neither a folder nor a file of its own, or stands in a file's place.
+    """Remove links (hard links too), pipes and devices from a working folder, and folders in the place of its files.
 
-    That is links, also hard ones, pipes and devices: what is written in the folder must reach nothing outside. A link in
-    place of the folder itself is removed as well.
+    Nothing that is written in the folder may reach a file outside. A link in place of the folder itself is removed as well.
     """
     if not folder.is_dir() or folder.is_symlink():
         remove_tree(folder)
@@ -322,7 +321,7 @@ def _is_whole(folder: Path) -> bool:
 def find_datasets(root: Path) -> Iterator[tuple[str, Path, bool]]:
     """Walk a root: ``(id, folder, complete)`` for every dataset and every unfinished one, sorted by id.
 
-    A dataset that has lost its manifest is among the complete ones, and so is a link to what is not there: neither can be read.
+    A dataset that has lost its manifest counts as complete, and so does a dangling link: neither can be read.
     """
     found = []
     for folder, names, files in os.walk(root):

@@ -5,8 +5,8 @@ is silently a no-op on some of the latter). It names its owner; the owner touche
 machine a lock is stale when its process is gone, however long that process may have been stopped; elsewhere, when it was
 not touched for ``STALE_AFTER`` seconds.
 
-Taking a stale lock away is itself done by one process at a time: if two did it at once, the slower one could take away
-the lock that the faster one has just made.
+One process at a time breaks a stale lock: if two did it at once, the slower one could remove the lock that the faster one
+has just made.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .durable import open_plain
 
 TOUCH_EVERY = 20.0
 STALE_AFTER = 180.0
-#: Taking a stale lock away lasts milliseconds; a process that began it this many seconds ago was killed over it.
+#: Breaking a stale lock takes milliseconds; a process that began it this many seconds ago was killed meanwhile.
 BREAKING_AFTER = 10.0
 #: The locks that this process has, by path, and the threads that took them.
 _holders: dict[str, int] = {}
@@ -86,7 +86,7 @@ class WriterLock:
             raise DatasetBusyError(message, hint="run the command again: what is finished is kept")
 
     def check_free(self) -> None:
-        """Raise DatasetBusyError when a living process has the lock. What prevents taking it otherwise is not looked at."""
+        """Raise DatasetBusyError when a living process has the lock; other obstacles to taking it are ignored."""
         busy = None
         with contextlib.suppress(OSError):
             owner = _read(self.path)
@@ -145,7 +145,7 @@ class WriterLock:
                 temporary.unlink(missing_ok=True)
 
     def _break(self, owner: dict[str, Any]) -> None:
-        """Take a stale lock away, unless another process is doing so or has done it."""
+        """Remove a stale lock, unless another process is doing so or has done it."""
         breaking = self.path.with_name(f"{self.path.name}.breaking")
         try:
             made = self._sign(breaking)
@@ -166,7 +166,7 @@ class WriterLock:
             breaking.unlink(missing_ok=True)
 
     def _sweep(self) -> None:
-        """Remove what processes left that were killed while they made or broke the lock; call as its owner."""
+        """Remove the files of processes that were killed while they made or broke the lock; call as its owner."""
         for path in self.path.parent.glob(f"{glob.escape(self.path.name)}.*"):
             with contextlib.suppress(OSError):
                 old = self.is_stale(path)  # not those of who is waiting now
@@ -185,7 +185,7 @@ def _is_held(path: Path) -> bool:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """What a lock says; None where there is none, nothing for what is no lock, such as a link or a pipe."""
+    """The record in a lock; None without one, empty for a path that is not a lock, such as a link or a pipe."""
     try:
         with open_plain(path, "rb") as file:
             owner = json.loads(file.read(_LARGEST))
@@ -201,7 +201,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _named(path: Path) -> dict[str, Any]:
-    """The owner of a lock that was not written before its process was killed, by the name of its temporary file."""
+    """The owner of a lock whose process was killed before it wrote the record, by the name of its temporary file."""
     token = path.name.rpartition(".")[2]
     if re.fullmatch(r"[0-9a-f]{32}", token) and token.startswith(machine()):
         return {"pid": int(token[8:16], 16) % (1 << 31), "host": socket.gethostname(), "space": pid_space()}
@@ -230,7 +230,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """Remove a lock, or what stands in its place: a folder only where it is empty."""
+    """Remove a lock, or whatever is in its place; a folder only where it is empty."""
     try:
         path.unlink(missing_ok=True)
     except OSError:
@@ -277,7 +277,7 @@ def _is_stale(path: Path, owner: dict[str, Any]) -> bool:
 
 
 def _started(pid: int) -> str | None:
-    """When a process began (ticks since boot), "" for one that has ended, None where there is no telling."""
+    """When a process began (ticks since boot), "" for one that has ended, None where that is not known."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

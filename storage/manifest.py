@@ -13,8 +13,8 @@ Format version 1. One JSON object:
     returns, lengths         {mean, std, min, max} over episodes
     parts                    [{name, states, rows}]: which state rows came from which source object
     files                    {path: [[length, crc32c], ...]}: every file but this one, in ranges
-    blocks                   {size, files: [path, ...]}: the files that `block_checksums` has a table of; left out where
-                             there is none
+    blocks                   {size, files: [path, ...]}: the files that the table of `block_checksums` covers; only with a
+                             table
     licence, citation, lineage
     provenance               when, by which version, from where: the only part that differs between two
                              conversions of the same data
@@ -270,7 +270,7 @@ class Manifest:
 def read_manifest(folder: Path, name: str = FILENAME) -> Manifest:
     """Read a dataset's manifest, or that of another ``name``.
 
-    Raises NotADatasetError when there is none or it is something else, FormatVersionError when a newer rbdata wrote it,
+    Raises NotADatasetError without a file that rbdata wrote, FormatVersionError when a newer rbdata wrote it, and
     DamagedDatasetError when its own checksum does not match.
     """
     path = folder / name

@@ -116,7 +116,7 @@ class PartialDataset(Dataset):
 
         ``wait``: the seconds that may pass until there is more. Where nobody writes the dataset any more, a StoppedError is
         raised then; without ``wait`` a StoppedWarning is given, once. Raises DatasetNotFoundError where the dataset was deleted
-        or begun anew with other options. What was shown before stays in any case.
+        or started over with other options. What was shown before stays in any case.
         """
         until = time.monotonic() + wait
         while not self.complete:
@@ -171,12 +171,12 @@ class PartialDataset(Dataset):
         return _reopen, (self.place.root.absolute(), self.place.id, self.plan, self.manifest.episodes)
 
 
-def open_partial(place: DatasetPlace, *, wait: float = 0.0, unfinished: bool = False) -> PartialDataset:
+def open_partial(place: DatasetPlace, *, wait: float) -> PartialDataset:
     """A `PartialDataset` once it has an episode, which may take ``wait`` seconds. Raises as it does when they have passed."""
     until = time.monotonic() + wait
     while True:
         try:
-            return PartialDataset(place, unfinished=unfinished)
+            return PartialDataset(place)
         except DatasetNotFoundError:
             if time.monotonic() >= until:
                 raise

@@ -1,6 +1,6 @@
 """Datasets read while others replace, grow or delete them: all that is read at once comes from one and the same folder.
 
-A dataset is never changed where it lies: it is replaced by a rename, and a deleted one loses its manifest first. So whoever
+A dataset is never changed in place: it is replaced by a rename, and a deleted one loses its manifest first. So a reader that
 maps files, and finds after the last one that the path still leads to the folder and the manifest that it began with, has
 mapped files of one dataset; mapped files stay readable when they are removed. (`verify --repair` alone writes into a dataset:
 the bytes that its manifest states.)

@@ -179,7 +179,7 @@ def is_known_dtype(dtype: torch.dtype) -> bool:
 def dtype_named(name: Any, place: object) -> torch.dtype:
     """The dtype with a name such as "float32" or "torch.float32"; ``place`` says in the error where the name was found.
 
-    Raises DamagedDatasetError when there is none.
+    Raises DamagedDatasetError for an unknown one.
     """
     import torch
 

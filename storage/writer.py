@@ -106,7 +106,7 @@ class DatasetWriter:
             self._record_plan()
         journal.record_command(command)
 
-    def set_schema(self, schema: Schema, bulk: tuple[str, ...] = (), parts: int = 0) -> None:
+    def set_schema(self, schema: Schema, bulk: tuple[str, ...], parts: int) -> None:
         """Set the schema and the number of parts, where only the raw files tell them; before ``columns``, if at all."""
         self.schema, self.parts = schema, parts
         self.bulk = tuple(schema[name] for name in bulk)
@@ -345,7 +345,7 @@ def _holds_work(journal: Journal, folder: Path) -> bool:
     return bool(kinds & _WORK) or holds_files(folder / RAW) or holds_files(folder / PARTS)
 
 
-def finished_parts(folder: Path, fingerprint: str, *, restart: bool = False) -> set[int] | None:
+def finished_parts(folder: Path, fingerprint: str, *, restart: bool) -> set[int] | None:
     """The parts that the next run with this fingerprint finds finished, by the journal; None where it starts over."""
     journal = Journal(folder / JOURNAL)
     if journal.fingerprint != fingerprint or (restart and not journal.find("restart")):

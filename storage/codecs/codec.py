@@ -193,7 +193,7 @@ class Codec(ABC):
     # -- dictionaries and estimates --------------------------------------------------------------------------------
 
     def read_dictionary(self, folder: Path) -> bytes:
-        """The dictionary of the leaf. Raises DamagedDatasetError when there should be one and is none."""
+        """The dictionary of the leaf. Raises DamagedDatasetError when it is missing."""
         return read_file(folder / self.path("dictionary"), LARGEST_DICTIONARY) if self.uses_dictionary else b""
 
     @classmethod

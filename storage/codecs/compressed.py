@@ -8,7 +8,7 @@ Such a leaf is a folder of flat files:
 
 Any row decodes alone. Rows have sizes that are not known beforehand, so each part is written to its own file, and
 finished parts are appended to the one blob in order, piece by piece: the result is the same bytes whatever the number of
-processes and whoever was interrupted.
+processes, also after interruptions.
 """
 
 from __future__ import annotations

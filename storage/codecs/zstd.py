@@ -93,7 +93,7 @@ class RowEncoder:
             digest.precompute_compress(compression_params=parameters)
         given: dict[str, Any] = {"compression_params": parameters, "dict_data": digest}
         self._compressors = [zstandard.ZstdCompressor(**given) for _ in range(max(1, threads))]
-        # The package's own threads, begun anew with every call, are worth nothing for blocks of this size.
+        # The package starts its own threads with every call, which gains nothing for blocks of this size.
         self._pool = ThreadPoolExecutor(threads - 1, "rbdata-zstd") if threads > 1 else None
 
     def encode(self, buffer: Any, starts: np.ndarray, row_bytes: int) -> tuple[bytes, np.ndarray]:

@@ -65,7 +65,7 @@ class _BlockFetcher:
         self.begin()
 
     def begin(self) -> None:
-        """Forget what was under way: its threads, and who waits, are another process's."""
+        """Start empty: after a fork, threads and waiting callers belong to the parent."""
         self._changed = threading.Condition()
         self._asked: deque[int] = deque()
         self._futures: dict[int, Future[None]] = {}
@@ -74,7 +74,7 @@ class _BlockFetcher:
         self._closed = False
 
     def fetch(self, numbers: Iterable[int]) -> None:
-        """Have these loaded, and wait for it. Raises the first error, when all that was begun has ended."""
+        """Load these, and wait for them. Raises the first error, once all begun loads have ended."""
         futures = [self._ask(number) for number in numbers]
         errors = [future.exception() for future in futures]
         for error in errors:
@@ -89,7 +89,7 @@ class _BlockFetcher:
                 self._start(self._connections)
 
     def close(self, *, wait: bool = False) -> None:
-        """Plan no more, and end the threads when they have done what they are at; ``wait``: until they have."""
+        """Drop the plan, and end the threads after their current jobs; ``wait`` for that."""
         with self._changed:
             self._closed, self._plan = True, iter(())
             self._changed.notify_all()
@@ -183,7 +183,7 @@ class BlockCache:
         _caches.add(self)
 
     def _begin(self) -> None:
-        """What belongs to one process: what it wants now, and its threads."""
+        """The state of one process: the blocks it waits for, and its threads."""
         self._wanted_lock = threading.Lock()
         self._wanted: Counter[int] = Counter()
         self._fetcher.begin()
@@ -207,7 +207,7 @@ class BlockCache:
 
     @contextmanager
     def hold(self, blocks: np.ndarray) -> Iterator[None]:
-        """Have blocks (int64, each once) there while the body runs.
+        """Keep blocks (int64, each once) resident while the body runs.
 
         Raises CacheError where there is no room for them, DamagedDatasetError for a block that arrives damaged twice, and the
         fetch errors.
@@ -240,13 +240,13 @@ class BlockCache:
             self._fetcher.fetch(missing.tolist())
 
     def fetch_files(self, paths: Iterable[str]) -> None:
-        """Have files that are not in blocks there, whole and checked. Raises as `hold`."""
+        """Fetch files that are not in blocks, whole and checked. Raises as `hold`."""
         blocks = (self.layout.of_file(path) for path in paths if path not in self.layout.in_blocks)
         # The first block stands for the file, which is fetched in one piece.
         self._fetcher.fetch([int(group[0]) for group in blocks if len(group) and not self.are_resident(group)])
 
     def fetch_all(self) -> None:
-        """Have everything there, and make the folder the dataset. Raises as `hold`, and CacheError for want of room."""
+        """Fetch everything, and make the folder the dataset. Raises as `hold`, and CacheError where the limit is too small."""
         if self.finished:
             return
         self.fetch_files(self.layout.paths)
@@ -284,7 +284,7 @@ class BlockCache:
                 self._wanted -= Counter(blocks)
 
     def forget(self, blocks: np.ndarray) -> bool:
-        """Have those of the blocks fetched again that no checksums cover, as their rows are damaged; whether there are any."""
+        """Drop those of the blocks that no checksums cover, as their rows are damaged; returns whether there are any."""
         unproven = [block for block in blocks.tolist() if self.layout.place(block)[0] not in self._expected]
         if not unproven or self.finished:
             return False

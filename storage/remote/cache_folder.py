@@ -131,7 +131,7 @@ class BlockStates:
 
 
 def write_states(path: Path, blocks: int, facts: dict[str, Any]) -> None:
-    """Write the file of a cache in which nothing is there yet; atomic."""
+    """Write the file of an empty cache; atomic."""
     header = json.dumps({"format": FORMAT, "version": VERSION, "blocks": blocks, **facts}).encode()
     assert len(header) < _HEADER
     # No hole: on a full disk writing to a map of one ends the process.
@@ -139,7 +139,7 @@ def write_states(path: Path, blocks: int, facts: dict[str, Any]) -> None:
 
 
 def read_header(path: Path) -> dict[str, Any] | None:
-    """The facts that `write_states` wrote; None where there is no file, or what a crash left of one.
+    """The facts that `write_states` wrote; None without a file, or for one that a crash cut short.
 
     Raises CacheError for the file of another version of rbdata.
     """
@@ -259,7 +259,7 @@ class _Files:
 
 
 def _open_lock(path: Path) -> int:
-    """A file to lock, made where it is not there; never inherited by other programs."""
+    """A file to lock, created if missing; never inherited by other programs."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
 
 
@@ -283,7 +283,7 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def open_session(folder: Path, text: bytes, layout: BlockLayout, url: str) -> int:
-    """Make the folder the cache of the dataset whose manifest is ``text``, or go on with it; returns a file to close.
+    """Make the folder the cache of the dataset whose manifest is ``text``, or reopen it; returns a descriptor to close.
 
     Raises DiskSpaceError on a full disk, CacheError where it cannot be written otherwise, holds something else, or is used by
     another machine.
@@ -344,7 +344,7 @@ def _is_alone(session: int) -> bool:
 
 
 def _create(folder: Path, text: bytes, layout: BlockLayout) -> None:
-    """The files of the dataset, all holes. What a cache left without its states held is not used."""
+    """The files of the dataset, all holes. Data of a cache that lost its states are not used."""
     ours = {folder / path for path in layout.paths}
     foreign = [path for path in folder.rglob("*") if not path.is_dir() and not path.name.startswith(".rbdata-")]
     if foreign and not ours.issuperset(foreign):
@@ -360,7 +360,7 @@ def _create(folder: Path, text: bytes, layout: BlockLayout) -> None:
 
 
 def _restore_sizes(folder: Path, layout: BlockLayout) -> None:
-    """Files that a loss of power has cut get holes in the place of what is gone: blocks are compared before they are used."""
+    """Give files that a power cut truncated their full length again, as holes: blocks are compared before they are used."""
     for path in layout.paths:
         with open_plain(folder / path, "ab") as file:
             if file.tell() != layout.sizes[path]:
@@ -368,7 +368,7 @@ def _restore_sizes(folder: Path, layout: BlockLayout) -> None:
 
 
 def _begin(path: Path, layout: BlockLayout, facts: dict[str, Any], *, new: bool) -> None:
-    """States in which nothing is there, or nothing that was stored before the machine was started is proven."""
+    """Write new states: all ABSENT, or UNPROVEN for blocks stored before the last start of the machine."""
     before = None if new else BlockStates(path, layout.count)
     write_states(path, layout.count, facts)
     if before is not None:
@@ -388,7 +388,7 @@ def check_room(folder: Path, layout: BlockLayout, resident: int, most: int) -> N
 
 
 def _boot() -> str:
-    """What names this start of this machine."""
+    """An id of this boot of this machine."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
