@@ -21,7 +21,7 @@ from ..errors import DatasetNotFoundError, FetchError, NotADatasetError, ObjectN
 from ..storage.durable import read_plain
 from ..storage.manifest import BLOCK_TABLE, FILENAME, LARGEST_MANIFEST, Manifest
 from .fetch import FetchOptions, Location, RemoteObject, open_location, read_all
-from .fetch.http_errors import replaced
+from .fetch.failures import replaced
 from .fetch.location import CONNECTIONS
 from .fetch.stream import stream
 from .matching import parse_size

@@ -1,16 +1,17 @@
-"""What the transports have in common: checked paths, retries of listings and descriptions, the ranges of large objects."""
+"""What the transports have in common: checked paths, retries, ranges of large objects, one client a process."""
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 from ...errors import UsageError
-from .http_errors import transient
+from .failures import call_with_retries, transient
 from .location import FetchOptions, Names, Objects, RemoteObject, check_offset, check_path, require_inside
-from .retry import call_with_retries
 
 T = TypeVar("T")
 
@@ -18,6 +19,32 @@ T = TypeVar("T")
 # latency of a request does not matter.
 FIRST_RANGE = 1 << 20
 LARGEST_RANGE = 16 << 20
+
+
+class PerProcess(Generic[T]):
+    """Holds a client or session, which must not be shared with or sent to another process: created on first use, not pickled,
+    created again after a fork."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner: int | None = None
+        self._value: Any = None
+
+    def get(self, make: Callable[[], T]) -> T:
+        """The value of this process; the first call creates it with `make`."""
+        process = os.getpid()
+        if self._owner != process:
+            # A thread that does not exist in this process may have held the lock when it was forked.
+            if self._owner is not None:
+                self._lock = threading.Lock()
+            with self._lock:
+                if self._owner != process:
+                    self._value = make()
+                    self._owner = process
+        return self._value
+
+    def __reduce__(self) -> tuple[type[PerProcess[T]], tuple[()]]:
+        return (PerProcess, ())
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 from ...errors import FetchError, ForbiddenError, ObjectChangedError, ObjectNotFoundError, UsageError
 from ...storage.durable import open_plain
 from .base_location import BaseLocation
-from .http_errors import MISSING, transient
+from .failures import MISSING, transient
 from .location import FetchOptions, Names, Objects, RemoteObject, check_offset, check_path, require_inside
 
 BLOCK = 1 << 20

@@ -7,21 +7,27 @@ Without credentials, S3 is read anonymously.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from functools import cache
+from inspect import signature
 from typing import Any, TypeVar
 
 from ...errors import FetchError, ForbiddenError, MissingExtraError, ObjectNotFoundError, UsageError
-from .base_location import FIRST_RANGE, BaseLocation, split_ranges
-from .http_errors import DENIED, MISSING, NO_RANGES, malformed, network_error, reason, replaced, transient
+from .base_location import FIRST_RANGE, BaseLocation, PerProcess, split_ranges
+from .failures import DENIED, MISSING, NO_RANGES, malformed, network_error, reason, replaced, transient
+from .http_responses import check_first
 from .location import (
     CONNECTIONS,
     LEAST_RATE,
     LISTING_TIMEOUTS,
+    LONGEST_ANSWER,
     FetchOptions,
     Names,
     Objects,
+    Pages,
     RemoteObject,
     check_path,
     is_plain_name,
@@ -30,8 +36,6 @@ from .location import (
     stated_size,
     without_login,
 )
-from .per_process import PerProcess
-from .s3 import bounded_session, close_in_own_process, list_folder, read_range
 
 T = TypeVar("T")
 PIECE = 1 << 20
@@ -39,6 +43,11 @@ PIECE = 1 << 20
 LEAST_RANGE_RATE = 16 * LEAST_RATE
 
 _S3 = ("s3", "s3a")
+_S3_PIECE = 1 << 18
+#: What a listing states, one thing or another: the client makes an empty answer of anything else.
+_STATED = {"Name", "Prefix", "KeyCount", "MaxKeys", "IsTruncated", "Contents", "CommonPrefixes"}
+#: Clients that this process got from its parent by a fork.
+_inherited: list[Any] = []
 _MD5 = re.compile(r"[0-9a-f]{32}")
 
 
@@ -87,7 +96,7 @@ class FsspecLocation(BaseLocation):
         """A range; S3 is asked for that of this version of the object."""
         files, seconds = self.file_system(), self.options.silence_timeout + length / LEAST_RANGE_RATE
         if files.protocol in _S3:
-            return files.call(url, lambda fs, path: read_range(fs, path, start, length, seconds, version))
+            return files.call(url, lambda fs, path: _read_s3_range(fs, path, start, length, seconds, version))
         span = {"start": start, "end": start + length, **files.within(seconds)}
         return files.call(url, lambda fs, path: bytes(fs.cat_file(path, **span)))
 
@@ -118,7 +127,7 @@ class FsspecLocation(BaseLocation):
     def _listing(self, url: str) -> tuple[Objects, Names]:
         def list_entries(fs: Any, path: str) -> tuple[Objects, Names]:
             if files.protocol in _S3:
-                found = list_folder(fs, path, url, self.options.silence_timeout)
+                found = _list_folder(fs, path, url, self.options.silence_timeout)
             else:
                 found = fs.ls(path, detail=True, **files.within(LISTING_TIMEOUTS * self.options.silence_timeout))
             # For the path of an object, some stores list that object. An empty name marks an empty folder.
@@ -174,14 +183,14 @@ class _Files:
                     "read_timeout": self._options.silence_timeout,
                     "retries": {"max_attempts": 1},
                     "max_pool_connections": CONNECTIONS,
-                    **bounded_session(),
+                    **_bounded_session(),
                 }
                 settings |= {"anon": self._anonymous, "config_kwargs": timeouts}
             self._file_system = self._class(**settings)
             if hasattr(self._file_system, "retries"):
                 self._file_system.retries = 1  # rbdata retries itself
             if self.protocol in _S3:
-                close_in_own_process(self._file_system)
+                _close_in_own_process(self._file_system)
         return self._file_system
 
     def _may_retry_anonymously(self, error: Exception) -> bool:
@@ -247,3 +256,132 @@ def _to_object(entry: dict[str, Any], url: str) -> RemoteObject:
         checksums={"md5": tag} if plain else {},
         version=str(stamp) if stamp else None,
     )
+
+
+# -- S3, and stores that speak as it does -----------------------------------------------------------------------------
+#
+# s3fs reads a listing, an answer and the body of an object to their ends, which a server need not send.
+
+
+def _list_folder(fs: Any, path: str, url: str, silence_timeout: float) -> list[dict[str, Any]]:
+    """The entries of a folder, as ``fs.ls`` gives them. Raises FileNotFoundError where there is none, and as `Pages` does."""
+    from fsspec.asyn import sync
+    from fsspec.exceptions import FSTimeoutError
+
+    bucket, key, _ = fs.split_path(path)
+    prefix = f"{key.rstrip('/')}/" if key else ""
+    pages, entries, more = Pages(url, silence_timeout), list[dict[str, Any]](), {"Bucket": bucket, "Prefix": prefix}
+    while True:
+        try:
+            answer = sync(
+                fs.loop, fs._call_s3, "list_objects_v2", timeout=max(0.1, pages.seconds_left), Delimiter="/", **more
+            )
+        except FSTimeoutError:
+            pages.check_time()
+            raise
+        if _STATED.isdisjoint(answer):
+            raise ValueError("not a listing")
+        objects, folders = answer.get("Contents", []), [one["Prefix"] for one in answer.get("CommonPrefixes", [])]
+        token = answer.get("NextContinuationToken") if answer.get("IsTruncated") else None
+        if answer.get("IsTruncated") and not token:
+            raise ValueError("a page of the listing is not the last and does not lead to another")
+        pages.add([*(one["Key"] for one in objects), *folders], token)
+        entries += [
+            {"name": one["Key"], "type": "file", "size": one["Size"], "ETag": one.get("ETag")}
+            | ({} if "ETag" in one else {"LastModified": one.get("LastModified")})
+            for one in objects
+            if one["Key"].startswith(prefix) and "/" not in one["Key"][len(prefix) :]
+        ]
+        entries += [
+            {"name": name, "type": "directory"}
+            for name in folders
+            if name.startswith(prefix) and name.count("/") == prefix.count("/") + 1
+        ]
+        if token is None:
+            break
+        more["ContinuationToken"] = token
+    if key and not entries:
+        raise FileNotFoundError(path)
+    return entries
+
+
+def _read_s3_range(fs: Any, path: str, start: int, length: int, seconds: float, version: str | None = None) -> bytes:
+    """A range of an object (of this version of it, if one is given), within so many seconds; a byte more than asked for where
+    the store sends more. Raises ObjectChangedError where it holds another version, and as `check_first` does."""
+    from fsspec.asyn import sync
+
+    bucket, key, _ = fs.split_path(path)
+    pinned = {"IfMatch": f'"{version}"'} if version else {}
+
+    async def read() -> bytes:
+        span = f"bytes={start}-{start + length - 1}"
+        answer = await fs._call_s3("get_object", Bucket=bucket, Key=key, Range=span, **pinned)
+        data = bytearray()
+        try:
+            status = answer["ResponseMetadata"]["HTTPStatusCode"]
+            check_first(status, {"Content-Range": answer.get("ContentRange", "")}, start)
+            while len(data) <= length and (piece := await answer["Body"].read(min(_S3_PIECE, length + 1 - len(data)))):
+                data += piece
+        finally:
+            answer["Body"].close()
+        return bytes(data)
+
+    try:
+        return bytes(sync(fs.loop, read, timeout=seconds))
+    except OSError as error:
+        answer = getattr(error.__cause__, "response", None) or {}
+        if version and answer.get("ResponseMetadata", {}).get("HTTPStatusCode") in (412, 416):
+            raise replaced(f"s3://{path}") from error
+        raise
+
+
+def _close_in_own_process(fs: Any) -> None:
+    """Have a file system that is collected in a fork of this process leave its client open: that would be closed through event
+    loops that are the parent's, whose connections would end or hang."""
+    close, process = fs.close_session, os.getpid()
+
+    def close_session(loop: Any, client: Any) -> None:
+        if os.getpid() == process:
+            close(loop, client)
+        else:
+            _inherited.append(client)  # aiohttp complains of clients that are collected while they are open
+
+    fs.close_session = close_session
+
+
+@cache
+def _bounded_session() -> dict[str, Any]:
+    """The setting of aiobotocore (of those releases that have it) by which an answer other than an object is read up to
+    LONGEST_ANSWER."""
+    from aiobotocore.config import AioConfig
+    from aiobotocore.httpsession import AIOHTTPSession
+
+    if "http_session_cls" not in signature(AioConfig.__init__).parameters:
+        return {}
+
+    class Bounded(AIOHTTPSession):
+        async def send(self, request: Any) -> Any:
+            streams, request.stream_output = request.stream_output, True
+            try:
+                response = await super().send(request)
+            finally:
+                request.stream_output = streams
+            if not streams or response.status_code >= 300:
+                try:
+                    response._content = await self._read(response)
+                except BaseException:
+                    response.raw.close()  # or aiohttp complains of it when it is collected
+                    raise
+            return response
+
+        async def _read(self, response: Any) -> bytes:
+            data = bytearray()
+            async for piece in response.raw.content.iter_chunked(_S3_PIECE):
+                data += piece
+                if len(data) > LONGEST_ANSWER:
+                    url = response.url.partition("?")[0]
+                    message = f"{url}: the answer is larger than {LONGEST_ANSWER >> 20} MiB"
+                    raise FetchError(message, hint="use another mirror (--mirror)")
+            return bytes(data)
+
+    return {"http_session_cls": Bounded}

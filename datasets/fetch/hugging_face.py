@@ -23,9 +23,10 @@ from urllib.parse import quote, urlsplit
 
 from ...errors import FetchError, ForbiddenError, ObjectNotFoundError, UsageError
 from ...storage.untrusted_json import parse_json
-from .base_location import BaseLocation
+from .base_location import BaseLocation, PerProcess
+from .failures import MISSING, call_with_retries, status_of, transient
 from .http import HttpLocation
-from .http_errors import MISSING, status_of, transient
+from .http_responses import read_page
 from .location import (
     NO_SIZE,
     FetchOptions,
@@ -40,9 +41,6 @@ from .location import (
     join_path,
     require_inside,
 )
-from .page import read_page
-from .per_process import PerProcess
-from .retry import call_with_retries
 
 if TYPE_CHECKING:
     import requests

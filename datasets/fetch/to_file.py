@@ -25,8 +25,7 @@ from typing import IO, Any
 from ...errors import ChecksumError, DatasetBusyError, DiskSpaceError
 from ...storage.durable import is_full, open_plain, read_plain, sync_folder
 from .location import Location, RemoteObject
-from .stream import OnBytes, pin, stream
-from .verifier import Verifier
+from .stream import OnBytes, Verifier, pin, stream
 
 FORMAT = 1
 BLOCK = 1 << 20

@@ -20,15 +20,13 @@ from ...errors import ChecksumError, ForbiddenError, ObjectNotFoundError, RootNo
 from ...storage.durable import open_plain
 from ...storage.folder import remove_empty
 from .directory import DirectoryLocation
+from .failures import call_with_retries
 from .fsspec_store import FsspecLocation
-from .gcs import GcsLocation, translate_error
-from .google_login import make_client, may_have_credentials
+from .gcs import GcsLocation, make_client, may_have_credentials, translate_error
 from .location import FetchOptions, Location, RemoteObject, check_path, join_path
-from .retry import call_with_retries
-from .stream import OnBytes, stream
+from .stream import OnBytes, Verifier, stream
 from .to_file import discard_part, fetch_to_file
 from .transports import open_location
-from .verifier import Verifier
 
 #: Bytes per piece of a multipart upload to S3, used for files of twice this size and more.
 S3_PIECE = 64 << 20

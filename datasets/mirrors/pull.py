@@ -31,7 +31,7 @@ from ...storage.manifest import FILENAME, LARGEST_MANIFEST, Manifest, parse_mani
 from ...storage.writer import DatasetWriter, fingerprint, finished_parts
 from .. import catalogue
 from ..fetch import FetchOptions, Location, RemoteObject, open_location, read_all
-from ..fetch.http_errors import answer_of
+from ..fetch.failures import answer_of
 from ..fetch.location import is_plain_name, join_path
 from ..fetch.to_file import bytes_there
 from ..fetch.upload import find_object

@@ -563,7 +563,7 @@ def read_bomb(kind: str, path: Path) -> None:
 
         assert not any(gunzip([(path / "x.gz").read_bytes()], "x"))
     elif kind == "index":
-        from rbdata.datasets.fetch.html_index import parse_index
+        from rbdata.datasets.fetch.http import parse_index
 
         assert parse_index((path / "x.html").read_text(), "http://host/folder/").files
     elif kind == "folder":

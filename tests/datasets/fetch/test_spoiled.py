@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from faulty_proxy import KINDS, NONSENSE, Asked, Fault, Proxy, faulty_proxy
 from rbdata.datasets.fetch import FetchOptions, Verifier, open_location, stream
-from rbdata.datasets.fetch.headers import content_range, length
-from rbdata.datasets.fetch.html_index import parse_index
-from rbdata.datasets.fetch.http_errors import retry_after_seconds
+from rbdata.datasets.fetch.failures import retry_after_seconds
+from rbdata.datasets.fetch.http import parse_index
+from rbdata.datasets.fetch.http_responses import content_range, length
 from rbdata.datasets.fetch.location import RemoteObject
 from rbdata.errors import ChecksumError, FetchError, TransientFetchError
 from s3_server import s3_server

@@ -19,8 +19,8 @@ from requests.adapters import HTTPAdapter
 from urllib3 import HTTPConnectionPool, HTTPSConnectionPool, ProxyManager
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
+from .http_responses import read_page
 from .location import LEAST_RATE, LONGEST_ANSWER, Pages
-from .page import read_page
 
 
 class PacedAdapter(HTTPAdapter):

@@ -1,15 +1,23 @@
-"""Reads an object's size, version and checksums from the headers of an HTTP response."""
+"""HTTP responses: an object's size, version and checksums from the headers, and the body of one that is no file."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from ...errors import FetchError
-from .http_errors import replaced, status_error
-from .location import RemoteObject
+from .failures import raise_network_error, replaced, status_error, transient
+from .location import Pages, RemoteObject
+
+if TYPE_CHECKING:
+    import requests
+
+#: Bytes of a page of a listing, or of an answer of an API.
+LONGEST_PAGE = 64 << 20
+_PIECE = 1 << 16
 
 
 def accepted_encoding(url: str) -> str:
@@ -102,3 +110,30 @@ def _count(text: str) -> int | None:
 def is_web_page(headers: Mapping[str, str]) -> bool:
     kind = headers.get("Content-Type", "").partition(";")[0].strip().lower()
     return kind in ("text/html", "application/xhtml+xml")
+
+
+def read_page(
+    response: requests.Response,
+    url: str,
+    what: str,
+    hint: str | None = None,
+    *,
+    pages: Pages | None = None,
+    longest: int = LONGEST_PAGE,
+) -> bytes:
+    """The decoded body of a response. Raises FetchError if it is larger than ``longest`` or takes longer than ``pages``
+    allow, and the network errors; also for a body that ends before the length stated."""
+    page = bytearray()
+    try:
+        for piece in response.iter_content(_PIECE):
+            page += piece
+            if len(page) > longest:
+                raise FetchError(f"{url}: {what} is larger than {longest >> 20} MiB", hint=hint)
+            if pages is not None:
+                pages.check_time()
+    except Exception as error:
+        raise_network_error(error, url)
+    stated, received = length(response.headers), response.raw.tell()
+    if stated is not None and received < stated:
+        raise transient(f"{url}: connection lost after {received} of {stated} bytes")
+    return bytes(page)
