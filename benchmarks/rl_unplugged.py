@@ -116,8 +116,7 @@ def pillow_floor(mirror: Path, game: str) -> float:
 
     import numpy as np
     from PIL import Image
-    from rbdata.datasets.formats.tf_example import parse_example
-    from rbdata.datasets.formats.tfrecord import read_records
+    from rbdata.datasets.formats.tfrecord import parse_example, read_records
 
     file = min((mirror / "atari_episodes_ordered" / game).iterdir())
     record = next(iter(read_records([gzip.decompress(file.read_bytes())], file.name)))

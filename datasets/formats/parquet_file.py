@@ -23,8 +23,7 @@ import numpy as np
 
 from ...errors import CorruptSourceError
 from .limits import most_unpacked
-from .tf_example import read_varint
-from .thrift import LIST, STRUCT, Cursor
+from .tfrecord import read_varint
 
 #: Columns, row groups, entries of the schema.
 _MOST_ENTRIES = 1 << 18
@@ -58,10 +57,10 @@ def _check_footer(schema: Any, data: Any, name: str) -> None:
     """Raise CorruptSourceError where the description of a column would end the process."""
     columns = [schema.column(at) for at in range(len(schema))]
     end = len(data) - 8
-    footer = Cursor(data[max(0, end - int.from_bytes(data[end : end + 4], "little")) : end])
+    footer = _Cursor(data[max(0, end - int.from_bytes(data[end : end + 4], "little")) : end])
     try:
         for field, kind in footer.fields():
-            if field != _GROUPS or kind != LIST:
+            if field != _GROUPS or kind != _LIST:
                 footer.skip(kind)
                 continue
             for _ in footer.items():
@@ -70,16 +69,16 @@ def _check_footer(schema: Any, data: Any, name: str) -> None:
         raise CorruptSourceError(f"{name} has a malformed footer: {error}") from error
 
 
-def _check_group(footer: Cursor, columns: Sequence[Any]) -> None:
+def _check_group(footer: _Cursor, columns: Sequence[Any]) -> None:
     """Move past a row group. Raises ValueError where its columns are not those of the schema."""
     count = 0
     for field, kind in footer.fields():
-        if field != _COLUMNS or kind != LIST:
+        if field != _COLUMNS or kind != _LIST:
             footer.skip(kind)
             continue
         count = 0
         for item in footer.items():
-            if item != STRUCT or count == len(columns) or not _described_well(columns[count], footer.struct()):
+            if item != _STRUCT or count == len(columns) or not _described_well(columns[count], footer.struct()):
                 raise ValueError(f"column {count} of a row group is not what its schema says")
             count += 1
     if count != len(columns):
@@ -157,7 +156,7 @@ def _pages(data: Any, at: int, end: int, wanted: int, where: str) -> Iterator[_P
     values = 0
     while at < end and values < wanted:
         try:
-            cursor = Cursor(data[at : min(end, at + _LONGEST_HEADER)])
+            cursor = _Cursor(data[at : min(end, at + _LONGEST_HEADER)])
             header, at = cursor.struct(), at + cursor.at
         except (IndexError, ValueError) as error:
             raise CorruptSourceError(f"{where} has a malformed page: {error}") from error
@@ -249,3 +248,96 @@ def _longest_row(levels: bytes, count: int, longest: int, since: int) -> tuple[i
                 since = since + run if value else 1
             count -= run
     return (longest, since) if not count else (0, 0)
+
+
+# -- thrift's compact protocol -----------------------------------------------------------------------------------------
+
+
+# https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md
+
+_TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _TEXT, _LIST, _SET, _MAP, _STRUCT = range(1, 13)
+_WHOLE = (_I16, _I32, _I64)
+_DEEPEST = 16
+
+
+class _Cursor:
+    """A place in ``data``, which moves as values are read; nothing is kept but what is asked for.
+
+    A struct is a row of fields, each behind its number and kind, and ends with a zero. Whole numbers are varints. Raises
+    IndexError and ValueError for malformed data.
+    """
+
+    def __init__(self, data: bytes, at: int = 0) -> None:
+        self.at = at
+        self._data = data
+
+    def fields(self) -> Iterator[tuple[int, int]]:
+        """Number and kind of each field of a struct; the caller reads or skips its value before the next one."""
+        number = 0
+        while kind := self._data[self.at] & 15:
+            step = self._data[self.at] >> 4
+            self.at += 1
+            number = number + step if step else self._whole()
+            yield number, kind
+        self.at += 1
+
+    def items(self) -> Iterator[int]:
+        """The kind of each item of a list; the caller reads or skips it before the next one."""
+        head = self._data[self.at]
+        self.at += 1
+        count = head >> 4
+        if count == 15:
+            count, self.at = read_varint(self._data, self.at)
+        for _ in range(count):
+            if self.at >= len(self._data):
+                raise ValueError("it is cut short")
+            yield head & 15
+
+    def struct(self, depth: int = 0) -> dict[int, Any]:
+        """The whole numbers, structs, and lengths of lists of a struct, by field; others are None."""
+        if depth > _DEEPEST:
+            raise ValueError("it is nested too deeply")
+        return {number: self._value(kind, depth) for number, kind in self.fields()}
+
+    def skip(self, kind: int, depth: int = 0) -> None:
+        """Move past a value of a field."""
+        if depth > _DEEPEST:
+            raise ValueError("it is nested too deeply")
+        if kind in _WHOLE:
+            self._whole()
+        elif kind in (_BYTE, _DOUBLE):
+            self.at += 1 if kind == _BYTE else 8
+        elif kind == _TEXT:
+            length, self.at = read_varint(self._data, self.at)
+            self.at += length
+        elif kind in (_LIST, _SET):
+            self._length(depth)
+        elif kind == _STRUCT:
+            for _, inner in self.fields():
+                self.skip(inner, depth + 1)
+        elif kind not in (_TRUE, _FALSE):  # which are in the head of their field
+            raise ValueError(f"it has a value of kind {kind}")
+
+    def _value(self, kind: int, depth: int) -> Any:
+        if kind in _WHOLE:
+            return self._whole()
+        if kind == _STRUCT:
+            return self.struct(depth + 1)
+        if kind in (_LIST, _SET):
+            return self._length(depth)
+        self.skip(kind, depth)
+        return None
+
+    def _length(self, depth: int) -> int:
+        count = 0
+        for kind in self.items():
+            count += 1
+            if kind in (_TRUE, _FALSE):  # in a list they take a byte
+                self.at += 1
+            else:
+                self.skip(kind, depth + 1)
+        return count
+
+    def _whole(self) -> int:
+        value, self.at = read_varint(self._data, self.at)
+        return value >> 1 ^ -(value & 1)

@@ -115,8 +115,7 @@ def _change_records(corpus: Corpus, rng: random.Random, _: int) -> bytes:
 
 def _read_records(data: bytes, _: Path) -> None:
     from rbdata.datasets.formats.png import PngError, decode_frames
-    from rbdata.datasets.formats.tf_example import WireError, parse_example
-    from rbdata.datasets.formats.tfrecord import read_records
+    from rbdata.datasets.formats.tfrecord import WireError, parse_example, read_records
     from rbdata.datasets.sources.atari.rl_unplugged.episodes import to_episode
     from rbdata.errors import CorruptSourceError
 

@@ -18,7 +18,7 @@ from ....errors import ChecksumError, CorruptSourceError, SchemaError
 from ....storage.column_writer import ColumnWriter
 from ....storage.schema import clean_keys
 from ...fetch import Location, RemoteObject, resolve
-from ...formats.hdf5_structure import check_structure
+from ...formats.hdf5_checks import check_structure
 from ...ingest import trajectories
 from ...ingest.protocol import ConvertOptions, PartSpec, Plan, RawObject
 from ...ingest.spaces import TakenKeys

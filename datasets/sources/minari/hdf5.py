@@ -23,10 +23,16 @@ from typing import Any
 import numpy as np
 
 from ....errors import CorruptSourceError
-from ...formats.hdf5_checks import DEEPEST, check_lengths, check_storage, damage_reported, read_attributes
+from ...formats.hdf5_checks import (
+    DEEPEST,
+    check_lengths,
+    check_storage,
+    check_structure,
+    damage_reported,
+    read_attributes,
+)
 from ...formats.hdf5_chunks import Rows, plain_bools
 from ...formats.hdf5_headers import Headers
-from ...formats.hdf5_structure import check_structure
 from ...formats.jpeg import frame_shape, is_jpeg
 from ...formats.limits import check_row_bytes
 from ...ingest.spaces import Json

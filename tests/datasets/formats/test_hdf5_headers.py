@@ -8,9 +8,8 @@ import h5py
 import numpy as np
 import pytest
 from hdf5_mutations import lookup3, sealed, tables_of_chunks, write_of_every_kind
-from rbdata.datasets.formats.hdf5_checks import check_storage
+from rbdata.datasets.formats.hdf5_checks import check_storage, check_structure
 from rbdata.datasets.formats.hdf5_headers import Headers
-from rbdata.datasets.formats.hdf5_structure import check_structure
 from rbdata.errors import CorruptSourceError
 
 LATER = {"libver": "latest", "track_order": True}

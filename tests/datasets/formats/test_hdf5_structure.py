@@ -7,7 +7,7 @@ import struct
 import h5py
 import numpy as np
 import pytest
-from rbdata.datasets.formats.hdf5_structure import check_structure
+from rbdata.datasets.formats.hdf5_checks import check_structure
 from rbdata.errors import CorruptSourceError
 
 

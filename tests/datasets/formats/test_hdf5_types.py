@@ -7,7 +7,7 @@ import struct
 import h5py
 import numpy as np
 import pytest
-from rbdata.datasets.formats.hdf5_types import read_type
+from rbdata.datasets.formats.hdf5_headers import read_type
 
 INSIDE = [("a", "i2"), ("long name", "f4", (2, 3)), ("c", h5py.string_dtype()), ("d", "S3")]
 KINDS = [

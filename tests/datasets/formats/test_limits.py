@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from d4rl_truth import make, to_dataset, write
 from PIL import Image
-from rbdata.datasets.formats import limits, tf_example
+from rbdata.datasets.formats import limits, tfrecord
 from rbdata.datasets.formats.arff import Reader
 from rbdata.datasets.formats.jpeg import frame_shape
 from rbdata.datasets.formats.limits import LARGEST_ROW, check_row_bytes, check_rows, most_unpacked
 from rbdata.datasets.formats.npy import Expected, NpyStream
-from rbdata.datasets.formats.tf_example import WireError, parse_example
+from rbdata.datasets.formats.tfrecord import WireError, parse_example
 from rbdata.errors import CorruptSourceError
 from rlu_writer import blobs, block, example, ints
 
@@ -121,7 +121,7 @@ def test_one_row_of_all_values_of_a_file(tmp_path, monkeypatch):
 
 
 def test_examples_of_more_values_than_an_episode_has(monkeypatch):
-    monkeypatch.setattr(tf_example, "MOST_VALUES", 5000)
+    monkeypatch.setattr(tfrecord, "MOST_VALUES", 5000)
     for features in ({"a": blobs([b""] * (5001))}, {"a": ints([1] * (5001))}):
         with pytest.raises(WireError, match="more than"):
             parse_example(example(features))

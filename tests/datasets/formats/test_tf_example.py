@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rbdata.datasets.formats.tf_example import WireError, decode_varints, parse_example
+from rbdata.datasets.formats.tfrecord import WireError, decode_varints, parse_example
 from rlu_writer import blobs, block, example, floats, ints, varint
 
 quick = settings(max_examples=60, deadline=None)

@@ -30,8 +30,7 @@ from ....fetch import Location, RemoteObject, readahead, stream
 from ....formats.gunzip import gunzip
 from ....formats.limits import check_rows
 from ....formats.png import SIDE, PngError, decode_frames
-from ....formats.tf_example import Value, WireError, parse_example
-from ....formats.tfrecord import Record, read_records
+from ....formats.tfrecord import Record, Value, WireError, parse_example, read_records
 from .files import EpisodeFile
 
 ROW_BYTES = SIDE * SIDE
