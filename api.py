@@ -12,7 +12,7 @@ from .datasets.ingest.progress_bar import progress_listener
 from .datasets.ingest.request import Listener, Request
 from .datasets.local import LocalDataset
 from .datasets.sources.catalogue_entry import Catalogue, CatalogueEntry
-from .datasets.sources.source_option import RESERVED
+from .datasets.sources.source import RESERVED
 from .errors import UsageError
 from .keywords import check_keywords
 from .preprocess.interface import preprocess as preprocess

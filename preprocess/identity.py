@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..datasets.user_code.content_hash import Content, content_hash
-from ..datasets.user_code.identity import Identity, hash_files, labelled, qualified_name
+from ..datasets.user_code.identity import Content, Identity, content_hash, hash_files, labelled, qualified_name
 from ..datasets.user_code.identity import identify as identify_user_code
 from . import functions
 from .functions.recorded_identities import recorded_identity

@@ -14,7 +14,7 @@ import pytest
 import rbdata
 from rbdata import plugins
 from rbdata.datasets import catalogue
-from rbdata.datasets.sources.source_option import RESERVED, SourceOption
+from rbdata.datasets.sources.source import RESERVED, SourceOption
 from rbdata.errors import UsageError
 from rbdata.storage.codecs import choices
 from rbdata.storage.replay import ReplayBuffer, TensorDictReplayBuffer

@@ -11,7 +11,7 @@ from ...storage.manifest import Manifest
 from ..fetch import FetchOptions
 from ..workers.engines.engine import Engine
 from ..workers.task import TaskProgress
-from ..workers.worker_output import OnOutput, write_to_stderr
+from ..workers.worker_process import OnOutput, write_to_stderr
 from .protocol import ConvertOptions
 
 

@@ -36,7 +36,7 @@ from ...storage.schema import Schema
 from ...storage.writer import DatasetWriter, fingerprint, finished_parts
 from ..fetch import RemoteObject
 from ..fetch.to_file import bytes_there
-from ..workers.engines.run_tasks import run_tasks, threads_of_task
+from ..workers.engines.local import run_tasks, threads_of_task
 from ..workers.pool import usable_cpus
 from .estimate import (
     Samples,

@@ -26,7 +26,7 @@ from ...storage.memory_map import map_array
 from ...storage.schema import Leaf
 from ...storage.writer import DatasetWriter
 from ..workers.engines.engine import Engine
-from ..workers.engines.run_tasks import run_tasks, threads_of_task
+from ..workers.engines.local import run_tasks, threads_of_task
 from .estimate import certain_bytes, expect
 from .kept import remember_kept
 from .protocol import Job

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from ..ingest.row_source import Block, RowSource, block_of_rows
     from ..ingest.trajectories import Column, TrajectoryWriter, lay_out
     from .catalogue_entry import CatalogueEntry, Place
-    from .source import Source
-    from .source_option import SourceOption
+    from .source import Source, SourceOption
 
 _HOMES = {
     "...storage.column_writer": ("ColumnWriter",),
@@ -30,8 +29,7 @@ _HOMES = {
     "..ingest.row_source": ("Block", "RowSource", "block_of_rows"),
     "..ingest.trajectories": ("Column", "TrajectoryWriter", "lay_out"),
     ".catalogue_entry": ("CatalogueEntry", "Place"),
-    ".source": ("Source",),
-    ".source_option": ("SourceOption",),
+    ".source": ("Source", "SourceOption"),
 }
 
 

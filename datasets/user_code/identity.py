@@ -1,20 +1,60 @@
-"""What a user's function, policy or environment is: its content, and the local files that it reaches."""
+"""What a user's function, policy or environment is: a sha256 of its content, and the local files that it reaches.
+
+The content is the same in every process, and differs wherever the value does:
+
+- A function is its code (whatever file and line it stands in), defaults, closure, attributes, and the globals that it reads.
+- An object is its class and its state, as ``pickle`` takes it (``__reduce_ex__``).
+- A local class (`source_files`) is its bases and attributes. What an installed package defines is its name.
+- Arrays and tensors are their dtype, shape and bytes.
+
+What cannot be told apart that way (an open file, a lock, a generator) is refused. Only globals of a local file may be such:
+the file, whose hash is recorded beside, decides how they come about.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import copyreg
 import functools
+import hashlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+import types
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from .content_hash import Content
+from ...errors import UsageError
 from .loading import ContentLoader, edited_error, is_edited
-from .source_files import code_digest, reached_modules, read_source, sha256_of
+from .source_files import (
+    code_digest,
+    code_parts,
+    imported_names,
+    is_local_module,
+    local_file,
+    local_imports,
+    nested_codes,
+    reached_modules,
+    read_source,
+    sha256_of,
+)
+
+_ATOMS = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented))
+#: Attributes of a class that follow from the others, or from where it stands in its file.
+_DERIVED = {
+    *("__dict__", "__weakref__", "__module__", "__doc__", "__qualname__", "__annotations__", "__annotate__"),
+    *("__annotate_func__", "__annotations_cache__", "__static_attributes__", "__firstlineno__", "__slotnames__"),
+    *("_abc_impl", "__abstractmethods__", "__parameters__"),
+}
+#: The flag of types that a class statement (or the like) makes; others are built in, under a name or not.
+_MADE_BY_CLASS = 1 << 9
+_CACHED = type(functools.lru_cache(len))
+_HINT = "give it what it is made from (numbers, text, arrays) and make it inside the function"
 
 
 @dataclass(frozen=True)
@@ -22,7 +62,7 @@ class Identity:
     """What something is, the same in every process.
 
     - ``name``: ``package.module:function``.
-    - ``content``: sha256 of code, arguments and state (`content_hash`).
+    - ``content``: sha256 of code, arguments and state (`Content`).
     - ``file``: sha256 of the file that defines it; None where there is none (a console, a notebook).
     - ``files``: sha256 of the other local files that it reaches by imports, by module: ``{"pkg/helpers.py": ...}``.
     """
@@ -117,3 +157,402 @@ def defining_module(fn: Any) -> str | None:
     else:
         found = getattr(fn if isinstance(fn, type) else type(fn), "__module__", None)
     return found if isinstance(found, str) else None
+
+
+# -- content ------------------------------------------------------------------------------------------------------------
+
+
+def content_hash(value: Any, what: str = "the value") -> str:
+    """sha256 (hex) of a value by its content; ``what`` names it in errors. Raises UsageError for what cannot be told apart."""
+    content = Content(what)
+    content.add(value)
+    return content.sha256
+
+
+class Content:
+    """Collects the content of values.
+
+    ``files``: the files of the local code that was met, by module. ``functions``: the local functions with a file that were
+    met, with their modules. With ``unseeded``, the random numbers of Gymnasium's spaces, which sampling uses up, do not count.
+    """
+
+    def __init__(self, what: str, *, unseeded: bool = False) -> None:
+        self._unseeded = unseeded
+        self.files: dict[str, Path] = {}
+        self.functions: list[tuple[str, FunctionType]] = []
+        self._digest = hashlib.sha256()
+        #: The numbers of objects that were met before; they are kept alive, so that no other one gets their id.
+        self._numbers: dict[Any, int] = {}
+        self._kept: list[Any] = []
+        self._path = [what]
+        #: The names that the innermost function uses: of a module only these attributes.
+        self._names: frozenset[str] = frozenset()
+
+    @property
+    def sha256(self) -> str:
+        """Of everything that was added."""
+        return self._digest.hexdigest()
+
+    def add(self, value: Any, step: str = "") -> None:
+        """Add a value; ``step`` is how it is reached from the one around it, for errors."""
+        self._path.append(step)
+        try:
+            self._add(value)
+        except RecursionError as error:
+            raise UsageError(f"{self._where} is nested too deeply to be identified") from error
+        finally:
+            self._path.pop()
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _where(self) -> str:
+        return "".join(self._path)
+
+    def _put(self, tag: str, *texts: str | bytes | memoryview) -> None:
+        for text in (tag, *texts):
+            data = text.encode(errors="surrogatepass") if isinstance(text, str) else text
+            self._digest.update(b"%d:" % len(data))
+            self._digest.update(data)
+
+    def _is_known(self, key: Any, value: Any) -> bool:
+        """Whether an object was met before: what is shared, and circles, are written as its number."""
+        number = self._numbers.setdefault(key, len(self._numbers))
+        if number < len(self._kept):
+            self._put("again", str(number))
+            return True
+        self._kept.append((key, value))
+        return False
+
+    def _refuse(self, value: Any, error: BaseException | None = None) -> UsageError:
+        kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+        why = f" ({error})" if error is not None and str(error) else ""
+        message = f"{self._where} is a {kind}, which cannot be told from another one{why}"
+        return UsageError(message, hint=_HINT)
+
+    @contextmanager
+    def _lenient(self, value: Any, allowed: bool) -> Iterator[None]:
+        """Where ``allowed``, a value that is refused counts by its type."""
+        digest, count = self._digest.copy(), len(self._kept)
+        try:
+            yield
+        except UsageError:
+            if not allowed:
+                raise
+            self._digest = digest
+            for key, _ in self._kept[count:]:
+                del self._numbers[key]
+            del self._kept[count:]
+            self._put("unidentified", f"{type(value).__module__}.{type(value).__qualname__}")
+
+    # -- kinds of values -----------------------------------------------------------------------------------------------
+
+    def _add(self, value: Any) -> None:
+        kind = type(value)
+        if kind in _ATOMS:
+            self._put(kind.__name__, value if kind is bytes else value if kind is str else repr(value))
+        elif kind is tuple:
+            self._add_all("tuple", value)
+        elif kind is frozenset:
+            self._add_set(value)
+        elif isinstance(value, CodeType):
+            self._add_all("code", code_parts(value))
+        elif kind is types.MethodType:
+            self._add_method(value)
+        elif kind is ModuleType or isinstance(value, ModuleType):
+            self._add_module(value)
+        elif (name := _global_name(value)) is not None:
+            self._put("global", name)
+        elif id(value) in self._numbers:
+            self._is_known(id(value), value)
+        else:
+            self._add_object(value)
+
+    def _add_method(self, method: types.MethodType) -> None:
+        """A bound method: where its class has that very code, pickled or not, the class says what it does."""
+        function, kind = method.__func__, type(method.__self__)
+        found = inspect.getattr_static(kind, getattr(function, "__name__", ""), None)
+        if getattr(found, "__code__", None) == getattr(function, "__code__", function):
+            self._put("method", function.__name__)
+        else:
+            self._put("method of another class")
+            self.add(function)
+        self.add(method.__self__, ".__self__")
+
+    def _add_object(self, value: Any) -> None:
+        """What may be shared, or part of a circle."""
+        numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+        kind = type(value)
+        if kind in (list, dict, set) or isinstance(value, (FunctionType, type)):
+            self._is_known(id(value), value)
+            if kind is list:
+                self._add_all("list", value)
+            elif kind is dict:
+                self._add_pairs("dict", value)
+            elif kind is set:
+                self._add_set(value)
+            elif isinstance(value, FunctionType):
+                self._add_function(value)
+            else:
+                self._add_class(value)
+        elif numpy is not None and isinstance(value, (numpy.generic, numpy.dtype, numpy.ndarray)):
+            self._add_numpy(value, numpy)
+        elif torch is not None and isinstance(value, torch.Tensor) and _has_plain_bytes(value, torch):
+            self._add_tensor(value, torch)
+        else:
+            parts = _parts_of(value, self._unseeded)
+            if parts is None:
+                self._add_reduced(value)
+            else:
+                self._is_known(id(value), value)
+                self.add(kind)
+                self._add_all("parts", parts)
+
+    def _add_all(self, tag: str, values: Any) -> None:
+        values = [*values]
+        self._put(tag, str(len(values)))
+        for number, value in enumerate(values):
+            self.add(value, f"[{number}]" if tag in ("list", "tuple") else "")
+
+    def _add_pairs(self, tag: str, pairs: Mapping[Any, Any]) -> None:
+        self._put(tag, str(len(pairs)))
+        for key, value in [*pairs.items()]:
+            self.add(key)
+            self.add(value, f".{key}" if tag == "attributes" else f"[{key!r:.40}]")
+
+    def _add_attributes(self, named: Mapping[str, Any], *, lenient: bool = False) -> None:
+        """Named values, whose order says nothing."""
+        self._put("attributes", str(len(named)))
+        for name in sorted(named, key=str):
+            self.add(name)
+            with self._lenient(named[name], lenient or (name.startswith("__") and name.endswith("__"))):
+                self.add(named[name], f".{name}")
+
+    def _add_set(self, values: Any) -> None:
+        """Elements by their own digests: their order follows from a seed of the process."""
+        digests = []
+        for value in values:
+            if type(value) in _ATOMS:
+                digests.append(f"{type(value).__name__} {value!r}")
+                continue
+            alone = Content(self._where, unseeded=self._unseeded)
+            alone._numbers, alone._kept, alone._names = dict(self._numbers), [*self._kept], self._names
+            alone.add(value)
+            self.files |= alone.files
+            self.functions += alone.functions
+            digests.append(alone.sha256)
+        self._put(type(values).__name__, *sorted(digests), "end")
+
+    def _add_numpy(self, value: Any, numpy: Any) -> None:
+        if isinstance(value, numpy.dtype):
+            self._put("dtype", repr(value), repr(value.metadata and sorted(value.metadata.items(), key=repr)))
+        elif isinstance(value, numpy.generic):
+            self._put("scalar", repr(value.dtype), value.tobytes())
+        elif type(value) not in (numpy.ndarray, numpy.memmap):
+            self._add_reduced(value)
+        else:
+            self._is_known(id(value), value)
+            self._put("array", repr(value.dtype), str(value.shape))
+            if value.dtype.hasobject:
+                self._add_all("objects", value.ravel().tolist())
+            else:
+                self._put("bytes", numpy.ascontiguousarray(value).reshape(-1).view(numpy.uint8).data)
+
+    def _add_tensor(self, value: Any, torch: Any) -> None:
+        self._is_known(id(value), value)
+        self.add(type(value))
+        self._put("tensor", str(value.dtype), str(tuple(value.shape)), value.device.type)
+        plain = value.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg().cpu().contiguous()
+        self._put("bytes", plain.flatten().view(torch.uint8).numpy().data)
+        if type(value) in (torch.Tensor, torch.nn.Parameter):
+            self._add_attributes(vars(value))
+
+    def _add_reduced(self, value: Any) -> None:
+        """Any other object, as pickle takes it apart."""
+        if isinstance(value, _addresses()):
+            raise self._refuse(value)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                reducer = copyreg.dispatch_table.get(type(value))
+                reduced: Any = reducer(value) if reducer else value.__reduce_ex__(4)
+        except Exception as error:
+            raise self._refuse(value, error) from error
+        if isinstance(reduced, str):
+            self.add(type(value))
+            self._put("global", str(getattr(value, "__module__", "")), reduced)
+            return
+        function, args, state, items, pairs, setter = (*reduced, *[None] * 6)[:6]
+        if state is not None or items is not None or pairs is not None:
+            self._is_known(id(value), value)
+        self._put("object")
+        self.add(type(value))
+        self.add(function)
+        self._add_all("args", args)
+        if type(state) is dict and all(isinstance(name, str) for name in state):
+            self._add_attributes(state)
+        else:
+            self.add(state)
+        for several in (items, pairs):
+            self._add_all("items", () if several is None else several)
+        self.add(setter)
+
+    # -- code ----------------------------------------------------------------------------------------------------------
+
+    def _add_module(self, module: ModuleType) -> None:
+        """A module: its name; of a local one the attributes that the function around it uses, and its file."""
+        self._put("module", "" if module.__name__ == "__main__" else module.__name__)
+        if not is_local_module(module.__name__):
+            return
+        file = local_file(module.__name__)
+        self._meet(module.__name__, file)
+        if not self._is_known((id(module), self._names), module):
+            used = {name: value for name, value in vars(module).items() if name in self._names}
+            self._add_globals(used, file)
+
+    def _add_function(self, function: FunctionType) -> None:
+        code, module = function.__code__, function.__globals__.get("__name__")
+        self._put("function")
+        self.add(code)
+        self.add(function.__defaults__, " default ")
+        self._add_attributes(function.__kwdefaults__ or {})
+        before, codes = self._names, nested_codes(code)
+        self._names = frozenset(name for one in codes for name in one.co_names)
+        try:
+            if "_torchdynamo_orig_callable" in vars(function):  # torch.compile: besides there are caches
+                self.add(vars(function)["_torchdynamo_orig_callable"])
+                return
+            if module == "functools" and "registry" in vars(function):  # singledispatch: besides there is a cache
+                registry = function.registry  # type: ignore[attr-defined]
+                self._add_attributes({f"{kind.__module__}.{kind.__qualname__}": registry[kind] for kind in registry})
+                return
+            self._put("closure", str(len(function.__closure__ or ())))
+            for name, cell in zip(code.co_freevars, function.__closure__ or ()):
+                try:
+                    inside = cell.cell_contents
+                except ValueError:  # a name that is not bound yet
+                    self._put("empty")
+                else:
+                    self.add(inside, f", closure {name}")
+            self._add_attributes(vars(function))
+            if isinstance(module, str) and not is_local_module(module):
+                return
+            file = Path(code.co_filename)
+            named = file.is_file()
+            if isinstance(module, str) and named:
+                self._meet(module, file)
+                self.functions.append((module, function))
+            if not named:
+                for base, names in imported_names(code):
+                    self.files.update(local_imports(base, names))
+            read = {name for one in codes for name in _global_reads(one)}
+            used = {name: function.__globals__[name] for name in read if name in function.__globals__}
+            self._add_globals(used, file.absolute() if named else None)
+        finally:
+            self._names = before
+
+    def _add_globals(self, used: Mapping[str, Any], file: Path | None) -> None:
+        """Globals of a module; of a file but for those that are state rather than settings (`source_files`)."""
+        source = read_source(file) if file is not None else None
+        left_out = source.variables if source is not None else frozenset()
+        self._add_attributes(
+            {name: value for name, value in used.items() if name not in left_out}, lenient=source is not None
+        )
+
+    def _add_class(self, kind: type) -> None:
+        file = _file_of_class(kind)
+        self._put("class", kind.__name__)  # a class that was pickled by value has no qualified name
+        self._meet(kind.__module__, file)
+        self._add_all("bases", kind.__bases__)
+        self.add(type(kind))
+        named = {name: value for name, value in vars(kind).items() if name not in _DERIVED}
+        self._add_attributes(named, lenient=file is not None)
+
+    def _meet(self, module: str, file: Path | None) -> None:
+        """The file of a local module is part of what the code in it depends on."""
+        if file is not None:
+            self.files.setdefault(module, file.absolute())
+
+
+def _file_of_class(kind: type) -> Path | None:
+    """The file of a local class: in other processes the main module is another one."""
+    for value in vars(kind).values():
+        code = getattr(getattr(value, "__func__", value), "__code__", None)
+        if isinstance(code, CodeType) and Path(code.co_filename).is_file():
+            return Path(code.co_filename)
+    return local_file(kind.__module__) if kind.__module__ != "__main__" else None
+
+
+def _global_name(value: Any) -> str | None:
+    """``module:name`` of a function or class by which an installed module has it."""
+    try:
+        module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    except Exception:  # an object with a __getattr__ of its own
+        return None
+    if not isinstance(module, str) or not isinstance(name, str) or module not in sys.modules or is_local_module(module):
+        return None
+    if isinstance(value, type) and not value.__flags__ & _MADE_BY_CLASS:
+        return f"{module}:{name}"
+    found: Any = sys.modules[module]
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return f"{module}:{name}" if found is value else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _global_reads(code: CodeType) -> frozenset[str]:
+    """The names of globals that a code object reads itself."""
+    import dis
+
+    loads = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
+    return frozenset(str(step.argval) for step in dis.get_instructions(code) if step.opname in loads)
+
+
+def _has_plain_bytes(tensor: Any, torch: Any) -> bool:
+    """Whether a tensor is its bytes in order; sparse, quantized, nested ones and those without data are not."""
+    plain = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
+    return bool(plain and tensor.device.type != "meta")
+
+
+def _parts_of(value: Any, unseeded: bool) -> tuple[Any, ...] | None:
+    """What objects consist of that pickle refuses, or takes apart in another way in every process; None for all others."""
+    if isinstance(value, property):
+        return value.fget, value.fset, value.fdel
+    if isinstance(value, (staticmethod, classmethod)):
+        return (value.__func__,)
+    if isinstance(value, functools.cached_property):
+        return (value.func,)
+    if isinstance(value, types.MappingProxyType):
+        return (dict(value),)
+    if isinstance(value, types.CellType):
+        with contextlib.suppress(ValueError):
+            return (value.cell_contents,)
+        return ()
+    if isinstance(value, _CACHED):
+        return value.__wrapped__, value.cache_parameters()
+    if type(value).__module__.startswith("numba.") and hasattr(value, "py_func"):  # pickle has a random number of it
+        return value.py_func, getattr(value, "targetoptions", None)
+    gymnasium = sys.modules.get("gymnasium")
+    if unseeded and gymnasium is not None and isinstance(value, gymnasium.Space):
+        return ({name: one for name, one in sorted(vars(value).items()) if not name.startswith("_np_random")},)
+    dataset: Any = sys.modules.get(f"{__package__.partition('.')[0]}.storage.dataset")
+    if dataset is not None and isinstance(value, dataset.Dataset):  # pickle has its path
+        return (value.manifest.content,)
+    torch: Any = sys.modules.get("torch")
+    tensordict: Any = sys.modules.get("tensordict")
+    if torch is not None and isinstance(value, torch.UntypedStorage):
+        return (torch.tensor([], dtype=torch.uint8, device=value.device).set_(value),)
+    if torch is not None and isinstance(value, torch.storage.TypedStorage):
+        return str(value.dtype), value.untyped()
+    if torch is not None and isinstance(value, torch.Generator):
+        return str(value.device), value.get_state()
+    if tensordict is not None and isinstance(value, tensordict.TensorDictBase):
+        names = sorted(value.keys(), key=str)
+        return tuple(value.batch_size), str(value.device), [(name, value.get(name)) for name in names]
+    return None
+
+
+def _addresses() -> tuple[type, ...]:
+    """Kinds of objects that pickle takes apart into addresses of this process."""
+    ctypes = sys.modules.get("ctypes")
+    return (ctypes.CDLL,) if ctypes is not None else ()

@@ -25,9 +25,8 @@ import numpy as np
 from ...errors import WorkerLostError
 from ...scratch import ScratchFolder
 from .. import waits
-from .end_with_parent import end_with_parent
 from .task import Report, T, TaskProgress, Unit, Work
-from .worker_output import OnOutput, OutputPipe, flush_output, print_to, write_to_stderr
+from .worker_process import OnOutput, OutputPipe, end_with_parent, flush_output, print_to, write_to_stderr
 
 
 def fork_server_is_available() -> bool:

@@ -7,7 +7,7 @@ that the program has ended: the system kills it then.
 
 import gc
 
-from .end_with_parent import end_with_parent
+from .worker_process import end_with_parent
 
 gc.disable()
 end_with_parent()

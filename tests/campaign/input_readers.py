@@ -323,7 +323,7 @@ def apart(make: Callable[..., Any], *given: Any) -> Any:
     receive, send = multiprocessing.get_context("fork").Pipe(duplex=False)
 
     def answer() -> None:
-        from rbdata.datasets.workers.end_with_parent import end_with_parent
+        from rbdata.datasets.workers.worker_process import end_with_parent
 
         end_with_parent()  # a worker that hangs is killed
         send.send(make(*given))

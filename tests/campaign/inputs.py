@@ -124,7 +124,7 @@ def _watch(name: str, seed: int, first: int, last: int, report: Report) -> int:
 
 
 def _work(name: str, seed: int, first: int, last: int, current: Any, answer: Connection, folder: Path) -> None:
-    from rbdata.datasets.workers.end_with_parent import end_with_parent
+    from rbdata.datasets.workers.worker_process import end_with_parent
 
     end_with_parent()
     warnings.simplefilter("ignore")

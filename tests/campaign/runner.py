@@ -51,7 +51,7 @@ def run(name: str, rounds: int, seed: int) -> Report:
 
 
 def _work(name: str, rounds: int, seed: int, answer: Connection) -> None:
-    from rbdata.datasets.workers.end_with_parent import end_with_parent
+    from rbdata.datasets.workers.worker_process import end_with_parent
 
     end_with_parent()
     with tempfile.TemporaryDirectory(prefix="rbdata-campaign-") as folder:

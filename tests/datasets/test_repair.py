@@ -18,7 +18,7 @@ from rbdata.datasets.ingest.request import Request
 from rbdata.datasets.local import list_local
 from rbdata.datasets.mirrors.push import push
 from rbdata.datasets.repair import repair
-from rbdata.datasets.workers.engines.run_tasks import run_tasks
+from rbdata.datasets.workers.engines.local import run_tasks
 from rbdata.errors import DamagedDatasetError
 from rbdata.storage import block_checksums, checksums, integrity
 from rbdata.storage.integrity import verify

@@ -17,8 +17,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from ....errors import UsageError
-from ...user_code.content_hash import Content
-from ...user_code.identity import defining_module, hash_files, labelled, qualified_name
+from ...user_code.identity import Content, defining_module, hash_files, labelled, qualified_name
 from ...user_code.source_files import is_local_module, nested_codes
 
 #: Code compiles to something else in other versions of Python.

@@ -32,7 +32,7 @@ def open_engine(name: str, *, procs: int | None, address: str | None = None, pre
     Raises UsageError for other names, MissingExtraError where ``ray`` is not installed.
     """
     if name == "local":
-        from .processes import LocalEngine
+        from .local import LocalEngine
 
         if address is not None:
             raise UsageError("an address goes with the engine ray", hint="add --engine ray, or leave --address out")

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from ..task import Report, T, Work
-from ..worker_output import OnOutput
+from ..worker_process import OnOutput
 
 
 class Engine(Protocol):

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from ....errors import MissingExtraError, RbdataError, UsageError, WorkerLostError
 from ..pool import usable_cpus
 from ..task import Report, T, TaskProgress, Work
-from ..worker_output import OnOutput, write_to_stderr
+from ..worker_process import OnOutput, write_to_stderr
 
 #: How often Ray starts a task again whose worker, or whole node, was lost.
 RETRIES = 3

@@ -12,8 +12,7 @@ from rbdata import plugins
 from rbdata.cli import run
 from rbdata.datasets import catalogue
 from rbdata.datasets.ingest.protocol import ConvertOptions
-from rbdata.datasets.sources.source import Source
-from rbdata.datasets.sources.source_option import SourceOption
+from rbdata.datasets.sources.source import Source, SourceOption
 from rbdata.errors import PluginError, PluginWarning, UsageError
 
 DOCS = DATA.parents[1] / "docs" / "sources"

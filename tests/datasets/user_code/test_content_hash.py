@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rbdata.datasets.user_code.content_hash import content_hash
+from rbdata.datasets.user_code.identity import content_hash
 from rbdata.errors import UsageError
 from tensordict import TensorDict
 

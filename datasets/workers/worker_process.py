@@ -1,7 +1,8 @@
-"""What the work prints in worker processes: passed to the main process line by line, where it cannot tear a progress bar.
+"""What a worker process does beside its work: it ends with its parent, and passes on what is printed in it.
 
 stdout and stderr of a worker are one pipe: a user's function may print, log or warn, and so may C code. A line of up to
-4,096 bytes reaches the pipe at once (POSIX, ``PIPE_BUF``), so that lines of several workers do not mix.
+4,096 bytes reaches the pipe at once (POSIX, ``PIPE_BUF``), so that lines of several workers do not mix. The main process
+passes the lines on one by one, so that they cannot tear a progress bar.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import io
 import os
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +22,7 @@ OnOutput = Callable[[str], None]
 
 _BLOCK = 1 << 16
 _LINE_BUFFERED = 1  # _IOLBF of stdio.h
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def write_to_stderr(line: str) -> None:
@@ -78,3 +81,12 @@ def flush_output() -> None:
             stream.flush()
     if sys.platform != "win32":
         ctypes.CDLL(None).fflush(None)
+
+
+def end_with_parent() -> None:
+    """Ask the system to kill this process when its parent ends, for whatever reason and at once; only on Linux.
+
+    The parent is the thread that started this process: see prctl(2), PR_SET_PDEATHSIG.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""The local engine: this process, or several worker processes.
+"""The local engine: this process, or several worker processes. `run_tasks` runs tasks with it or on an engine that is open.
 
 Workers (`pool`) import the user's code themselves; they are kept from one ``run`` to the next, and end when this process
 does. With one process the work is done in the calling process.
@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..pool import Workers, run_here
-from ..task import Report, T, Work
-from ..worker_output import OnOutput, write_to_stderr
+from ..pool import Workers, run_here, usable_cpus
+from ..task import Report, T, Task, Work, do_task, modules_of
+from ..worker_process import OnOutput, write_to_stderr
+from .engine import Engine
 
 #: Tasks submitted for each process: one that runs and one that waits, so that no worker waits for the parent.
 AHEAD = 2
@@ -42,3 +43,25 @@ class LocalEngine:
     def close(self) -> None:
         if self._workers is not None:
             self._workers.close()
+
+
+def run_tasks(
+    tasks: Sequence[Task], procs: int, report: Report, engine: Engine | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield ``(task index, record)`` as tasks finish, in any order: in ``procs`` processes, or by an ``engine``.
+
+    The first failure stops the rest and is raised, and so is KeyboardInterrupt. What was yielded before stays done.
+    """
+    if engine is not None:
+        yield from engine.run(do_task, tasks, report)
+        return
+    if procs <= 1 or len(tasks) <= 1:
+        yield from run_here(do_task, tasks, report)
+        return
+    with Workers(min(procs, len(tasks)), modules=modules_of(tasks[0])) as workers:
+        yield from workers.run(do_task, tasks, report)
+
+
+def threads_of_task(procs: int, engine: Engine | None) -> int:
+    """How many threads each of ``procs`` tasks may use side by side; on a cluster a task has one processor."""
+    return 1 if engine is not None else max(1, usable_cpus() // procs)
