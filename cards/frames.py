@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ..storage.leaf import Leaf
 
 
+# -- rows as pictures ----------------------------------------------------------------------------------------------------
+
 #: Rows that are read at once.
 _READ_AT_ONCE = 64
 #: The least height and width of frames that are not bytes; smaller matrices are no pictures.
@@ -106,6 +108,8 @@ def _layout(shape: tuple[int, ...]) -> str | None:
         return "first"
     return "stack" if min(shape[0], shape[-1]) <= _MOST_STACKED else None
 
+
+# -- the sheet -----------------------------------------------------------------------------------------------------------
 
 #: Frames in a row of the sheet, and rows of it where no episodes are chosen.
 ACROSS, ROWS = 8, 4
@@ -247,6 +251,8 @@ def _action(dataset: Dataset, step: int) -> str:
         return ""
     return f"  a={int(dataset.rows['action'].block(step, step + 1).reshape(()))}"
 
+
+# -- the animation -------------------------------------------------------------------------------------------------------
 
 ANIMATION_SUFFIXES = (".gif", ".webp", ".png", ".apng")
 

@@ -30,6 +30,9 @@ def escape(text: str) -> str:
     return html.escape(shown, quote=True)
 
 
+# -- charts --------------------------------------------------------------------------------------------------------------
+
+
 def _draw_histogram(name: str, histogram: Histogram) -> str:
     """A histogram with its largest share, its smallest and its largest value."""
     width, height, left, base = 320, 132, 6, 108
@@ -158,6 +161,8 @@ def _ticks(low: float, high: float) -> list[float]:
     first = math.ceil(low / step)
     return [round(number * step, 12) for number in range(first, first + 9) if number * step <= high]
 
+
+# -- the page ------------------------------------------------------------------------------------------------------------
 
 SUFFIXES = (".html", ".htm")
 

@@ -28,6 +28,8 @@ from ..storage.manifest import Manifest
 from ..storage.reference_scores import ReferenceScores, reference_scores
 from ..storage.schema import LARGE_ROW
 
+# -- histograms ----------------------------------------------------------------------------------------------------------
+
 #: Most bins: as many characters as fit on a terminal of 40 columns, beside an axis.
 BINS = 28
 #: Values are counted one by one up to this many distinct ones.
@@ -116,6 +118,8 @@ def _listed(finite: np.ndarray, choices: Sequence[float]) -> dict[float, int]:
     every = dict.fromkeys(map(float, choices), 0) | dict(zip(found.tolist(), counts.tolist()))
     return dict(sorted(every.items())) if len(every) <= max(MOST_VALUES, len(choices)) else {}
 
+
+# -- the overview --------------------------------------------------------------------------------------------------------
 
 #: Rows that are read at most, in so many blocks.
 MOST_EPISODES, MOST_STEPS, BLOCKS = 1 << 18, 1 << 16, 256
@@ -272,6 +276,8 @@ def _read(
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
     return np.concatenate(parts) if parts else np.empty(0)
 
+
+# -- returns over time ---------------------------------------------------------------------------------------------------
 
 #: Cut episodes that are marked at most.
 MOST_CUTS = 100

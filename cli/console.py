@@ -28,6 +28,8 @@ from ..errors import UsageError, without_logins
 from ..errors import printable as escaped
 from .failures import STANDARD_OUTPUT, Failure
 
+# -- colour --------------------------------------------------------------------------------------------------------------
+
 #: What a text means, and its code (ECMA-48, "select graphic rendition").
 STYLES = {"strong": "1", "faint": "2", "bad": "31", "good": "32", "doubtful": "33", "next": "36", "error": "1;31"}
 
@@ -65,6 +67,9 @@ def _paint(content: str, style: str) -> str:
     return f"\x1b[{STYLES[style]}m{content}\x1b[0m" if style and content else content
 
 
+# -- text ----------------------------------------------------------------------------------------------------------------
+
+
 def printable(content: str, *, one_line: bool = False) -> str:
     """Text from elsewhere (names, notes, licences, messages of servers), its control characters as escapes (``\\x1b``).
 
@@ -95,6 +100,9 @@ def wrapped(text: str, width: int | None, prefix: str = "", rest: str | None = N
 def shortened(text: str, length: int) -> str:
     """The beginning of a text that is too long, with an ellipsis."""
     return text if len(text) <= length else text[: max(0, length - 1)] + "…"
+
+
+# -- the console ---------------------------------------------------------------------------------------------------------
 
 
 class OutputClosed(Exception):

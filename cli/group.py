@@ -22,6 +22,8 @@ from .console import OutputClosed
 from .failures import Interrupted
 from .options import Root
 
+# -- conversion of arguments ---------------------------------------------------------------------------------------------
+
 
 def _spare_conversion(params: list[Any]) -> None:
     """Have these parameters convert simple values themselves."""
@@ -54,6 +56,8 @@ class _QuickHelp:
             _spare_conversion([option])
         return option
 
+
+# -- help ----------------------------------------------------------------------------------------------------------------
 
 #: Options that every command has.
 _EVERYWHERE = ("root", "json", "quiet", "debug", "help")
@@ -89,6 +93,8 @@ class _Command(_QuickHelp, TyperCommand):
                 with formatter.section(title):
                     formatter.write_dl(records)
 
+
+# -- commands ------------------------------------------------------------------------------------------------------------
 
 #: In the order of first use. The module of the same name has the command's ``run`` and ``EXAMPLES``.
 COMMANDS = {

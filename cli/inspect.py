@@ -302,6 +302,9 @@ def _record(path: Path, manifest: Manifest) -> dict[str, Any]:
     }
 
 
+# -- the files that it writes --------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class _RequestedFiles:
     """The files to write: figure, frames, animation and cards; None and empty where none is requested."""

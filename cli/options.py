@@ -127,6 +127,8 @@ DryRun = Annotated[bool, Option("--dry-run", help="Only show what would be done.
 UserProject = Annotated[str | None, Option(metavar="P", help="Google Cloud project billed for requester-pays buckets.")]
 
 
+# -- options that sources declare ----------------------------------------------------------------------------------------
+
 _SOURCE_OPTIONS = "rbdata.source_options"
 
 

@@ -212,6 +212,9 @@ def _where(manifest: Manifest, checksums: BlockChecksums, block: Block) -> str:
     return f"{number}, bytes {block.begin}-{block.end}" + (f" ({', '.join(names)})" if names else "")
 
 
+# -- invariants ----------------------------------------------------------------------------------------------------------
+
+
 class Folder(Protocol):
     """A dataset's folder and its manifest; a `Dataset` is one."""
 

@@ -50,6 +50,8 @@ from .leaf import Leaf
 from .schema import Schema, check_ted
 from .untrusted_json import parse_json
 
+# -- types of the fields -------------------------------------------------------------------------------------------------
+
 #: The file of the checksums of blocks; no leaf has this name.
 BLOCK_TABLE = "blocks.crc32c"
 #: What is stated of the episodes' returns and lengths, where there are episodes.
@@ -183,6 +185,8 @@ def _check_blocks(size: int, covered: list[str], files: Mapping[str, list[tuple[
     if lengths[BLOCK_TABLE] != 4 * sum(-(-lengths[path] // size) for path in covered):
         raise ValueError(f"blocks: {BLOCK_TABLE} does not have 4 bytes for every block")
 
+
+# -- the manifest --------------------------------------------------------------------------------------------------------
 
 FILENAME = "rbdata.json"
 FORMAT = "rbdata"
@@ -355,6 +359,9 @@ def _checksum(record: dict[str, Any]) -> str:
     content = {key: value for key, value in record.items() if key != "checksum"}
     # Python writes floats in their shortest exact form, so reading and writing again gives the same text.
     return crc32c(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
+
+
+# -- sizes of files ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -205,6 +205,9 @@ def _reopen(root: Path, dataset_id: str, plan: Manifest, episodes: int) -> Parti
     return opened
 
 
+# -- the first episodes of an open dataset -------------------------------------------------------------------------------
+
+
 def whole_episodes(table: EpisodeTable, parts: Sequence[dict[str, int]]) -> int:
     """How many episodes lie wholly in the first parts (as the manifest records them); ``table`` is of the whole dataset."""
     states = sum(part.get("states", 0) for part in parts)

@@ -54,6 +54,8 @@ class RemoteFiles(Protocol):
         """Raise ObjectChangedError if the dataset was replaced since this version was opened."""
 
 
+# -- threads that fetch --------------------------------------------------------------------------------------------------
+
 _IDLE_SECONDS = 5.0
 
 
@@ -146,6 +148,8 @@ class _BlockFetcher:
                 return number, future, True
         return None
 
+
+# -- the cache -----------------------------------------------------------------------------------------------------------
 
 #: Requests under way at once.
 CONNECTIONS = 16

@@ -48,6 +48,8 @@ from ..folder import free_bytes
 from ..manifest import Manifest
 from ..schema import LARGE_ROW
 
+# -- which bytes are which block -----------------------------------------------------------------------------------------
+
 #: Files of at most this many bytes are whole, unless they hold the rows of a large leaf.
 WHOLE = 64 << 20
 
@@ -100,6 +102,8 @@ def layout_of(manifest: Manifest, block_bytes: int) -> BlockLayout:
     in_blocks = {path for path, size in sizes.items() if size > WHOLE or (path in large and size > block_bytes)}
     return BlockLayout(sizes, frozenset(path for path in in_blocks if not path.startswith("episodes/")), block_bytes)
 
+
+# -- which blocks are resident -------------------------------------------------------------------------------------------
 
 ABSENT, RESIDENT, UNPROVEN = 0, 1, 2
 STATES_FILE = ".rbdata-blocks"
@@ -166,6 +170,8 @@ def _sums_at(blocks: int) -> int:
 def _size(blocks: int) -> int:
     return _sums_at(blocks) + 4 * blocks
 
+
+# -- locks ---------------------------------------------------------------------------------------------------------------
 
 _OFD_LOCK = getattr(fcntl, "F_OFD_SETLK", None)
 _STRUCT_FLOCK = "hhqqi"
@@ -262,6 +268,8 @@ def _open_lock(path: Path) -> int:
     """A file to lock, created if missing; never inherited by other programs."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
 
+
+# -- the folder ----------------------------------------------------------------------------------------------------------
 
 _MANIFEST = ".rbdata-manifest"
 _ANOTHER = "choose another cache_dir, or delete the folder"
