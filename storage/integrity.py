@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -52,12 +52,6 @@ class Report:
         state = "good" if self.ok else "damaged"
         title = f"{state}: {plural(self.files, 'file')}, {amount(self.bytes)} read"
         return html_table(title, [(problem.path or "data", problem.what) for problem in self.problems])
-
-
-@dataclass(frozen=True)
-class _Folder:
-    path: Path
-    manifest: Manifest
 
 
 @dataclass(frozen=True)
@@ -100,7 +94,7 @@ def _verify(folder: Path, quick: bool, invariants: bool, on_progress: Callable[[
         report.problems.sort(key=lambda problem: (problem.path, problem.begin))
     if report.ok and invariants and not quick:
         try:
-            report.problems += [Problem("", what) for what in check_invariants(_Folder(folder, manifest))]
+            report.problems += [Problem("", what) for what in check_invariants(folder, manifest)]
         except RbdataError as error:
             report.problems.append(Problem("", error.message))
     return report
@@ -215,16 +209,7 @@ def _where(manifest: Manifest, checksums: BlockChecksums, block: Block) -> str:
 # -- invariants ----------------------------------------------------------------------------------------------------------
 
 
-class Folder(Protocol):
-    """A dataset's folder and its manifest; a `Dataset` is one."""
-
-    @property
-    def path(self) -> Path: ...
-    @property
-    def manifest(self) -> Manifest: ...
-
-
-def check_invariants(dataset: Folder, block: int = 65_536) -> list[str]:
+def check_invariants(folder: Path, manifest: Manifest, block: int = 65_536) -> list[str]:
     """Everything that must hold in a dataset; returns what does not, in words (an empty list when all is well).
 
     Each kind of problem is reported once, with the first step where it is met.
@@ -234,11 +219,10 @@ def check_invariants(dataset: Folder, block: int = 65_536) -> list[str]:
     next observation of a step is the observation of the following one (except for leaves that the lineage names as
     ``unchained``); returns are the sums of rewards. Keys are checked with the manifest, the episode table when it is opened.
     """
-    manifest = dataset.manifest
     schema, count = manifest.schema, manifest.steps
     if "reward" in schema:
         return ["a reward at the root: rewards belong under next"]
-    episodes = open_episodes(dataset.path, manifest.episodes, count)
+    episodes = open_episodes(folder, manifest.episodes, count)
     first: dict[str, int] = {}
     unchained = (manifest.lineage or {}).get("unchained", ())
     twins = [
@@ -250,7 +234,7 @@ def check_invariants(dataset: Folder, block: int = 65_536) -> list[str]:
         if schema[name].shape != schema[successor].shape:
             return [f"{name} and {successor} have different shapes"]
     needed = {*FLAGS, "next/reward", *("next/" + flag for flag in FLAGS), *(name for pair in twins for name in pair)}
-    rows = {name: open_array(dataset.path, schema[name], count) for name in needed}
+    rows = {name: open_array(folder, schema[name], count) for name in needed}
     returns = np.zeros(len(episodes))
     start = np.asarray(episodes.start)
     last = np.append(start[1:], count) - 1

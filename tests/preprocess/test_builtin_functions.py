@@ -69,7 +69,7 @@ def test_alone(name, layout, args, tmp_path):
         assert found[key].dtype == whole[key].dtype
         assert torch.equal(found[key], whole[key]), key
     assert made.episodes.length.tolist() == lengths
-    assert check_invariants(made) == []
+    assert check_invariants(made.path, made.manifest) == []
     verify(made.path)
     assert made.manifest.lineage["functions"][0]["function"] == f"rbdata:{name}"
 
@@ -116,7 +116,7 @@ def test_a_chain_of_three_with_two_first_passes(tmp_path):
     )
     truth = torch.cat([find_builtin("returns_to_go")(td, gamma=0.9)["return_to_go"] for td in kept])
     assert torch.equal(made["return_to_go"], truth)
-    assert check_invariants(made) == []
+    assert check_invariants(made.path, made.manifest) == []
 
 
 def test_frames_grey_small_and_float(tmp_path):
@@ -129,7 +129,7 @@ def test_frames_grey_small_and_float(tmp_path):
         td = function(td)
     td = find_builtin("to_float")(td, dtype="float16")
     assert torch.equal(made["next/observation"], td["next", "observation"])
-    assert check_invariants(made) == []
+    assert check_invariants(made.path, made.manifest) == []
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ class TestSameBytes:
         check_files(dataset.path, whole, lengths)
         assert dataset.episodes.length.tolist() == lengths
         assert verify(dataset.path).ok
-        assert check_invariants(dataset) == []
+        assert check_invariants(dataset.path, dataset.manifest) == []
         assert contents(source) == before
         if layout != "flat" and fn is not tools.every_other:
             assert [leaf.name for leaf in dataset.schema.states] == ["observation"]
@@ -192,5 +192,5 @@ def test_any_dataset_any_function(tmp_path_factory, lengths, layout, per, batch,
     whole, found = plain(source, fn, per, batch)
     check_files(dataset.path, whole, found)
     assert dataset.episodes.length.tolist() == found
-    assert check_invariants(dataset) == []
+    assert check_invariants(dataset.path, dataset.manifest) == []
     assert set(np.unique(dataset.episodes.outcome)) <= {TERMINATED, 2, CUT}

@@ -142,7 +142,7 @@ class TestWindows:
         assert torch.equal(dataset["observation"], source["observation"])
         assert torch.equal(dataset["next/observation"], source["next/observation"])
         assert torch.equal(dataset["next/terminated"], source["next/terminated"])
-        assert check_invariants(dataset) == []
+        assert check_invariants(dataset.path, dataset.manifest) == []
 
     @pytest.mark.parametrize("per", ["batch", "sample", "episode"])
     @pytest.mark.parametrize("number", [1, 30, 10_000])
@@ -155,7 +155,7 @@ class TestWindows:
         last = int(dataset.episodes.outcome[-1])
         whole = count in np.cumsum(source.episodes.length)
         assert last == (source.episodes.outcome[len(dataset.episodes) - 1] if whole else CUT)
-        assert check_invariants(dataset) == []
+        assert check_invariants(dataset.path, dataset.manifest) == []
 
     def test_early_ends_make_episodes(self, shared):
         """A function may end episodes (at the loss of a life, say): frames then have more states."""
@@ -171,7 +171,7 @@ class TestWindows:
             whole, lengths = plain(source, fn, per, size or 0)
             check_files(dataset.path, whole, lengths)
             assert dataset.episodes.length.tolist() == lengths
-            assert check_invariants(dataset) == []
+            assert check_invariants(dataset.path, dataset.manifest) == []
 
     def test_changed_ends_need_not_be_said_twice(self, shared):
         def fn(td):

@@ -133,9 +133,9 @@ def test_torchrl_samples_slices(layout, options, tmp_path):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_good_datasets_break_nothing(layout, tmp_path):
     dataset = Dataset(write_dataset(tmp_path, EPISODES, layout, parts=2))
-    assert check_invariants(dataset) == []
+    assert check_invariants(dataset.path, dataset.manifest) == []
     for block in (1, 2, 7, 30, 31):
-        assert check_invariants(dataset, block) == []
+        assert check_invariants(dataset.path, dataset.manifest, block) == []
 
 
 def edit(folder: Path, name: str, step: int, value) -> None:
@@ -231,9 +231,9 @@ def test_every_violation_is_found(violation, block, tmp_path):
     break_it(folder)
     if expected[0].startswith(("the episode table leaves", "the episode table covers")):
         with pytest.raises(DamagedDatasetError, match=expected[0]):
-            check_invariants(Dataset(folder), block)
+            check_invariants(folder, read_manifest(folder), block)
         return
-    found = check_invariants(Dataset(folder), block)
+    found = check_invariants(folder, read_manifest(folder), block)
     assert len(found) == len(expected)
     for problem, start in zip(sorted(found), sorted(expected)):
         assert problem.startswith(start)
@@ -247,24 +247,24 @@ def test_root_flags(name, tmp_path):
         leaf if leaf.name != name else type(leaf)(name, "step", "bool", (1,)) for leaf in manifest.schema
     )  # no constant any more: the file is read
     edit_manifest(folder, schema=Schema(leaves))
-    assert check_invariants(Dataset(folder)) == []
+    assert check_invariants(folder, read_manifest(folder)) == []
     edit(folder, name, 17, True)
-    assert check_invariants(Dataset(folder), 4) == [f"root {name} is set (step 17)"]
+    assert check_invariants(folder, read_manifest(folder), 4) == [f"root {name} is set (step 17)"]
 
 
 def test_common_nan_is_no_problem(tmp_path):
     folder = write_dataset(tmp_path, EPISODES)
     for name, step in (("observation", 10), ("next/observation", 9)):
         edit(folder, name, step, np.nan)
-    assert check_invariants(Dataset(folder)) == []
+    assert check_invariants(folder, read_manifest(folder)) == []
 
 
 def test_same_problem_everywhere_is_told_once(tmp_path):
     folder = write_dataset(tmp_path, EPISODES)
     for step in range(30):
         edit(folder, "next/reward", step, np.nan)
-    assert check_invariants(Dataset(folder), 2)[:1] == ["a reward is not finite (step 0)"]
-    assert len(check_invariants(Dataset(folder), 2)) == 2
+    assert check_invariants(folder, read_manifest(folder), 2)[:1] == ["a reward is not finite (step 0)"]
+    assert len(check_invariants(folder, read_manifest(folder), 2)) == 2
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_keys_dtypes_and_shapes(change, expected, tmp_path):
     edit_manifest(folder, schema=schema)
     if "root" in expected:
         (folder / "action.memmap").rename(folder / "reward.memmap")
-        assert [problem.startswith(expected) for problem in check_invariants(Dataset(folder))] == [True]
+        assert [problem.startswith(expected) for problem in check_invariants(folder, read_manifest(folder))] == [True]
         return
     with pytest.raises(DamagedDatasetError, match=re.escape(expected)):
         Dataset(folder)

@@ -120,7 +120,7 @@ def checked(folder: Path) -> Dataset:
     report = verify(folder)
     assert report.ok, report.problems
     dataset = Dataset(folder)
-    assert check_invariants(dataset) == []
+    assert check_invariants(dataset.path, dataset.manifest) == []
     return dataset
 
 

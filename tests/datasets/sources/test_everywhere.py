@@ -141,7 +141,7 @@ SHORT = {"openml, dense": 1, "openml, sparse and standardised": 1, "gymnasium, t
 def test_plain_ted_for_tensordict_and_torchrl(name, tmp_path):
     """No rbdata: tensordict opens it as full TED, TorchRL samples slices that never cross an episode."""
     dataset = SOURCES[name](tmp_path)
-    assert check_invariants(dataset) == [] and verify(dataset.path).ok
+    assert check_invariants(dataset.path, dataset.manifest) == [] and verify(dataset.path).ok
     if any(leaf.kind == "state" for leaf in dataset.schema):  # frames beside it: the rest is there all the same
         dataset = _as_ted(dataset, name, tmp_path)
     with warnings.catch_warnings():

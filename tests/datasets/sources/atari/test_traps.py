@@ -408,12 +408,12 @@ def test_trap_59_invariants(unknown_next, options, tmp_path):
     """The checker finds nothing in what was converted, and finds what was broken on purpose."""
     write_run(tmp_path / "raw", 50, [5, 1, 9, 30, 2, 60], still_open=True)
     dataset = to_dataset(tmp_path / "raw", tmp_path, unknown_next=unknown_next, **options)
-    assert check_invariants(dataset) == []
+    assert check_invariants(dataset.path, dataset.manifest) == []
     path = dataset.path / "next" / "terminated.memmap"
     flags = bytearray(path.read_bytes())
     flags[2] = 1
     path.write_bytes(flags)
-    assert check_invariants(Dataset(dataset.path))
+    assert check_invariants(dataset.path, dataset.manifest)
     assert not verify(dataset.path).ok
 
 

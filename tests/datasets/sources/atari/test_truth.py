@@ -60,7 +60,7 @@ def check(folder: Path, root: Path, expected: truth.Truth, **options) -> None:
         return
     dataset = converted(folder, root, **options)
     assert_holds(dataset, expected, folder)
-    assert check_invariants(dataset) == []
+    assert check_invariants(dataset.path, dataset.manifest) == []
 
 
 @examples(30)
@@ -234,4 +234,4 @@ def test_some_real_shards(shards, tmp_path):
         request = Request("Pong/5", root=tmp_path / unknown_next, mirror=str(REAL), procs=1, options=options)
         dataset = Dataset(download(request).path)
         assert_holds(dataset, file_truth(folder, list(shards), unknown_next), folder)
-        assert check_invariants(dataset) == []
+        assert check_invariants(dataset.path, dataset.manifest) == []

@@ -58,7 +58,7 @@ def checked(folder: Path) -> Dataset:
     report = verify(folder)
     assert report.ok, report.problems
     dataset = Dataset(folder)
-    assert check_invariants(dataset) == []
+    assert check_invariants(dataset.path, dataset.manifest) == []
     assert dataset["next/terminated"].all() and not dataset["next/truncated"].any()
     assert (dataset["next/reward"] == 1).all() and not dataset["next/observation"].any()
     assert (dataset.episodes.length == 1).all()

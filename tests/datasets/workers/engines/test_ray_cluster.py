@@ -239,7 +239,7 @@ def test_random_numbers_and_first_passes(engine, tmp_path):
     near = run(tmp_path, functions, "my/near", procs=2, **options)
     assert far.manifest.lineage["statistics"] == near.manifest.lineage["statistics"]
     assert (far.to_tensordict() == near.to_tensordict()).all()
-    assert check_invariants(far) == []
+    assert check_invariants(far.path, far.manifest) == []
     assert far.manifest.provenance["engine"].startswith("ray")
 
 

@@ -32,7 +32,7 @@ def get(
 ) -> Dataset:
     request = Request(name, root=root, mirror=str(mirror), procs=procs, force=force, options=ConvertOptions(**options))
     dataset = Dataset(download(request).path)
-    assert check_invariants(dataset) == []
+    assert check_invariants(dataset.path, dataset.manifest) == []
     assert verify(dataset.path).ok
     return dataset
 
