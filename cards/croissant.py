@@ -25,6 +25,13 @@ _TYPES = {
     **{f"float{bits}": f"cr:Float{bits}" for bits in (16, 32, 64)},
 }
 
+#: Names of the Croissant vocabulary that mean the same in the file.
+_TERMS = (
+    "arrayShape column containedIn equivalentProperty extract field fileProperty fileObject fileSet format includes "
+    "excludes isArray isLiveDataset jsonPath key md5 parentField path recordSet references regex repeated replace "
+    "samplingRate separator source subField transform"
+)
+
 _CONTEXT: dict[str, Any] = {
     "@language": "en",
     "@vocab": "https://schema.org/",
@@ -37,35 +44,7 @@ _CONTEXT: dict[str, Any] = {
     "citeAs": "cr:citeAs",
     "data": {"@id": "cr:data", "@type": "@json"},
     "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
-    **{
-        name: f"cr:{name}"
-        for name in (
-            *(
-                "arrayShape",
-                "column",
-                "containedIn",
-                "equivalentProperty",
-                "extract",
-                "field",
-                "fileProperty",
-                "fileObject",
-            ),
-            *(
-                "fileSet",
-                "format",
-                "includes",
-                "excludes",
-                "isArray",
-                "isLiveDataset",
-                "jsonPath",
-                "key",
-                "md5",
-                "parentField",
-            ),
-            *("path", "recordSet", "references", "regex", "repeated", "replace", "samplingRate", "separator", "source"),
-            *("subField", "transform"),
-        )
-    },
+    **{name: f"cr:{name}" for name in _TERMS.split()},
     "examples": {"@id": "cr:examples", "@type": "@json"},
 }
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..datasets.local import LocalDataset
     from ..datasets.sources.catalogue_entry import CatalogueEntry
 
-#: What stands in the column "available" if no place that is known lets anybody in.
+#: The column "available" of datasets without a public place.
 MIRROR_ONLY = "mirror only"
 
 _COLUMNS = (
@@ -80,7 +80,7 @@ def about(count: int | None, entry: CatalogueEntry) -> str | None:
 
 
 def available(entry: CatalogueEntry) -> str | None:
-    """Where a dataset can be had today."""
+    """The public places of a dataset."""
     return ", ".join(entry.available) or (MIRROR_ONLY if entry.places else None)
 
 

@@ -64,7 +64,7 @@ def run(
     elif listed and (mirror or entry.available):
         out.hint(settings.command("download", entry.id, root=root) if mirror else entry.command_at(root))
     elif listed:
-        out.note("no place that is known lets anybody read it: name a copy with --mirror, or RBDATA_MIRROR")
+        out.note("no known place is public: name a copy with --mirror, or RBDATA_MIRROR")
 
 
 def _facts(entry: CatalogueEntry, local: LocalDataset | None, mirror: str | None, recorded: bool) -> Iterator[Fact]:

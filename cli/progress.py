@@ -166,7 +166,7 @@ def count_progress(title: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def phase(title: str) -> Iterator[Callable[[str, float], None]]:
-    """Show what goes on inside the block, and by the callback ``(what, share)`` how much of it is done."""
+    """Show ``title`` while the block runs; the callback ``(what, share)`` shows how much of it is done."""
     if out.quiet:
         yield lambda what, share: None
         return
@@ -185,7 +185,7 @@ def _display(title: str, on_estimate: Callable[[Estimate], None] = lambda estima
 
 
 class _Lines:
-    """Progress in a log: what goes on, one line every LINE_INTERVAL seconds, also while nothing new is reported."""
+    """Progress in a log: one line every LINE_INTERVAL seconds, also while nothing new is reported."""
 
     def __init__(self, title: str, on_estimate: Callable[[Estimate], None]) -> None:
         self._title, self._on_estimate = title, on_estimate
@@ -308,13 +308,13 @@ class _Bars:
         )
 
     def phase(self, what: str, words: str = "") -> None:
-        """In place of all bars: what goes on, without a known share."""
+        """Replace all bars by a phase whose share is not known."""
         if self._rows.keys() != {what}:
             self._clear()
         self._show(what, what, None, words)
 
     def share(self, what: str, share: float, words: str) -> None:
-        """One bar, in place of all others."""
+        """Replace all bars by one."""
         if share >= 1:
             self.phase(what, words)
             return
@@ -323,7 +323,7 @@ class _Bars:
         self._show("share", what, share, words)
 
     def wait(self, why: str, seconds: float) -> None:
-        """Below the bars, while it lasts: why nothing arrives."""
+        """Show below the bars why nothing arrives, while that lasts."""
         self._show("wait", "waiting", None, why)
         timer = threading.Timer(seconds + 1.0, self._drop, ("wait",))
         timer.daemon = True
