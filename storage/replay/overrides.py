@@ -8,8 +8,8 @@ one that the subclass defines. TorchRL's classes have further methods that they 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from ...errors import UsageError
 
@@ -19,19 +19,20 @@ ROOT = __name__.partition(".")[0]
 MADE = "_made_from"
 
 
-@lru_cache(1024)
-def _defined_by_users(cls: type) -> frozenset[str]:
-    """The names whose definition for ``cls`` comes from a class or a function outside of this package."""
-    seen: set[str] = set()
-    found: set[str] = set()
+#: Answers of `is_overridden` by class and name, with the attribute that they are about: classes may be changed later.
+_known: WeakKeyDictionary[type, dict[str, tuple[Any, bool]]] = WeakKeyDictionary()
+
+
+def _is_defined_by_users(cls: type, name: str) -> bool:
+    """Whether the definition of a name for ``cls`` comes from a class or a function outside of this package."""
     for base in cls.__mro__[:-1]:
-        ours = base.__module__.partition(".")[0] == ROOT
-        for name, value in vars(base).items():
-            if name not in seen and not hasattr(value, MADE):
-                seen.add(name)
-                if not ours or _module_of(value).partition(".")[0] != ROOT:
-                    found.add(name)
-    return frozenset(found)
+        value = vars(base).get(name, _NOTHING)
+        if value is not _NOTHING and not hasattr(value, MADE):
+            return base.__module__.partition(".")[0] != ROOT or _module_of(value).partition(".")[0] != ROOT
+    return False
+
+
+_NOTHING = object()
 
 
 def _module_of(value: Any) -> str:
@@ -44,7 +45,12 @@ def _module_of(value: Any) -> str:
 def is_overridden(part: Any, name: str) -> bool:
     """Whether a subclass from outside of this package, or the instance itself, defines a method of this name."""
     kind: Any = type(part)
-    return name in _defined_by_users(kind) or name in vars(part)
+    value = getattr(kind, name, None)
+    known = _known.setdefault(kind, {})
+    answer = known.get(name)
+    if answer is None or answer[0] is not value:
+        answer = known[name] = (value, _is_defined_by_users(kind, name))
+    return answer[1] or name in vars(part)
 
 
 def link(cls: type, ours: str, theirs: str, make: Callable[[str, Any], Any] | None = None) -> None:
@@ -119,8 +125,7 @@ def check_part(part: Any) -> None:
         instead, unused = UNUSED.get(base.__name__, ("", frozenset()))
         if base.__module__.partition(".")[0] != ROOT or not unused:
             continue
-        defined = _defined_by_users(kind) | vars(part).keys()
-        if names := sorted(unused & defined):
+        if names := sorted(name for name in unused if name in vars(part) or _is_defined_by_users(kind, name)):
             method = f"{type(part).__name__}.{names[0]}()"
             message = f"{method} would never be called: TorchRL's {base.__name__} has it, and this one has not"
             raise UsageError(message, hint=instead)

@@ -104,6 +104,8 @@ class BatchOrder:
         self._size = 0
         self.batches = 0  # drawn so far
         self.version = 0  # that of the storage when the last batch taken was drawn
+        self._contents: Any = None  # and what it held
+        self._changes = 0  # of the sampler's arguments by then
         self._ahead = 1
         #: Whether draws can be taken back; keeping the states costs time, and without them nothing is drawn ahead.
         self.keep_states = True
@@ -114,7 +116,8 @@ class BatchOrder:
         """The next batch of this size; up to ``limit`` are prepared together."""
         if self._drawn and (
             batch_size != self._size
-            or self.storage.version != self.version
+            or self.storage.contents_version != self._contents
+            or self.sampler.changes != self._changes
             or "sample" in self.sampler.__dict__  # which a user has set meanwhile
             or self._was_set()
         ):
@@ -133,7 +136,8 @@ class BatchOrder:
         return "sample" not in sampler.__dict__ and "draw" not in sampler.__dict__
 
     def _draw(self, batch_size: int, prepare: Prepare, count: int) -> None:
-        self._size, self.version = batch_size, self.storage.version
+        self._size, self.version, self._contents = batch_size, self.storage.version, self.storage.contents_version
+        self._changes = self.sampler.changes
         draws: list[Draw] = []
         states: list[OrderState | None] = []
         ends: list[bool] = []
@@ -352,13 +356,14 @@ class Pipeline:
 
     def _reader(self) -> BatchReader | None:
         """What reads leaf by leaf; None where records can only be had whole."""
-        if self._known is not None and "get" not in self.storage.__dict__:
+        own_get = reads_by_get(self.storage)
+        if self._known is not None and not own_get:
             same_rows = self.storage.immutable and self._known[1] == self.storage.version
             if same_rows or self._known[0] is self.storage.fields():
                 return self._known[2]
         fields, spec, reader = self.storage.fields(), self.spec, None
         windows = spec.frame_stack is not None or spec.n_step is not None
-        if reads_by_get(self.storage):
+        if own_get:
             if windows:
                 message = f"frame_stack and n_step read leaf by leaf, and {type(self.storage).__name__}.get is your own"
                 raise UsageError(message, hint="leave them out, or do in a transform what get() does")

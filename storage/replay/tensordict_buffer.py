@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from .buffer import ReplayBuffer
 from .buffer_options import BufferOptions, PrioritizedOptions, ReadOptions
 from .sample_units import Sequence
 from .samplers.prioritized import PrioritizedSampler, reduce
-from .storages.column_access import is_key
+from .storages.column_access import is_key, read_records
 from .storages.trees import stack
 from .timeline import as_key
 from .writers import ImmutableDatasetWriter, TensorDictRoundRobinWriter, Writer
@@ -63,7 +64,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def __setitem__(self, index: Any, value: Any) -> None:
         """As `ReplayBuffer.__setitem__`; records without ``index`` keep the one that is stored."""
         if isinstance(value, TensorDictBase) and "index" not in value.keys() and not is_key(index):  # noqa: SIM118
-            stored = self[index]
+            stored = None
+            with suppress(IndexError, SchemaError):  # rows that are not there yet
+                stored = read_records(self._storage, index, self._swapped_dim)
             fits = isinstance(stored, TensorDictBase) and stored.batch_size[: value.ndim] == value.batch_size
             if fits and "index" in stored.keys():  # noqa: SIM118
                 value = value.copy().set("index", stored.get("index").clone())

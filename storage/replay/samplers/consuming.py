@@ -29,10 +29,15 @@ class ConsumingSampler(Sampler):
 
     ahead = False
     values_per_row = True
+    arguments = frozenset(("max_sample_count",))
 
     def __init__(self, max_sample_count: int = 1) -> None:
         self.max_sample_count = _check_count(max_sample_count)
         self.empty()
+
+    def _configure(self) -> None:
+        self.__dict__["max_sample_count"] = _check_count(self.max_sample_count)
+        self._take_over(self._sample_count[: self._size], self._free_indices, self.ran_out)
 
     def empty(self) -> None:
         self._sample_count = torch.zeros(0, dtype=torch.int64)  # of every row, with room for more
@@ -156,11 +161,11 @@ class ConsumingSampler(Sampler):
         except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
             message = f"the state is not that of a {type(self).__name__}: {type(error).__name__}: {reason(error)}"
             raise UsageError(message) from error
-        before, self.max_sample_count = self.max_sample_count, most
+        before, self.__dict__["max_sample_count"] = self.max_sample_count, most
         try:
             self._take_over(counts[:size], free, bool(ran_out))
         except UsageError:
-            self.max_sample_count = before
+            self.__dict__["max_sample_count"] = before
             raise
 
     def _take_over(self, counts: torch.Tensor, free: torch.Tensor, ran_out: bool) -> None:

@@ -410,6 +410,10 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         info = {name: value.repeat_interleave(each) for name, value in self._info(self.tree[rows.numpy()]).items()}
         return self._finish(Draw(position, length, lengths, pool.timeline, padded, self.marks, info))
 
+    def _configure(self) -> None:
+        SliceSampler._configure(self)
+        self._starts = self._known = None
+
     def _start_tree(self, pool: EpisodePool, length: int) -> SumTree:
         """The tree of starts, worked out anew when the storage's contents have changed."""
         known = self._known

@@ -77,6 +77,13 @@ class SliceSampler(Sampler):
     storage is written, and a draw takes microseconds on the CPU.
     """
 
+    arguments = frozenset(
+        (
+            *("slice_len", "num_slices", "end_key", "end_keys", "traj_key", "ends", "trajectories", "truncated_key"),
+            *("init_key", "strict_length", "pad_output", "span", "uniform_over", "stride", "burn_in", "fragmented"),
+            "step_key",
+        )
+    )
     #: Whether short episodes are long enough with a right span.
     _cut_short = False
 
@@ -106,57 +113,65 @@ class SliceSampler(Sampler):
         trajectory_key: KeyLike | None = None,
         replacement: bool = True,
     ) -> None:
-        if (slice_len is None) == (num_slices is None):
-            raise UsageError("give either slice_len or num_slices")
-        for name, value, least in (
-            ("slice_len", slice_len, 1),
-            ("num_slices", num_slices, 1),
-            ("stride", stride, 1),
-            ("burn_in", burn_in, 0),
-        ):
-            if value is not None and (not isinstance(value, int) or value < least):
-                raise UsageError(f"{name} must be a whole number of at least {least}, not {value!r}")
         if traj_key is not None and trajectory_key is not None:
             raise UsageError("traj_key and trajectory_key are one argument: give one of them")
-        traj_key = trajectory_key if traj_key is None else traj_key
+        self.slice_len, self.num_slices = slice_len, num_slices
+        self.strict_length, self.pad_output, self.uniform_over = strict_length, pad_output, uniform_over
+        self.stride, self.burn_in, self.span = stride, burn_in, span
+        self.end_key, self.end_keys, self.ends, self.trajectories = end_key, end_keys, ends, trajectories
+        #: As given, or what the first draw has found.
+        self.traj_key = self._given_traj_key = trajectory_key if traj_key is None else traj_key
+        self.truncated_key, self.init_key = truncated_key, init_key
+        self.fragmented, self.step_key = fragmented, step_key
+        self.cache_values, self.compile, self.use_gpu = cache_values, bool(compile), bool(use_gpu)
+        self._pools: dict[int, EpisodePool] = {}
+        SliceSampler._configure(self)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "traj_key":
+            self.__dict__["_given_traj_key"] = value
+        super().__setattr__(name, value)
+
+    def _configure(self) -> None:
+        if (self.slice_len is None) == (self.num_slices is None):
+            raise UsageError("give either slice_len or num_slices")
+        for name, least in (("slice_len", 1), ("num_slices", 1), ("stride", 1), ("burn_in", 0)):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < least):
+                raise UsageError(f"{name} must be a whole number of at least {least}, not {value!r}")
+        end_key, end_keys, traj_key = self.end_key, self.end_keys, self._given_traj_key
         ways = [
             end_key is not None or bool(end_keys) or traj_key is not None,
-            ends is not None,
-            trajectories is not None,
+            self.ends is not None,
+            self.trajectories is not None,
         ]
         if sum(ways) > 1 or (end_key is not None and end_keys):
             raise UsageError("end_key, end_keys and traj_key, ends, and trajectories are exclusive: give one of them")
-        if pad_output and strict_length:
+        if self.pad_output and self.strict_length:
             raise UsageError("pad_output=True is incompatible with strict_length=True: it fills up short slices")
-        if uniform_over not in ("trajectories", "transitions"):
-            raise UsageError(f"uniform_over is {uniform_over!r}, not 'trajectories' or 'transitions'")
-        self.slice_len, self.num_slices = slice_len, num_slices
-        self.strict_length, self.pad_output, self.uniform_over = strict_length, pad_output, uniform_over
-        self.stride, self.burn_in = stride, burn_in
-        self.span = _both_sides(span)
-        if any(self.span) and (uniform_over == "transitions" or stride > 1):
+        if self.uniform_over not in ("trajectories", "transitions"):
+            raise UsageError(f"uniform_over is {self.uniform_over!r}, not 'trajectories' or 'transitions'")
+        span = _both_sides(self.span)
+        if any(span) and (self.uniform_over == "transitions" or self.stride > 1):
             message = "span goes with uniform_over='trajectories' and a stride of 1"
-            windows = f"sample_unit=rbdata.Sequence({slice_len or 32})"
+            windows = f"sample_unit=rbdata.Sequence({self.slice_len or 32})"
             hint = (
                 f"windows that begin at every step alike and may reach over the end of an episode: {windows}, no slices"
             )
             raise UsageError(message, hint=hint)
-        self.end_key, self.end_keys, self.truncated_key = end_key, end_keys, truncated_key
-        #: As given, or what the first draw has found.
-        self.traj_key = traj_key
-        self.cache_values, self.compile, self.use_gpu = cache_values, bool(compile), bool(use_gpu)
-        self.edges = Edges(
+        edges = Edges(
             None if traj_key is None else as_key(traj_key),
             tuple(as_key(key) for key in end_keys or ()) or (() if end_key is None else (as_key(end_key),)),
-            as_key(step_key) if fragmented else None,
-            ends,
-            trajectories,
+            as_key(self.step_key) if self.fragmented else None,
+            self.ends,
+            self.trajectories,
         )
-        self.marks = SliceMarks(
-            None if truncated_key is None else as_key(truncated_key),
-            None if init_key is None else as_key(init_key),
+        marks = SliceMarks(
+            None if self.truncated_key is None else as_key(self.truncated_key),
+            None if self.init_key is None else as_key(self.init_key),
         )
-        self._pools: dict[int, EpisodePool] = {}
+        self.__dict__.update(span=span, edges=edges, marks=marks)
+        self._pools.clear()
 
     def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
         count, length = self.shape(batch_size)
@@ -188,7 +203,8 @@ class SliceSampler(Sampler):
                 timeline, length, self.strict_length, self.span, self.stride, self._cut_short
             )
             if self.traj_key is None and timeline.traj_key is not None:
-                self.traj_key = timeline.traj_key if len(timeline.traj_key) > 1 else timeline.traj_key[0]
+                found = timeline.traj_key if len(timeline.traj_key) > 1 else timeline.traj_key[0]
+                self.__dict__["traj_key"] = found
         return pool
 
     def sampleable(self, storage: Storage, batch_size: int) -> int:
@@ -229,10 +245,19 @@ class SliceSamplerWithoutReplacement(SamplerWithoutReplacement, SliceSampler):
     def __init__(self, *, drop_last: bool = False, shuffle: bool = True, **slices: Unpack[SliceOptions]) -> None:
         SliceSampler.__init__(self, **slices)
         SamplerWithoutReplacement.__init__(self, drop_last, shuffle)
+        self._check()
+
+    arguments = SliceSampler.arguments | SamplerWithoutReplacement.arguments
+    draw, sampleable = SliceSampler.draw, SliceSampler.sampleable
+
+    def _configure(self) -> None:
+        SliceSampler._configure(self)
+        SamplerWithoutReplacement._configure(self)
+        self._check()
+
+    def _check(self) -> None:
         if self.uniform_over == "transitions":
             raise UsageError("without replacement every episode gives one slice: uniform_over must be 'trajectories'")
-
-    draw, sampleable = SliceSampler.draw, SliceSampler.sampleable
 
     def _choose(self, pool: EpisodePool, count: int, generator: torch.Generator) -> torch.Tensor:
         return self.passes.take(len(pool.first), count, generator, self.share)

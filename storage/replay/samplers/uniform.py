@@ -177,6 +177,10 @@ class Sampler(metaclass=_Replacement):
     values_per_row = False
     #: Whether a draw depends on nothing but the storage and the generator, so that it may be made ahead of time.
     ahead = True
+    #: Arguments of the constructor that may be assigned while the sampler is in use: they act from the next draw on.
+    arguments: ClassVar[frozenset[str]] = frozenset()
+    #: How often one of them was assigned; what was drawn ahead before is drawn again.
+    changes = 0
     #: The part of the data that is this process's own, in data-parallel training: (rank, world size).
     share: tuple[int, int] = (0, 1)
     drop_last = False
@@ -197,6 +201,23 @@ class Sampler(metaclass=_Replacement):
             cls.ahead = False  # what the draws of a user's class depend on is not known
         if "ran_out" in own and "endless" not in own:
             cls.endless = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self.arguments or name not in self.__dict__:
+            super().__setattr__(name, value)
+            return
+        before = dict(self.__dict__)
+        super().__setattr__(name, value)
+        try:
+            self._configure()
+        except BaseException:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
+        self.__dict__["changes"] = self.changes + 1
+
+    def _configure(self) -> None:
+        """Work out what follows from the arguments. Raises UsageError where they do not go together."""
 
     def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
         """The next batch. Raises SamplingError when it cannot be drawn."""
@@ -438,10 +459,16 @@ class SamplerWithoutReplacement(Sampler):
     """
 
     endless = False
+    arguments = frozenset(("drop_last", "shuffle"))
 
     def __init__(self, drop_last: bool = False, shuffle: bool = True) -> None:
         self.drop_last, self.shuffle = drop_last, shuffle
         self.passes = Passes(shuffle=shuffle, drop_last=drop_last)
+
+    def _configure(self) -> None:
+        if bool(self.shuffle) != self.passes.shuffle:
+            self.passes.restart()  # the rest of the pass has another order
+        self.passes.shuffle, self.passes.drop_last = bool(self.shuffle), bool(self.drop_last)
 
     def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
         return Draw(self.passes.take(require_records(storage), batch_size, generator, self.share))
@@ -477,7 +504,7 @@ class SamplerWithoutReplacement(Sampler):
             rest, size = state["_sample_list"], int(state["len_storage"])
             position = (-1, 0, size - (size if rest is None else len(rest)), size, bool(state["_ran_out"]))
             self.passes.load_state({"passes": position, "rest": rest}, self.share[1])
-            self.drop_last = self.passes.drop_last = bool(state["drop_last"])
+            self.drop_last = bool(state["drop_last"])
         elif "passes" in state:
             self.passes.load_state(state, self.share[1])
         else:

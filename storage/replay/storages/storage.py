@@ -104,7 +104,13 @@ class Storage:
 
     @property
     def version(self) -> int:
+        """A number that every write changes."""
         raise NotImplementedError
+
+    @property
+    def contents_version(self) -> Any:
+        """What every write changes, and every change of the contents through a view that somebody has."""
+        return self.version
 
     @property
     def filled(self) -> int:
@@ -217,11 +223,11 @@ class Storage:
     def timeline(self, edges: Edges) -> Timeline:
         """The steps in order of time with their episodes; worked out once for every state of the contents."""
         known = self._timelines.get(edges)
-        if known is not None and known[0] == self.version:
+        if known is not None and known[0] == self.contents_version:
             return known[1]
         if not len(self):
             raise SamplingError("cannot sample from an empty storage", hint="extend the buffer first")
-        version = self.version
+        version = self.contents_version
         timeline = edges.timeline(self.column_as_read, self.filled, self.width, self.oldest)
         self._timelines[edges] = (version, timeline)
         return timeline

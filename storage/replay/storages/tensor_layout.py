@@ -242,6 +242,52 @@ def check_same(
     return added, missing
 
 
+def written_rows(cursor: Any, filled: int, given: int) -> Any:
+    """An index of rows to write to, as numbers from the first row.
+
+    Negative numbers, open slices and masks count from the ``filled`` rows that are there; of an empty storage an open slice
+    is as long as the data ``given``. Raises SchemaError for numbers before the first row, and masks of another length.
+    """
+    if cursor is Ellipsis:
+        cursor = slice(None)
+    if isinstance(cursor, slice):
+        start, stop = cursor.start, cursor.stop
+        if stop is None or stop < 0 or (start is not None and start < 0):
+            return slice(*cursor.indices(filled or given))
+        return cursor
+    if isinstance(cursor, tuple):
+        return cursor
+    rows = torch.as_tensor(cursor)
+    if rows.dtype == torch.bool:
+        if rows.ndim > 1:
+            return rows
+        if len(rows) != filled:
+            raise SchemaError(f"a mask of {len(rows)} for {filled} records")
+        return rows.nonzero()[:, 0]
+    if rows.numel() and int(rows.min()) < 0:
+        if int(rows.min()) < -filled:
+            raise SchemaError(f"there is no record {int(rows.min())} of {filled}")
+        return torch.where(rows < 0, rows + filled, rows)
+    return rows
+
+
+def check_no_gap(cursor: Any, filled: int) -> None:
+    """Raise SchemaError where rows that were never written would lie between those there are and those to be written."""
+    if isinstance(cursor, slice):
+        first = cursor.start or 0
+        is_gap = first > filled or (cursor.step not in (None, 1) and cursor.stop > filled + 1)
+    elif isinstance(cursor, tuple):
+        return
+    else:
+        rows = torch.as_tensor(cursor)
+        rows = rows.nonzero() if rows.dtype == torch.bool else rows
+        beyond = rows[rows >= filled].unique() if rows.numel() else rows
+        is_gap = len(beyond) > 0 and int(beyond[-1]) - filled + 1 > len(beyond)
+    if is_gap:
+        message = f"rows {cursor!s:.60} are not next to the {filled} that were written"
+        raise SchemaError(message, hint="rows are written in order: extend() and add() take the next ones")
+
+
 def highest_row(cursor: Any, capacity: int) -> int:
     if isinstance(cursor, slice):
         return max(cursor.indices(capacity)[1] - 1, -1)

@@ -42,6 +42,7 @@ from .tensor_layout import (
     VALUES_HINT,
     as_tensors,
     batch_shape,
+    check_no_gap,
     check_same,
     expand_record,
     first_leaf,
@@ -55,6 +56,7 @@ from .tensor_layout import (
     repeat_values,
     shared_values,
     take_rows,
+    written_rows,
 )
 from .trees import copy_of, from_state, share_memory, stack, tree_map
 
@@ -240,6 +242,7 @@ class TensorStorage(SavedTensors):
         self._write_lock: ProcessLock | None = None
         self._rows_shape: torch.Size | None = None
         self._table: dict[str, Readable] | None = None
+        self._tensors: list[torch.Tensor] = []
         self._listed: tuple[Any, ...] = ()
         self._warned: set[str] = set()
         if storage is not None:
@@ -253,12 +256,22 @@ class TensorStorage(SavedTensors):
         self._data = data
         self._rows_shape = batch_shape(data, self.ndim)
         self.max_size = int(self._rows_shape.numel())
-        self._table = readable_fields(data, self.ndim)
+        self._note_leaves()
         self._listed = listed_values(data)
+
+    def _note_leaves(self) -> None:
+        self._table = None if self._data is None else readable_fields(self._data, self.ndim)
+        leaves = pytree.tree_leaves(self._data.to_dict() if is_tensor_collection(self._data) else self._data)
+        self._tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not leaf.is_inference()]
 
     @property
     def version(self) -> int:
         return int(self._count[VERSION])
+
+    @property
+    def contents_version(self) -> Any:
+        # Views share the counter that torch keeps of changes in place.
+        return self.version, sum(leaf._version for leaf in self._tensors)
 
     @property
     def filled(self) -> int:
@@ -387,16 +400,19 @@ class TensorStorage(SavedTensors):
                 self._warn_once(f"only some of the records have {names}, which is not stored")
             data = data.contiguous() if isinstance(data, LazyStackedTensorDict) else data
         if single:
-            cursor, data = slice(int(cursor), int(cursor) + 1), tree_map(lambda leaf: leaf[None], data)
+            row = int(cursor) if cursor >= 0 else int(written_rows(cursor, self.filled, 1))
+            cursor, data = slice(row, row + 1), tree_map(lambda leaf: leaf[None], data)
         if self._data is None:
             self._check_own_memory()
             shared_values(data)  # before there is memory for the first record's
             self._allocate(tree_map(lambda leaf: leaf[0], data))
         elif isinstance(cursor, range):
             cursor = torch.arange(cursor.start, cursor.stop, cursor.step)
+        cursor = written_rows(cursor, self.filled, batch_shape(data, 1)[0])
         rows = highest_row(cursor, self.capacity) + 1
         if rows > self.capacity:
             raise SchemaError(f"row {rows - 1} is beyond a storage of {self.capacity}")
+        check_no_gap(cursor, self.filled)
         lead = cursor[0].ndim if isinstance(cursor, tuple) else None
         new, missing = check_same(self._data, data, self.ndim, lead, same_keys=False)
         self._check_other_values(data, new, missing if set_cursor else [])
@@ -433,7 +449,7 @@ class TensorStorage(SavedTensors):
             leaf = data.get(key)
             zeros = torch.zeros((*self._data.batch_size[: self.ndim], *leaf.shape[ndim:]), dtype=leaf.dtype)
             self._data.set(key, zeros.to(self._data.device or leaf.device))
-        self._table = readable_fields(self._data, self.ndim)
+        self._note_leaves()
         return data
 
     def _warn_once(self, message: str) -> None:
@@ -548,13 +564,13 @@ class TensorStorage(SavedTensors):
 
     def __getstate__(self) -> dict[str, Any]:
         self._prepare_pickle()
-        state = {name: value for name, value in self.__dict__.items() if name not in ("_count", "_table")}
+        state = {name: value for name, value in self.__dict__.items() if name not in ("_count", "_table", "_tensors")}
         return {**state, "_timelines": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._count = self._counters.numpy()
-        self._table = None if self._data is None else readable_fields(self._data, self.ndim)
+        self._note_leaves()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(shape={tuple(self.shape)}, max_size={self.max_size}, device={self._device})"

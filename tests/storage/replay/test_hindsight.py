@@ -273,3 +273,19 @@ def test_flags_that_cannot_be_set():
     buffer.extend(steps([4]))
     with pytest.raises(UnknownKeyError, match="next/terminated"):
         buffer.sample()
+
+
+def test_functions_and_keys_assigned_in_use():
+    steps = torch.arange(64.0)[:, None]
+    done = {"reward": torch.zeros(64, 1), "done": steps % 8 == 7, "terminated": steps < 0}
+    goals = {"achieved_goal": steps, "other": steps + 1000, "desired_goal": torch.zeros(64, 1)}
+    buffer = HERReplayBuffer(
+        lambda batch: torch.ones(len(batch)), storage=LazyTensorStorage(64), batch_size=8, her_ratio=1.0, seed=0
+    )
+    buffer.extend(TensorDict({**goals, "next": done}, [64]))
+    buffer.sample()
+    buffer.reward_fn, buffer.achieved_goal_key = lambda batch: torch.full((len(batch),), 7.0), "other"
+    buffer.terminated_fn = lambda batch: torch.ones(len(batch), dtype=torch.bool)
+    batch = buffer.sample()
+    assert (batch["next", "reward"] == 7).all() and (batch["desired_goal"] >= 1000).all()
+    assert batch["next", "terminated"].all() and buffer.achieved_goal_key == "other"

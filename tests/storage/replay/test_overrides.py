@@ -638,3 +638,19 @@ def test_checkpoints_of_parts(lib, tmp_path):
     other.loads(tmp_path / "checkpoint")
     assert (other.sampler.number, other.writer.number, len(other)) == (5, 6, 12)
     assert other.add(rollout([1])[0]) == 12
+
+
+def test_a_class_that_is_changed_after_its_first_use(monkeypatch):
+    """As in notebooks, and under `mock.patch`."""
+    buffer = rbdata.TensorDictReplayBuffer(storage=rbdata.LazyTensorStorage(4), batch_size=4)
+    buffer.extend(rollout([4]))
+    assert buffer.sample()["observation"].max() < 4
+    get = rbdata.LazyTensorStorage.get
+
+    def plus(self, index):
+        return get(self, index).clone().apply_(lambda leaf: leaf + 1000)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rbdata.LazyTensorStorage, "get", plus)
+        assert buffer.sample()["observation"].min() >= 1000
+    assert buffer.sample()["observation"].max() < 4

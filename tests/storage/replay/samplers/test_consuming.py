@@ -238,3 +238,15 @@ def test_free_rows_of_a_state_are_those_consumed():
     sampler.load_state_dict({**state, "_free_indices": torch.tensor([3, 1, 3, 99, -1])})
     assert sampler.position()[8:].tolist() == [3, 0, 2]
     assert ConsumingSampler(np.int64(2)).max_sample_count == 2
+
+
+def test_the_count_assigned_in_use():
+    sampler = ConsumingSampler(1)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), sampler=sampler, batch_size=4, seed=0)
+    buffer.extend(TensorDict({"a": torch.arange(8)}, [8]))
+    buffer.sample()
+    sampler.max_sample_count = 2
+    drawn = 4
+    while len(buffer):
+        drawn += len(buffer.sample())
+    assert drawn == 16

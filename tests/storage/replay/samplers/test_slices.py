@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import rbdata
 import torch
@@ -19,6 +21,7 @@ from rbdata.storage.replay import (
 )
 from replay_tools import chi_square, equal, rollout
 from storage_tools import make_episodes, write_dataset
+from tensordict import TensorDict
 
 LENGTHS = [10, 100, 3, 40]
 
@@ -197,3 +200,36 @@ def test_burn_in_of_ragged_slices():
             assert mask[begin : end + 1].tolist() == learned[: end + 1 - begin]
             begin = end + 1
         assert not bool((mask & ~real).any())
+
+
+@pytest.mark.parametrize(
+    "kind", [SliceSampler, SliceSamplerWithoutReplacement, partial(PrioritizedSliceSampler, 64, 0.6, 0.4)]
+)
+def test_arguments_assigned_in_use(kind):
+    """They act on the next batch, also where batches were drawn ahead, and are checked like the constructor's."""
+    steps = torch.arange(64)
+    data = TensorDict(
+        {"a": steps, "next": {"done": (steps % 8 == 7)[:, None], "other": (steps % 4 == 3)[:, None]}}, [64]
+    )
+
+    def made():
+        sampler = kind(slice_len=4)
+        buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(64), sampler=sampler, batch_size=8, seed=0)
+        buffer.extend(data)
+        for _ in range(10):
+            buffer.sample()
+        return sampler, buffer
+
+    sampler, buffer = made()
+    sampler.slice_len = 2
+    assert [int(buffer.sample()["next", "truncated"].sum()) for _ in range(4)] == [4] * 4
+    sampler, buffer = made()
+    sampler.end_key = ("next", "other")
+    assert all(int(first) % 4 == 0 for _ in range(10) for first in buffer.sample()["a"][::4])
+    sampler, buffer = made()
+    sampler.stride, sampler.truncated_key = 4, None
+    assert {int(first) % 8 for _ in range(20) for first in buffer.sample()["a"][::4]} == {0, 4}
+    assert ("next", "truncated") not in buffer.sample().keys(True)
+    with pytest.raises(UsageError, match="slice_len must be"):
+        sampler.slice_len = 0
+    assert sampler.slice_len == 4 and len(buffer.sample()) == 8

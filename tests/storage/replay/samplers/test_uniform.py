@@ -31,6 +31,7 @@ from rbdata.storage.replay.samplers.blocks import BlockOrder
 from rbdata.storage.replay.samplers.uniform import Passes, Permutation
 from replay_tools import chi_square, equal, rollout
 from storage_tools import make_episodes, write_dataset
+from tensordict import TensorDict
 
 LENGTHS = [10, 100, 3, 40]
 
@@ -274,3 +275,12 @@ def test_a_pass_that_is_restarted_by_a_write_says_so(options):
         assert len(caught) == 1 and caught[0].filename == __file__
         for _ in buffer:  # once is enough; a full ring is written without a restart
             buffer.extend(rollout([5]))
+
+
+def test_arguments_assigned_in_use():
+    sampler = SamplerWithoutReplacement()
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(64), sampler=sampler, batch_size=10, seed=0)
+    buffer.extend(TensorDict({"a": torch.arange(64)}, [64]))
+    buffer.sample()
+    sampler.shuffle, sampler.drop_last = False, True
+    assert torch.cat([batch["a"] for batch in buffer]).tolist() == list(range(60))

@@ -50,14 +50,14 @@ def test_a_disk_that_fills_up(tmp_path, monkeypatch, of_tensors):
     storage = LazyMemmapStorage(1 << 16, scratch_dir=tmp_path / "ring")
     records = torch.arange(2048.0).reshape(256, 8)
     records = {"a": records} if of_tensors else TensorDict({"a": records}, [256])
-    with pytest.raises(DiskSpaceError, match="is full: there is no room for 32769 records") as failure:
-        for start in (0, 256, (1 << 15) - 255):
+    with pytest.raises(DiskSpaceError, match="is full: there is no room for 33024 records") as failure:
+        for start in range(0, 1 << 16, 256):
             storage.set(range(start, start + 256), records)
     assert "scratch_dir" in str(failure.value.hint)
-    assert len(storage) == 512 and torch.equal(storage.get(511)["a"], records["a"][255])
+    assert len(storage) == 1 << 15 and torch.equal(storage.get((1 << 15) - 1)["a"], records["a"][255])
     disk[0] <<= 8
-    storage.set(range(512, 768), records)
-    assert len(storage) == 768 and torch.equal(storage.get(512)["a"], records["a"][0])
+    storage.set(range(1 << 15, (1 << 15) + 256), records)
+    assert len(storage) == (1 << 15) + 256 and torch.equal(storage.get(1 << 15)["a"], records["a"][0])
 
 
 @pytest.mark.parametrize("what", ["lock", "leaf", "counters", "description"])

@@ -11,6 +11,7 @@ from rbdata.storage.replay import (
     LazyTensorStorage,
     ListStorage,
     ReplayBuffer,
+    SliceSampler,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
@@ -138,3 +139,63 @@ def test_leaves_that_are_missing_are_zero_in_all_rows_written():
     writer.write_at(torch.tensor([2]), TensorDict({"a": torch.zeros(1)}, [1]))
     assert buffer[:]["b"].tolist() == [0, 0, 0, 0]
     assert (writer.cursor, buffer.storage.newest) == (2, 1)
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+def test_rows_are_written_where_there_are_records(storage):
+    """Negative numbers, open slices and masks count from the records that are there, and no row is left out."""
+
+    def counts(first, count):
+        return TensorDict({"a": torch.arange(first, first + count)}, [count])
+
+    def buffer():
+        made = TensorDictReplayBuffer(storage=storage(10), batch_size=4)
+        made.extend(counts(0, 4))
+        return made
+
+    writes = [
+        (slice(-2, None), counts(50, 2), [0, 1, 50, 51]),
+        (-1, counts(50, 1)[0], [0, 1, 2, 50]),
+        ([-2], counts(60, 1), [0, 1, 60, 3]),
+        (torch.tensor([False, True, False, True]), counts(70, 2), [0, 70, 2, 71]),
+        (slice(None), counts(80, 4), [80, 81, 82, 83]),
+        (..., counts(80, 4), [80, 81, 82, 83]),
+        (slice(4, 6), counts(90, 2), [0, 1, 2, 3, 90, 91]),
+        ([4, 5], counts(90, 2), [0, 1, 2, 3, 90, 91]),
+    ]
+    for index, data, wanted in writes:
+        made = buffer()
+        made[index] = data
+        assert made[:]["a"].tolist() == wanted, index
+    for index, data in (
+        (6, counts(0, 1)[0]),
+        (slice(5, 7), counts(0, 2)),
+        ([4, 6], counts(0, 2)),
+        (-5, counts(0, 1)[0]),
+    ):
+        made = buffer()
+        with pytest.raises(SchemaError):
+            made[index] = data
+        assert made[:]["a"].tolist() == [0, 1, 2, 3], index
+    made = buffer()
+    with pytest.raises(SchemaError):
+        made.writer.write_at(torch.tensor([6]), counts(0, 1))
+    assert len(made) == 4
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+def test_changes_through_views(storage):
+    """What is changed in ``buffer[:]`` is in the next batch, and episodes end where the flags say so now."""
+    steps = torch.arange(64)
+    sampler = SliceSampler(slice_len=4, end_key=("next", "done"))
+    buffer = TensorDictReplayBuffer(storage=storage(64), sampler=sampler, batch_size=8, seed=0)
+    after = {"reward": torch.ones(64, 1), "done": (steps % 8 == 7)[:, None]}
+    buffer.extend(TensorDict({"a": steps, "next": after}, [64]))
+    for _ in range(5):
+        buffer.sample()
+    view = buffer[:]
+    view["next", "reward"].mul_(10)
+    view["next", "done"].copy_((steps % 4 == 3)[:, None])
+    for _ in range(20):
+        batch = buffer.sample()
+        assert (batch["next", "reward"] == 10).all() and (batch["a"][::4] % 4 == 0).all()
