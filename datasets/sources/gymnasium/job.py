@@ -1,4 +1,7 @@
-"""One recording, from an environment to a dataset: recorded into files first (`recording`), then planned and filled."""
+"""One recording, from an environment to a dataset: recorded into files first (`recording`), then planned and filled.
+
+`changes_of_recording` tells whether a recording that is there is of the policy and the environment that are asked for.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 
 from ....errors import UsageError
@@ -24,7 +28,14 @@ from ...ingest.staging import StagedPart
 from ...ingest.trajectories import TrajectoryWriter, block_steps, cuts, lay_out
 from . import recording as kinds
 from .environments import Made, heard, importable, specification, split_name
-from .participants import PYTHON, describe_environment, describe_policy_content, has_local_code
+from .participants import (
+    PYTHON,
+    changes_of_environment,
+    changes_of_policy,
+    describe_environment,
+    describe_policy_content,
+    has_local_code,
+)
 from .policy import RANDOM, load_policy
 from .recorder import RecordTask, columns_of
 from .recording import Recording
@@ -310,3 +321,39 @@ def policy_content(policy: Any) -> dict[str, Any]:
     if isinstance(policy, str) and policy == RANDOM:
         return {}
     return describe_policy_content(load_policy(policy)[1] if isinstance(policy, str) else policy)
+
+
+def changes_of_recording(source: Mapping[str, Any], policy: Any, made: Made | None) -> list[str]:
+    """In what a recording differs, in words; ``source`` is what its manifest says of it.
+
+    ``policy``: None where none is asked for. ``made``: None for the environment of the id, which is only made where its
+    classes are the user's.
+    """
+    changed: list[str] = []
+    recorded = {**(source.get("policy_content") or {}), "file": source.get("policy_sha256")}
+    if policy is not None and any(recorded.values()):
+        changed += changes_of_policy(recorded, policy_content(policy))
+    layers = source.get("environment_layers") or []
+    if made is None and has_local_code(layers):
+        made = Made(str(source.get("dataset")), (source.get("options") or {}).get("env_args") or {})
+    if made is None:
+        return changed
+    env = made.own if made.own is not None else made.open()
+    try:
+        return changed + _changes_of_environment(source, layers, env)
+    finally:
+        if made.own is None:
+            env.close()
+
+
+def _changes_of_environment(source: Mapping[str, Any], layers: Any, env: Any) -> list[str]:
+    same = (source.get("python"), source.get("gymnasium_version")) == (PYTHON, gymnasium.__version__)
+    if layers:
+        now = describe_environment(env)
+        if source.get("environment_layers_after") == now:
+            return []
+        return changes_of_environment(layers, now, same_versions=same)
+    spec = specification(env)  # recorded by its id
+    if source.get("gymnasium_version") == gymnasium.__version__ and source.get("environment") != spec:
+        return [f"environment ({source.get('environment')} there, {spec} here)"]
+    return []

@@ -7,7 +7,7 @@
             if terminated or truncated:
                 observation, _ = env.reset()
 
-Every episode that ends is in a log at once (`episode_log`); closing makes the dataset of it.
+Every episode that ends is in a log at once (`loop_job.EpisodeLog`); closing makes the dataset of it.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ from ...ingest.protocol import ConvertOptions
 from ...ingest.request import Listener, Request
 from ...ingest.run import run
 from .environments import check_name, join_name
-from .episode_log import EpisodeLog, Piece
 from .leaf_rows import LeafRows, first_observation, to_end, to_reward
-from .loop_job import LOG, LoopJob
+from .loop_job import LOG, EpisodeLog, LoopJob, Piece
 from .participants import PYTHON, changes_of_environment, describe_environment
 from .policy import checked
 from .recording import CUT, TRUNCATED

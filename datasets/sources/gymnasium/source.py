@@ -85,7 +85,7 @@ class GymnasiumSource(Source):
         of the id (`environments.Made`).
         """
         from .environments import importable
-        from .existing import changes_of_recording
+        from .job import changes_of_recording
 
         recorded, asked = manifest.source.get("options", {}), options.extra
         differs = [name for name in ("episodes",) if asked.get(name) not in (None, recorded.get(name))]
