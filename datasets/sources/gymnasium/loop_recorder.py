@@ -208,6 +208,16 @@ class Tape:
             message = f"{self.place.id} is recorded by process {self._process}, this is a fork of it"
             raise UsageError(message, hint="make a Recorder of another name in each process")
 
+    @contextmanager
+    def cutting(self) -> Iterator[None]:
+        """An error of an environment cuts all episodes: environments may have been stepped or reset without a record of it."""
+        try:
+            yield
+        except BaseException:
+            for lane in self.lanes:
+                lane.cut()
+            raise
+
     def _open(self, force: bool) -> None:
         self.place.recover()
         if self.place.exists() and not force:
@@ -268,7 +278,8 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
     """A wrapper that records what happens in an environment, as the dataset ``gymnasium/ID`` (with a name ``ID@NAME``).
 
     Of an environment without an id the dataset is ``my/NAME``. ``close``, or the end of a ``with`` block, makes the dataset;
-    an episode that has not ended is cut there. ``reset`` before the end of an episode truncates it. Infos are not recorded.
+    an episode that has not ended is cut there, and where ``step`` or ``reset`` of the environment raises. ``reset`` before the
+    end of an episode truncates it. Infos are not recorded.
 
     Where the process dies, or an exception leaves the ``with`` block, there is no dataset yet, but every episode that had
     ended is kept: the next recorder of the same name adds to them (close it at once to have a dataset of just those).
@@ -307,8 +318,10 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset the environment; an episode begins."""
-        returned = self.env.reset(seed=seed, options=options)
-        if self._tape:
+        if self._tape is None:
+            return self.env.reset(seed=seed, options=options)
+        with self._tape.cutting():
+            returned = self.env.reset(seed=seed, options=options)
             self._tape.lanes[0].begin(first_observation(returned))
         return returned
 
@@ -319,9 +332,10 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
         lane = self._tape.lanes[0]
         if not lane.is_open:
             raise UsageError("there is no episode to step in", hint="call reset() first")
-        taken = lane.action(_taken(action, self.env.action_space, 1))
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        lane.step(taken, observation, reward, terminated, truncated)
+        taken = lane.action(_taken(action, self.env.action_space, None))
+        with self._tape.cutting():
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            lane.step(taken, observation, reward, terminated, truncated)
         return observation, reward, terminated, truncated, info
 
     def close(self, **options: Any) -> None:
@@ -368,13 +382,14 @@ class VectorRecorder(gymnasium.vector.VectorWrapper):
         """Reset all environments, or those of ``options["reset_mask"]``; their episodes begin."""
         mask = (options or {}).get("reset_mask")
         which = np.ones(self.num_envs, bool) if mask is None else np.asarray(mask, bool).copy()
-        observations, info = self.env.reset(seed=seed, options=options)
-        if self._tape:
-            with self._cutting(self._tape):
-                for lane, begins, observation in zip(self._tape.lanes, which, self._each(observations)):
-                    if begins:
-                        lane.begin(observation)
-            self._must_reset = self._must_reset and not which.all()
+        if self._tape is None:
+            return self.env.reset(seed=seed, options=options)
+        with self._cutting(self._tape):
+            observations, info = self.env.reset(seed=seed, options=options)
+            for lane, begins, observation in zip(self._tape.lanes, which, self._each(observations)):
+                if begins:
+                    lane.begin(observation)
+        self._must_reset = self._must_reset and not which.all()
         return observations, info
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -407,13 +422,11 @@ class VectorRecorder(gymnasium.vector.VectorWrapper):
 
     @contextmanager
     def _cutting(self, tape: Tape) -> Iterator[None]:
-        """An error cuts the episodes of all environments: some may have been stepped without a record of it."""
         try:
-            yield
+            with tape.cutting():
+                yield
         except BaseException:
             self._must_reset = True
-            for lane in tape.lanes:
-                lane.cut()
             raise
 
     def _final(self, info: dict[str, Any], number: int) -> Any:
@@ -453,12 +466,12 @@ def _shares_memory(one: Any, other: Any) -> bool:
     return False
 
 
-def _taken(action: Any, space: gymnasium.Space[Any], count: int) -> Any:
+def _taken(action: Any, space: gymnasium.Space[Any], count: int | None) -> Any:
     """The action as it is recorded. Raises UsageError for one that the space does not have."""
     try:
         return checked(action, space, count)
     except (TypeError, ValueError, RuntimeError, KeyError, IndexError) as error:
-        wanted = f"{space}" if count == 1 else f"{count} of {space}, stacked"
+        wanted = f"{space}" if count is None else f"{count} of {space}, stacked"
         raise UsageError(
             f"the action {action!r:.80} cannot be recorded: {reason(error)}", hint=f"the environment takes {wanted}"
         ) from error

@@ -156,7 +156,7 @@ class Actor:
             return self._space.sample()
         given = self._attempt(self._policy, observation)
         try:
-            action = checked(given, self._space, self._count)
+            action = checked(given, self._space, self._count if self._count > 1 else None)
         except (TypeError, ValueError, RuntimeError, KeyError, IndexError) as error:
             wanted = f"{self._space}" if self._count == 1 else f"{self._count} of {self._space}, stacked"
             message = f"the policy {self._name} returned {_short(given)}: {reason(error)}"
@@ -175,8 +175,8 @@ class Actor:
         return concatenate(self._space, items, room)
 
 
-def checked(action: Any, space: gymnasium.Space, count: int) -> Any:
-    """An action (of ``count`` environments, if more than one) as the space has it.
+def checked(action: Any, space: gymnasium.Space, count: int | None) -> Any:
+    """An action as the space has it; with ``count`` those of so many environments, stacked.
 
     Raises TypeError or ValueError in words for a wrong structure, shape or kind of number, a Discrete action that does not
     exist, one that is not finite, and one that the dtype of the space does not hold. Box actions may lie outside the
@@ -193,19 +193,19 @@ def checked(action: Any, space: gymnasium.Space, count: int) -> Any:
             raise TypeError(f"not a tuple of {len(space.spaces)}")
         return tuple(checked(one, inner, count) for one, inner in zip(action, space.spaces))
     if isinstance(space, spaces.Text):
-        values = [action] if count == 1 else action
-        if (count > 1 and len(action) != count) or not all(space.contains(one) for one in values):
+        values = [action] if count is None else action
+        if (count is not None and len(action) != count) or not all(space.contains(one) for one in values):
             raise ValueError("not a text of the space")
         return action
     return _checked_array(action, space, count)
 
 
-def _checked_array(action: Any, space: gymnasium.Space, count: int) -> Any:
+def _checked_array(action: Any, space: gymnasium.Space, count: int | None) -> Any:
     from gymnasium import spaces
 
     array = as_array(action)
     assert space.shape is not None and space.dtype is not None
-    shape = space.shape if count == 1 else (count, *space.shape)
+    shape = space.shape if count is None else (count, *space.shape)
     if array.shape != shape:
         raise ValueError(f"its shape is {array.shape}, not {shape}")
     if isinstance(space, spaces.Box):
@@ -217,7 +217,7 @@ def _checked_array(action: Any, space: gymnasium.Space, count: int) -> Any:
     if array.dtype.kind not in "iub":
         raise TypeError(f"its dtype is {array.dtype}, not a whole number")
     low, high = _limits(space)
-    if count == 1 and not shape:
+    if count is None and not shape:
         value = int(array)
         if not low <= value < high:
             raise ValueError(f"it is not among {low}..{high - 1}")

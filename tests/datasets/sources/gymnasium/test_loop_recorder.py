@@ -232,3 +232,49 @@ def test_several_environments_in_every_autoreset_mode(mode, tmp_path):
     assert (dataset.episodes.outcome != TRUNCATED).all()
     if mode != AutoresetMode.NEXT_STEP:
         assert len(dataset) == 180
+
+
+class Unreliable(gymnasium_envs.Counter):
+    """Counts its steps; the one after ``fails`` raises when it has been made, and so does ``reset`` from the second one on."""
+
+    def __init__(self, fails: str) -> None:
+        super().__init__((9,))
+        self._fails, self.resets, self.steps = fails, 0, 0
+
+    def reset(self, **options):
+        self.resets += 1
+        self.steps = 100 * self.resets
+        returned = super().reset(**options)
+        if self._fails == "reset" and self.resets == 2:
+            raise TimeoutError("sensor")
+        return returned
+
+    def step(self, action):
+        self.steps += 1
+        returned = super().step(action)
+        if self._fails == "step" and self.steps == 103:
+            raise TimeoutError("sensor")
+        return returned
+
+
+@pytest.mark.parametrize("vectors", [False, True])
+@pytest.mark.parametrize("fails", ["step", "reset"])
+def test_an_error_of_the_environment_cuts_the_episode(fails, vectors):
+    """No transition spans two steps of the environment, no episode a reset."""
+    made = gymnasium.vector.SyncVectorEnv([lambda: Unreliable(fails)]) if vectors else Unreliable(fails)
+    action = np.array([1]) if vectors else 1
+    env = rbdata.Recorder(made, name="fails")
+    env.reset()
+    for _ in range(2):
+        env.step(action)
+    with pytest.raises(TimeoutError):
+        env.step(action)
+        env.reset()
+    with pytest.raises(UsageError, match="no episodes? to step in"):
+        env.step(action)
+    env.reset()
+    env.step(action)
+    env.close()
+    episodes = rbdata.open_dataset(env.path).episodes
+    assert episodes.length.tolist() == ([2, 1] if fails == "step" else [3, 1])
+    assert episodes.outcome.tolist() == [CUT, CUT]
