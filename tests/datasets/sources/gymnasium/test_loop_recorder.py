@@ -270,7 +270,7 @@ def test_an_error_of_the_environment_cuts_the_episode(fails, vectors):
     with pytest.raises(TimeoutError):
         env.step(action)
         env.reset()
-    with pytest.raises(UsageError, match="no episodes? to step in"):
+    with pytest.raises(UsageError, match=r"no episodes? to step in"):
         env.step(action)
     env.reset()
     env.step(action)
