@@ -21,7 +21,7 @@ import inspect
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
@@ -169,15 +169,23 @@ def content_hash(value: Any, what: str = "the value") -> str:
     return content.sha256
 
 
+class _Unidentified(UsageError):
+    """A value cannot be told from another one."""
+
+
 class Content:
     """Collects the content of values.
 
     ``files``: the files of the local code that was met, by module. ``functions``: the local functions with a file that were
-    met, with their modules. With ``unseeded``, the random numbers of Gymnasium's spaces, which sampling uses up, do not count.
+    met, with their modules.
+
+    With ``changing`` (the attributes that instances of a class change while they are used) the content is that of something
+    as it was made: those attributes do not count, nor do the random numbers of Gymnasium's spaces, and what is refused counts
+    by its type.
     """
 
-    def __init__(self, what: str, *, unseeded: bool = False) -> None:
-        self._unseeded = unseeded
+    def __init__(self, what: str, *, changing: Callable[[type], Collection[str]] | None = None) -> None:
+        self._changing = changing
         self.files: dict[str, Path] = {}
         self.functions: list[tuple[str, FunctionType]] = []
         self._digest = hashlib.sha256()
@@ -197,7 +205,11 @@ class Content:
         """Add a value; ``step`` is how it is reached from the one around it, for errors."""
         self._path.append(step)
         try:
-            self._add(value)
+            if self._changing is None:
+                self._add(value)
+            else:
+                with self._lenient(value, True, _Unidentified):
+                    self._add(value)
         except RecursionError as error:
             raise UsageError(f"{self._where} is nested too deeply to be identified") from error
         finally:
@@ -228,15 +240,15 @@ class Content:
         kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
         why = f" ({error})" if error is not None and str(error) else ""
         message = f"{self._where} is a {kind}, which cannot be told from another one{why}"
-        return UsageError(message, hint=_HINT)
+        return _Unidentified(message, hint=_HINT)
 
     @contextmanager
-    def _lenient(self, value: Any, allowed: bool) -> Iterator[None]:
+    def _lenient(self, value: Any, allowed: bool, refused: type[UsageError] = UsageError) -> Iterator[None]:
         """Where ``allowed``, a value that is refused counts by its type."""
         digest, count = self._digest.copy(), len(self._kept)
         try:
             yield
-        except UsageError:
+        except refused:
             if not allowed:
                 raise
             self._digest = digest
@@ -300,7 +312,7 @@ class Content:
         elif torch is not None and isinstance(value, torch.Tensor) and _has_plain_bytes(value, torch):
             self._add_tensor(value, torch)
         else:
-            parts = _parts_of(value, self._unseeded)
+            parts = _parts_of(value, self._changing is not None)
             if parts is None:
                 self._add_reduced(value)
             else:
@@ -335,7 +347,7 @@ class Content:
             if type(value) in _ATOMS:
                 digests.append(f"{type(value).__name__} {value!r}")
                 continue
-            alone = Content(self._where, unseeded=self._unseeded)
+            alone = Content(self._where, changing=self._changing)
             alone._numbers, alone._kept, alone._names = dict(self._numbers), [*self._kept], self._names
             alone.add(value)
             self.files |= alone.files
@@ -350,6 +362,7 @@ class Content:
             self._put("scalar", repr(value.dtype), value.tobytes())
         elif type(value) not in (numpy.ndarray, numpy.memmap):
             self._add_reduced(value)
+            self._add_attributes(getattr(value, "__dict__", {}))  # pickle leaves them out
         else:
             self._is_known(id(value), value)
             self._put("array", repr(value.dtype), str(value.shape))
@@ -364,7 +377,7 @@ class Content:
         self._put("tensor", str(value.dtype), str(tuple(value.shape)), value.device.type)
         plain = value.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg().cpu().contiguous()
         self._put("bytes", plain.flatten().view(torch.uint8).numpy().data)
-        if type(value) in (torch.Tensor, torch.nn.Parameter):
+        if type(value) in (torch.Tensor, torch.nn.Parameter) or is_local_module(type(value).__module__):
             self._add_attributes(vars(value))
 
     def _add_reduced(self, value: Any) -> None:
@@ -383,6 +396,8 @@ class Content:
             self._put("global", str(getattr(value, "__module__", "")), reduced)
             return
         function, args, state, items, pairs, setter = (*reduced, *[None] * 6)[:6]
+        if self._changing is not None:
+            state = _without(state, self._changing(type(value)))
         if state is not None or items is not None or pairs is not None:
             self._is_known(id(value), value)
         self._put("object")
@@ -474,6 +489,13 @@ class Content:
             self.files.setdefault(module, file.absolute())
 
 
+def _without(state: Any, names: Collection[str]) -> Any:
+    """The state of an object without some attributes; of a class with slots there are two dictionaries of them."""
+    if type(state) is tuple and len(state) == 2:
+        return tuple(_without(one, names) for one in state)
+    return {name: one for name, one in state.items() if name not in names} if type(state) is dict else state
+
+
 def _file_of_class(kind: type) -> Path | None:
     """The file of a local class: in other processes the main module is another one."""
     for value in vars(kind).values():
@@ -514,7 +536,7 @@ def _has_plain_bytes(tensor: Any, torch: Any) -> bool:
     return bool(plain and tensor.device.type != "meta")
 
 
-def _parts_of(value: Any, unseeded: bool) -> tuple[Any, ...] | None:
+def _parts_of(value: Any, as_made: bool) -> tuple[Any, ...] | None:
     """What objects consist of that pickle refuses, or takes apart in another way in every process; None for all others."""
     if isinstance(value, property):
         return value.fget, value.fset, value.fdel
@@ -533,7 +555,7 @@ def _parts_of(value: Any, unseeded: bool) -> tuple[Any, ...] | None:
     if type(value).__module__.startswith("numba.") and hasattr(value, "py_func"):  # pickle has a random number of it
         return value.py_func, getattr(value, "targetoptions", None)
     gymnasium = sys.modules.get("gymnasium")
-    if unseeded and gymnasium is not None and isinstance(value, gymnasium.Space):
+    if as_made and gymnasium is not None and isinstance(value, gymnasium.Space):
         return ({name: one for name, one in sorted(vars(value).items()) if not name.startswith("_np_random")},)
     dataset: Any = sys.modules.get(f"{__package__.partition('.')[0]}.storage.dataset")
     if dataset is not None and isinstance(value, dataset.Dataset):  # pickle has its path

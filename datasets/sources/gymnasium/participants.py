@@ -2,7 +2,7 @@
 
 A policy given by name is the files that it is loaded from; one given as an object is its content (`datasets.user_code`). An
 environment is its wrappers and itself, each with its class and what it was made with; what `reset` and `step` change is left
-out. Where something cannot be told apart, its class counts.
+out. Where something cannot be told apart (an open file, a handle of a simulator), its class counts.
 """
 
 from __future__ import annotations
@@ -10,14 +10,17 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+import gymnasium
+import numpy as np
+
 from ....errors import UsageError
-from ...user_code.identity import Content, defining_module, hash_files, labelled, qualified_name
+from ...user_code.identity import Content, content_hash, defining_module, hash_files, labelled, qualified_name
 from ...user_code.source_files import is_local_module, nested_codes
 
 #: Code compiles to something else in other versions of Python.
@@ -81,8 +84,11 @@ def describe_environment(env: Any) -> list[dict[str, Any]]:
         if kind.__module__.partition(".")[0] == __package__.partition(".")[0]:
             continue
         described: dict[str, Any] = {"class": qualified_name(layer), "with": _settings(layer)}
+        others = _others(layer)
+        if others:
+            described["with"]["others"] = others
         if is_local_module(kind.__module__):
-            content = Content(qualified_name(layer), unseeded=True)
+            content = Content(qualified_name(layer), changing=_changed_attributes)
             try:
                 content.add(kind)
                 described["code"] = content.sha256
@@ -123,21 +129,58 @@ def _layers(env: Any) -> Iterator[Any]:
     while env is not None and id(env) not in seen:
         seen.add(id(env))
         yield env
-        inside = getattr(env, "__dict__", {})
-        several = inside.get("envs")  # of a vector environment the first speaks for all
-        env = several[0] if isinstance(several, (list, tuple)) and several else inside.get("env")
+        several = _several(env)
+        env = several[0] if several else getattr(env, "__dict__", {}).get("env")
+
+
+def _several(layer: Any) -> Sequence[Any]:
+    """The environments of a vector environment in this process."""
+    several = getattr(layer, "__dict__", {}).get("envs")
+    return several if isinstance(several, (list, tuple)) else ()
+
+
+def _others(layer: Any) -> str | None:
+    """The environments of a vector environment that differ from its first one, as a hash."""
+    first, *others = map(describe_environment, _several(layer)) if len(_several(layer)) > 1 else [None]
+    differing = [(number, other) for number, other in enumerate(others, 1) if other != first]
+    return f"sha256 {_short(content_hash(differing))}" if differing else None
 
 
 def _settings(layer: Any) -> dict[str, Any]:
-    """What an environment or a wrapper was made with: its recorded arguments, or the attributes that it does not change."""
+    """What an environment or a wrapper was made with: its recorded arguments, and the attributes that it does not change."""
     inside = getattr(layer, "__dict__", {})
+    changing = _changed_attributes(type(layer)) | {"env", "envs", "spec", "_saved_kwargs"}
+    named = {str(name): value for name, value in inside.items() if name not in changing}
     saved = inside.get("_saved_kwargs")  # gymnasium.utils.RecordConstructorArgs
-    if isinstance(saved, Mapping):
-        named = {str(name): value for name, value in saved.items()}
+    if not isinstance(saved, Mapping):
+        saved = {}
     else:
-        changing = _changed_attributes(type(layer)) | {"env", "envs", "spec"}
-        named = {name: value for name, value in inside.items() if name not in changing}
-    return {name: _shown(value) for name, value in sorted(named.items())}
+        follows = _set_by_installed(type(layer))
+        named = {name: value for name, value in named.items() if name not in follows or _may_be_set_by_hand(value)}
+    shown = {str(name): _shown(value) for name, value in saved.items()}
+    for name, value in named.items():
+        now, argument = _shown(value), name.lstrip("_")
+        if (
+            name in saved or argument not in saved or shown[argument] != now
+        ):  # ``_x`` that is the argument ``x`` says nothing
+            shown[name] = now
+    return dict(sorted(shown.items()))
+
+
+def _set_by_installed(kind: type) -> set[str]:
+    """The attributes that the constructors of installed classes set."""
+    found: set[str] = set()
+    for one in kind.__mro__:
+        if not is_local_module(one.__module__):
+            found.update(*(_assigned(code) for code in _own_codes(one, "__init__")))
+    return found
+
+
+def _may_be_set_by_hand(value: Any) -> bool:
+    """Whether an attribute of an installed wrapper is a setting; containers and objects are what it works with."""
+    if callable(value) or is_local_module(type(value).__module__):
+        return True
+    return isinstance(value, (bool, int, float, str, tuple, type(None), np.generic, np.ndarray, gymnasium.Space))
 
 
 def _changed_attributes(kind: type) -> set[str]:
@@ -168,29 +211,26 @@ def _assigned(code: CodeType) -> set[str]:
 def _codes(kind: type, name: str) -> Iterator[CodeType]:
     """The code of a method or property, in a class and those that it is derived from."""
     for one in kind.__mro__:
-        value = vars(one).get(name)
-        for function in (value.fget, value.fset) if isinstance(value, property) else (value,):
-            code = getattr(inspect.unwrap(function) if callable(function) else function, "__code__", None)
-            if isinstance(code, CodeType):
-                yield from nested_codes(code)
+        yield from _own_codes(one, name)
+
+
+def _own_codes(kind: type, name: str) -> Iterator[CodeType]:
+    value = vars(kind).get(name)
+    for function in (value.fget, value.fset) if isinstance(value, property) else (value,):
+        code = getattr(inspect.unwrap(function) if callable(function) else function, "__code__", None)
+        if isinstance(code, CodeType):
+            yield from nested_codes(code)
 
 
 def _shown(value: Any) -> Any:
-    """A setting as JSON: a number or text as it is, others in short or by a hash, what cannot be told apart by its class."""
+    """A setting as JSON: a number or text as it is, all else by a hash."""
     if type(value) in (bool, int, float, str, type(None)) and len(str(value)) <= _SHOWN:
         return value if not isinstance(value, float) or math.isfinite(value) else repr(value)
-    if isinstance(value, (Path, Enum)):
-        return repr(value)
     kind = qualified_name(type(value))
-    if not isinstance(value, type) and not callable(value) and is_local_module(type(value).__module__):
-        changing = _changed_attributes(type(value))
-        inner = {name: one for name, one in getattr(value, "__dict__", {}).items() if name not in changing}
-        return {
-            "class": kind,
-            **{name: _shown(one) for name, one in sorted(inner.items()) if not hasattr(one, "__dict__")},
-        }
+    if isinstance(value, (Path, Enum)) and not is_local_module(type(value).__module__):
+        return repr(value)
     try:
-        content = Content(kind, unseeded=True)
+        content = Content(kind, changing=_changed_attributes)
         content.add(value)
     except UsageError:
         return kind

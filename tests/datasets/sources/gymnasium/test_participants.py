@@ -6,7 +6,10 @@ import functools
 import importlib
 import sys
 import threading
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
+from typing import NamedTuple
 
 import gymnasium
 import gymnasium_envs
@@ -217,6 +220,140 @@ def test_the_code_of_an_environment(here, monkeypatch):
     Path("my_envs.py").write_text(source.format(2) + "# more\n")
     sys.modules.pop("my_envs")
     refused("another environment .*the code of Mine", "my_envs:Mine-v0")
+
+
+class Named(NamedTuple):
+    scale: float
+
+
+@dataclass(slots=True)
+class Slotted:
+    scale: float
+
+
+class Own:
+    """An object with attributes that it changes and others."""
+
+    def __init__(self, inner):
+        self.inner, self.steps = inner, 0
+
+    def step(self):
+        self.steps += 1
+
+
+class OwnDict(dict):
+    pass
+
+
+class OwnList(list):
+    pass
+
+
+class OwnFloat(float):
+    pass
+
+
+class OwnArray(np.ndarray):
+    pass
+
+
+class OwnMode(Enum):
+    ONE, TWO = 1.0, 2.0
+
+    def __repr__(self):
+        return "a mode"
+
+
+class Limit(TimeLimit):
+    def __init__(self, env, bonus):
+        super().__init__(env, 100)
+        self.bonus = bonus
+
+
+def weights(scale):
+    net = torch.nn.Linear(1, 1)
+    net.load_state_dict({"weight": torch.full((1, 1), scale), "bias": torch.zeros(1)})
+    return net
+
+
+def array_with(scale):
+    array = np.zeros(2).view(OwnArray)
+    array.scale = scale
+    return array
+
+
+def by_hand(name, value):
+    env = TransformReward(TimeLimit(gymnasium_envs.Counter(), 50), lambda reward: reward)
+    wrapper = env if name == "func" else env.env
+    setattr(wrapper, name, value)
+    return env
+
+
+def using(value):
+    env = Gain(gymnasium_envs.Counter(), 1.0)
+    env.own = value
+    return env
+
+
+SETTINGS = {
+    "a NamedTuple": Named,
+    "slots": Slotted,
+    "an object in an object": lambda scale: Own(Own(scale)),
+    "an object in a list in an object": lambda scale: Own([threading.Lock(), Own(scale)]),
+    "a module in an object": lambda scale: Own(weights(scale)),
+    "a tensor in an object": lambda scale: Own(torch.tensor(scale)),
+    "a function in an object": lambda scale: Own(lambda reward: reward * scale),
+    "a dict": lambda scale: OwnDict(scale=scale),
+    "a list": lambda scale: OwnList([scale]),
+    "a float": OwnFloat,
+    "an array": lambda scale: np.full(2, scale).view(OwnArray),
+    "an attribute of an array": array_with,
+    "an enumeration": OwnMode,
+}
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_settings_in_objects_of_local_classes(kind):
+    make = SETTINGS[kind]
+    record(lambda: using(make(1.0)))
+    record(lambda: using(make(1.0)))
+    refused(r"another environment \(Gain.own is ", lambda: using(make(2.0)))
+
+
+def test_what_an_object_changes_in_a_step_is_no_setting():
+    env = using(Own(1.0))
+    record(lambda: using(Own(1.0)))
+    env.own.step()
+    record(env)
+
+
+WRAPPED = {
+    "an attribute of a local wrapper": (lambda bonus: Limit(gymnasium_envs.Counter(), bonus), "Limit.bonus is 1 there"),
+    "an attribute set by hand": (
+        lambda limit: by_hand("_max_episode_steps", limit),
+        "TimeLimit._max_episode_steps is 1",
+    ),
+    "a function set by hand": (lambda gain: by_hand("func", lambda reward: reward * gain), "TransformReward.func is "),
+    "another environment of several": (
+        lambda gain: gymnasium.vector.SyncVectorEnv([functools.partial(gained, one) for one in (1, gain)]),
+        "SyncVectorEnv.others is ",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WRAPPED)
+def test_settings_of_wrappers(kind):
+    make, told = WRAPPED[kind]
+    with pytest.raises(ZeroDivisionError), rbdata.Recorder(make(1), name="loop") as env:
+        env.reset()
+        for _ in range(20):
+            env.step(np.array([1, 1]) if "several" in kind else 1)
+            env.reset()
+        raise ZeroDivisionError
+    with pytest.raises(UnfinishedDatasetError, match=told):
+        rbdata.Recorder(make(2), name="loop")
+    with rbdata.Recorder(make(1), name="loop") as env:
+        assert env.counts[0] > 0
 
 
 # -- loops -------------------------------------------------------------------------------------------------------------
