@@ -63,8 +63,8 @@ def open_dataset(
 
     One at a URL is read where it lies: what is read is kept in ``cache_dir`` (default: ``.remote`` under the root), at most
     ``cache_limit`` bytes of it, such as ``"20GB"``. ``check=True`` compares what is read of a folder with its checksums, every
-    block of 4 MiB once, when it is first read: DamagedDatasetError names the file and the block. (Of a URL, what is fetched is
-    checked at any rate.)
+    block of 4 MiB once, when it is first read: DamagedDatasetError names the file and the block. (What is fetched from a URL is
+    always checked.)
 
     ``partial=True``: what is finished of a dataset that is still being downloaded, by this or another process; it grows with
     ``dataset.refresh()``: see `PartialDataset`. ``wait``: the seconds that may pass until there is something.
@@ -182,7 +182,7 @@ def _check_is_here(what: str, id_or_path: str | os.PathLike[str], check: bool, *
 def _open_downloading(
     dataset_id: str | os.PathLike[str], root: str | os.PathLike[str] | None, options: bool | Mapping[str, Any]
 ) -> Dataset:
-    """The dataset if it is there, otherwise what there is of it as soon as there is something."""
+    """The dataset if it is complete, otherwise its first episodes as soon as one is finished."""
     from .datasets.background_download import open_when_begun
 
     if options is True:

@@ -100,7 +100,7 @@ def _manifest_file(folder: Path) -> dict[str, Any]:
 
 
 def _tensor_files(manifest: Manifest) -> dict[str, Any]:
-    """One set for all: Croissant wants a join between the sources of fields, and rows of ours are joined by their number."""
+    """One set for all: Croissant requires a join between the sources of fields, and our rows are joined by their number."""
     return {
         "@type": "cr:FileSet",
         "@id": "tensors",

@@ -2,9 +2,9 @@
 
 A dataset whose files are large has a file ``blocks.crc32c``: uint32, little-endian, the crc32c of every block of 4 MiB (the
 last one of a file is shorter) of the files that ``blocks`` of the manifest names, in its order, from the beginning of each.
-So a reader of one block, a repair and a partial copy can prove what they have without the rest of the file. The table is
-itself covered by ``files`` of the manifest. Small files, and all files of a dataset that has no table, are covered by the
-ranges of the manifest: here they are taken for blocks, whatever their lengths.
+So a reader of one block, a repair and a partial copy can verify what they have without the rest of the file. ``files`` of the
+manifest cover the table itself. Small files, and all files of a dataset without a table, are covered by the ranges of the
+manifest: such a range counts as a block here, whatever its length.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def write_table(
     values = array("I")
     for path in large:
         blocks = cut_ranges(written[path])
-        if blocks is None:  # begun by a version that kept no table
+        if blocks is None:  # begun by a version without a table
             blocks = sum_blocks(folder / path)
             if join_ranges(blocks) != join_ranges(written[path]):
                 raise DamagedDatasetError(f"{folder / path} is not what was written", hint="start over with --force")

@@ -1,8 +1,8 @@
 """A dataset that compares what it reads with its checksums: every block once, before the first byte of it is used.
 
 A block is 4 MiB of a large file; where a dataset has no table of blocks, it is a range of its manifest (`block_checksums`).
-What is small (episodes, dictionaries) is checked when the dataset is opened. So reading all of a dataset costs as much more
-as `verify` takes, and nothing more after that; what is never read is never checked.
+Small files (episodes, dictionaries) are checked when the dataset is opened. The first pass over a dataset costs as much more as
+`verify` takes, later ones nothing more; a block that is never read is never checked.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .memory_map import verify_hint
 
 
 class CheckedDataset(Dataset):
-    """A `Dataset` whose reads raise DamagedDatasetError, with the file and the block, where these are not what was written."""
+    """A `Dataset` whose reads raise DamagedDatasetError, naming the file and the block, for changed bytes."""
 
     def _map(self, manifest: Manifest) -> tuple[Manifest, EpisodeTable, dict[str, Rows]]:
         # The files are opened with those that are mapped, so that the bytes checked are the bytes read.

@@ -34,7 +34,7 @@ TOUCH_EVERY = 20.0
 STALE_AFTER = 180.0
 #: Breaking a stale lock takes milliseconds; a process that began it this many seconds ago was killed meanwhile.
 BREAKING_AFTER = 10.0
-#: The locks that this process has, by path, and the threads that took them.
+#: The locks of this process by path, and the threads that took them.
 _holders: dict[str, int] = {}
 #: Bytes; a lock has about 200.
 _LARGEST = 1 << 16
@@ -79,7 +79,7 @@ class WriterLock:
             self.path.unlink(missing_ok=True)
 
     def check(self) -> None:
-        """Raise DatasetBusyError when the lock was lost: another machine took this process for dead."""
+        """Raise DatasetBusyError when the lock was lost: another machine considered this process dead."""
         owner = _read(self.path)
         if owner is None or owner.get("token") != self._token:
             message = f"{self.what}: another process took over while this one stood still"
@@ -96,7 +96,7 @@ class WriterLock:
             raise busy
 
     def is_held(self) -> bool:
-        """Whether a living process has the lock, as far as can be told."""
+        """Whether a living process has the lock."""
         return _is_held(self.path)
 
     def is_stale(self, path: Path) -> bool:
@@ -109,13 +109,13 @@ class WriterLock:
             process = f"process {owner.get('pid')!s:.20} on {owner.get('host')!s:.100}{_since(owner)}"
             message = f"{self.what} is being written by {''.join(filter(str.isprintable, process))}"
             hint = f"wait for it, or stop it; if it is long gone, remove {self.path}"
-        else:  # damaged: who wrote it is not known
+        else:  # damaged: its writer is not known
             left = max(1, math.ceil(STALE_AFTER - _age(self.path)))
             message = f"{self.what} is locked by {self.path}, which does not say by which process"
             hint = f"run the command again in {left} s: a lock that no process touches is then taken away; or"
             hint += " remove it now, if nothing writes this dataset"
         error = DatasetBusyError(message, hint=hint)
-        if _holders.get(str(self.path)) != threading.get_ident():  # who waits for himself waits forever
+        if _holders.get(str(self.path)) != threading.get_ident():  # a thread that waits for itself waits forever
             error.is_held = partial(_is_held, self.path)
         return error
 
@@ -125,7 +125,7 @@ class WriterLock:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             return self._sign(self.path)
         except (FileNotFoundError, FileExistsError):
-            # Who deletes the last dataset of a folder removes it, which may be just now.
+            # Another process that deletes the last dataset of the folder removes the folder.
             if os.path.lexists(self.path.parent) and not self.path.parent.is_dir():
                 raise
             return False
@@ -169,7 +169,7 @@ class WriterLock:
         """Remove the files of processes that were killed while they made or broke the lock; call as its owner."""
         for path in self.path.parent.glob(f"{glob.escape(self.path.name)}.*"):
             with contextlib.suppress(OSError):
-                old = self.is_stale(path)  # not those of who is waiting now
+                old = self.is_stale(path)  # not those of a process that waits now
                 if old and re.fullmatch(r"breaking|[0-9a-f]{32}", path.name[len(self.path.name) + 1 :]):
                     path.unlink()
 

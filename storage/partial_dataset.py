@@ -31,7 +31,7 @@ _TRIES = 20
 
 @dataclass(frozen=True)
 class _Found:
-    """What there was at one moment, all of one folder: so many ``finished`` parts of the ``plan``."""
+    """A consistent view of one folder: ``finished`` parts of the ``plan``."""
 
     path: Path
     plan: Manifest
@@ -43,11 +43,11 @@ class _Found:
 
 
 class PartialDataset(Dataset):
-    """The dataset of a place, or what there is of it while it is being written: a `Dataset` that grows by `refresh`.
+    """The dataset of a place, or its finished part while it is being written: a `Dataset` that grows by `refresh`.
 
     It holds the first episodes of the dataset to be, whole ones, whose steps have the numbers, and whose rows the values,
-    that they will have in it; ``plan`` is the manifest of all of it. Nothing changes between two calls of `refresh`. What was
-    opened is read on when the writer is interrupted, and when the files are renamed or deleted.
+    that they will have in it; ``plan`` is the manifest of all of it. Nothing changes between two calls of `refresh`. An
+    open one stays readable when the writer is interrupted, and when the files are renamed or deleted.
 
     ``plan``: that of the dataset that is meant, where another one may be in its place. ``unfinished``: the dataset that is
     being written, also where one is complete that it will replace.
@@ -98,7 +98,7 @@ class PartialDataset(Dataset):
 
     @property
     def state(self) -> Literal["complete", "being written", "interrupted"]:
-        """Whether all of it is shown, or what has become of its writer."""
+        """Whether all of it is shown; otherwise whether its writer is running."""
         if self.complete:
             return "complete"
         return "being written" if self._is_written() else "interrupted"
@@ -112,7 +112,7 @@ class PartialDataset(Dataset):
         return f"{self.finished} of {plural(len(self.plan.parts), 'part')}"
 
     def refresh(self, wait: float = 0.0) -> bool:
-        """Show what was finished since; returns whether there is more than before, or all of it now.
+        """Show what was finished since the last call; returns whether it grew or is complete now.
 
         ``wait``: the seconds that may pass until there is more. Where nobody writes the dataset any more, a StoppedError is
         raised then; without ``wait`` a StoppedWarning is given, once. Raises DatasetNotFoundError where the dataset was deleted
@@ -194,7 +194,7 @@ def _map_finished(folder: Path) -> _Found:
 
 
 def _reopen(root: Path, dataset_id: str, plan: Manifest, episodes: int) -> PartialDataset:
-    """A dataset from its pickle, by now perhaps with more. Raises UsageError where another one is in its place."""
+    """A dataset from its pickle, which may have grown since. Raises UsageError where another one is in its place."""
     try:
         opened = PartialDataset(DatasetPlace(root, dataset_id), plan)
     except DatasetNotFoundError as error:

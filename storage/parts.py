@@ -138,7 +138,7 @@ class TedSink:
 class PartFile:
     """Rows in the part's own file, encoded or as they are: a sink, or (without ``rows``, their number) appended in order.
 
-    The file gets its name when it is finished: a part may be written by two workers at once, where one was taken for lost.
+    The file gets its name when it is finished: two workers may write a part at once, when one was considered lost.
     """
 
     def __init__(self, folder: Path, leaf: Leaf, number: int, encode: Encode | None, rows: int | None = None) -> None:

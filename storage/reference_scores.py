@@ -2,8 +2,8 @@
 
     100 * (return - low) / (high - low)
 
-Which returns these are, the source of a dataset states (`datasets.sources.source.Source.reference_scores`): D4RL and Minari
-for their own datasets, Wang et al. for Atari games. Neither numpy nor torch is loaded here.
+The source of a dataset states the two returns (`datasets.sources.source.Source.reference_scores`): D4RL and Minari for their
+own datasets, Wang et al. for Atari games. Neither numpy nor torch is loaded here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Growing a dataset: parts that an older, smaller one holds are copied from it instead of being fetched again.
+"""Growing a dataset: parts of the older, smaller one are copied instead of fetched again.
 
-The new dataset is written beside the old one and then takes its place, so that readers of the old one are never
-disturbed. A part is taken over when the plan gives it the same rows of the same object and its bytes still match the old
-manifest (``layout``: which rows of the object go where); the dictionary of compressed leaves is carried over.
+The new dataset is written beside the old one and then replaces it, so readers of the old one are not disturbed. A part is
+copied when the plan gives it the same rows of the same object (``layout``: which rows of the object go where) and its bytes
+still match the old manifest; the dictionary of compressed leaves is copied too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class OldDataset:
 
     @classmethod
     def open(cls, folder: Path, schema: Schema) -> OldDataset | None:
-        """The dataset in a folder, if there is one whose rows a dataset of this schema can use."""
+        """The dataset in a folder, if its rows fit a dataset of this schema."""
         if not (folder / FILENAME).is_file():
             return None
         manifest = read_manifest(folder)
@@ -40,7 +40,7 @@ class OldDataset:
         return old if usable and schema.states and old._dictionaries_are_sound() else None
 
     def _dictionaries_are_sound(self) -> bool:
-        """Rows are decoded and encoded with them: with a damaged one, none of the old rows is of use."""
+        """With a damaged dictionary the old rows cannot be decoded."""
         try:
             names = [name for name in self.manifest.files if name.endswith("/dictionary")]
             return all(
@@ -65,7 +65,7 @@ class OldDataset:
         return old is not None and _same_object(part["object"], old["object"])
 
     def take_over(self, writer: DatasetWriter, index: int, part: dict[str, Any]) -> dict[str, Any] | None:
-        """Copy a part's rows into the new dataset; returns the journal record, None when the old one cannot give them."""
+        """Copy a part's rows into the new dataset; returns the journal record, None where they are missing or damaged."""
         number, old = self._parts.get(part["layout"], (0, None))
         if old is None or not _same_object(part["object"], old["object"]):
             return None
@@ -74,7 +74,7 @@ class OldDataset:
             leaves = {leaf.name: self._copy(leaf, writer, index, part["first_state"], here) for leaf in writer.bulk}
             return {"leaves": leaves, "crc32c": old["object"]["crc32c"]}
         except (OSError, RbdataError):
-            return None  # damaged or gone: it is fetched like any other
+            return None  # damaged or gone: it is fetched
 
     def _copy(self, leaf: Leaf, writer: DatasetWriter, index: int, first: int, here: OldPart) -> dict[str, Any]:
         codec, files = codec_of(leaf), self.manifest.files
@@ -88,5 +88,5 @@ class OldDataset:
 
 
 def _same_object(new: dict[str, Any], old: dict[str, Any]) -> bool:
-    """Whether two source objects are the same, as far as their places state it."""
+    """Whether two source objects have the same name, size and checksum, where these are stated."""
     return all(new[key] is None or new[key] == old[key] for key in ("name", "size", "crc32c"))

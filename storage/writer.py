@@ -140,7 +140,7 @@ class DatasetWriter:
         return ColumnWriter(self.folder, Schema(tuple(leaf for leaf in self.schema.steps if leaf not in self.bulk)))
 
     def planned(self, files: Mapping[str, list[list[Any]]], episodes: EpisodeTable, digest: str = "") -> None:
-        """Take over the finished columns (``ColumnWriter.close``) and the episode table, and make room for the states.
+        """Add the finished columns (``ColumnWriter.close``) and the episode table, and preallocate the states.
 
         ``digest`` stands for the plan as it was made from the source's data. Raises UnfinishedDatasetError when parts are
         finished that were planned from other data.
@@ -230,11 +230,11 @@ class DatasetWriter:
 
     def merge(self) -> None:
         """Append to the blobs the finished parts that are next in line, all of them at once."""
-        while self._merge_next():  # once, unless parts are filled again that lie before others
+        while self._merge_next():  # once, unless lost parts between others were filled again
             pass
 
     def _merge_next(self) -> bool:
-        """Append the next parts, or put them in the place of lost ones between others; says whether there were any."""
+        """Append the next parts, or rewrite lost ones between others; returns whether there were any."""
         finished, merged = self.parts_done(), self._journal.find("merged")
         first = next(number for number in range(self.parts + 1) if number not in merged)
         waiting = {number for number in finished if number not in merged}
@@ -245,7 +245,7 @@ class DatasetWriter:
         before = merged[first - 1]["leaves"] if first else {}
         inside = False
         if max(merged, default=-1) > first:
-            # What is filled again has the same bytes as before, unless it is of other data: then nothing behind it is of use.
+            # Parts filled again have the same bytes as before, unless the data changed: then all later ones are useless.
             inside = after is not None and all(
                 codec.fits(
                     [finished[number]["leaves"][codec.leaf.name] for number in numbers],
@@ -255,10 +255,10 @@ class DatasetWriter:
                 for codec in self._in_parts()
             )
             if after is None:
-                return False  # the rest of what was lost here is still to come
+                return False  # other lost parts of this gap are still being filled
             if not inside:
                 self._forget_parts(range(numbers[-1] + 1, self.parts))
-                for codec in self._in_parts():  # those who have mapped what is about to be cut off keep it
+                for codec in self._in_parts():  # readers keep the old inode when it is truncated
                     for name in codec.appended:
                         copy_anew(self.folder / codec.path(name))
         entries: list[dict[str, Any]] = [{"kind": "merged", "number": number, "leaves": {}} for number in numbers]
@@ -317,7 +317,7 @@ class DatasetWriter:
         shown = {leaf.name: (leaf.dtype, leaf.shape) for leaf in self.schema.steps if leaf.codec == PLAIN}
         self.files.update(write_meta(self.folder, "", shown, self.steps))
         files = {path: joined.get(path) or [record[:2] for record in records] for path, records in self.files.items()}
-        for path, records in files.items():  # checksums prove what they cover; another hand may have added to it
+        for path, records in files.items():  # checksums cover these bytes only; another program may have appended some
             with open_plain(self.folder / path, "r+b") as file:
                 if os.fstat(file.fileno()).st_size > (size := sum(record[0] for record in records)):
                     file.truncate(size)
@@ -326,7 +326,7 @@ class DatasetWriter:
             files.update({BLOCK_TABLE: table} if table else {})
         manifest.files = dict(sorted(files.items()))
         if original is not None:
-            # A part that was copied was written in one piece, whatever its pieces were.
+            # A copied part was written in one piece, however the original was written.
             found = {name: join_ranges(ranges) for name, ranges in manifest.files.items()}
             other = [name for name, ranges in original.files.items() if found.get(name) != join_ranges(ranges)]
             if other or len(manifest.files) != len(original.files):
@@ -379,7 +379,7 @@ Records = Mapping[int, Mapping[str, Any]]
 def find_changed(
     folder: Path, in_parts: Sequence[Codec], in_place: Collection[str], finished: Records, merged: Records
 ) -> set[int]:
-    """The numbers of parts whose files, or whose rows in the leaves' files, are not what was recorded of them.
+    """The numbers of parts whose files, or whose rows in the leaves' files, differ from the record.
 
     ``in_parts`` are the leaves whose parts are appended (``merged``: the entries of those that are), ``in_place`` the files in
     which every part has its place. Everything is read once, by several threads.

@@ -153,13 +153,13 @@ class Codec(ABC):
         return not contents or all(piece["crc32c"] == sum_piece(path, piece) for piece in pieces)
 
     def has_appended(self, folder: Path, entry: Mapping[str, Any]) -> bool:
-        """Whether the leaf's files hold what the entry of a part states that was appended."""
+        """Whether the leaf's files hold the appended bytes of a part, by its entry in the journal."""
         length, checksum, *_ = entry["ranges"]["blob"]
         path, begin = folder / self.path("blob"), entry["blob"] - length
         return has_bytes(path, entry["blob"]) and sum_range(path, begin, length) == [length, checksum]
 
     def fits(self, records: Iterable[Mapping[str, Any]], last: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-        """Whether finished parts fill the place between the entries of two parts that were appended."""
+        """Whether finished parts fill the gap between two appended parts exactly."""
         pieces = [piece for record in records for piece in record["pieces"]]
         room = after["blob"] - after["ranges"]["blob"][0] - last["blob"], after["rows"] - after["new"] - last["rows"]
         return room == (sum(piece["length"] for piece in pieces), sum(piece["rows"] for piece in pieces))

@@ -155,7 +155,7 @@ class _BlockFetcher:
 CONNECTIONS = 16
 #: Part of the limit that is evicted at once.
 _EVICTED_SHARE = 64
-#: A batch whose blocks were evicted by others so many times gives up.
+#: How often a read fetches its blocks again after other processes evicted them.
 _ATTEMPTS = 100
 _PUNCH_HOLE = 0x03  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 _TOO_SMALL = "give a larger cache_limit, smaller batches, or shuffle='blocks'"
@@ -196,7 +196,7 @@ class BlockCache:
 
     @property
     def finished(self) -> bool:
-        """Whether all of it is there, checked, and never evicted."""
+        """Whether every block is there for good, and checked."""
         return self._known.finished
 
     @property
@@ -260,7 +260,7 @@ class BlockCache:
             raise self._failure
 
     def plan(self, blocks: Iterable[int]) -> None:
-        """Fetch these when nothing else is wanted, in this order; of a limit they may take three quarters."""
+        """Fetch these in this order while no reader waits; they may take three quarters of a limit."""
         first = list(dict.fromkeys(blocks))
         if self._most is not None:
             first = first[: self._most * 3 // 4]
@@ -273,7 +273,7 @@ class BlockCache:
         return self._most is None or self._most >= int(self.layout.evictable.sum())
 
     def close(self, *, wait: bool = False) -> None:
-        """Fetch only what is wanted from now on; ``wait`` until what is planned and under way is there."""
+        """Drop the plan; ``wait`` until the blocks under way are there."""
         self._fetcher.close(wait=wait)
 
     @contextmanager
@@ -311,7 +311,7 @@ class BlockCache:
         claim = int(blocks[0])
         while not self.are_resident(blocks):
             if not self._claims.take(claim):
-                time.sleep(0.002)  # another process fetches it, or was killed over it and the claim is free again
+                time.sleep(0.002)  # another process fetches it; if that is killed, the claim is free again
                 continue
             try:
                 if not self.are_resident(blocks) and not self._prove(blocks, path):
@@ -334,7 +334,7 @@ class BlockCache:
         return self.are_resident(blocks)
 
     def _receive(self, path: str, start: int, stop: int) -> tuple[bytes, list[int]]:
-        """Bytes of a file and the sums of their blocks, checked as far as there are checksums; asked for again if wrong."""
+        """Bytes of a file and the sums of their blocks, checked where checksums exist; requested twice if they are wrong."""
         problem, size = "", self.layout.block_bytes
         for _ in range(2):
             data = self.files.read(path, start, stop)
@@ -342,7 +342,7 @@ class BlockCache:
             problem = self._damage(path, start, data, sums)
             if not problem:
                 return data, sums
-            self.files.check()  # of a dataset that was replaced, nothing fits
+            self.files.check()  # of a replaced dataset, no block matches
         message = f"{self.files.url}/{path}: {problem}, twice"
         raise DamagedDatasetError(
             message, hint="the copy in the store is damaged: push it again, or use another mirror"
@@ -396,7 +396,7 @@ class BlockCache:
     # -- the end ---------------------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
-        """Make the folder the dataset, once every block is there: what no block checksum covers is checked now."""
+        """Make the folder the dataset, once every block is resident: files without block checksums are checked now."""
         if not self._claims.take(self.layout.count):
             return
         try:

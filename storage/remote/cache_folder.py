@@ -138,7 +138,7 @@ def write_states(path: Path, blocks: int, facts: dict[str, Any]) -> None:
     """Write the file of an empty cache; atomic."""
     header = json.dumps({"format": FORMAT, "version": VERSION, "blocks": blocks, **facts}).encode()
     assert len(header) < _HEADER
-    # No hole: on a full disk writing to a map of one ends the process.
+    # Not as a hole: on a full disk, writing to the map of a hole kills the process.
     write_atomically(path, header.ljust(_size(blocks), b"\0"))
 
 
@@ -337,7 +337,7 @@ def _enter(folder: Path, session: int, text: bytes, layout: BlockLayout, url: st
 
 
 def _refuse_links(folder: Path, layout: BlockLayout) -> None:
-    """Raise CacheError where blocks would be written outside the cache."""
+    """Raise CacheError where a link would lead writes outside the cache."""
     for inner in sorted({folder / parent for path in layout.paths for parent in Path(path).parents} - {folder}):
         if inner.is_symlink():
             raise CacheError(f"{inner} is a link: nothing is written through it", hint=_ANOTHER)
@@ -386,8 +386,8 @@ def _begin(path: Path, layout: BlockLayout, facts: dict[str, Any], *, new: bool)
 
 
 def check_room(folder: Path, layout: BlockLayout, resident: int, most: int) -> None:
-    """Raise DiskSpaceError unless the disk has room for ``most`` bytes, beside the ``resident`` ones and what is written over:
-    blocks that are damaged have their place on the disk."""
+    """Raise DiskSpaceError unless the disk has room for ``most`` bytes, less the ``resident`` ones and the blocks on disk that
+    are overwritten because they are damaged."""
     missing = most - max(resident, sum((folder / path).stat().st_blocks * 512 for path in layout.paths))
     free = free_bytes(folder)
     if missing > free:
