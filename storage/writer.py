@@ -297,26 +297,13 @@ class DatasetWriter:
         by byte. Raises DamagedDatasetError where they differ.
         """
         self.merge()
-        finished, merged = self._journal.find("part"), self._journal.find("merged")
+        merged = self._journal.find("merged")
         missing = [number for number in range(self.parts) if number not in merged]
         if missing:
             raise RbdataError(f"{self.place.id} is not finished: parts {missing} are missing")
-        for number in range(self.parts):
-            for record in finished[number]["leaves"].values():
-                for path, written in record.get("ranges", {}).items():
-                    self.files.setdefault(path, []).extend(written)
-        joined: Files = {}
-        for codec in self._in_parts():
-            entries = [merged[number]["leaves"][codec.leaf.name]["ranges"] for number in range(self.parts)]
-            for name in entries[0] if entries else ():
-                self.files[codec.path(name)] = [entry[name] for entry in entries]
-            for first, last in ranges or [(number, number + 1) for number in range(self.parts)]:
-                for name in entries[first]:
-                    piece = join_ranges([entry[name] for entry in entries[first:last]])
-                    joined.setdefault(codec.path(name), []).append(piece)
         shown = {leaf.name: (leaf.dtype, leaf.shape) for leaf in self.schema.steps if leaf.codec == PLAIN}
         self.files.update(write_meta(self.folder, "", shown, self.steps))
-        files = {path: joined.get(path) or [record[:2] for record in records] for path, records in self.files.items()}
+        files = self._collect_ranges(ranges or [(number, number + 1) for number in range(self.parts)])
         for path, records in files.items():  # checksums cover these bytes only; another program may have appended some
             with open_plain(self.folder / path, "r+b") as file:
                 if os.fstat(file.fileno()).st_size > (size := sum(record[0] for record in records)):
@@ -326,17 +313,38 @@ class DatasetWriter:
             files.update({BLOCK_TABLE: table} if table else {})
         manifest.files = dict(sorted(files.items()))
         if original is not None:
-            # A copied part was written in one piece, however the original was written.
-            found = {name: join_ranges(ranges) for name, ranges in manifest.files.items()}
-            other = [name for name, ranges in original.files.items() if found.get(name) != join_ranges(ranges)]
-            if other or len(manifest.files) != len(original.files):
-                message = f"the data that {self.place.id} was made from now give other bytes: {', '.join(other)}"
-                raise DamagedDatasetError(message, hint="start over with --force")
+            self._check_same(manifest, original)
             manifest = original
         sync_files(self.folder, manifest.files)
         write_manifest(self.folder, manifest)
         self.place.install()
         return self.place.path
+
+    def _collect_ranges(self, ranges: Sequence[tuple[int, int]]) -> Files:
+        """The checksum ranges of all files for the manifest; ``files`` gets those of the parts as they were recorded."""
+        finished, merged = self._journal.find("part"), self._journal.find("merged")
+        for number in range(self.parts):
+            for record in finished[number]["leaves"].values():
+                for path, written in record.get("ranges", {}).items():
+                    self.files.setdefault(path, []).extend(written)
+        joined: Files = {}
+        for codec in self._in_parts():
+            entries = [merged[number]["leaves"][codec.leaf.name]["ranges"] for number in range(self.parts)]
+            for name in entries[0] if entries else ():
+                self.files[codec.path(name)] = [entry[name] for entry in entries]
+            for first, last in ranges:
+                for name in entries[first]:
+                    piece = join_ranges([entry[name] for entry in entries[first:last]])
+                    joined.setdefault(codec.path(name), []).append(piece)
+        return {path: joined.get(path) or [record[:2] for record in records] for path, records in self.files.items()}
+
+    def _check_same(self, manifest: Manifest, original: Manifest) -> None:
+        """Raise DamagedDatasetError where files differ from those of ``original``, whatever pieces they were written in."""
+        found = {name: join_ranges(ranges) for name, ranges in manifest.files.items()}
+        other = [name for name, ranges in original.files.items() if found.get(name) != join_ranges(ranges)]
+        if other or len(manifest.files) != len(original.files):
+            message = f"the data that {self.place.id} was made from now give other bytes: {', '.join(other)}"
+            raise DamagedDatasetError(message, hint="start over with --force")
 
 
 def _holds_work(journal: Journal, folder: Path) -> bool:
