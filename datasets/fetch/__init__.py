@@ -12,7 +12,6 @@ from .location import FetchOptions as FetchOptions
 from .location import Location as Location
 from .location import RemoteObject as RemoteObject
 from .readahead import Readahead as Readahead
-from .readahead import readahead as readahead
 from .stream import Verifier as Verifier
 from .stream import pin as pin
 from .stream import read_all as read_all

@@ -109,7 +109,7 @@ def status_of(error: BaseException) -> int | None:
 
 def raise_network_error(error: Exception, url: str) -> NoReturn:
     """Raise the translated error, or the error itself if it is not one of the network or of an answer's form."""
-    translated = network_error(error, url) or malformed(error, url)  # such as redirects to what is no address
+    translated = network_error(error, url) or malformed(error, url)  # such as redirects to an invalid address
     if translated is error:
         raise error
     _hide_secrets(error)
@@ -223,7 +223,7 @@ def wait_before_retry(failures: int, options: FetchOptions, *, asked: float | No
 def next_try(error: TransientFetchError, url: str, offset: int, failures: int, options: FetchOptions) -> Retry:
     """The retry to make after this failure, which is announced (`waits`).
 
-    Raises the error with the number of attempts if there is none to make.
+    Raises the error with the number of attempts if there is no further one.
     """
     asked = error.retry_after
     wait = wait_before_retry(failures, options, asked=asked, jitter=random.random())

@@ -170,8 +170,8 @@ class _Files:
             raise (malformed(error, url) if failure is error else failure) from error
 
     def within(self, seconds: float) -> dict[str, float]:
-        """The argument that bounds the time of a call, of file systems that have one: time-outs of their connections begin
-        anew with every byte."""
+        """The argument that bounds the time of a call, of file systems that have one: time-outs of their connections start
+        again with every byte."""
         return {"timeout": seconds} if getattr(self._open(), "async_impl", False) else {}
 
     def _open(self) -> Any:
@@ -199,7 +199,7 @@ class _Files:
 
 
 def check_installed(scheme: str, url: str) -> None:
-    """Raise MissingExtraError if the package for this scheme is not installed, UsageError if there is none."""
+    """Raise MissingExtraError if the package for this scheme is not installed, UsageError for an unknown scheme."""
     from importlib.util import find_spec
 
     if find_spec("fsspec") is None:
@@ -264,7 +264,7 @@ def _to_object(entry: dict[str, Any], url: str) -> RemoteObject:
 
 
 def _list_folder(fs: Any, path: str, url: str, silence_timeout: float) -> list[dict[str, Any]]:
-    """The entries of a folder, as ``fs.ls`` gives them. Raises FileNotFoundError where there is none, and as `Pages` does."""
+    """The entries of a folder, as ``fs.ls`` gives them. Raises FileNotFoundError if it does not exist, and as `Pages` does."""
     from fsspec.asyn import sync
     from fsspec.exceptions import FSTimeoutError
 

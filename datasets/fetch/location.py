@@ -181,7 +181,7 @@ _NO_END = "give a folder further down, or use another mirror (--mirror)"
 
 
 def stated_size(size: int | None) -> int | None:
-    """A size in bytes that a server states, None where it states none. Raises ValueError for what is no object's."""
+    """A size in bytes, or None, as a server states it. Raises ValueError for an impossible size."""
     if size is not None and not 0 <= size < NO_SIZE:
         raise ValueError("a size is negative, or has too many digits")
     return size
@@ -223,7 +223,7 @@ def without_login(url: str) -> str:
 
 
 def check_endpoint(url: str, variable: str) -> str:
-    """The address of a server in an environment variable. Raises UsageError for what is none."""
+    """The address of a server in an environment variable. Raises UsageError for an invalid one."""
     if not url.lower().startswith(("http://", "https://")):
         message = f"{variable} is not the address of a server: {without_login(url)}"
         raise UsageError(message, hint=f"set {variable} to http://host:port or https://host")

@@ -1,6 +1,6 @@
 """Connections that time out when a server sends too slowly, and fail when it closes them inside the headers of an answer.
 
-The time-out of a socket begins anew with every byte, so that a server that sends one now and then would never time out. Here
+The time-out of a socket starts again with every byte, so that a server that sends one now and then would never time out. Here
 an answer, its headers included, must also arrive at `LEAST_RATE` on average, once as long as that time-out was spent on
 waiting for it. Time in which nobody reads does not count, nor does the wait for the first byte.
 

@@ -16,16 +16,13 @@ T = TypeVar("T")
 CLOSE_SECONDS = 0.2
 
 
-def readahead(iterable: Iterable[T], depth: int) -> Readahead[T]:
+class Readahead(Generic[T]):
     """The same items in the same order, up to `depth` of them fetched in advance by a thread that starts at once.
 
     An exception of the inner iterator is raised in place of the item. Close it (or use it in a `with`) if it is not read
     to its end: that stops the thread and closes the inner iterator.
     """
-    return Readahead(iterable, depth)
 
-
-class Readahead(Generic[T]):
     def __init__(self, iterable: Iterable[T], depth: int) -> None:
         if depth < 1:
             raise UsageError(f"depth must be at least 1, not {depth}")

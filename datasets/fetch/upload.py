@@ -117,7 +117,7 @@ def upload(uploader: Uploader, file: LocalFile, path: str, on_bytes: OnBytes | N
 
 
 def find_object(location: Location, path: str) -> RemoteObject | None:
-    """The object at a path, None if there is none."""
+    """The object at a path, None if it does not exist."""
     try:
         return location.stat(path)
     except ObjectNotFoundError:

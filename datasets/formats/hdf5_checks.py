@@ -111,7 +111,7 @@ def _local_heaps(data: Any, base: int) -> str:
 
 
 def root_names(path: Path) -> set[str]:
-    """Names of the members and attributes of a file's root group; empty for what is no HDF5 file."""
+    """Names of the members and attributes of a file's root group; empty for other files."""
     import h5py
 
     try:

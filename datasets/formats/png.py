@@ -45,7 +45,7 @@ class PngError(ValueError):
 
 
 def decode_frames(pictures: Sequence[bytes | memoryview], out: np.ndarray) -> None:
-    """Decode PNGs into ``out``, uint8 ``[len(pictures), 84, 84]``. Raises PngError for what is no 84x84 8-bit grey PNG."""
+    """Decode PNGs into ``out``, uint8 ``[len(pictures), 84, 84]``. Raises PngError for all but 84x84 8-bit grey PNGs."""
     scanlines = np.zeros((min(len(pictures), _AT_ONCE), SIDE + 1, _SCANLINE), np.uint8)
     for first in range(0, len(pictures), _AT_ONCE):
         batch = pictures[first : first + _AT_ONCE]

@@ -228,7 +228,7 @@ def _drop_changed(folder: Path, objects: Sequence[RawObject], manifest: Manifest
 
 
 def fetch_manifest(location: Location, dataset_id: str) -> Manifest | None:
-    """The manifest of a dataset in a mirror, None if there is none or access is denied."""
+    """The manifest of a dataset in a mirror, None if it is missing or access is denied."""
     try:
         item = find_object(location, f"{dataset_id}/{FILENAME}")
         return None if item is None else read_remote_manifest(location, item)[0]

@@ -63,7 +63,7 @@ class Identity:
 
     - ``name``: ``package.module:function``.
     - ``content``: sha256 of code, arguments and state (`Content`).
-    - ``file``: sha256 of the file that defines it; None where there is none (a console, a notebook).
+    - ``file``: sha256 of the file that defines it; None without one (a console, a notebook).
     - ``files``: sha256 of the other local files that it reaches by imports, by module: ``{"pkg/helpers.py": ...}``.
     """
 

@@ -52,7 +52,7 @@ def read_source(path: Path) -> SourceFile | None:
 
 
 def sha256_of(path: Path) -> str | None:
-    """sha256 (hex) of a file; None where there is none."""
+    """sha256 (hex) of a file; None if it does not exist."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:

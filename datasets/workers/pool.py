@@ -189,7 +189,7 @@ def _lost(error: BaseException, kills: int) -> WorkerLostError:
 
 
 def _count_memory_kills() -> int:
-    """Processes that the kernel has killed for want of memory since it started; 0 where that is not known."""
+    """Processes that the kernel has killed because memory ran out since it started; 0 if that is unknown."""
     with suppress(OSError, ValueError):
         for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("oom_kill "):

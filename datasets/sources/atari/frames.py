@@ -17,7 +17,7 @@ import numpy as np
 from ....errors import CorruptSourceError
 from ....storage.checksums import Crc32c
 from ....storage.schema import Leaf
-from ...fetch import Location, RemoteObject, readahead, stream
+from ...fetch import Location, Readahead, RemoteObject, stream
 from ...formats.gunzip import gunzip
 from ...formats.npy import Expected, NpyStream
 from ...ingest.row_source import Block, RowSource
@@ -25,7 +25,7 @@ from .ring import PartPlan
 from .shards import FRAME
 
 ROW_BYTES = FRAME[0] * FRAME[1]
-#: Small blocks stay in the cache between the stages, and their memory is used again instead of being mapped anew.
+#: Small blocks stay in the cache between the stages, and their memory is reused instead of mapped again.
 BLOCK_ROWS = 512
 _EXPECTED = Expected("uint8", (-1, *FRAME))
 #: Rows read from the heads of shards to train the dictionary on, and how many of them it is trained on.
@@ -106,7 +106,7 @@ class _Frames:
     def __init__(self, location: Location, obj: RemoteObject) -> None:
         self.fetched = self.retries = 0
         self._crc32c = Crc32c()
-        self._network = readahead(self._counted(stream(location, obj, on_retry=self._retry)), depth=16)
+        self._network = Readahead(self._counted(stream(location, obj, on_retry=self._retry)), depth=16)
         self._obj = obj
         try:
             self._npy = NpyStream(gunzip(self._network, obj.url), _EXPECTED, obj.url)
@@ -117,7 +117,7 @@ class _Frames:
 
     def blocks(self, rows: int) -> Iterator[tuple[int, int, np.ndarray]]:
         """``(first, count, bytes)``; each block has one row of zeros behind its rows."""
-        with closing(readahead(self._npy.blocks(rows, spare=1), depth=2)) as blocks:
+        with closing(Readahead(self._npy.blocks(rows, spare=1), depth=2)) as blocks:
             yield from blocks
 
     def close(self) -> None:

@@ -108,7 +108,7 @@ class AtariJob(RunJob[Shard]):
         )
 
     def _neighbour(self) -> RingArrays | None:
-        """The small arrays of the shard before the first one wanted; None where there is none, or it is damaged."""
+        """The small arrays of the shard before the first one wanted; None if it is missing or damaged."""
         try:
             return self._read_small(self.before) if self.before else None
         except (ChecksumError, CorruptSourceError):

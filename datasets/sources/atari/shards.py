@@ -51,7 +51,7 @@ def find_shards(location: Location, game: str, run: int) -> list[Shard]:
     """List a run's shards, in numerical order.
 
     The run's folder is looked for where the bucket has it below its ``dqn/`` prefix, and a little around: a mirror may
-    have been copied from one level up or down. Raises ObjectNotFoundError when there is none.
+    have been copied from one level up or down. Raises ObjectNotFoundError if there is no shard.
     """
     tried = []
     for folder in (f"{game}/{run}/replay_logs", f"dqn/{game}/{run}/replay_logs", f"{game}/{run}", f"dqn/{game}/{run}"):

@@ -164,7 +164,7 @@ def _give_up(layout: Layout, unknown: np.ndarray, terminals: np.ndarray) -> None
 
 
 def _every(horizon: int, resets: np.ndarray) -> np.ndarray:
-    """Every horizon-th row, counted anew after each row that resets the count."""
+    """Every horizon-th row, counted from 0 after each row that resets the count."""
     rows = np.arange(len(resets))
     begins = np.zeros(len(resets), np.int64)
     begins[1:] = np.where(resets[:-1], rows[1:], 0)

@@ -92,7 +92,7 @@ class D4rlJob(WholeFileJob):
         self.accept_changed = options.extra["accept_changed"]
 
     def identity(self) -> dict[str, Any]:
-        # Not what the place states of the file: what was fetched of another one is fetched anew. Its checksum and the options
+        # Not what the place states of the file: what was fetched of another one is fetched again. Its checksum and the options
         # are in the plan's digest.
         return {"converter": "d4rl 2", "dataset": self.entry.name if self.entry else None, "file": self.item.name}
 

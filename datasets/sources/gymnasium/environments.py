@@ -72,7 +72,7 @@ def join_name(text: str, recording: str | None) -> str:
 
 
 def check_name(recording: str) -> str:
-    """The name of a recording. Raises UsageError for what is none."""
+    """The name of a recording. Raises UsageError for an invalid one."""
     if not isinstance(recording, str) or not is_name(recording):
         hint = "letters, digits and _ . + -, such as expert or seed-3"
         raise UsageError(f"{recording!r} cannot be the name of a recording", hint=hint)
@@ -96,7 +96,7 @@ class Made:
     def open(self) -> Any:
         """The environment, a `gymnasium.Env`; one of them where there are to be several.
 
-        Raises UnknownDatasetError for an id that is not registered, MissingExtraError for want of a package, UsageError for
+        Raises UnknownDatasetError for an id that is not registered, MissingExtraError for a missing package, UsageError for
         arguments that it does not take, RbdataError when it cannot be made.
         """
         import gymnasium

@@ -393,7 +393,7 @@ class VectorRecorder(gymnasium.vector.VectorWrapper):
         return observations, info
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Step all environments, and record the steps; a step that only resets an environment is none."""
+        """Step all environments, and record the steps; one that only resets an environment is not recorded."""
         if self._tape is None:
             return self.env.step(actions)
         if self._must_reset:

@@ -184,7 +184,7 @@ class ArrowReader:
             raise CorruptSourceError(message, hint="fetch it again, or use another mirror (--mirror)") from error
 
     def _type(self, episode: int, place: Place) -> Any:
-        """The type of a column. Raises CorruptSourceError where there is none."""
+        """The type of a column. Raises CorruptSourceError for a missing column."""
         schema = self._open(episode).schema
         name, *inner = map(str, place)
         kind = schema.field(name).type if schema.names.count(name) == 1 else None

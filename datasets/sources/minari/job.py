@@ -59,7 +59,7 @@ class MinariJob(Job):
         self._bounds: list[tuple[int, int]] = []
 
     def identity(self) -> dict[str, Any]:
-        # Not what the place states of the files: what was fetched of others is fetched anew. Their checksums are in the plan's
+        # Not what the place states of the files: what was fetched of others is fetched again. Their checksums are in the plan's
         # digest.
         return {
             "converter": "minari 2",

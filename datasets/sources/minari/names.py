@@ -24,7 +24,7 @@ _DEEPEST = 8
 _LARGEST_PARSED = 1 << 18
 _COUNTS = {"total_steps": "steps", "total_episodes": "episodes"}
 
-#: What the Farama Foundation publishes, as far as its documentation lists it; `remote` asks for what is there today.
+#: What the Farama Foundation publishes, as far as its documentation lists it; `remote_counts` asks what it holds today.
 _ADROIT = tuple(
     f"D4RL/{hand}/{kind}-v2" for hand in ("door", "hammer", "pen", "relocate") for kind in ("human", "cloned", "expert")
 )
@@ -87,9 +87,9 @@ def as_location(url: str) -> str:
 
 
 def split_url(text: str) -> tuple[str, str] | None:
-    """``hf://owner/D4RL/door/human-v2`` as (id, remote); None for what is no such address.
+    """``hf://owner/D4RL/door/human-v2`` as (id, remote); None for other text.
 
-    Raises UsageError for one whose id is none.
+    Raises UsageError for an address with an invalid id.
     """
     scheme, separator, rest = text.partition("://")
     if not separator or scheme not in ("hf", "gcp", "gs"):

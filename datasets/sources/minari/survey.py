@@ -214,7 +214,7 @@ def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _common(dtypes: list[np.dtype]) -> np.dtype:
-    """A dtype that holds the values of all. Raises UsageError where there is none that does so exactly."""
+    """A dtype that holds the values of all. Raises UsageError if no dtype does so exactly."""
     common = np.result_type(*dtypes)
     if not all(np.can_cast(dtype, common, "safe") for dtype in dtypes):
         raise UsageError(f"its dtype varies: {', '.join(map(str, dtypes))}")

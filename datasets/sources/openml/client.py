@@ -78,7 +78,7 @@ class Api:
     paths: list[str] = field(default_factory=list)
 
     def describe(self, number: int) -> Description:
-        """Raises ObjectNotFoundError where there is no such dataset, CorruptSourceError for an answer that is none."""
+        """Raises ObjectNotFoundError for a dataset that does not exist, CorruptSourceError for a malformed answer."""
         path = f"{ROOT}/{number}"
         answer = self._ask(path)
         content = answer.get("data_set_description")
@@ -116,7 +116,7 @@ class Api:
                 return found
 
     def _list(self, path: str) -> list[Listed]:
-        """The datasets that one answer lists; empty where there are none (also after the last page)."""
+        """The datasets that one answer lists; empty after the last page."""
         try:
             answer = self._ask(path)
         except ObjectNotFoundError:

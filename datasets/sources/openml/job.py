@@ -68,7 +68,7 @@ class OpenmlJob(WholeFileJob):
         self.counts = {"rows": 0, "dropped_rows": 0, "missing_values": 0, "rounded_integers": 0, "not_finite": 0}
 
     def identity(self) -> dict[str, Any]:
-        # Not what the place states of the file: what was fetched of another one is fetched anew. Its checksum and the options
+        # Not what the place states of the file: what was fetched of another one is fetched again. Its checksum and the options
         # are in the plan's digest.
         about = self.about_table
         return {"converter": "openml 2", "dataset": [about.id, about.version], "file": self.item.name}

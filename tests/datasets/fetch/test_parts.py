@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rbdata.datasets.fetch import FetchOptions, Readahead, RemoteObject, Verifier, readahead
+from rbdata.datasets.fetch import FetchOptions, Readahead, RemoteObject, Verifier
 from rbdata.datasets.fetch.base_location import PerProcess, split_ranges
 from rbdata.datasets.fetch.failures import retry_after_seconds, wait_before_retry
 from rbdata.datasets.fetch.gcs import login_order
@@ -202,15 +202,15 @@ def wait_until(condition: Callable[[], object], seconds: float = 5.0) -> bool:
 class TestReadahead:
     @pytest.mark.parametrize("depth", [1, 2, 100])
     def test_the_same_items_in_order(self, depth: int) -> None:
-        assert list(readahead(Source(1000), depth)) == list(range(1000))
+        assert list(Readahead(Source(1000), depth)) == list(range(1000))
         assert wait_until(lambda: not threads())
 
     def test_nothing(self) -> None:
-        assert list(readahead([], 3)) == []
+        assert list(Readahead([], 3)) == []
 
     def test_never_more_than_depth_ahead(self) -> None:
         source = Source(100)
-        with readahead(source, 3) as ahead:
+        with Readahead(source, 3) as ahead:
             # Three queued, and one made that waits for room.
             assert wait_until(lambda: source.made == 4)
             time.sleep(0.05)
@@ -225,12 +225,12 @@ class TestReadahead:
                 yield number
 
         began = time.monotonic()
-        for _ in readahead(slow(), 2):
+        for _ in Readahead(slow(), 2):
             time.sleep(0.02)
         assert time.monotonic() - began < 0.35
 
     def test_errors_come_where_the_item_would_have(self) -> None:
-        ahead = readahead(Source(10, fail_at=3), 2)
+        ahead = Readahead(Source(10, fail_at=3), 2)
         assert [next(ahead) for _ in range(3)] == [0, 1, 2]
         with pytest.raises(ValueError, match="broken"):
             next(ahead)
@@ -239,7 +239,7 @@ class TestReadahead:
 
     def test_closing_stops_the_thread_and_closes_the_source(self) -> None:
         source = Source(10**9)
-        ahead = readahead(source, 2)
+        ahead = Readahead(source, 2)
         assert next(ahead) == 0
         ahead.close()
         ahead.close()
@@ -250,7 +250,7 @@ class TestReadahead:
     def test_closing_does_not_wait_for_a_silent_source(self) -> None:
         event = threading.Event()
         source = Source(10, wait=event)
-        ahead = readahead(source, 2)
+        ahead = Readahead(source, 2)
         began = time.monotonic()
         ahead.close()
         assert time.monotonic() - began < 3
@@ -259,7 +259,7 @@ class TestReadahead:
 
     def test_a_forgotten_one_ends_its_thread(self) -> None:
         source = Source(10**9)
-        ahead = readahead(source, 2)
+        ahead = Readahead(source, 2)
         next(ahead)
         del ahead
         gc.collect()
@@ -267,10 +267,10 @@ class TestReadahead:
 
     def test_depth_is_checked(self) -> None:
         with pytest.raises(UsageError):
-            readahead([], 0)
+            Readahead([], 0)
 
     def test_the_type_is_public(self) -> None:
-        with readahead([1], 1) as ahead:
+        with Readahead([1], 1) as ahead:
             assert isinstance(ahead, Readahead)
 
 

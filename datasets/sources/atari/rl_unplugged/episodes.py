@@ -26,7 +26,7 @@ import numpy as np
 
 from .....errors import CorruptSourceError
 from .....storage.checksums import Crc32c
-from ....fetch import Location, RemoteObject, readahead, stream
+from ....fetch import Location, Readahead, RemoteObject, stream
 from ....formats.gunzip import gunzip
 from ....formats.limits import check_rows
 from ....formats.png import SIDE, PngError, decode_frames
@@ -58,7 +58,7 @@ class Episode:
 
 
 def to_episode(features: Mapping[str, Value], where: str) -> Episode:
-    """Take an example's lists as an episode. Raises CorruptSourceError, naming ``where``, when they are none."""
+    """The episode in an example's lists. Raises CorruptSourceError, naming ``where``, for lists of anything else."""
     if "observations" not in features and "o_t" in features:
         message = f"{where} is a single transition of RL Unplugged's shuffled form (o_t, o_tp1), not an episode"
         hint = "episodes cannot be put together from it; use the files below atari_episodes_ordered/"
@@ -122,8 +122,8 @@ class EpisodeStream:
         self._obj = obj
         self._crc32c = Crc32c()
         with ExitStack() as stack:
-            network = stack.enter_context(readahead(self._network(location), depth=16))
-            self._pieces = stack.enter_context(readahead(self._unpack(network), depth=2))
+            network = stack.enter_context(Readahead(self._network(location), depth=16))
+            self._pieces = stack.enter_context(Readahead(self._unpack(network), depth=2))
             self._open = stack.pop_all()
 
     def episodes(self) -> Iterator[tuple[str, Episode]]:
@@ -178,7 +178,7 @@ class EpisodeStream:
 
 
 def bad_frame(where: str, row: int, error: PngError) -> CorruptSourceError:
-    """The error for a frame that is none."""
+    """The error for a frame that cannot be decoded."""
     hint = "the file is damaged, or not of RL Unplugged's Atari episodes; try another mirror"
     return CorruptSourceError(f"{where}: frame {row}: {error}", hint=hint)
 

@@ -40,7 +40,7 @@ class EpisodeFile:
 
 
 def find_files(location: Location, game: str, run: int) -> list[EpisodeFile]:
-    """List a run's files, by number. Raises ObjectNotFoundError when there is none.
+    """List a run's files, by number. Raises ObjectNotFoundError if it has no file.
 
     A mirror may have been copied from one level up or down.
     """
