@@ -147,12 +147,21 @@ def prefill_replay_buffer(rb: Any, dataset: Any, n_samples: int | None = None, c
     copied = 0
     while copied < total:
         count = min(chunk_size, total - copied)
-        data = source[copied : copied + count] if total == len(source) else source.sample(count)
+        data = source[_in_time(source, copied, count)] if total == len(source) else source.sample(count)
         if isinstance(data, TensorDictBase):
             count, data = len(data), data.exclude("index")  # the row it had there
         rb.extend(data)
         copied += count
     return rb
+
+
+def _in_time(source: Any, first: int, count: int) -> Any:
+    """The rows of records by their order in time, which in a ring that has wrapped begins at its oldest row."""
+    storage = getattr(source, "storage", None)
+    oldest = getattr(storage, "oldest", 0) if getattr(storage, "ndim", 1) == 1 else 0
+    if not oldest:
+        return slice(first, first + count)
+    return (torch.arange(first, first + count) + oldest) % len(source)
 
 
 def _offline_buffer(dataset: Any, batch_size: int | None, options: dict[str, Any]) -> Any:

@@ -57,10 +57,10 @@ class NStep:
         return (end - position).clamp(max=self.steps)
 
     def total(self, rewards: torch.Tensor) -> torch.Tensor:
-        """The discounted sum of rewards ``[B, n, *shape]``, zero beyond the end: ``[B, *shape]``."""
+        """The discounted sum of rewards ``[B, n, *shape]``, zero beyond the end: ``[B, *shape]``; float32 of whole numbers."""
         weights = self.gamma ** torch.arange(self.steps, dtype=torch.float64)
         summed = (rewards.double() * weights.view(1, -1, *[1] * (rewards.ndim - 2))).sum(1)
-        return summed.to(rewards.dtype)
+        return summed.to(rewards.dtype if rewards.is_floating_point() else torch.float32)
 
     def discount(self, taken: torch.Tensor) -> torch.Tensor:
         """What the value of the next state is multiplied by: gamma^k, float32 ``[B]``."""
@@ -145,7 +145,8 @@ class BatchReader:
         if n_step is not None and "next/reward" not in fields:
             raise UsageError(f"{storage!r} has no next/reward to sum up")
         # What a writer stored as ``index`` is not read: the rows drawn are at hand.
-        special = {*stacked, *(["next/reward"] if n_step else []), *(["index"] if with_info else [])}
+        computed = ("next/reward", "next/original_reward", "steps_to_next_obs", "gamma")
+        special = {*stacked, *(computed if n_step else ()), *(["index"] if with_info else [])}
         steps = [rows for name, rows in fields.items() if rows.leaf.kind == "step" and name not in special]
         self._small = [rows for rows in steps if rows.leaf.row_bytes < LARGE_ROW]
         self._large = [rows for rows in steps if rows.leaf.row_bytes >= LARGE_ROW]
@@ -165,6 +166,10 @@ class BatchReader:
             raise UsageError(f"unknown keys to stack: {', '.join(unknown)}", hint=f"there are {', '.join(fields)}")
         if any(key in FLAGS for key in keys):
             raise UsageError("flags cannot be stacked")
+        without = [key for key in keys if fields[key].leaf.kind == "step" and key not in steps]
+        if without:
+            message = f"{without[0]} cannot be stacked: it has no next/{without[0]} of the same shape"
+            raise UsageError(message, hint="stacks are of observations, which have a successor")
         return [name for name in steps if name in keys]
 
     def ahead(self, batch_size: int) -> int:

@@ -309,10 +309,12 @@ class ReplayBuffer(ConditionalUpdateMixin):
         with self._exclusive():
             before = self._storage
             self._check_parts(self._sampler, storage, self._writer)
+            self._writer.register_storage(storage)
             if self._dim_extend == before.ndim - 1:
                 self.__dict__.update(_dim_extend=storage.ndim - 1)
             self.__dict__.update(_storage=storage, _spec=replace(self._spec, collate=collate_fn))
-            self._writer.register_storage(storage)
+            if storage is not before and self._sampler.values_per_row:
+                self._sampler.empty()  # of what it keeps for each row of the storage before
             self._make_pipeline(self._rng)
             return before
 

@@ -148,7 +148,9 @@ def _with_first(values: torch.Tensor, first: torch.Tensor, count: int, what: str
         first = first.unsqueeze(1).expand(part.shape)
     if first.shape != part.shape:
         raise SchemaError(f"the {what} have shape {tuple(first.shape)}, and {tuple(part.shape)} is stored")
-    return torch.cat([first.to(values), values[count:]])
+    # What is computed may have fractions where whole numbers are stored.
+    dtype = first.dtype if first.is_floating_point() and not values.is_floating_point() else values.dtype
+    return torch.cat([first.to(values.device, dtype), values[count:].to(dtype)])
 
 
 def _column_at(storage: Storage, key: Key, rows: torch.Tensor) -> torch.Tensor | None:

@@ -7,8 +7,9 @@
 Each worker process has a copy of the buffer, not of the data: files are mapped again, shared memory is shared.
 Without replacement the workers divide each pass among them, so that together they give every step once;
 with replacement each worker draws its own numbers from the buffer's seed. Every iterator of a loader gives another pass (or
-other numbers), which the buffer's seed determines: workers end with their iterator, so the loader counts the iterators. A
-``DataLoader`` that was not made by ``loader`` does not count: there the seed that it draws for its workers decides as well.
+other numbers), which the buffer's seed determines: workers end with their iterator, so the buffer counts the iterators of its
+loaders. A ``DataLoader`` that was not made by ``loader`` does not count: there the seed that it draws for its workers decides
+as well.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ class ReplayLoader(DataLoader):
     dataset: ReplayIterable
 
     def __iter__(self) -> Any:
-        self.dataset.epoch = 0 if self.dataset.epoch is None else self.dataset.epoch + 1
+        # Counted by the buffer: a loader may be made for every epoch.
+        buffer: Any = self.dataset.buffer
+        self.dataset.epoch = buffer.__dict__["_loader_epochs"] = buffer.__dict__.get("_loader_epochs", -1) + 1
         return super().__iter__()
 
 

@@ -369,7 +369,7 @@ class MultiStep(torch.nn.Module):
         for step in range(min(self.n_steps, time)):
             shifted = reward.narrow(dim, step, time - step).double() * self.gamma**step
             total.narrow(dim, 0, time - step).add_(shifted * (taken > step).view(shape).narrow(dim, 0, time - step))
-        return total.to(reward.dtype)
+        return total.to(reward.dtype if reward.is_floating_point() else torch.float32)
 
 
 def split_trajectories(

@@ -333,7 +333,20 @@ class TensorDictMaxValueWriter(Writer):
     def register_storage(self, storage: Storage) -> None:
         if storage.ndim > 1:
             raise UsageError("records are ranked one by one: the storage must have one dimension")
+        if getattr(self, "_storage", None) is not storage:
+            self._current_top_values = self._ranks_of(storage)
         super().register_storage(storage)
+
+    def _ranks_of(self, storage: Storage) -> list[tuple[int | float, int]]:
+        """The heap of the records that a storage has already. Raises SchemaError where they have no ranks."""
+        if not len(storage):
+            return []
+        ranks = storage.column(self.rank_key)
+        if ranks is None:
+            raise SchemaError(f"the records in the storage have no {'/'.join(self.rank_key)} to rank them by")
+        best = [(value, row) for row, value in enumerate(reduce_exactly(ranks, self.reduction))]
+        heapq.heapify(best)
+        return best
 
     @property
     def cursor(self) -> int:

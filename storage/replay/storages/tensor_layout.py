@@ -255,8 +255,6 @@ def written_rows(cursor: Any, filled: int, given: int) -> Any:
         if stop is None or stop < 0 or (start is not None and start < 0):
             return slice(*cursor.indices(filled or given))
         return cursor
-    if isinstance(cursor, tuple):
-        return cursor
     rows = torch.as_tensor(cursor)
     if rows.dtype == torch.bool:
         if rows.ndim > 1:
@@ -276,8 +274,6 @@ def check_no_gap(cursor: Any, filled: int) -> None:
     if isinstance(cursor, slice):
         first = cursor.start or 0
         is_gap = first > filled or (cursor.step not in (None, 1) and cursor.stop > filled + 1)
-    elif isinstance(cursor, tuple):
-        return
     else:
         rows = torch.as_tensor(cursor)
         rows = rows.nonzero() if rows.dtype == torch.bool else rows

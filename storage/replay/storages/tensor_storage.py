@@ -408,11 +408,12 @@ class TensorStorage(SavedTensors):
             self._allocate(tree_map(lambda leaf: leaf[0], data))
         elif isinstance(cursor, range):
             cursor = torch.arange(cursor.start, cursor.stop, cursor.step)
-        cursor = written_rows(cursor, self.filled, batch_shape(data, 1)[0])
+        if not isinstance(cursor, tuple):
+            cursor = written_rows(cursor, self.filled, batch_shape(data, 1)[0])
+            check_no_gap(cursor, self.filled)
         rows = highest_row(cursor, self.capacity) + 1
         if rows > self.capacity:
             raise SchemaError(f"row {rows - 1} is beyond a storage of {self.capacity}")
-        check_no_gap(cursor, self.filled)
         lead = cursor[0].ndim if isinstance(cursor, tuple) else None
         new, missing = check_same(self._data, data, self.ndim, lead, same_keys=False)
         self._check_other_values(data, new, missing if set_cursor else [])

@@ -124,3 +124,12 @@ def test_what_the_trainer_of_torchrl_does_with_it():
         assert both.offline_fraction == 0.125
         hook.load_state_dict(state)
         assert both.offline_fraction == 0.5 and len(both.online_buffer) == 12 and len(both) == 62
+
+
+def test_a_ring_that_has_wrapped_is_copied_in_order():
+    steps = torch.arange(30)
+    ring = TensorDictReplayBuffer(storage=LazyTensorStorage(20))
+    ring.extend(TensorDict({"a": steps, "next": {"done": (steps % 8 == 7)[:, None]}}, [30]))
+    target = TensorDictReplayBuffer(storage=LazyTensorStorage(64))
+    rbdata.prefill_replay_buffer(target, ring, chunk_size=7)
+    assert target[:]["a"].tolist() == list(range(10, 30))

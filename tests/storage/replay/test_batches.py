@@ -349,3 +349,28 @@ def test_batches_at_indices_of_storages():
         for _ in range(4):
             batch = buffer.sample()
             assert equal(buffer.sample_at(batch["index"]), batch)
+
+
+def test_n_step_returns_are_not_those_that_were_stored():
+    """Rewards that are whole numbers have returns with fractions, and leaves of the same names do not take their place."""
+    steps = torch.arange(8.0)[:, None]
+    after = {"observation": steps + 1, "reward": torch.ones(8, 1, dtype=torch.int64), "done": steps == 7}
+    stored = {"gamma": torch.full((8,), 0.99), "steps_to_next_obs": torch.full((8,), 77)}
+    data = TensorDict({"observation": steps, **stored, "next": after}, [8])
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), batch_size=4, n_step=2, gamma=0.5)
+    buffer.extend(data)
+    batch = buffer.sample_at([0, 7])
+    assert batch["gamma"].tolist() == [0.25, 0.5] and batch["steps_to_next_obs"].tolist() == [2, 1]
+    assert batch["next", "reward"].tolist() == [[1.5], [1.0]]
+    assert rbdata.MultiStep(gamma=0.5, n_steps=2)(data)["next", "reward"].flatten().tolist() == [1.5] * 7 + [1.0]
+
+
+def test_only_leaves_with_a_successor_are_stacked():
+    steps = torch.arange(8.0)[:, None]
+    data = {"observation": steps, "action": steps, "next": {"observation": steps + 1, "done": steps == 7}}
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(8), batch_size=4, frame_stack=3, stack_keys=["observation", "action"]
+    )
+    buffer.extend(TensorDict(data, [8]))
+    with pytest.raises(UsageError, match="action cannot be stacked"):
+        buffer.sample()

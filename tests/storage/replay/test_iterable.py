@@ -139,3 +139,14 @@ def test_transforms_that_use_their_memory_again(view, workers):
         assert torch.equal(batch["number"].long(), batch["count"])
         batches += 1
     assert batches >= 25
+
+
+def test_a_loader_for_every_epoch(folder):
+    buffer = TensorDictReplayBuffer(storage=folder, batch_size=8, sampler=SamplerWithoutReplacement(), seed=5)
+    for _ in range(2):
+        buffer.sample()
+    options = {"num_workers": 1, "multiprocessing_context": "fork"}
+    epochs = [
+        torch.cat([batch["index"] for batch in buffer.as_iterable().loader(**options)]).tolist() for _ in range(3)
+    ]
+    assert [len(epoch) for epoch in epochs] == [51, 67, 67] and epochs[1] != epochs[2]

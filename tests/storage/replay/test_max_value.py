@@ -87,3 +87,21 @@ def test_ranks_without_an_order_are_refused(values):
     with pytest.raises(SchemaError, match=r"score (of record \d is NaN|is torch.complex64)"):
         buffer.extend(data)
     assert not len(buffer)
+
+
+def test_another_storage_or_writer_in_use():
+    """The writer ranks the records that its storage has."""
+
+    def records(numbers, ranks):
+        return TensorDict({"a": torch.tensor(numbers), "rank": torch.tensor(ranks)}, [len(numbers)])
+
+    writer = TensorDictMaxValueWriter(rank_key="rank")
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4), writer=writer, batch_size=4)
+    buffer.extend(records([0, 1, 2, 3, 4, 5], [0.0, 1, 2, 3, 4, 5]))
+    buffer.set_storage(LazyTensorStorage(4))
+    assert buffer.extend(records([50, 51], [100.0, 99])).tolist() == [0, 1] and buffer[:]["a"].tolist() == [50, 51]
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4), batch_size=4)
+    buffer.extend(records([0, 1, 2, 3], [10.0, 11, 12, 13]))
+    buffer.set_writer(TensorDictMaxValueWriter(rank_key="rank"))
+    buffer.extend(records([8, 9], [1.0, 12.5]))
+    assert sorted(buffer[:]["rank"].tolist()) == [11, 12, 12.5, 13]

@@ -19,6 +19,7 @@ from rbdata.storage.replay import (
 )
 from replay_tools import chi_square, equal, priorities, rollout
 from storage_tools import make_episodes, write_dataset
+from tensordict import TensorDict
 
 
 def prioritized(size=100, alpha=0.7, beta=0.9, capacity=None, **more) -> TensorDictReplayBuffer:
@@ -265,3 +266,15 @@ class TestRowsThatAreGone:
         buffer.storage.empty()
         buffer.extend(rollout([2]))
         assert buffer.sample()["index"].max() < 2
+
+
+def test_another_storage_has_priorities_of_its_own():
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(4), sampler=PrioritizedSampler(4, 1.0, 1.0), batch_size=64
+    )
+    buffer.extend(TensorDict({"a": torch.arange(4)}, [4]))
+    buffer.update_priority(torch.arange(4), torch.tensor([1e-6, 1e-6, 1e-6, 1.0]))
+    other = LazyTensorStorage(4)
+    other.set(range(4), TensorDict({"a": torch.arange(4)}, [4]))
+    buffer.set_storage(other)
+    assert set(buffer.sample()["a"].tolist()) == {0, 1, 2, 3}
