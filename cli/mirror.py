@@ -55,7 +55,7 @@ def push(
     verified on the mirror. The manifest is sent last: until then the mirror does not list the dataset.
     """
     from ..datasets.fetch import FetchOptions
-    from ..datasets.mirrors import push as mirror
+    from ..datasets.mirrors.push import push as push_dataset
 
     fetch = FetchOptions(user_project=user_project)
     with byte_progress(f"pushing {dataset}", then="committing") as report:
@@ -63,7 +63,7 @@ def push(
         def on_progress(name: str, done: int, total: int) -> None:
             report(done, total)
 
-        pushed = mirror.push(dataset, url, root=root, raw=raw, force=force, fetch=fetch, on_progress=on_progress)
+        pushed = push_dataset(dataset, url, root=root, raw=raw, force=force, fetch=fetch, on_progress=on_progress)
     if out.json:
         out.document(vars(pushed))
     elif out.quiet:
@@ -96,9 +96,9 @@ def ls(url: MirrorUrl, user_project: UserProject = None) -> int:
     `rbdata download --mirror` copies datasets unchanged, and converts raw files.
     """
     from ..datasets.fetch import FetchOptions
-    from ..datasets.mirrors import push as mirror
+    from ..datasets.mirrors.contents import ls
 
-    entries = mirror.ls(url, fetch=FetchOptions(user_project=user_project))
+    entries = ls(url, fetch=FetchOptions(user_project=user_project))
     if out.json:
         out.document({"mirror": url, "entries": [vars(entry) for entry in entries]})
     elif out.quiet:
@@ -127,7 +127,7 @@ def rm(
     Shows what would go, then asks. The manifest is deleted first, so the mirror never lists half a dataset.
     """
     from ..datasets.fetch import FetchOptions
-    from ..datasets.mirrors.remove import find_held, remove
+    from ..datasets.mirrors.contents import find_held, remove
 
     fetch = FetchOptions(user_project=user_project)
     held = find_held(dataset, url, fetch=fetch)

@@ -1,4 +1,4 @@
-"""Copies datasets to a mirror, and lists mirrors. A mirror holds converted datasets, raw files, or both.
+"""Copies datasets to a mirror, which holds converted datasets, raw files, or both.
 
 ``push`` uses the layout of a root, so a root is a mirror too:
 
@@ -25,29 +25,21 @@ from ...errors import (
     DatasetBusyError,
     DatasetExistsError,
     DatasetNotFoundError,
-    NotADatasetError,
     ObjectNotFoundError,
     UsageError,
 )
 from ...storage.manifest import FILENAME, Manifest, read_manifest
 from ...storage.snapshot import Pin, pinned
 from .. import catalogue, local
-from ..fetch import FetchOptions, Location, open_location
-from ..fetch.location import check_search, join_path
-from ..fetch.transports import open_mirror
+from ..fetch import FetchOptions, open_location
 from ..fetch.upload import LocalFile, Uploader, open_uploader, upload
 from ..ingest.protocol import ConvertOptions
 from ..ingest.raw_files import FOLDER as RAW_FOLDER
-from .pull import fetch_manifest, find_damage, read_remote_manifest
+from .pull import fetch_manifest, find_damage
 
 CONNECTIONS = 4
-#: Levels of folders that `ls` searches.
-DEEPEST = 8
 
 OnProgress = Callable[[str, int, int], None]
-
-
-# -- push ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -197,61 +189,3 @@ def _check_replaceable(uploader: Uploader, manifest: Manifest, force: bool) -> N
         return
     message = f"{uploader.location.url} already holds a different {manifest.id}"
     raise DatasetExistsError(message, hint="replace it with --force, or push to another mirror")
-
-
-# -- ls --------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Entry:
-    """An entry of a mirror: a converted ``dataset`` (by id), or a folder of ``raw`` files (by path).
-
-    ``bytes`` is None if the location states no sizes (web servers); only datasets have steps and episodes.
-    """
-
-    kind: Literal["dataset", "raw"]
-    name: str
-    files: int
-    bytes: int | None
-    steps: int | None = None
-    episodes: int | None = None
-    problem: str | None = None
-
-
-def ls(destination: str, *, fetch: FetchOptions | None = None) -> list[Entry]:
-    """The entries of a mirror, sorted by kind and name. Reads listings and manifests; raises the fetch errors."""
-    location = open_mirror(destination, options=fetch)
-    found: list[Entry] = []
-    with ThreadPoolExecutor(8, "rbdata-ls") as pool:
-        level, searched = [""], 0
-        for _ in range(DEEPEST):
-            check_search(location.url, searched := searched + len(level))
-            entries = list(pool.map(lambda folder: _list_folder(location, folder), level))
-            found += [entry for entry, _ in entries if entry is not None]
-            level = [subfolder for _, folders in entries for subfolder in folders]
-            if not level:
-                break
-    return sorted(found, key=lambda entry: (entry.kind, entry.name))
-
-
-def _list_folder(location: Location, folder: str) -> tuple[Entry | None, list[str]]:
-    """The entry of one folder, and its subfolders to search."""
-    objects = location.list(folder)
-    if any(item.name == FILENAME for item in objects):
-        return _describe(location, folder), []
-    # Names with a leading dot belong to unfinished work, except for the folder of raw files.
-    names = [name for name in location.folders(folder) if not name.startswith(".") or name == RAW_FOLDER]
-    subfolders = [join_path(folder, name) for name in names]
-    plain = [item for item in objects if not item.name.startswith(".")]
-    if not plain or not folder:
-        return None, subfolders
-    size = None if any(item.size is None for item in plain) else sum(item.size or 0 for item in plain)
-    return Entry("raw", folder, len(plain), size), subfolders
-
-
-def _describe(location: Location, folder: str) -> Entry:
-    try:
-        manifest, _ = read_remote_manifest(location, location.stat(f"{folder}/{FILENAME}"))
-    except (NotADatasetError, DamagedDatasetError) as error:
-        return Entry("dataset", folder, 0, None, problem=error.message)
-    return Entry("dataset", manifest.id, len(manifest.files), manifest.bytes, manifest.steps, manifest.episodes)

@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from rbdata.datasets.fetch import FetchOptions, open_location
 from rbdata.datasets.fetch import location as bounds
-from rbdata.datasets.mirrors import push
+from rbdata.datasets.mirrors.contents import ls
 from rbdata.datasets.sources.minari.remote_counts import remote_list
 from rbdata.errors import FetchError, TransientFetchError
 
@@ -173,7 +173,7 @@ def test_folders_without_end(store: Store, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(bounds, "MOST_FOLDERS", 10)
     url = f"{os.environ['HF_ENDPOINT']}/web"
     with pytest.raises(FetchError, match="more than 10 folders"):
-        push.ls(url, fetch=QUICK)
+        ls(url, fetch=QUICK)
     with pytest.raises(FetchError, match="more than 10 folders"):
         remote_list(True, remote=url, fetch=QUICK)
     assert store.asked <= 30

@@ -18,8 +18,8 @@ from rbdata.datasets.fetch import FetchOptions, open_location
 from rbdata.datasets.fetch.upload import LocalFile, open_uploader, upload
 from rbdata.datasets.ingest.protocol import ConvertOptions
 from rbdata.datasets.ingest.request import Estimate, Listener, Outcome, Request
-from rbdata.datasets.mirrors import push as mirror
-from rbdata.datasets.mirrors.remove import find_held, remove
+from rbdata.datasets.mirrors.contents import find_held, ls, remove
+from rbdata.datasets.mirrors.push import push
 from rbdata.errors import (
     ChecksumError,
     CorruptSourceError,
@@ -103,14 +103,14 @@ def hashes(folder: Path) -> dict[str, str]:
 
 def test_a_labs_round_trip(root: Path, place: str, tmp_path: Path) -> None:
     seen: list[tuple[str, int, int]] = []
-    pushed = mirror.push(ID, place, root=root, fetch=QUICK, on_progress=lambda *told: seen.append(told))
+    pushed = push(ID, place, root=root, fetch=QUICK, on_progress=lambda *told: seen.append(told))
     assert (pushed.id, pushed.kind, pushed.url) == (ID, "dataset", f"{place}/{ID}")
     assert pushed.sent == pushed.files and pushed.sent_bytes == pushed.bytes
     assert seen[-1][1] == seen[-1][2] == pushed.bytes - (root / ID / "rbdata.json").stat().st_size
-    again = mirror.push(ID, place, root=root, fetch=QUICK)
+    again = push(ID, place, root=root, fetch=QUICK)
     assert (again.files, again.sent, again.sent_bytes) == (pushed.files, 0, 0)
 
-    (entry,) = mirror.ls(place, fetch=QUICK)
+    (entry,) = ls(place, fetch=QUICK)
     manifest = read_manifest(root / ID)
     assert (entry.kind, entry.name, entry.steps, entry.episodes) == ("dataset", ID, manifest.steps, manifest.episodes)
     assert entry.bytes == manifest.bytes
@@ -130,10 +130,10 @@ def test_a_labs_round_trip(root: Path, place: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["s3", "gcs"], indirect=True)
 def test_raw_objects_are_converted(root: Path, place: str, tmp_path: Path) -> None:
-    pushed = mirror.push(ID, place, root=root, raw=True, fetch=QUICK)
+    pushed = push(ID, place, root=root, raw=True, fetch=QUICK)
     assert (pushed.kind, pushed.files, pushed.sent) == ("raw", 2, 2)
-    assert mirror.push(ID, place, root=root, raw=True, fetch=QUICK).sent == 0
-    (entry,) = mirror.ls(place, fetch=QUICK)
+    assert push(ID, place, root=root, raw=True, fetch=QUICK).sent == 0
+    (entry,) = ls(place, fetch=QUICK)
     folder = ".raw/atari/atari_episodes_ordered/Breakout"
     assert (entry.kind, entry.name, entry.files, entry.bytes) == ("raw", folder, 2, pushed.bytes)
     with pytest.raises(CorruptSourceError, match="has 50 files, and 2-49 are not at"):
@@ -146,7 +146,7 @@ def test_raw_objects_are_converted(root: Path, place: str, tmp_path: Path) -> No
         del record["source"]["all_shards"]  # whether a choice was made
     assert made == original
     # What a dataset was converted with decides whether it is taken: for another, the raw objects are.
-    mirror.push(ID, place, root=root, fetch=QUICK)
+    push(ID, place, root=root, fetch=QUICK)
     raw = get(tmp_path / "raw", place, options=replace(there, codec="raw"))
     assert raw.manifest is not None and raw.manifest.schema["observation"].codec == "raw"
 
@@ -154,9 +154,9 @@ def test_raw_objects_are_converted(root: Path, place: str, tmp_path: Path) -> No
 def test_from_one_mirror_to_the_next(root: Path, tmp_path: Path) -> None:
     """What came from S3 goes to Google, and comes back the same."""
     first, second = "s3://lab/chain", "gs://lab/chain"
-    mirror.push(ID, first, root=root, fetch=QUICK)
+    push(ID, first, root=root, fetch=QUICK)
     get(tmp_path / "1", first)
-    mirror.push(ID, second, root=tmp_path / "1", fetch=QUICK)
+    push(ID, second, root=tmp_path / "1", fetch=QUICK)
     outcome = get(tmp_path / "2", second)
     assert hashes(outcome.path) == hashes(root / ID)
     assert without_provenance(outcome.path) == without_provenance(root / ID)
@@ -164,7 +164,7 @@ def test_from_one_mirror_to_the_next(root: Path, tmp_path: Path) -> None:
 
 
 def test_what_no_source_knows(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mirror.push("my/team/breakout", "s3://lab/mine", root=root, fetch=QUICK)
+    push("my/team/breakout", "s3://lab/mine", root=root, fetch=QUICK)
     outcome = get(tmp_path, "s3://lab/mine", "my/team/breakout")
     assert hashes(outcome.path) == hashes(root / ID)
     with pytest.raises(UnknownDatasetError, match="s3://lab/mine holds none"):
@@ -177,7 +177,7 @@ def test_what_no_source_knows(root: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_root_is_a_mirror(root: Path, tmp_path: Path) -> None:
     (root / "atari" / "Breakout" / ".9.writing").mkdir(exist_ok=True)
-    assert [(entry.kind, entry.name) for entry in mirror.ls(str(root))] == [
+    assert [(entry.kind, entry.name) for entry in ls(str(root))] == [
         ("dataset", ID),
         ("dataset", "my/team/breakout"),
         ("raw", ".raw/atari/atari_episodes_ordered/Breakout"),
@@ -185,12 +185,12 @@ def test_a_root_is_a_mirror(root: Path, tmp_path: Path) -> None:
     assert hashes(get(tmp_path, str(root)).path) == hashes(root / ID)
     with http_server(root) as server:
         assert hashes(get(tmp_path / "2", server.url).path) == hashes(root / ID)
-        (entry, *_) = mirror.ls(server.url)
+        (entry, *_) = ls(server.url)
         assert entry.name == ID
 
 
 def test_a_plain_copy_of_a_bucket(tmp_path: Path) -> None:
-    (first, second) = mirror.ls(str(HERE / "atari"))
+    (first, second) = ls(str(HERE / "atari"))
     assert (first.kind, first.name) == ("raw", "dqn/Breakout/1/replay_logs")
     assert second.name == "dqn/Pong/5/replay_logs" and second.files == 18
 
@@ -207,19 +207,19 @@ def test_a_push_goes_on(root: Path, place: str, tmp_path: Path) -> None:
             raise Stop
 
     with pytest.raises(Stop):
-        mirror.push(ID, place, root=root, fetch=QUICK, on_progress=stop)
+        push(ID, place, root=root, fetch=QUICK, on_progress=stop)
     # What is not whole is not shown, and not taken.
-    assert all(entry.kind == "raw" for entry in mirror.ls(place, fetch=QUICK))
+    assert all(entry.kind == "raw" for entry in ls(place, fetch=QUICK))
     with pytest.raises(ObjectNotFoundError):
         get(tmp_path, place)
-    rest = mirror.push(ID, place, root=root, fetch=QUICK)
+    rest = push(ID, place, root=root, fetch=QUICK)
     assert 0 < rest.sent < rest.files
     assert verify(get(tmp_path, place).path).ok
 
 
 @pytest.mark.parametrize("place", ["directory", "s3"], indirect=True)
 def test_a_copy_goes_on(root: Path, place: str, tmp_path: Path) -> None:
-    mirror.push(ID, place, root=root, fetch=QUICK)
+    push(ID, place, root=root, fetch=QUICK)
 
     class Stop(Exception):
         pass
@@ -275,7 +275,7 @@ def test_the_progress_of_a_copy_that_goes_on_is_that_of_its_plan(root: Path, tmp
 def test_a_damaged_copy_is_found_and_mended(
     root: Path, place: str, tmp_path: Path, s3: S3Server, gcs: GcsServer
 ) -> None:
-    mirror.push(ID, place, root=root, fetch=QUICK)
+    push(ID, place, root=root, fetch=QUICK)
     key, blob = f"{ID}/observation/blob", bytearray((root / ID / "observation" / "blob").read_bytes())
     blob[1000] ^= 1
     damage(place, key, bytes(blob), s3, gcs)
@@ -285,7 +285,7 @@ def test_a_damaged_copy_is_found_and_mended(
     damage(place, key, bytes(blob[:-1]), s3, gcs)
     with pytest.raises(ChecksumError, match="bytes, expected"):
         get(tmp_path, place)
-    mended = mirror.push(ID, place, root=root, fetch=QUICK)
+    mended = push(ID, place, root=root, fetch=QUICK)
     assert mended.sent == 1
     assert verify(get(tmp_path, place).path).ok
 
@@ -297,7 +297,7 @@ def test_damage_is_not_spread(root: Path, tmp_path: Path) -> None:
     data[10] ^= 1
     path.write_bytes(data)
     with pytest.raises(DamagedDatasetError, match=r"action\.memmap: checksum mismatch"):
-        mirror.push(ID, str(tmp_path / "mirror"), root=tmp_path / "root")
+        push(ID, str(tmp_path / "mirror"), root=tmp_path / "root")
     assert not (tmp_path / "mirror").exists(), "a refused push leaves nothing"
 
 
@@ -309,19 +309,19 @@ def test_a_pipe_in_the_place_of_an_empty_file_is_not_waited_for(root: Path, tmp_
     (folder / "nothing").unlink()
     os.mkfifo(folder / "nothing")
     with pytest.raises(DamagedDatasetError, match="nothing: cannot be read: not a file"):
-        mirror.push(ID, str(tmp_path / "mirror"), root=tmp_path / "root")
+        push(ID, str(tmp_path / "mirror"), root=tmp_path / "root")
     assert not (tmp_path / "mirror").exists()
 
 
 def test_what_is_removed_is_gone_and_nothing_else(root: Path, place: str) -> None:
     """By its bare name; in a directory, S3 and Google Cloud Storage. The manifest goes first."""
-    mirror.push(ID, place, root=root, fetch=QUICK)
-    mirror.push("my/team/breakout", place, root=root, fetch=QUICK)
+    push(ID, place, root=root, fetch=QUICK)
+    push("my/team/breakout", place, root=root, fetch=QUICK)
     held = find_held("Breakout/1", place, fetch=QUICK)
     assert held.name == ID and held.files[0] == f"{ID}/rbdata.json"
     assert sorted(held.files[1:]) == [f"{ID}/{name}" for name in sorted(read_manifest(root / ID).files)]
     remove(held, place, fetch=QUICK)
-    assert [entry.name for entry in mirror.ls(place, fetch=QUICK)] == ["my/team/breakout"]
+    assert [entry.name for entry in ls(place, fetch=QUICK)] == ["my/team/breakout"]
     if place.startswith("/"):
         assert not Path(place, "atari").exists()
     with pytest.raises(ObjectNotFoundError, match="no dataset and no raw files named"):
@@ -330,12 +330,12 @@ def test_what_is_removed_is_gone_and_nothing_else(root: Path, place: str) -> Non
 
 def test_another_dataset_is_not_replaced_unasked(root: Path, tmp_path: Path) -> None:
     place = str(tmp_path / "mirror")
-    mirror.push(ID, place, root=root, fetch=QUICK)
+    push(ID, place, root=root, fetch=QUICK)
     other = ConvertOptions(unknown_next="zero")
     download(Request(ID, root=tmp_path, mirror=str(HERE / "rl_unplugged"), procs=1, options=other))
     with pytest.raises(DatasetExistsError, match="already holds a different"):
-        mirror.push(ID, place, root=tmp_path, fetch=QUICK)
-    mirror.push(ID, place, root=tmp_path, fetch=QUICK, force=True)
+        push(ID, place, root=tmp_path, fetch=QUICK)
+    push(ID, place, root=tmp_path, fetch=QUICK, force=True)
     with pytest.raises(ObjectNotFoundError, match="with unknown_next zero, and no raw files"):
         get(tmp_path / "2", place)
     assert verify(get(tmp_path / "2", place, options=other).path).ok
@@ -343,27 +343,27 @@ def test_another_dataset_is_not_replaced_unasked(root: Path, tmp_path: Path) -> 
 
 def test_what_there_is_not(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DatasetNotFoundError):
-        mirror.push("atari/Pong/5", str(tmp_path), root=root)
+        push("atari/Pong/5", str(tmp_path), root=root)
     with pytest.raises(DatasetNotFoundError, match="no raw files of atari/Pong/5"):
-        mirror.push("atari/Pong/5", str(tmp_path), root=root, raw=True)
+        push("atari/Pong/5", str(tmp_path), root=root, raw=True)
     with pytest.raises(DatasetNotFoundError) as caught:
-        mirror.push(ID, str(tmp_path), root=tmp_path, raw=True)
+        push(ID, str(tmp_path), root=tmp_path, raw=True)
     assert "--keep-raw" in (caught.value.hint or "")
     with pytest.raises(UsageError, match="is read-only"):
-        mirror.push(ID, "https://host.example/x", root=root)
+        push(ID, "https://host.example/x", root=root)
     with pytest.raises(UsageError, match="is the root that holds"):
-        mirror.push(ID, str(root), root=root)
+        push(ID, str(root), root=root)
     for place in ("s3://no-such-bucket/x", "gs://no-such-bucket/x"):
         with pytest.raises(ObjectNotFoundError) as missing:
-            mirror.push(ID, place, root=root, fetch=QUICK)
+            push(ID, place, root=root, fetch=QUICK)
         assert "bucket must exist" in (missing.value.hint or "")
         with pytest.raises(ObjectNotFoundError):
-            mirror.ls(place, fetch=QUICK)
+            ls(place, fetch=QUICK)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     with pytest.raises(ForbiddenError) as refused:
-        mirror.push(ID, "s3://lab/closed", root=root, fetch=QUICK)
+        push(ID, "s3://lab/closed", root=root, fetch=QUICK)
     assert "write access" in (refused.value.hint or "")
 
 

@@ -1,4 +1,7 @@
-"""Removes a dataset, or a folder of raw files, from a mirror: the manifest first, so that no half dataset is ever listed."""
+"""What a mirror holds: lists it, and removes a dataset or a folder of raw files from it.
+
+A dataset's manifest is removed first, so that no incomplete dataset is ever listed.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from ...errors import ObjectNotFoundError, UnknownDatasetError, UsageError
+from ...errors import DamagedDatasetError, NotADatasetError, ObjectNotFoundError, UnknownDatasetError, UsageError
 from ...storage.folder import holds_files
 from ...storage.manifest import FILENAME
 from .. import catalogue
@@ -16,7 +20,73 @@ from ..fetch.directory import DirectoryLocation
 from ..fetch.location import check_search, join_path
 from ..fetch.transports import open_mirror
 from ..fetch.upload import DirectoryUploader, open_uploader
-from .push import CONNECTIONS, DEEPEST
+from ..ingest.raw_files import FOLDER as RAW_FOLDER
+from .pull import read_remote_manifest
+
+CONNECTIONS = 4
+#: Levels of folders that are searched.
+DEEPEST = 8
+
+
+# -- ls --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry of a mirror: a converted ``dataset`` (by id), or a folder of ``raw`` files (by path).
+
+    ``bytes`` is None if the location states no sizes (web servers); only datasets have steps and episodes.
+    """
+
+    kind: Literal["dataset", "raw"]
+    name: str
+    files: int
+    bytes: int | None
+    steps: int | None = None
+    episodes: int | None = None
+    problem: str | None = None
+
+
+def ls(destination: str, *, fetch: FetchOptions | None = None) -> list[Entry]:
+    """The entries of a mirror, sorted by kind and name. Reads listings and manifests; raises the fetch errors."""
+    location = open_mirror(destination, options=fetch)
+    found: list[Entry] = []
+    with ThreadPoolExecutor(8, "rbdata-ls") as pool:
+        level, searched = [""], 0
+        for _ in range(DEEPEST):
+            check_search(location.url, searched := searched + len(level))
+            entries = list(pool.map(lambda folder: _list_folder(location, folder), level))
+            found += [entry for entry, _ in entries if entry is not None]
+            level = [subfolder for _, folders in entries for subfolder in folders]
+            if not level:
+                break
+    return sorted(found, key=lambda entry: (entry.kind, entry.name))
+
+
+def _list_folder(location: Location, folder: str) -> tuple[Entry | None, list[str]]:
+    """The entry of one folder, and its subfolders to search."""
+    objects = location.list(folder)
+    if any(item.name == FILENAME for item in objects):
+        return _describe(location, folder), []
+    # Names with a leading dot belong to unfinished work, except for the folder of raw files.
+    names = [name for name in location.folders(folder) if not name.startswith(".") or name == RAW_FOLDER]
+    subfolders = [join_path(folder, name) for name in names]
+    plain = [item for item in objects if not item.name.startswith(".")]
+    if not plain or not folder:
+        return None, subfolders
+    size = None if any(item.size is None for item in plain) else sum(item.size or 0 for item in plain)
+    return Entry("raw", folder, len(plain), size), subfolders
+
+
+def _describe(location: Location, folder: str) -> Entry:
+    try:
+        manifest, _ = read_remote_manifest(location, location.stat(f"{folder}/{FILENAME}"))
+    except (NotADatasetError, DamagedDatasetError) as error:
+        return Entry("dataset", folder, 0, None, problem=error.message)
+    return Entry("dataset", manifest.id, len(manifest.files), manifest.bytes, manifest.steps, manifest.episodes)
+
+
+# -- remove ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -34,7 +104,7 @@ class Held:
 
 
 def find_held(text: str, destination: str, *, fetch: FetchOptions | None = None) -> Held:
-    """What a mirror holds under an id, bare name or folder as `push.ls` shows it.
+    """What a mirror holds under an id, bare name or folder as `ls` shows it.
 
     Raises ObjectNotFoundError where it holds nothing of that name, and the fetch errors.
     """
