@@ -15,7 +15,7 @@ from tensordict import TensorDict
 
 from ..storage.dataset import Dataset, reopen
 from ..storage.memory_map import release_pages
-from ..storage.nesting import nest
+from ..storage.window import nest
 from .episode_view import view_episodes
 from .passthrough import SourceRows, SourceStates
 from .read_options import ReadOptions

@@ -21,8 +21,8 @@ from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 
 from ..errors import ResultError, SchemaError
 from ..storage.leaf import DTYPES, check_key
-from ..storage.nesting import nest
 from ..storage.schema import FLAGS
+from ..storage.window import nest
 from .layout import RESULT_FLAGS, REWARD, Shapes
 
 Columns = dict[str, torch.Tensor]

@@ -29,7 +29,6 @@ from .codecs.codec import Rows
 from .episodes import EpisodeTable, map_episodes
 from .manifest import Manifest
 from .memory_map import keep_freed_memory, map_array
-from .nesting import nest
 from .reference_scores import (
     ReferenceScores,
     normalized_returns,
@@ -41,7 +40,7 @@ from .schema import LARGE_ROW, Leaf, Schema
 from .snapshot import read_snapshot
 from .specs import gymnasium_space, make_spec
 from .tensor_specs import Composite
-from .window import Pad, read_window
+from .window import Pad, nest, read_window
 
 if TYPE_CHECKING:
     import gymnasium

@@ -205,7 +205,7 @@ def _reopen(root: Path, dataset_id: str, plan: Manifest, episodes: int) -> Parti
     return opened
 
 
-# -- the first episodes of an open dataset -------------------------------------------------------------------------------
+# -- the first episodes of a dataset --------------------------------------------------------------------------------------
 
 
 def whole_episodes(table: EpisodeTable, parts: Sequence[dict[str, int]]) -> int:

@@ -1,4 +1,4 @@
-"""The window: consecutive rows around many steps at once, never crossing an episode.
+"""Windows: consecutive rows around many steps, read at once, never across episodes.
 
     episode e            |  s0  s1  s2  s3  s4 |
     frame stack of 4 at s1 and its successor:
@@ -8,18 +8,20 @@
 Every way of sampling is this one read: a transition is two state rows, a stack of k with its successor k + 1, a slice of
 length L is L + 1. ``observation`` and ``("next", "observation")`` are made of the rows read.
 
-Where to read from is decided by `plan_windows`, for many batches at once if need be; `read_windows` then costs one gather,
-and something more for the few windows that reach over an edge.
+`plan_windows` decides where to read from, for many batches at once if need be; `read_windows` then costs one gather, and
+a little more for the few windows that cross an edge. `nest` makes a TensorDict of the columns that were read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 import torch
+from tensordict import TensorDict
 
 from .codecs.codec import Rows
 
@@ -107,3 +109,28 @@ def read_window(
 ) -> torch.Tensor:
     """`plan_windows` and `read_windows` in one: ``[B, length, *shape]``."""
     return read_windows(rows, plan_windows(rows.count, first, length, low, high, pad))
+
+
+def nest(columns: Mapping[str, torch.Tensor], batch: tuple[int, ...], device: torch.device | None = None) -> TensorDict:
+    """A nested TensorDict from path names (``"next/reward"``); every tensor must begin with ``batch`` and lie on ``device``."""
+    places, parents = _plan_levels(tuple(columns))
+    levels: list[dict[str, torch.Tensor | TensorDict]] = [{} for _ in parents]
+    for (level, last), tensor in zip(places, columns.values()):
+        levels[level][last] = tensor
+    size = torch.Size(batch)
+    # The constructor checks every shape; here they are known to be right.
+    for level, (parent, name) in enumerate(parents[:-1]):
+        levels[parent][name] = TensorDict._new_unsafe(levels[level], batch_size=size, device=device)
+    return TensorDict._new_unsafe(levels[-1], batch_size=size, device=device)
+
+
+@lru_cache(256)
+def _plan_levels(names: tuple[str, ...]) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
+    """(level, key) of every column, and (level above, key) of every level: the deepest come first, the top last."""
+    paths = [tuple(name.split("/")) for name in names]
+    above = [path[:-1] for path in paths]
+    above += [path[:depth] for path in above for depth in range(len(path))]  # a level may hold nothing but deeper ones
+    levels = sorted(dict.fromkeys([*above, ()]), key=len, reverse=True)
+    number = {path: place for place, path in enumerate(levels)}
+    parents = [(number[path[:-1]], path[-1]) if path else (0, "") for path in levels]
+    return [(number[path[:-1]], path[-1]) for path in paths], parents

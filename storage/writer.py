@@ -10,6 +10,11 @@ every part is a file of its own until its turn comes, and the plan (episode tabl
 
 Killed at any moment, the next writer with the same fingerprint resumes from the journal and ends with the same bytes; what
 earlier runs finished is compared with its checksums once. A working folder with another fingerprint is not silently discarded.
+
+A larger dataset replaces a smaller one of the same id: parts of the old one (`OldDataset`) are copied instead of fetched again.
+The new dataset is written beside the old one and then takes its place, so readers of the old one are not disturbed. A part is
+copied when the plan gives it the same rows of the same object (``layout``: which rows of the object go where) and its bytes
+still match the old manifest; the dictionary of compressed leaves is copied too.
 """
 
 from __future__ import annotations
@@ -27,10 +32,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import DamagedDatasetError, RbdataError, UnfinishedDatasetError
-from .block_checksums import write_table
-from .checksums import crc32c, join_ranges, sum_range
+from .block_checksums import BlockChecksums, write_table
+from .checksums import check_ranges, crc32c, join_ranges, sum_range
 from .codecs import PLAIN, codec_of
-from .codecs.codec import Codec, Sink
+from .codecs.codec import Codec, OldPart, Sink
 from .column_writer import ColumnWriter
 from .durable import copy_anew, open_plain, preallocate, sync_files, write_atomically
 from .episodes import FOLDER as EPISODES
@@ -38,7 +43,7 @@ from .episodes import EpisodeTable
 from .folder import JOURNAL, RAW, DatasetPlace, holds_files, remove_links
 from .journal import Journal, remove_plan, write_plan
 from .leaf import Leaf
-from .manifest import BLOCK_TABLE, Manifest, write_manifest
+from .manifest import BLOCK_TABLE, FILENAME, Manifest, read_manifest, write_manifest
 from .parts import PARTS, TedSink, remove_unfinished
 from .schema import Schema
 from .tensordict_folder import write_meta
@@ -213,7 +218,7 @@ class DatasetWriter:
             return
         finished, merged = self._journal.find("part"), self._journal.find("merged")
         in_place = [leaf.memmap for leaf in self._in_place()]
-        lost = find_changed(self.folder, self._in_parts(), in_place, finished, merged)
+        lost = _find_changed(self.folder, self._in_parts(), in_place, finished, merged)
         if lost:
             self._forget_parts(lost)
         self._is_proved = True
@@ -378,13 +383,15 @@ def fingerprint(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
+# -- whether earlier work is still what was written ----------------------------------------------------------------------
+
 #: A disk that does not give back what was written; other errors (too many open files) say nothing about the work.
 _LOST = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EIO}
 
 Records = Mapping[int, Mapping[str, Any]]
 
 
-def find_changed(
+def _find_changed(
     folder: Path, in_parts: Sequence[Codec], in_place: Collection[str], finished: Records, merged: Records
 ) -> set[int]:
     """The numbers of parts whose files, or whose rows in the leaves' files, differ from the record.
@@ -427,3 +434,77 @@ def _is_in_place(folder: Path, in_place: Collection[str], record: Mapping[str, A
                     return False
                 begin += length
     return True
+
+
+# -- parts of an older dataset -------------------------------------------------------------------------------------------
+
+
+class OldDataset:
+    """The dataset that is about to be replaced by a larger one."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder, self.manifest = folder, manifest
+        self._parts = {part.get("layout"): (number, part) for number, part in enumerate(manifest.parts)}
+        self._ranges = BlockChecksums(manifest, None)
+
+    @classmethod
+    def open(cls, folder: Path, schema: Schema) -> OldDataset | None:
+        """The dataset in a folder, if its rows fit a dataset of this schema."""
+        if not (folder / FILENAME).is_file():
+            return None
+        manifest = read_manifest(folder)
+        usable = [leaf.to_json() for leaf in manifest.schema] == [leaf.to_json() for leaf in schema]
+        old = cls(folder, manifest)
+        return old if usable and schema.states and old._dictionaries_are_sound() else None
+
+    def _dictionaries_are_sound(self) -> bool:
+        """With a damaged dictionary the old rows cannot be decoded."""
+        try:
+            names = [name for name in self.manifest.files if name.endswith("/dictionary")]
+            return all(
+                sound for name in names for _, sound in check_ranges(self.folder / name, self.manifest.files[name])
+            )
+        except OSError:
+            return False
+
+    def dictionary(self, leaf: Leaf) -> bytes:
+        """The dictionary of a leaf whose codec uses one."""
+        return codec_of(leaf).read_dictionary(self.folder)
+
+    def bytes_of_state(self) -> float:
+        """Bytes on disk of one state, on average."""
+        paths = [path for leaf in self.manifest.schema.states for path in codec_of(leaf).files]
+        total = sum(length for path in paths for length, _ in self.manifest.files[path])
+        return total / max(1, self.manifest.states)
+
+    def holds(self, part: dict[str, Any]) -> bool:
+        """Whether it was made from the same rows of the same object."""
+        old = self._parts.get(part["layout"], (0, None))[1]
+        return old is not None and _same_object(part["object"], old["object"])
+
+    def take_over(self, writer: DatasetWriter, index: int, part: dict[str, Any]) -> dict[str, Any] | None:
+        """Copy a part's rows into the new dataset; returns the journal record, None where they are missing or damaged."""
+        number, old = self._parts.get(part["layout"], (0, None))
+        if old is None or not _same_object(part["object"], old["object"]):
+            return None
+        here = (number, old["first_state"], old["states"])
+        try:
+            leaves = {leaf.name: self._copy(leaf, writer, index, part["first_state"], here) for leaf in writer.bulk}
+            return {"leaves": leaves, "crc32c": old["object"]["crc32c"]}
+        except (OSError, RbdataError):
+            return None  # damaged or gone: it is fetched
+
+    def _copy(self, leaf: Leaf, writer: DatasetWriter, index: int, first: int, here: OldPart) -> dict[str, Any]:
+        codec, files = codec_of(leaf), self.manifest.files
+        if codec.fixed_rows:
+            # The ranges of a part are the pieces in which it was written: none is shared with another part.
+            begin, end = (row * leaf.row_bytes for row in (here[1], here[1] + here[2]))
+            for piece in self._ranges.covering(leaf.memmap, begin, end):
+                if sum_range(self.folder / leaf.memmap, piece.begin, piece.length)[1] != piece.crc32c:
+                    raise RbdataError("the old part is damaged")
+        return codec.copy_part(self.folder, files, here, writer.folder, index, first)
+
+
+def _same_object(new: dict[str, Any], old: dict[str, Any]) -> bool:
+    """Whether two source objects have the same name, size and checksum, where these are stated."""
+    return all(new[key] is None or new[key] == old[key] for key in ("name", "size", "crc32c"))

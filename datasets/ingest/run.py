@@ -31,9 +31,8 @@ from ...storage.column_writer import ColumnWriter
 from ...storage.folder import RAW, DatasetPlace, check_space, make_writable, remove_tree
 from ...storage.lock import WriterLock
 from ...storage.manifest import Manifest, read_manifest
-from ...storage.reuse import OldDataset
 from ...storage.schema import Schema
-from ...storage.writer import DatasetWriter, fingerprint, finished_parts
+from ...storage.writer import DatasetWriter, OldDataset, fingerprint, finished_parts
 from ..fetch import RemoteObject
 from ..fetch.to_file import bytes_there
 from ..workers.engines.local import run_tasks, threads_of_task

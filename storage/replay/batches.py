@@ -29,9 +29,8 @@ from tensordict import TensorDict
 from ...amounts import MOST_RECORDS
 from ...errors import UsageError
 from ..codecs import load_codec
-from ..nesting import nest
 from ..schema import FLAGS, LARGE_ROW
-from ..window import Windows, plan_windows, read_window, read_windows
+from ..window import Windows, nest, plan_windows, read_window, read_windows
 from .draw import Draw, expand_to_records, mark_slices
 from .storages.gather import DistinctRows, Readable, by_position
 from .storages.storage import Storage

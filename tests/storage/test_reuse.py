@@ -16,8 +16,7 @@ from rbdata.storage.integrity import verify
 from rbdata.storage.leaf import Leaf
 from rbdata.storage.manifest import FILENAME, Manifest
 from rbdata.storage.parts import PARTS, part_path
-from rbdata.storage.reuse import OldDataset
-from rbdata.storage.writer import DatasetWriter
+from rbdata.storage.writer import DatasetWriter, OldDataset
 from storage_tools import Recipe, columns, contents, make_episodes, names, schema_of
 
 EPISODES = make_episodes([5, 1, 9, 2, 12, 1, 6, 6], shape=(30,), dtype="uint8")

@@ -30,9 +30,9 @@ from rbdata.errors import MissingExtraError, RbdataError, SchemaError, SpecError
 from rbdata.storage.bounds import leaf_bounds
 from rbdata.storage.leaf import Leaf
 from rbdata.storage.manifest import Manifest, read_manifest, write_manifest
-from rbdata.storage.nesting import nest
 from rbdata.storage.schema import Schema, ted_flags
 from rbdata.storage.specs import gymnasium_space, make_spec
+from rbdata.storage.window import nest
 from space_strategies import ANY_SPACE
 from storage_tools import Episode, make_episodes, write_dataset
 from torchrl.envs import GymEnv
