@@ -12,6 +12,7 @@ from rbdata.errors import SamplingError, UsageError
 from rbdata.storage.replay import LazyTensorStorage, Sequence, TensorDictReplayBuffer
 from replay_tools import Truth, equal, rollout, same
 from storage_tools import make_episodes, write_dataset
+from tensordict import TensorDict
 
 LENGTHS = [3, 1, 7, 5, 2, 9]
 
