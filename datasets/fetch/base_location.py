@@ -18,7 +18,7 @@ T = TypeVar("T")
 # Each range is one request. The first is small, so that the first bytes arrive soon; later ones are large, so that the
 # latency of a request does not matter.
 FIRST_RANGE = 1 << 20
-LARGEST_RANGE = 16 << 20
+_LARGEST_RANGE = 16 << 20
 
 
 class PerProcess(Generic[T]):
@@ -117,4 +117,4 @@ def split_ranges(obj: RemoteObject, offset: int) -> Iterator[tuple[int, int]]:
         length = min(length, obj.size - offset)
         yield offset, length
         offset += length
-        length = min(2 * length, LARGEST_RANGE)
+        length = min(2 * length, _LARGEST_RANGE)

@@ -25,10 +25,10 @@ from .location import FetchOptions
 T = TypeVar("T")
 
 # Seconds; if a server asks for a longer wait, there is no retry.
-LONGEST_WAIT = 300.0
+_LONGEST_WAIT = 300.0
 # Attempts at a host whose name does not resolve, unless this process has reached it before: a wrong name stays wrong, whereas
 # names that were known a minute ago are unknown while the network is down.
-MOST_LOOKUPS = 3
+_MOST_LOOKUPS = 3
 # Hosts, with their schemes, that answered this process.
 _reached: set[str] = set()
 
@@ -102,11 +102,6 @@ def status_error(status: int, url: str, headers: Mapping[str, str], *, explanati
     return error
 
 
-def status_of(error: BaseException) -> int | None:
-    """The HTTP status that caused the error, None if there was none."""
-    return error.status if isinstance(error, FetchError) else None
-
-
 def raise_network_error(error: Exception, url: str) -> NoReturn:
     """Raise the translated error, or the error itself if it is not one of the network or of an answer's form."""
     translated = network_error(error, url) or malformed(error, url)  # such as redirects to an invalid address
@@ -177,7 +172,7 @@ def _innermost(error: BaseException) -> BaseException:
 
 def answer_of(error: FetchError, url: str) -> str:
     """What a place at ``url`` answered to a request that failed, without its address: "access denied (HTTP 403)"."""
-    code = status_of(error)
+    code = error.status
     status = f" (HTTP {code})" if code else ""
     if isinstance(error, ForbiddenError):
         return f"access denied{status}"
@@ -214,7 +209,7 @@ def wait_before_retry(failures: int, options: FetchOptions, *, asked: float | No
     """
     if failures >= options.attempts:
         return None
-    if asked is not None and asked > LONGEST_WAIT:
+    if asked is not None and asked > _LONGEST_WAIT:
         return None
     full = min(options.backoff_cap, options.backoff * 2.0 ** min(failures - 1, 60))
     return max(full * (0.5 + 0.5 * jitter), asked or 0.0)
@@ -240,7 +235,7 @@ def next_try(error: TransientFetchError, url: str, offset: int, failures: int, o
 
 def call_with_retries(call: Callable[[], T], *, url: str, options: FetchOptions) -> T:
     """The result of `call`, which is repeated while it raises TransientFetchError, as often as `options` allow;
-    at most `MOST_LOOKUPS` times where the name of a new host does not resolve."""
+    at most `_MOST_LOOKUPS` times where the name of a new host does not resolve."""
     failures, host = 0, "/".join(url.split("/", 3)[:3])
     while True:
         try:
@@ -250,6 +245,6 @@ def call_with_retries(call: Callable[[], T], *, url: str, options: FetchOptions)
         except TransientFetchError as error:
             failures += 1
             if error.unresolved and host not in _reached:
-                options = replace(options, attempts=min(options.attempts, MOST_LOOKUPS))
+                options = replace(options, attempts=min(options.attempts, _MOST_LOOKUPS))
             retry = next_try(error, url, 0, failures, options)
         time.sleep(retry.wait)

@@ -40,7 +40,7 @@ from .location import (
 T = TypeVar("T")
 PIECE = 1 << 20
 #: Bytes per second below which a range times out: a range is one call, of which nothing is seen before its end.
-LEAST_RANGE_RATE = 16 * LEAST_RATE
+_LEAST_RANGE_RATE = 16 * LEAST_RATE
 
 _S3 = ("s3", "s3a")
 _S3_PIECE = 1 << 18
@@ -60,7 +60,7 @@ class FsspecLocation(BaseLocation):
     @classmethod
     def from_url(cls, url: str, options: FetchOptions) -> FsspecLocation:
         scheme, _, rest = url.partition("://")
-        check_installed(scheme.lower(), url)
+        _check_installed(scheme.lower(), url)
         if ":" in rest.partition("/")[0].partition("@")[0] and "@" in rest.partition("/")[0]:
             message = f"{without_login(url)}: a password in the URL is not allowed, as manifests record the URL"
             raise UsageError(message, hint="use the credentials of the store's own tools")
@@ -94,7 +94,7 @@ class FsspecLocation(BaseLocation):
 
     def _read_range(self, url: str, start: int, length: int, version: str | None = None) -> bytes:
         """A range; S3 is asked for that of this version of the object."""
-        files, seconds = self.file_system(), self.options.silence_timeout + length / LEAST_RANGE_RATE
+        files, seconds = self.file_system(), self.options.silence_timeout + length / _LEAST_RANGE_RATE
         if files.protocol in _S3:
             return files.call(url, lambda fs, path: _read_s3_range(fs, path, start, length, seconds, version))
         span = {"start": start, "end": start + length, **files.within(seconds)}
@@ -198,7 +198,7 @@ class _Files:
         return no_login and self.protocol in _S3 and not self._anonymous and self._options.anonymous == "auto"
 
 
-def check_installed(scheme: str, url: str) -> None:
+def _check_installed(scheme: str, url: str) -> None:
     """Raise MissingExtraError if the package for this scheme is not installed, UsageError for an unknown scheme."""
     from importlib.util import find_spec
 

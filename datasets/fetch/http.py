@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from ...errors import FetchError, ForbiddenError, ObjectNotFoundError, UsageError
 from .base_location import BaseLocation, PerProcess
-from .failures import MISSING, no_ranges, raise_network_error, status_error, status_of, transient
+from .failures import MISSING, no_ranges, raise_network_error, status_error, transient
 from .http_responses import (
     accepted_encoding,
     check_same_object,
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 
 # Small pieces first: an incomplete piece is lost when the connection breaks, and requested again.
-FIRST_PIECE = 1 << 16
+_FIRST_PIECE = 1 << 16
 PIECE = 1 << 18
-LONGEST_EXPLANATION = 1 << 16
+_LONGEST_EXPLANATION = 1 << 16
 
 #: Words in the title of a directory index.
 _TITLES = ("index of", "directory listing", "directory index", "listing of")
@@ -162,7 +162,7 @@ class HttpLocation(BaseLocation):
             response = self.request("HEAD", obj.url)
         except FetchError as error:
             # Some servers do not support HEAD (405, 501), and signed links are often signed for GET only (403).
-            if status_of(error) not in (403, 405, 501):
+            if error.status not in (403, 405, 501):
                 raise
             response = self.request("GET", obj.url)
         with response:
@@ -222,7 +222,7 @@ def _read_explanation(response: requests.Response) -> str:
     if "json" not in response.headers.get("Content-Type", ""):
         return ""
     try:
-        return response.raw.read(LONGEST_EXPLANATION, decode_content=True).decode("utf-8", errors="replace")
+        return response.raw.read(_LONGEST_EXPLANATION, decode_content=True).decode("utf-8", errors="replace")
     except Exception:
         return ""
 
@@ -241,7 +241,7 @@ def _body(response: requests.Response, obj: RemoteObject, skip: int) -> Iterator
         return
     stated = length(response.headers)
     raw: Any = response.raw
-    received, piece_size = 0, FIRST_PIECE
+    received, piece_size = 0, _FIRST_PIECE
     while True:
         try:
             piece = raw.read(piece_size, decode_content=False)
@@ -250,7 +250,7 @@ def _body(response: requests.Response, obj: RemoteObject, skip: int) -> Iterator
         if not piece:
             break
         received += len(piece)
-        if received >= 16 * FIRST_PIECE:
+        if received >= 16 * _FIRST_PIECE:
             piece_size = PIECE
         if skip >= len(piece):
             skip -= len(piece)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import requests
 
 #: Bytes of a page of a listing, or of an answer of an API.
-LONGEST_PAGE = 64 << 20
+_LONGEST_PAGE = 64 << 20
 _PIECE = 1 << 16
 
 
@@ -119,7 +119,7 @@ def read_page(
     hint: str | None = None,
     *,
     pages: Pages | None = None,
-    longest: int = LONGEST_PAGE,
+    longest: int = _LONGEST_PAGE,
 ) -> bytes:
     """The decoded body of a response. Raises FetchError if it is larger than ``longest`` or takes longer than ``pages``
     allow, and the network errors; also for a body that ends before the length stated."""

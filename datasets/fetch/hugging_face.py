@@ -24,7 +24,7 @@ from urllib.parse import quote, urlsplit
 from ...errors import FetchError, ForbiddenError, ObjectNotFoundError, UsageError
 from ...storage.untrusted_json import parse_json
 from .base_location import BaseLocation, PerProcess
-from .failures import MISSING, call_with_retries, status_of, transient
+from .failures import MISSING, call_with_retries, transient
 from .http import HttpLocation
 from .http_responses import read_page
 from .location import (
@@ -201,7 +201,7 @@ class _Session:
             return call_with_retries(lambda: self._request_once(url, is_valid, pages), url=place, options=self.options)
         except (ForbiddenError, ObjectNotFoundError) as error:
             # The Hub does not distinguish missing from private repositories.
-            message = f"{place}: no such dataset repository or folder (HTTP {status_of(error)})"
+            message = f"{place}: no such dataset repository or folder (HTTP {error.status})"
             raise ObjectNotFoundError(message, hint=_PRIVATE) from error
 
     def _request_once(self, url: str, is_valid: Callable[[Any], bool], pages: Pages | None) -> tuple[Any, str | None]:

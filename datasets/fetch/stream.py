@@ -17,7 +17,7 @@ OnRetry = Callable[[Retry], None]
 Sleep = Callable[[float], None]
 
 # In order of preference: crc32c runs at memory speed, the others at 0.5 to 2 GB/s. "git" is the id of a blob of git.
-ALGORITHMS = ("crc32c", "sha256", "md5", "git")
+_ALGORITHMS = ("crc32c", "sha256", "md5", "git")
 
 _HINT = "fetch it again; if it fails again, the mirror's copy is damaged: use another mirror (--mirror)"
 
@@ -52,7 +52,7 @@ class Verifier:
     def __init__(self, obj: RemoteObject) -> None:
         self.obj = obj
         # The fastest one stated, else crc32c, for the manifest.
-        self.algorithm = next((name for name in ALGORITHMS if name in obj.checksums), "crc32c")
+        self.algorithm = next((name for name in _ALGORITHMS if name in obj.checksums), "crc32c")
         self.size = 0
         self._hash: _Hash | None
         if self.algorithm == "crc32c":

@@ -146,7 +146,7 @@ def check_storage(array: Any, headers: Headers, what: str, *, least: int, size: 
     """
     from h5py import h5d, h5o
 
-    check_type(array.get_type(), what)
+    _check_type(array.get_type(), what)
     # HDF5 reads a fill value, as long as it states to be, when it is asked for any property.
     if array.dtype.hasobject and headers.has_fill_value(h5o.get_info(array).addr):
         raise CorruptSourceError(f"{what} has a fill value of {array.dtype}, which is not read")
@@ -180,7 +180,7 @@ def read_attributes(owner: Any, name: str, size: int) -> dict[str, Any]:
     for key in owner.attrs:
         attribute = owner.attrs.get_id(key)
         what = f"{name}: the attribute {key!r}"
-        check_type(attribute.get_type(), what)
+        _check_type(attribute.get_type(), what)
         count = attribute.get_space().get_simple_extent_npoints()
         several = attribute.dtype.hasobject and count > 16
         held = count * attribute.get_type().get_size()
@@ -227,7 +227,7 @@ def _check_attributes(path: Path, texts: dict[str | bytes, tuple[int, int]], nam
                 raise CorruptSourceError(f"{name}: the length of the attribute {key!r} cannot be proved")
 
 
-def check_type(kind: Any, what: str) -> None:
+def _check_type(kind: Any, what: str) -> None:
     """Refuse a type (``h5py.h5t.TypeID``) that HDF5 does not write, or of many types inside each other."""
     try:
         read_type(kind.encode(), 2, in_file=False)

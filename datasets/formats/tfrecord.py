@@ -36,7 +36,7 @@ import numpy as np
 from ...errors import CorruptSourceError
 
 #: The longest episode of the dataset (27,000 frames) takes about 60 MB; what claims more than this is no such file.
-LONGEST_RECORD = 1 << 27
+_LONGEST_RECORD = 1 << 27
 
 _MASK = 0xA282EAD8
 #: A list of byte strings, or an array: float32 or int64 ``[n]``.
@@ -59,7 +59,7 @@ class Record:
     payload: bytearray
 
 
-def masked_crc32c(value: int) -> int:
+def _masked_crc32c(value: int) -> int:
     """The mask that keeps a checksum of checksums apart from one of data."""
     return ((value >> 15 | value << 17) + _MASK) & 0xFFFFFFFF
 
@@ -84,9 +84,9 @@ def read_records(pieces: Iterable[bytes], name: str) -> Iterator[Record]:
         if len(head) < 12:
             raise CorruptSourceError(f"{where} is cut short: {len(head)} bytes are left", hint=_DAMAGED)
         length, stated = struct.unpack("<QI", head)
-        if masked_crc32c(extend(0, head[:8])) != stated:
+        if _masked_crc32c(extend(0, head[:8])) != stated:
             raise CorruptSourceError(f"{where}: the checksum of its length does not match", hint=_DAMAGED)
-        if length > LONGEST_RECORD:
+        if length > _LONGEST_RECORD:
             raise CorruptSourceError(f"{where} claims to be {length} bytes long", hint=_DAMAGED)
         payload, found = bytearray(), 0
         # Grows with what arrives: a length alone claims no memory.
@@ -97,7 +97,7 @@ def read_records(pieces: Iterable[bytes], name: str) -> Iterator[Record]:
         if len(payload) < length or len(tail) < 4:
             got = len(payload) + len(tail)
             raise CorruptSourceError(f"{where} is cut short: {got} of {length + 4} bytes are there", hint=_DAMAGED)
-        if masked_crc32c(found) != int.from_bytes(tail, "little"):
+        if _masked_crc32c(found) != int.from_bytes(tail, "little"):
             raise CorruptSourceError(f"{where}: the checksum of its content does not match", hint=_DAMAGED)
         yield Record(number, offset, payload)
         del payload  # before the next one comes

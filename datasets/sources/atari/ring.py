@@ -36,8 +36,8 @@ from ....errors import CorruptSourceError
 from ....storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeBuilder
 
 #: Rows of zeros before the first step of a run and after every terminal row.
-PADS = 3
-MIXED = "files of different shards or runs are mixed; check the mirror"
+_PADS = 3
+_MIXED = "files of different shards or runs are mixed; check the mirror"
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class RingArrays:
         sizes = {len(self.action), len(self.reward), len(self.terminal)}
         if len(sizes) > 1:
             message = f"{self.name}: {len(self.action)} actions, {len(self.reward)} rewards and {len(self.terminal)} terminals"
-            raise CorruptSourceError(message, hint=MIXED)
+            raise CorruptSourceError(message, hint=_MIXED)
 
     @property
     def capacity(self) -> int:
@@ -92,7 +92,7 @@ def find_lap(ring: RingArrays, previous: tuple[RingArrays, int | None] | None) -
         return Lap(lap, capacity - 1, seam=lap > 0)
     if not 0 <= count < capacity:
         message = f"{ring.name}: add_count {count} fits no lap of a ring of {capacity} rows"
-        raise CorruptSourceError(message, hint=MIXED)
+        raise CorruptSourceError(message, hint=_MIXED)
     if ring.number == 0:
         return Lap(0, count, seam=False)  # training ended before the first lap did
     if previous is None:
@@ -115,11 +115,11 @@ def _same_rows(one: RingArrays, other: RingArrays, rows: slice) -> bool:
     )
 
 
-def pads_after(ring: RingArrays) -> tuple[int, bool]:
+def _pads_after(ring: RingArrays) -> tuple[int, bool]:
     """Padding rows still to come after a file's newest row, and whether what follows them continues an episode."""
-    tail = ring.terminal[ring.capacity - 1 - (PADS + 1) : ring.capacity - 1][::-1]
+    tail = ring.terminal[ring.capacity - 1 - (_PADS + 1) : ring.capacity - 1][::-1]
     ends = np.flatnonzero(tail == 1)
-    return (PADS - int(ends[0]), False) if len(ends) else (0, True)
+    return (_PADS - int(ends[0]), False) if len(ends) else (0, True)
 
 
 TIME_LIMIT = 27_000
@@ -204,12 +204,12 @@ class RingPlanner:
             previous = (before, find_lap(before, None).lap)
         if self._previous is not None and self._previous[0].capacity != ring.capacity:
             message = f"{ring.name} has {ring.capacity} rows, {self._previous[0].name} has {self._previous[0].capacity}"
-            raise CorruptSourceError(message, hint=MIXED)
+            raise CorruptSourceError(message, hint=_MIXED)
         lap = find_lap(ring, previous)
         last = previous[1] if previous is not None else None
         if lap.lap is not None and last is not None and lap.valid and lap.lap <= last:
             message = f"{ring.name} is of lap {lap.lap}, the file before it of lap {last}"
-            raise CorruptSourceError(message, hint=MIXED)
+            raise CorruptSourceError(message, hint=_MIXED)
         continues = last is not None and lap.lap == last + 1
         if not lap.valid and not lap.seam:
             continues = True  # nothing new: whatever is open stays open
@@ -240,9 +240,9 @@ class RingPlanner:
             lost = None if lap.lap is None or self._previous[1] is None else lap.lap - self._previous[1] - 1
             self.counts.gaps.append({"before_shard": ring.number, "laps_missing": lost})
         if lap.lap == 0:
-            self._pads_left, midway = PADS, False
+            self._pads_left, midway = _PADS, False
         elif neighbour is not None:
-            self._pads_left, midway = pads_after(neighbour[0])
+            self._pads_left, midway = _pads_after(neighbour[0])
         else:
             self._pads_left = self._blank_rows(ring, lap)
             # The writer loses a lap only when an episode's first rows jump over the last slot: what follows a lap
@@ -255,7 +255,7 @@ class RingPlanner:
 
     def _blank_rows(self, ring: RingArrays, lap: Lap) -> int:
         """How many of the first rows are padding, by their content because what came before is not known."""
-        first = lap.order(ring.capacity)[:PADS]
+        first = lap.order(ring.capacity)[:_PADS]
         quiet = (ring.action[first] == 0) & (ring.reward[first] == 0) & (ring.terminal[first] == 0)
         candidates = first[: int(np.argmin(quiet)) if not quiet.all() else len(first)].tolist()
         if not candidates:
@@ -296,7 +296,7 @@ class RingPlanner:
         pad = np.zeros(len(terminal), bool)
         pad[: self._pads_left] = True
         ends = np.flatnonzero(terminal & ~pad)
-        for distance in range(1, PADS + 1):
+        for distance in range(1, _PADS + 1):
             at = ends + distance
             pad[at[at < len(pad)]] = True
         # A terminal flag inside padding cannot be: it would itself be followed by padding.
@@ -304,7 +304,7 @@ class RingPlanner:
             message = f"{ring.name}: row {_where(order, terminal & pad)} should be padding, but is terminal"
             raise CorruptSourceError(message, hint=_DAMAGED)
         if len(ends):
-            self._pads_left = max(0, PADS - (len(terminal) - 1 - int(ends[-1])))
+            self._pads_left = max(0, _PADS - (len(terminal) - 1 - int(ends[-1])))
         else:
             self._pads_left = max(0, self._pads_left - len(terminal))
         return pad

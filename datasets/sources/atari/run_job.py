@@ -29,7 +29,7 @@ CITATION = (
     "ICML 2020. arXiv:1907.04543"
 )
 COLUMNS = (Column("observation", "uint8", FRAME, "state"), Column("action", "int32", (), "step"))
-CLIPPED = "Rewards were clipped to [-1, 1] before they were published; game scores cannot be recovered."
+_CLIPPED = "Rewards were clipped to [-1, 1] before they were published; game scores cannot be recovered."
 
 
 def spaces() -> dict[str, Any]:
@@ -130,7 +130,7 @@ class RunJob(Job, Generic[Piece]):
     ) -> Iterator[str]:
         """What a user should know about the values: what is the same for both upstreams, and between it what is not."""
         yield first
-        yield CLIPPED
+        yield _CLIPPED
         if counts["time_limit_episodes"]:
             yield (
                 f"{counts['time_limit_episodes']} episodes of exactly {self.time_limit} rows ended at the time limit: the "

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     AnyJob: TypeAlias = AtariJob | RluJob
 
-AUTO = "auto"
+_AUTO = "auto"
 HOME = "gs://atari-replay-datasets/dqn"
 #: Where each upstream is, and what finds the raw files of a run there, in the order in which they are tried.
 _UPSTREAMS: dict[str, tuple[str, Callable[[Location, str, int], Sequence[Any]]]] = {
@@ -70,8 +70,8 @@ class AtariSource(Source):
         SourceOption(
             "upstream",
             "which copy of the data; auto: the bucket, else RL Unplugged (on a mirror: whichever it holds)",
-            choices=(AUTO, DQN_REPLAY, RL_UNPLUGGED),
-            default=AUTO,
+            choices=(_AUTO, DQN_REPLAY, RL_UNPLUGGED),
+            default=_AUTO,
             setting=True,
         ),
     )
@@ -96,7 +96,7 @@ class AtariSource(Source):
     def places(self, name: str, options: ConvertOptions) -> Sequence[str]:
         """Where the upstream is; all of them for ``auto``, in the order in which they are tried."""
         wanted = self.check(options, "download").extra["upstream"]
-        return [home for upstream, (home, _) in _UPSTREAMS.items() if wanted in (AUTO, upstream)]
+        return [home for upstream, (home, _) in _UPSTREAMS.items() if wanted in (_AUTO, upstream)]
 
     def where_else(self, name: str) -> str:
         return (
@@ -112,7 +112,7 @@ class AtariSource(Source):
         """
         game, _, run = name.partition("/")
         wanted = options.extra["upstream"]
-        chosen = {upstream: where for upstream, where in _UPSTREAMS.items() if wanted in (AUTO, upstream)}
+        chosen = {upstream: where for upstream, where in _UPSTREAMS.items() if wanted in (_AUTO, upstream)}
         here = {upstream: where for upstream, where in chosen.items() if where[0] == location.url}
         errors: list[ObjectNotFoundError] = []
         for upstream, (_, find) in (here or chosen).items():
@@ -134,14 +134,14 @@ class AtariSource(Source):
     def find_in_folder(self, location: Location, options: ConvertOptions) -> AnyJob:
         """A folder that holds ``*_ckpt.N.gz`` or ``run_R-X-of-N`` files, or a ``replay_logs`` folder with the former."""
         wanted = options.extra["upstream"]
-        for folder in ("", "replay_logs") if wanted in (AUTO, DQN_REPLAY) else ():
+        for folder in ("", "replay_logs") if wanted in (_AUTO, DQN_REPLAY) else ():
             try:
                 shards = group(location.list(folder))
             except ObjectNotFoundError:
                 continue
             if shards:
                 return _make_job(DQN_REPLAY, None, location, shards, options)
-        episodes = group_episodes(location.list(), None, location.url) if wanted in (AUTO, RL_UNPLUGGED) else []
+        episodes = group_episodes(location.list(), None, location.url) if wanted in (_AUTO, RL_UNPLUGGED) else []
         if episodes:
             return _make_job(RL_UNPLUGGED, None, location, episodes, options)
         message = f"{location.url} holds no DQN Replay shards and no RL Unplugged episodes"

@@ -39,7 +39,7 @@ CITATION = (
 _THREADS = 4
 
 #: Where terminals that do not end a trajectory go.
-INNER = "next/terminal"
+_INNER = "next/terminal"
 
 _ENTRY_NOTES = {
     "hopper-medium-expert-v0": "This file holds expert and medium-replay data, not expert and medium (D4RL issue 19).",
@@ -61,7 +61,7 @@ _COUNTED = {
         "such a step is the final one of the step before it."
     ),
     "unknown_next_steps": "{n} steps with no next state in the file are kept, truncated, with a next state of zeros.",
-    "inner_terminals": "{n} rows flagged terminal do not end their trajectory; " + INNER + " holds the flags.",
+    "inner_terminals": "{n} rows flagged terminal do not end their trajectory; " + _INNER + " holds the flags.",
     "seams": "{n} episodes end without a flag: the file's next observation is not what its next row holds.",
     "rounded_successors": "{n} next observations differ by rounding from the following row's, and are that row's.",
     "position_jumps": "{n} steps move further than the agent can: resets that the file does not flag.",
@@ -128,7 +128,7 @@ class D4rlJob(WholeFileJob):
             digest = pool.submit(hash_file, self.path, hashlib.sha256(usedforsecurity=False))
             with hdf5.opened(self.path, name) as file:
                 writer = RowWriter(file, name, contents, layout, self._keys, self.family.jump, pool)
-                inner = INNER if INNER in self.schema else None
+                inner = _INNER if _INNER in self.schema else None
                 rewards = writer.write(columns, observations=not self.bulk, inner_key=inner)
             self._sha256 = digest.result().hexdigest()
         finally:
@@ -218,7 +218,7 @@ class D4rlJob(WholeFileJob):
             *(_column(key, infos[path], "step") for path, key in self._keys.items()),
         ]
         if (self._layout.inner & self._layout.keep).any():
-            columns.append(Column(INNER, "bool", (1,), "step"))
+            columns.append(Column(_INNER, "bool", (1,), "step"))
         return columns
 
     def _spaces(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 File names follow no rule (``medium-replay`` is ``_mixed`` in v0, the large AntMaze is ``hardest-maze``), some ids share a
 file, and scores and horizons belong to the id. TorchRL lists the ids marked ``+`` as well.
 
-`FAMILIES` states what is particular about each family: what ends a trajectory, and what its numbers mean. From D4RL's
+The families state what is particular about each: what ends a trajectory, and what its numbers mean. From D4RL's
 generation scripts and from what its users found (issue numbers are those of Farama-Foundation/D4RL).
 """
 
@@ -92,9 +92,9 @@ class Family:
 
 
 #: For files that belong to none of the datasets known.
-UNKNOWN = Family()
+_UNKNOWN = Family()
 
-FAMILIES = {
+_FAMILIES = {
     "mujoco": Family(),
     "maze2d": Family(
         terminals_end=False,
@@ -124,4 +124,4 @@ FAMILIES = {
 
 def family_of(entry: Entry | None) -> Family:
     """The family of a dataset; of none known, one that takes flags at their word."""
-    return FAMILIES[entry.family] if entry else UNKNOWN
+    return _FAMILIES[entry.family] if entry else _UNKNOWN

@@ -49,7 +49,7 @@ RECORDING = "recording"
 _GUESSED_RATIO = 0.1
 #: How long, in seconds and steps, an environment is tried with random actions to measure it instead.
 _TRIED_SECONDS, _TRIED_STEPS = 0.4, 400
-DEFAULT_STEPS = 20_000
+_DEFAULT_STEPS = 20_000
 
 
 class RecordedJob(Job):
@@ -210,7 +210,7 @@ class RecordingJob(RecordedJob):
         self.given.pop("name", None)
         if self.given.get("episodes") is None:
             self.given.pop("episodes", None)
-            self.given["steps"] = self.given["steps"] or DEFAULT_STEPS
+            self.given["steps"] = self.given["steps"] or _DEFAULT_STEPS
         count = self.given["num_envs"]
         for unit in ("steps", "episodes"):
             if count > min(self.given.get(unit) or _MOST_ENVS, _MOST_ENVS):

@@ -36,7 +36,7 @@ from .files import EpisodeFile
 ROW_BYTES = SIDE * SIDE
 MAX_ACTION = 17
 #: Bytes of a frame as PNG: without any compression it takes 7.2 kB.
-LONGEST_PICTURE = 1 << 16
+_LONGEST_PICTURE = 1 << 16
 #: Episodes that a file may hold whatever its size; larger ones hold one in 1 KiB, of which real ones take fifty and more.
 _MOST_EPISODES, _LEAST_EPISODE = 1 << 14, 1 << 10
 _HINT = "the file is damaged, or not of RL Unplugged's ordered Atari episodes; try another mirror"
@@ -79,7 +79,7 @@ def to_episode(features: Mapping[str, Value], where: str) -> Episode:
     ends = np.flatnonzero(discount == 0)
     if len(ends) and ends[0] != len(discount) - 1:
         _refuse(f"{where}: the episode ends in row {ends[0]} of {len(discount)}, and goes on")
-    wide = next((row for row, frame in enumerate(frames) if len(frame) > LONGEST_PICTURE), None)
+    wide = next((row for row, frame in enumerate(frames) if len(frame) > _LONGEST_PICTURE), None)
     if wide is not None:
         _refuse(f"{where}: frame {wide} has {len(frames[wide])} bytes, more than a picture of 84x84 takes")
     # Copies: frames wait for others, and a view would keep all of its record until then.
@@ -184,7 +184,7 @@ def bad_frame(where: str, row: int, error: PngError) -> CorruptSourceError:
 
 
 #: Frames to train on, out of how many files at most, and how many frames to read for each.
-SAMPLE_ROWS, SAMPLE_FILES, READ_FOR_EACH = 3_000, 16, 4
+SAMPLE_ROWS, _SAMPLE_FILES, _READ_FOR_EACH = 3_000, 16, 4
 #: Bytes of frames that are kept to choose from: four times what 12,000 frames take.
 _MOST_BYTES = 64 << 20
 
@@ -203,7 +203,7 @@ def take_sample(location: Location, files: Sequence[EpisodeFile]) -> Sample:
 
     Raises CorruptSourceError when there is no frame in any of them.
     """
-    chosen = [files[i] for i in np.unique(np.linspace(0, len(files) - 1, SAMPLE_FILES).astype(int))]
+    chosen = [files[i] for i in np.unique(np.linspace(0, len(files) - 1, _SAMPLE_FILES).astype(int))]
     want = -(-SAMPLE_ROWS // len(chosen))
     samples, packed, rows, episodes = [], 0.0, 0, 0
     for file in chosen:
@@ -217,7 +217,7 @@ def take_sample(location: Location, files: Sequence[EpisodeFile]) -> Sample:
                 episodes += 1
                 held += sum(map(len, episode.frames))
                 size = held + 13 * len(frames)
-                if len(frames) >= want * READ_FOR_EACH or held > _MOST_BYTES:
+                if len(frames) >= want * _READ_FOR_EACH or held > _MOST_BYTES:
                     break
             packed += size * min(1.0, source.packed / max(1, source.unpacked))
         if not frames:
