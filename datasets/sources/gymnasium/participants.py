@@ -7,6 +7,7 @@ out. Where something cannot be told apart (an open file, a handle of a simulator
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import sys
@@ -201,11 +202,12 @@ def _changed_attributes(kind: type) -> set[str]:
     return found
 
 
-def _assigned(code: CodeType) -> set[str]:
+@functools.lru_cache(maxsize=4096)
+def _assigned(code: CodeType) -> frozenset[str]:
     """The attributes that a code object assigns."""
     import dis
 
-    return {str(step.argval) for step in dis.get_instructions(code) if step.opname == "STORE_ATTR"}
+    return frozenset(str(step.argval) for step in dis.get_instructions(code) if step.opname == "STORE_ATTR")
 
 
 def _codes(kind: type, name: str) -> Iterator[CodeType]:
