@@ -13,10 +13,12 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..datasets.user_code.identity import Identity, qualified_name, strip_partials
@@ -44,7 +46,8 @@ class Function:
     """One function with its arguments; small and picklable. It is loaded from ``text`` or from ``payload``.
 
     ``identity`` is that of the function, `record` that of the function with its arguments. `resolve` sets the rest: ``named``,
-    the functions that arguments name, and ``argument_files``, the hashes of the local files that arguments reach.
+    the functions that arguments name, ``argument_files``, the hashes of the local files that arguments reach, and ``together``,
+    the function and the arguments that are objects in one pickle: what is one object for them stays one.
     """
 
     name: str
@@ -55,6 +58,14 @@ class Function:
     args: Mapping[str, Any] = field(default_factory=dict)
     named: Mapping[str, Function] = field(default_factory=dict)
     argument_files: Mapping[str, str] = field(default_factory=dict)
+    together: bytes | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """In other processes the arguments that are objects come from ``together``."""
+        state = dict(vars(self))
+        if self.together is not None and self.traits is None:
+            state["args"] = {name: None if name in _objects(self.args) else value for name, value in self.args.items()}
+        return state
 
     @classmethod
     def find(cls, given: str | Callable[..., Any], folder: Path) -> Function:
@@ -70,8 +81,7 @@ class Function:
         if not callable(given):
             message = f"{given!r} of type {type(given).__name__} is no function"
             raise UsageError(message, hint="give something that can be called, or text such as 'pkg.mod:fn'")
-        args = _bound_arguments(given)
-        given = strip_partials(given) if traits_of(given) is not None else given
+        args, given = _bound_arguments(given), _without_arguments(given)
         name, payload = qualified_name(given), _pickle(given)
         # As workers get it: what an object leaves out when it is pickled decides nothing.
         return cls(name, None, folder, payload, identify(_unpickle(payload, name), name), args)
@@ -121,12 +131,22 @@ class Function:
         fit = self.traits.fit if self.traits else None
         return fit if fit is not None and fit.needed(**self.args) else None
 
-    def resolve(self) -> Function:
-        """With what its arguments refer to. Raises what `find` raises, and UsageError for what cannot be identified."""
+    def resolve(self, given: str | Callable[..., Any]) -> Function:
+        """With what its arguments refer to; ``given`` is what was found. Raises what `find` raises, and UsageError for what
+        cannot be identified."""
         inner, named = self.args.get("fn"), dict[str, Function]()
         if isinstance(inner, str) and ":" in inner and is_builtin(self.load()):  # relabel_rewards
             named["fn"] = Function.find(inner, self.folder)
-        return replace(self, named=named, argument_files=files_of_arguments(self.args, self.name))
+        together, objects = None, _objects(self.args)
+        if callable(given) and objects:
+            with suppress(UsageError):  # then they are used as they are
+                together = _pickle(_without_arguments(given), objects)
+        elif marker := next((name for name, value in objects.items() if type(value) is object), None):
+            message = (
+                f"the argument {marker} of {self.name} is an object(), which only its identity tells from another one"
+            )
+            raise UsageError(message, hint="give the function as an object, not as text, or use another value")
+        return replace(self, named=named, argument_files=files_of_arguments(self.args, self.name), together=together)
 
     def record(self) -> dict[str, Any]:
         """Its record in fingerprint and lineage: ``{function, source_sha256, file_sha256, args}``; after `resolve`.
@@ -134,7 +154,11 @@ class Function:
         Where there are any: ``files``, the hashes of the other local files that it or an argument reaches; ``args_sha256``,
         that of arguments that their JSON values do not tell from others; ``fn_sha256``, that of a function named in one.
         """
-        args, digest = describe_arguments(self.args, self.name, builtin=is_builtin(self.load()))
+        fn, args = self.load(), self.args
+        if self.together is not None:
+            fn, objects = _unpickle(self.together, self.name)
+            args = {**args, **objects}
+        args, digest = describe_arguments(args, self.name, fn, builtin=is_builtin(fn))
         identity, files = self.identity, {**self.identity.files, **self.argument_files}
         record = {
             "function": self.name,
@@ -232,7 +256,13 @@ def _bound_arguments(fn: Callable[..., Any]) -> dict[str, Any]:
     return bound
 
 
-def _pickle(fn: Callable[..., Any]) -> bytes:
+def _without_arguments(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A built-in function inside partials of it; any other as it is."""
+    return strip_partials(fn) if traits_of(fn) is not None else fn
+
+
+def _pickle(fn: Callable[..., Any], objects: Mapping[str, Any] | None = None) -> bytes:
+    """A function, or ``(function, objects)``. Raises UsageError where it cannot be pickled."""
     import cloudpickle  # a dependency of loky
 
     module = sys.modules.get(getattr(strip_partials(fn), "__module__", None) or "")
@@ -243,36 +273,48 @@ def _pickle(fn: Callable[..., Any]) -> bytes:
     else:  # of the user's own module the globals as they are, unless they are large or cannot be pickled
         ways = [True, False] if is_local_module(module.__name__) else [False]
     for by_value in ways:
+        modules = [module] if module is not None and by_value else []
+        modules += [other for other in map(_local_module, (objects or {}).values()) if other not in (None, *modules)]
+        importable = {one.__name__ for one in modules if one is not module or len(ways) > 1}
         try:
-            if by_value:
-                cloudpickle.register_pickle_by_value(module)
-            payload = _pickled(fn, module.__name__ if module is not None and len(ways) > 1 else None)
+            for one in modules:
+                cloudpickle.register_pickle_by_value(one)
+            payload = _pickled(fn, importable)
             if len(payload) <= _LARGEST_BY_VALUE or by_value is ways[-1]:
-                return payload
+                return payload if objects is None else _pickled((fn, objects), importable)
         except Exception as error:
             problem = error
         finally:
-            if by_value:
-                cloudpickle.unregister_pickle_by_value(module)
+            for one in modules:
+                cloudpickle.unregister_pickle_by_value(one)
     message = f"{qualified_name(fn)} cannot be sent to worker processes: {problem}"
     raise UsageError(message, hint="define it in a file and give it as 'file.py:name'") from problem
 
 
-def _pickled(fn: Callable[..., Any], importable: str | None) -> bytes:
-    """A function by value, with the classes of the module ``importable`` by name: copies would be other classes than those of
-    its arguments."""
+def _local_module(value: Any) -> ModuleType | None:
+    """The user's module that a function is of, if it can be imported."""
+    name = getattr(strip_partials(value), "__module__", None) if callable(value) else None
+    module = sys.modules.get(name or "")
+    if module is None or module.__name__ == "__main__" or not is_local_module(module.__name__):
+        return None
+    return module if _is_importable(module.__name__) else None
+
+
+def _pickled(value: Any, importable: Collection[str]) -> bytes:
+    """Functions by value, with the classes of the modules ``importable`` by name: copies would be other classes than those of
+    their arguments."""
     import io
 
     import cloudpickle
 
     class Pickler(cloudpickle.CloudPickler):
         def reducer_override(self, obj: Any) -> Any:
-            if isinstance(obj, type) and obj.__module__ == importable and "<locals>" not in obj.__qualname__:
+            if isinstance(obj, type) and obj.__module__ in importable and "<locals>" not in obj.__qualname__:
                 return NotImplemented
             return super().reducer_override(obj)
 
     file = io.BytesIO()
-    Pickler(file).dump(fn)
+    Pickler(file).dump(value)
     return file.getvalue()
 
 
@@ -337,22 +379,30 @@ def load_chain(functions: Sequence[Function], statistics: Sequence[dict[str, Any
         _check_identity(function, fn.name, fn.identity)
     chain = []
     for fn, statistic in zip(functions, statistics):
-        check_files(files_of_arguments(fn.args, fn.name), fn.argument_files)
-        args = {**_copied(fn.args), **{key: unused[id(inner)] for key, inner in fn.named.items()}}
-        called = unused[id(fn)] if fn.payload is None else _unpickle(fn.payload, fn.name)
+        called, args = unused.get(id(fn)), dict(fn.args)
+        if fn.together is not None:
+            called, objects = _unpickle(fn.together, fn.name)
+        else:
+            called = called if fn.payload is None else _unpickle(fn.payload, fn.name)
+            objects = _copied(_objects(args))
+        args |= objects
+        check_files(files_of_arguments(args, fn.name), fn.argument_files)
+        args |= {key: unused[id(inner)] for key, inner in fn.named.items()}
         chain.append(BoundFunction(fn, called, args, statistic))
     return chain
 
 
-def _copied(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments that functions may change; objects that cannot be pickled as they are."""
-    return {name: value if isinstance(value, _PLAIN) else _copied_object(value) for name, value in args.items()}
+def _objects(args: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that functions may change, or compare by identity."""
+    return {name: value for name, value in args.items() if not isinstance(value, _PLAIN)}
 
 
-def _copied_object(value: Any) -> Any:
-    import cloudpickle
-
-    try:
-        return _unpickle(_pickle(value) if callable(value) else cloudpickle.dumps(value), "an argument")
-    except Exception:
-        return value
+def _copied(objects: dict[str, Any]) -> dict[str, Any]:
+    """A copy of arguments in which one object is still one; those that cannot be pickled as they are."""
+    with suppress(UsageError):
+        return _unpickle(_pickle(len, objects), "an argument")[1]
+    copies = dict(objects)
+    for name, value in objects.items():
+        with suppress(UsageError):
+            copies |= _unpickle(_pickle(len, {name: value}), "an argument")[1]
+    return copies

@@ -53,7 +53,7 @@ def examine_functions(
         if number and fn.numbers:
             message = f"{fn.name} asks for {' and '.join(sorted(fn.numbers))}, the numbers in what it reads"
             raise UsageError(message, hint="put it first in the chain, or run it after the others: on what they made")
-    functions = tuple(fn.resolve() for fn in functions)
+    functions = tuple(fn.resolve(one) for fn, one in zip(functions, given))
     ignoring = takewhile(lambda fn: fn.traits is not None and fn.traits.ignores_observations, functions)
     return FunctionChain(
         functions,

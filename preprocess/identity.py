@@ -37,9 +37,12 @@ def is_builtin(fn: Callable[..., Any]) -> bool:
     return traits is not None and functions.find_builtin(traits.name) is fn
 
 
-def describe_arguments(args: Mapping[str, Any], name: str, *, builtin: bool) -> tuple[dict[str, Any], str | None]:
-    """The arguments of the function ``name`` as JSON values, objects by their content; and the sha256 of all of them where
-    JSON does not tell them from others (a tuple from a list, the order of keys). Built-in functions take those alike.
+def describe_arguments(
+    args: Mapping[str, Any], name: str, fn: Callable[..., Any], *, builtin: bool
+) -> tuple[dict[str, Any], str | None]:
+    """The arguments of the function ``fn`` as JSON values, objects by their content; and the sha256 of all of them where JSON
+    does not tell them from others (a tuple from a list, the order of keys, what they share with the function). Built-in
+    functions take those alike.
 
     Raises UsageError for an argument that cannot be told from another one.
     """
@@ -47,6 +50,7 @@ def describe_arguments(args: Mapping[str, Any], name: str, *, builtin: bool) -> 
     if builtin or all(map(_is_json, args.values())):
         return described, None
     content = Content(f"an argument of {name}")
+    content.add(fn)
     for key, value in sorted(args.items()):
         content.add(key)
         content.add(value, f" {key}")

@@ -256,6 +256,18 @@ def counter(tmp_path, monkeypatch):
     sys.modules.pop("counter_module", None)
 
 
+UNSET = object()
+
+
+def loss(x):
+    return x
+
+
+def compares(td, mark, fn, one, other):
+    assert mark is UNSET and fn is loss and one is other
+    return td.set("y", td["action"])
+
+
 class TestState:
     """A trial is not a call that counts. (Two processes count apart: see the documents.)"""
 
@@ -285,6 +297,28 @@ class TestState:
         fn = Count() if form == "object" else form
         dataset = run(shared, "rbdata:relabel_rewards", dest="my/counted", args={"fn": fn}, force=True)
         assert dataset["next/reward"].unique().tolist() == list(range(1, 41))
+
+    @pytest.mark.parametrize("processes", [1, 2])
+    @pytest.mark.parametrize("form", ["here", "module", "partial"])
+    def test_arguments_that_are_objects_of_the_function(self, shared, workers, tmp_path, monkeypatch, form, processes):
+        """A marker, a function and an array are what the function and another argument know them as."""
+        module = sys.modules[__name__]
+        if form == "module":
+            source = "UNSET = object()\ndef loss(x):\n    return x\ndef compares(td, mark, fn, one, other):\n"
+            source += "    assert mark is UNSET and fn is loss and one is other\n    return td.set('y', td['action'])\n"
+            (tmp_path / "compares.py").write_text(source)
+            monkeypatch.syspath_prepend(tmp_path)
+            monkeypatch.delitem(sys.modules, "compares", raising=False)
+            module = import_module("compares")
+        array = np.zeros(3)
+        args = {"mark": module.UNSET, "fn": module.loss, "one": array, "other": array}
+        fn: Any = partial(compares, **args) if form == "partial" else module.compares
+        engine = {"open_engine": workers} if processes == 2 else {}
+        kept = args if form != "partial" else {}
+        assert len(run(shared, fn, dest="my/compared", args=kept, force=True, **engine)["y"])
+        if form != "partial":
+            fails(shared, fn, FunctionError, "AssertionError", args={**args, "mark": object()})
+            fails(shared, f"{__file__}:compares", UsageError, r"argument mark .* is an object\(\)", args=args)
 
     def test_the_numbers_of_steps_and_episodes(self, shared, workers):
         source = Dataset(shared / "my/input")
