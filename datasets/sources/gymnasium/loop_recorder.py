@@ -412,7 +412,7 @@ class VectorRecorder(gymnasium.vector.VectorWrapper):
                         lane.begin(observation)
                     continue
                 at_once = self._mode == AutoresetMode.SAME_STEP and bool(terminated[i] or truncated[i])
-                final = self._final(info, i) if at_once else observation
+                final = self._final(info, i, observations) if at_once else observation
                 if at_once and isinstance(self.env.unwrapped, gymnasium.vector.AsyncVectorEnv):
                     lane.check_final(final, observation, f"environment {i} of {self.dataset_id}")
                 lane.step(taken[i], final, rewards[i], terminated[i], truncated[i])
@@ -429,11 +429,18 @@ class VectorRecorder(gymnasium.vector.VectorWrapper):
             self._must_reset = True
             raise
 
-    def _final(self, info: dict[str, Any], number: int) -> Any:
-        """The final observation of an environment that was reset in the same step."""
-        final = info["final_obs"][number]
+    def _final(self, info: Any, number: int, returned: Any) -> Any:
+        """The final observation of an environment that was reset in the same step; ``returned``: the observations of all."""
+        try:  # infos are a dictionary of arrays, or with Gymnasium's DictInfoToList a list of dictionaries
+            final = info["final_obs"][number] if isinstance(info, dict) else info[number]["final_obs"]
+        except (KeyError, IndexError, TypeError) as error:
+            message = (
+                f"environment {number} of {self.dataset_id} was reset in the step, and its infos have no final_obs"
+            )
+            hint = 'put the final observation into infos["final_obs"][number], or use another autoreset mode than same-step'
+            raise RbdataError(message, hint=hint) from error
         held = getattr(self.env.unwrapped, "_env_obs", None)  # of a SyncVectorEnv: what its environments returned last
-        if held is not None and _shares_memory(final, held[number]):
+        if (held is not None and _shares_memory(final, held[number])) or _shares_memory(final, returned):
             message = (
                 f"environment {number} of {self.dataset_id} reuses its observation: the reset overwrote the final one"
             )
@@ -456,14 +463,17 @@ def _autoreset_mode(env: Any) -> AutoresetMode:
 
 
 def _shares_memory(one: Any, other: Any) -> bool:
-    """Whether two observations have an array in common."""
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return np.may_share_memory(one, other)
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one is other or any(_shares_memory(one[key], other.get(key)) for key in one)
-    if isinstance(one, tuple) and isinstance(other, tuple):
-        return any(map(_shares_memory, one, other))
-    return False
+    """Whether observations have an array in common."""
+    others = [*_arrays(other)]
+    return any(np.shares_memory(array, another) for array in _arrays(one) for another in others)
+
+
+def _arrays(value: Any) -> Iterator[np.ndarray]:
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        yield value
+    elif isinstance(value, (dict, tuple, list, np.ndarray)):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _arrays(inner)
 
 
 def _taken(action: Any, space: gymnasium.Space[Any], count: int | None) -> Any:

@@ -114,6 +114,10 @@ class Actor:
         if not callable(self._policy):
             raise UsageError(f"the policy {self._name} cannot be called and has no method act", hint=_FORM)
 
+    @property
+    def is_random(self) -> bool:
+        return self._policy is None
+
     def begin(self, which: np.ndarray | None = None) -> None:
         """Tell a policy with state that an episode begins; of several environments, in ``which`` of them (bool)."""
         if self._reset is not None:

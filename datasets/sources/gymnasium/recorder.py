@@ -13,6 +13,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,7 @@ class _Recording:
         self._is_full = False
         self._done = 0  # rounds
         self._process = os.getpid()
+        self._copies = len(envs) > 1 and not actor.is_random
         self._outside = 0  # actions beyond the bounds of their Box
 
     def run(self, on_block: OnBlock) -> None:
@@ -184,7 +186,7 @@ class _Recording:
             seeds = range(self._task.given["seed"], self._task.given["seed"] + len(self._lanes))
             observations = []
             for lane, seed in zip(self._lanes, seeds):
-                observations.append(self._reset(lane, seed=seed))
+                observations.append(self._kept(self._reset(lane, seed=seed)))
                 lane.state(observations[-1])
         self._over = self._lanes
         while self._active:
@@ -217,7 +219,7 @@ class _Recording:
                     observation, reward, end = step_results(lane.env.step(action))
                 except BaseException as error:
                     raise self._failed("step", error) from error
-                observations[lane.number] = observation
+                observations[lane.number] = self._kept(observation)
                 if end:
                     self._over.append(lane)
                 if lane.is_active:
@@ -227,13 +229,17 @@ class _Recording:
                     if not lane.is_active:
                         self._active -= 1
             for lane in self._over if self._active else ():
-                observation = observations[lane.number] = self._reset(lane)
+                observation = observations[lane.number] = self._kept(self._reset(lane))
                 if lane.is_active:
                     lane.state(observation)
                     self._is_full = self._is_full or lane.states > room
             self._done += 1
             if not self._done % _REPORT_EVERY:
                 return
+
+    def _kept(self, observation: Any) -> Any:
+        """The observation for the policy, which acts after all environments were stepped: they may share an array."""
+        return deepcopy(observation) if self._copies else observation
 
     def _reset(self, lane: _Lane, **arguments: Any) -> Any:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import struct
@@ -18,7 +19,7 @@ from minari_tools import minari, with_root
 from minari_tools import play as play_for_minari
 from paths import SUPPORT
 from rbdata.datasets.sources.gymnasium import loop_recorder
-from rbdata.errors import DatasetExistsError, UnfinishedDatasetError, UsageError
+from rbdata.errors import DatasetExistsError, RbdataError, UnfinishedDatasetError, UsageError
 from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED
 from rbdata.storage.integrity import verify
 from text_rows import text_of
@@ -278,3 +279,69 @@ def test_an_error_of_the_environment_cuts_the_episode(fails, vectors):
     episodes = rbdata.open_dataset(env.path).episodes
     assert episodes.length.tolist() == ([2, 1] if fails == "step" else [3, 1])
     assert episodes.outcome.tolist() == [CUT, CUT]
+
+
+class OwnVector(gymnasium.vector.VectorEnv):
+    """Two environments that count, reset in the same step after the third one; ``infos`` makes what it says of the end."""
+
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+    num_envs = 2
+    single_observation_space = gymnasium.spaces.Box(-1e9, 1e9, (1,), np.float32)
+    single_action_space = gymnasium.spaces.Discrete(2)
+    observation_space = gymnasium.spaces.Box(-1e9, 1e9, (2, 1), np.float32)
+    action_space = gymnasium.spaces.MultiDiscrete([2, 2])
+
+    def __init__(self, infos):
+        self.infos, self.state = infos, np.zeros((2, 1), np.float32)
+
+    def reset(self, **options):
+        self.state[:] = 0
+        return self.state, {}
+
+    def step(self, actions):
+        self.state += 1
+        over, infos = self.state[:, 0] == 3, {}
+        if over.any():
+            infos = self.infos(self.state)
+            self.state[over] = 0
+        return self.state, np.ones(2), over, np.zeros(2, bool), infos
+
+
+def play_vector(made) -> list:
+    env = rbdata.Recorder(made, name="vector")
+    env.reset(seed=0)
+    for _ in range(5):
+        env.step(np.array([1, 1]))
+    env.close()
+    dataset = rbdata.open_dataset(env.path)
+    return dataset["next", "observation"][:3].flatten().tolist()
+
+
+def test_the_final_observation_of_an_own_vector_environment():
+    assert play_vector(OwnVector(lambda state: {"final_obs": state.copy()})) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("infos", "told"),
+    [
+        (lambda state: {"final_obs": state}, "reuses its observation"),
+        (lambda state: {"final_obs": [*state]}, "reuses its observation"),
+        (lambda state: {}, "no final_obs"),
+        (lambda state: {"final_observation": state.copy()}, "no final_obs"),
+        (lambda state: {"final_obs": None}, "no final_obs"),
+        (lambda state: [{}, {}], "no final_obs"),
+    ],
+)
+def test_a_final_observation_that_is_not_there(infos, told):
+    with pytest.raises(RbdataError, match=told):
+        play_vector(OwnVector(infos))
+
+
+def test_infos_as_lists(monkeypatch, tmp_path):
+    one = functools.partial(gymnasium.make, "CartPole-v1", max_episode_steps=3)
+    found = []
+    for wrap in (lambda env: env, gymnasium.wrappers.vector.DictInfoToList):
+        monkeypatch.setenv("RBDATA_ROOT", str(tmp_path / f"root{len(found)}"))
+        made = gymnasium.vector.SyncVectorEnv([one] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+        found.append(play_vector(wrap(made)))
+    assert found[0] == found[1]

@@ -377,3 +377,32 @@ def test_flags_and_rewards_in_arrays(tmp_path, kind, way):
     ends = (data["next", "done"].view(-1).nonzero().view(-1) + 1).tolist()
     assert ends == [3, 4, 11, 13] and bool((data["next", "reward"] == 1).all())
     assert data["next", "terminated"].view(-1)[[2, 3, 10]].tolist() == [True, True, False]
+
+
+class SharesAnArray(gymnasium.Env):
+    """Observes the number of the environment; all environments return one array."""
+
+    observation_space = gymnasium.spaces.Box(0, 9, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(10)
+    shared = np.zeros(1, np.float32)
+
+    def __init__(self, numbers):
+        self.number = next(numbers)
+
+    def reset(self, **options):
+        self.shared[:] = self.number
+        return self.shared, {}
+
+    def step(self, action):
+        return *self.reset()[:1], 1.0, False, False, {}
+
+
+def test_environments_that_share_an_array(tmp_path):
+    """A policy gets the observation of each."""
+    numbers = itertools.count(1)
+    path = rbdata.record(
+        lambda: SharesAnArray(numbers), lambda seen: seen[:, 0].astype(int), steps=6, num_envs=2, name="shared"
+    )
+    data = rbdata.open_dataset(path)[:]
+    assert data["action"].flatten().tolist() == data["observation"].flatten().tolist()
+    assert len(data["action"].unique()) == 2
