@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from ...errors import UsageError
 
@@ -20,7 +19,8 @@ MADE = "_made_from"
 
 
 #: Answers of `is_overridden` by class and name, with the attribute that they are about: classes may be changed later.
-_known: WeakKeyDictionary[type, dict[str, tuple[Any, bool]]] = WeakKeyDictionary()
+_known: dict[tuple[type, str], tuple[Any, bool]] = {}
+_MOST_KNOWN = 1024
 
 
 def _is_defined_by_users(cls: type, name: str) -> bool:
@@ -46,11 +46,12 @@ def is_overridden(part: Any, name: str) -> bool:
     """Whether a subclass from outside of this package, or the instance itself, defines a method of this name."""
     kind: Any = type(part)
     value = getattr(kind, name, None)
-    known = _known.setdefault(kind, {})
-    answer = known.get(name)
+    answer = _known.get((kind, name))
     if answer is None or answer[0] is not value:
-        answer = known[name] = (value, _is_defined_by_users(kind, name))
-    return answer[1] or name in vars(part)
+        if len(_known) >= _MOST_KNOWN:  # classes that notebooks define again and again
+            _known.clear()
+        answer = _known[kind, name] = (value, _is_defined_by_users(kind, name))
+    return answer[1] or name in part.__dict__
 
 
 def link(cls: type, ours: str, theirs: str, make: Callable[[str, Any], Any] | None = None) -> None:

@@ -265,6 +265,7 @@ class Pipeline:
         self._pace = Pace(spec.prefetch)
         self._retired = False
         self._known: tuple[Any, int, BatchReader | None] | None = None
+        self._get: Any = None  # that of the storage's class then
         self._own_get = threading.RLock()
 
     def sample(self, size: int, ahead: bool) -> tuple[Any, Info, bool]:
@@ -356,14 +357,13 @@ class Pipeline:
 
     def _reader(self) -> BatchReader | None:
         """What reads leaf by leaf; None where records can only be had whole."""
-        own_get = reads_by_get(self.storage)
-        if self._known is not None and not own_get:
+        if self._known is not None and type(self.storage).get is self._get and "get" not in self.storage.__dict__:
             same_rows = self.storage.immutable and self._known[1] == self.storage.version
             if same_rows or self._known[0] is self.storage.fields():
                 return self._known[2]
         fields, spec, reader = self.storage.fields(), self.spec, None
         windows = spec.frame_stack is not None or spec.n_step is not None
-        if own_get:
+        if reads_by_get(self.storage):
             if windows:
                 message = f"frame_stack and n_step read leaf by leaf, and {type(self.storage).__name__}.get is your own"
                 raise UsageError(message, hint="leave them out, or do in a transform what get() does")
@@ -378,7 +378,7 @@ class Pipeline:
                 with_info=spec.info_in_batch,
                 edges=spec.edges,
             )
-        self._known = (fields, self.storage.version, reader)
+        self._known, self._get = (fields, self.storage.version, reader), type(self.storage).get
         return reader
 
     # -- reading and finishing ---------------------------------------------------------------------------------------

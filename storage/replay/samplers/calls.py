@@ -53,7 +53,7 @@ def _copied(draw: Draw) -> Draw:
 
 def is_known(sampler: Sampler) -> bool:
     """Whether nothing of how the sampler draws was overridden, so that its draws can be taken back by `Sampler.position`."""
-    return not any(is_overridden(sampler, name) for name in ("draw", "sample"))
+    return not (is_overridden(sampler, "draw") or is_overridden(sampler, "sample"))
 
 
 def _other(given: str, function: Any) -> Any:
