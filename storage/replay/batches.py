@@ -361,7 +361,7 @@ def _lazy_copy(rows: torch.Tensor) -> torch.Tensor:
 
     Made at once where the versions of torch have not been tried, and for memory that torch has not allocated.
     """
-    if torch.__version__ >= (2, 13):
+    if torch.__version__ >= "2.13":
         with suppress(AttributeError, RuntimeError):
             return torch._lazy_clone(rows)
     return _copy(rows)

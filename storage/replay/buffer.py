@@ -119,6 +119,7 @@ class ReplayBuffer(ConditionalUpdateMixin):
     _storage: Storage
     _sampler: Sampler
     _writer: Writer
+    _rng: torch.Generator
 
     @check_keywords
     def __init__(

@@ -16,11 +16,11 @@ from .argument_checks import resolve_storage
 from .buffer import ReplayBuffer
 from .buffer_options import BufferOptions, PrioritizedOptions, ReadOptions
 from .sample_units import Sequence
-from .samplers.prioritized import PrioritizedSampler, reduce
+from .samplers.prioritized import PrioritizedSampler
 from .storages.column_access import is_key, read_records
 from .storages.trees import stack
 from .timeline import as_key
-from .writers import ImmutableDatasetWriter, TensorDictRoundRobinWriter, Writer
+from .writers import ImmutableDatasetWriter, TensorDictRoundRobinWriter, Writer, reduce
 
 
 class TensorDictReplayBuffer(ReplayBuffer):
@@ -64,7 +64,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def __setitem__(self, index: Any, value: Any) -> None:
         """As `ReplayBuffer.__setitem__`; records without ``index`` keep the one that is stored."""
         if isinstance(value, TensorDictBase) and "index" not in value.keys() and not is_key(index):  # noqa: SIM118
-            stored = None
+            stored: Any = None
             with suppress(IndexError, SchemaError):  # rows that are not there yet
                 stored = read_records(self._storage, index, self._swapped_dim)
             fits = isinstance(stored, TensorDictBase) and stored.batch_size[: value.ndim] == value.batch_size

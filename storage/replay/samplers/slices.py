@@ -84,6 +84,9 @@ class SliceSampler(Sampler):
             "step_key",
         )
     )
+    #: What follows from the arguments, see `_configure`.
+    edges: Edges
+    marks: SliceMarks
     #: Whether short episodes are long enough with a right span.
     _cut_short = False
 
@@ -117,7 +120,8 @@ class SliceSampler(Sampler):
             raise UsageError("traj_key and trajectory_key are one argument: give one of them")
         self.slice_len, self.num_slices = slice_len, num_slices
         self.strict_length, self.pad_output, self.uniform_over = strict_length, pad_output, uniform_over
-        self.stride, self.burn_in, self.span = stride, burn_in, span
+        self.stride, self.burn_in = stride, burn_in
+        self.span: Any = span  # by `_configure` (left, right)
         self.end_key, self.end_keys, self.ends, self.trajectories = end_key, end_keys, ends, trajectories
         #: As given, or what the first draw has found.
         self.traj_key = self._given_traj_key = trajectory_key if traj_key is None else traj_key

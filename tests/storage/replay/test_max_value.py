@@ -11,7 +11,7 @@ from rbdata.storage.replay import (
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
 )
-from rbdata.storage.replay.samplers.prioritized import reduce
+from rbdata.storage.replay.writers import reduce
 from replay_tools import rollout
 from tensordict import TensorDict
 
