@@ -149,6 +149,8 @@ class Reader:
             else:
                 plain = text.split(",")
                 row = [value.strip() for value in plain] if " " in text or "\t" in text else plain
+                if "?" in text:
+                    row = [None if value == "?" else value for value in row]
             if len(row) != width:
                 raise self._error(number, f"{len(row)} values for {width} attributes")
             yield number, row

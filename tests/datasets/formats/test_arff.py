@@ -150,3 +150,10 @@ def test_whatever_is_written_comes_back(data):
     for attribute, values, column, back in zip(attributes, lists, columns, found):
         assert attribute.values == tuple(values or ())
         assert [None if value != value else value for value in back] == column
+
+
+def test_a_question_mark_that_is_a_declared_value():
+    """Unquoted it is a missing value in rows of every form, quoted it is the value."""
+    text = "@relation x\n@attribute a {'?',b}\n@attribute n real\n@data\n?,1\n'?',1\n? , 1\n{0 ?, 1 1}\n{0 '?', 1 1}\nb,?\n"
+    _, (codes, numbers) = read(text, rows=2)
+    assert codes == [-1, 0, -1, -1, 0, 1] and numbers[:5] == [1] * 5 and numbers[5] != numbers[5]
