@@ -26,6 +26,7 @@ from ..timeline import Key, as_key
 from .gather import Field, Readable
 from .list_storage import ListStorage
 from .storage import Storage
+from .trees import copy_of
 
 #: Rows of fewer bytes are not compressed: the frame around them would be larger than what is saved.
 SMALLEST_ROW = 64
@@ -152,14 +153,15 @@ class CompressedListStorage(ListStorage):
                 if isinstance(value, torch.Tensor):
                     given.append((path, value))
                 else:
-                    rest[path] = value.tolist() if is_non_tensor(value) else value
+                    rest[path] = copy_of(value.tolist() if is_non_tensor(value) else value)
         else:
-            return Packed(None, [], record)
+            return Packed(None, [], copy_of(record))
         about = RecordKind(
             tuple(LeafKind(path, leaf.dtype, tuple(leaf.shape)) for path, leaf in given), batch, kind, tuple(rest)
         )
         if self.compression_fn is not None:
-            return Packed(about, [self.compression_fn(leaf) for _, leaf in given], rest)
+            # What it returns may be a view of the record.
+            return Packed(about, [copy_of(self.compression_fn(leaf)) for _, leaf in given], rest)
         return Packed(
             about, [self._encode(part, leaf.unsqueeze(0))[0] for part, (_, leaf) in zip(about.leaves, given)], rest
         )

@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from ....errors import SchemaError
 from ..timeline import as_key
 from .gather import Readable, TensorRows
+from .trees import copy_of
 
 
 def as_tensors(data: Any) -> Any:
@@ -155,7 +156,7 @@ def expand_record(record: Any, rows: int) -> Any:
     for key, value in values.items():
         above = as_key(key)[:-1]
         shape = (records.get(above) if above else records).batch_size
-        records.set(key, NonTensorData(value, batch_size=shape))
+        records.set(key, NonTensorData(copy_of(value), batch_size=shape))
     return records
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
+from dataclasses import fields, is_dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -37,19 +40,31 @@ def share_memory(data: Any) -> Any:
 
 
 def copy_of(data: Any) -> Any:
-    """A copy of a TensorDict, or of a tree with all its tensors."""
+    """A copy of a TensorDict, or of a tree (of dicts, lists, tuples, dataclasses) with all its tensors and arrays."""
     return tree_map(_clone, data)
 
 
 def _clone(leaf: Any) -> Any:
     if isinstance(leaf, np.ndarray):
         return leaf.copy()
+    if is_dataclass(leaf) and not isinstance(leaf, type) and not is_tensor_collection(leaf):
+        return _with_fields_copied(leaf, [field.name for field in fields(leaf)])
+    if type(leaf) is SimpleNamespace:
+        return _with_fields_copied(leaf, list(vars(leaf)))
     if not isinstance(leaf, torch.Tensor) and not is_tensor_collection(leaf):
         return leaf
     try:
         return leaf.clone()
     except NotImplementedError:  # tensordict adds zero, which torch cannot do for some dtypes (uint16, float8)
         return leaf.apply(torch.clone)
+
+
+def _with_fields_copied(record: Any, names: list[str]) -> Any:
+    copied = copy(record)
+    for name in names:
+        if hasattr(record, name):
+            object.__setattr__(copied, name, copy_of(getattr(record, name)))  # also of a frozen dataclass
+    return copied
 
 
 def from_state(state: Any) -> Any:

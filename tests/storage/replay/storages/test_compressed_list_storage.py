@@ -149,3 +149,16 @@ def test_windows_before_the_ring_is_full_and_after(options):
         for buffer in (plain, packed):
             buffer.extend(rollout(lengths, first=100 * number))
         assert all(equal(plain.sample(), packed.sample()) for _ in range(3))
+
+
+def test_what_a_compression_fn_returns_is_copied():
+    """It may be a view of the record, whose memory the loop uses again."""
+    functions = {
+        "compression_fn": lambda leaf: leaf.to(torch.uint8),
+        "decompression_fn": lambda blob, about: blob.to(about["dtype"]),
+    }
+    buffer = ReplayBuffer(storage=CompressedListStorage(8, **functions), batch_size=4)
+    frame = torch.zeros(2, dtype=torch.uint8)
+    for number in range(4):
+        buffer.add(TensorDict({"pixels": frame.fill_(number)}))
+    assert [buffer[number]["pixels"][0].item() for number in range(4)] == [0, 1, 2, 3]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from rbdata.errors import SchemaError
 from rbdata.storage.replay import (
+    CompressedListStorage,
     LazyStackStorage,
     ListStorage,
     ReplayBuffer,
@@ -78,6 +83,47 @@ def test_records_are_copied_when_written(storage):
         room[:] = number
         trees.add({"x": room, "number": number})
     assert [trees.storage.get(row)["x"].tolist() for row in range(3)] == [[row, row] for row in range(3)]
+
+
+@dataclass
+class Transition:
+    obs: Any
+    action: int
+
+
+@dataclass(frozen=True)
+class Nested:
+    first: Transition
+
+
+@pytest.mark.parametrize("storage", [ListStorage, LazyStackStorage, CompressedListStorage])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda obs: (obs, 1),
+        lambda obs: {"x": [obs]},
+        lambda obs: Transition(obs, 1),
+        lambda obs: SimpleNamespace(obs=obs),
+        lambda obs: Nested(Transition(obs, 1)),
+        lambda obs: TensorDict({"o": torch.zeros(2)}).set_non_tensor("meta", {"x": obs}),
+    ],
+)
+def test_no_record_shares_memory_with_what_was_written(storage, kind):
+    obs = np.zeros(2)
+    buffer = ReplayBuffer(storage=storage(8), batch_size=4)
+    buffer.add(kind(obs))
+    buffer.extend([kind(obs)])
+    obs[:] = 7
+    assert all("7" not in repr(buffer.storage.get(row)) for row in range(2))
+
+
+@pytest.mark.parametrize("storage", [ListStorage, CompressedListStorage])
+def test_rows_of_an_array_are_copied(storage):
+    rows = np.zeros((4, 2))
+    buffer = ReplayBuffer(storage=storage(8), batch_size=4)
+    buffer.extend(rows)
+    rows[:] = 7
+    assert bool((buffer[:] == 0).all())
 
 
 def test_records_in_files_stay_there(tmp_path):

@@ -165,3 +165,11 @@ def test_lists_of_records_of_which_some_have_a_value(storage, tmp_path):
         for row in batch.unbind(0):
             number = int(row["x"])
             assert row.get_non_tensor("text", default=None) == (f"record {number}" if number % 2 else None)
+
+
+def test_a_value_is_not_that_of_the_record_given():
+    meta = {"level": [1]}
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4), batch_size=2)
+    buffer.add(TensorDict({"a": torch.zeros(())}).set_non_tensor("meta", meta))
+    meta["level"].append(2)
+    assert buffer[0]["meta"] == {"level": [1]}
