@@ -751,7 +751,8 @@ class ReplayBuffer(ConditionalUpdateMixin):
     def update_(self, input_dict_or_td: Any, clone: bool = False, *, keys_to_update: Any = None) -> Self:
         """Change the leaves of all records that are given (or only ``keys_to_update`` of them); values are always copied."""
         wanted = None if keys_to_update is None else {as_key(key) for key in keys_to_update}
-        for key, value in TensorDict(input_dict_or_td, []).items(True, True):
+        values = self._storage._copied_if_own(TensorDict(input_dict_or_td, []))  # one leaf may be another's view
+        for key, value in values.items(True, True):
             path = as_key(key)
             if wanted is None or any(path[: len(key)] == key for key in wanted):
                 self.set_(key, value)

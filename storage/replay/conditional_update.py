@@ -98,8 +98,10 @@ class ConditionalUpdateMixin(LockMixin):
                 rejected, live = live & ~accepted, accepted
             if bool(live.any()):
                 rows = tuple(part[live] for part in places)
-                for key, value in checked.items():
-                    targets[key][rows] = value[live].to(targets[key].device)
+                # All values are copied before any is written: they may be views of the records.
+                written = {key: value[live].to(targets[key].device) for key, value in checked.items()}
+                for key, value in written.items():
+                    targets[key][rows] = value
                 storage.touch()
         return ConditionalUpdateResult(live, rejected)
 

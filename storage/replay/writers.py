@@ -211,6 +211,8 @@ class RoundRobinWriter(Writer):
             row = int(index[at])
             runs.append((row, at, min(count - at, capacity - row)))
             at += runs[-1][2]
+        if len(runs) > 1:  # the second would read what the first has written over
+            data = self._storage._copied_if_own(data)
         for run in sorted(runs):  # from the front, as a list grows
             row, first, length = run
             self._storage.set(slice(row, row + length), _part(data, first, first + length))

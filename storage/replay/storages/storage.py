@@ -130,6 +130,10 @@ class Storage:
         """Write rows (along the first dimension); ``set_cursor`` tells that these are the newest ones."""
         raise NotImplementedError
 
+    def _copied_if_own(self, data: Any) -> Any:
+        """Data that are to be written: a copy where they lie in memory that is written to meanwhile."""
+        return data
+
     def column(self, key: Key) -> torch.Tensor | None:
         """One leaf of all rows, flat: ``[len, ...]``; None when there is none."""
         raise NotImplementedError

@@ -58,7 +58,7 @@ from .tensor_layout import (
     take_rows,
     written_rows,
 )
-from .trees import copy_of, from_state, share_memory, stack, tree_map
+from .trees import MemoryOf, copy_of, from_state, share_memory, stack, tree_map
 
 
 class ProcessLock:
@@ -243,6 +243,7 @@ class TensorStorage(SavedTensors):
         self._rows_shape: torch.Size | None = None
         self._table: dict[str, Readable] | None = None
         self._tensors: list[torch.Tensor] = []
+        self._memory: tuple[bool, MemoryOf] | None = None
         self._listed: tuple[Any, ...] = ()
         self._warned: set[str] = set()
         if storage is not None:
@@ -261,6 +262,7 @@ class TensorStorage(SavedTensors):
 
     def _note_leaves(self) -> None:
         self._table = None if self._data is None else readable_fields(self._data, self.ndim)
+        self._memory = None
         leaves = pytree.tree_leaves(self._data.to_dict() if is_tensor_collection(self._data) else self._data)
         self._tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not leaf.is_inference()]
 
@@ -388,6 +390,13 @@ class TensorStorage(SavedTensors):
         with self.write_lock:
             self._set(cursor, data, set_cursor)
 
+    def _copied_if_own(self, data: Any) -> Any:
+        if self._data is None:
+            return data
+        if self._memory is None or self._memory[0] != self.is_shared:  # sharing moves it
+            self._memory = self.is_shared, MemoryOf(self._data)
+        return copy_of(data) if self._memory[1].holds_any(data) else data
+
     def _set(self, cursor: Any, data: Any, set_cursor: bool) -> None:
         single = isinstance(cursor, (int, np.integer)) or (isinstance(cursor, torch.Tensor) and not cursor.ndim)
         if isinstance(data, list):
@@ -417,6 +426,7 @@ class TensorStorage(SavedTensors):
         lead = cursor[0].ndim if isinstance(cursor, tuple) else None
         new, missing = check_same(self._data, data, self.ndim, lead, same_keys=False)
         self._check_other_values(data, new, missing if set_cursor else [])
+        data = self._copied_if_own(data)
         if new:
             data = self._add_leaves(data, new, self.ndim if lead is None else lead)
         self._reserve(rows)
@@ -566,7 +576,7 @@ class TensorStorage(SavedTensors):
     def __getstate__(self) -> dict[str, Any]:
         self._prepare_pickle()
         state = {name: value for name, value in self.__dict__.items() if name not in ("_count", "_table", "_tensors")}
-        return {**state, "_timelines": {}}
+        return {**state, "_timelines": {}, "_memory": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from copy import copy
 from dataclasses import fields, is_dataclass
 from types import SimpleNamespace
@@ -10,7 +12,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict, is_leaf_nontensor, is_non_tensor, is_tensor_collection
+from tensordict import (
+    LazyStackedTensorDict,
+    TensorDict,
+    TensorDictBase,
+    is_leaf_nontensor,
+    is_non_tensor,
+    is_tensor_collection,
+)
 from torch.utils import _pytree as pytree
 
 from ....errors import DiskSpaceError, SchemaError
@@ -65,6 +74,49 @@ def _with_fields_copied(record: Any, names: list[str]) -> Any:
         if hasattr(record, name):
             object.__setattr__(copied, name, copy_of(getattr(record, name)))  # also of a frozen dataclass
     return copied
+
+
+class MemoryOf:
+    """The memory that the tensors of data lie in."""
+
+    def __init__(self, data: Any) -> None:
+        memory = [leaf.untyped_storage() for leaf in _dense_leaves(data)]
+        blocks = sorted({(block.data_ptr(), block.data_ptr() + block.nbytes()) for block in memory})
+        self._starts, self._ends = [start for start, _ in blocks], [end for _, end in blocks]
+
+    def holds_any(self, data: Any) -> bool:
+        """Whether a tensor or an array of these data lies there."""
+        if type(data) is TensorDict:  # without detours: every write comes here
+            return any(map(self.holds_any, data._tensordict.values()))
+        for leaf in _dense_leaves(data) if type(data) is not torch.Tensor or data.layout != torch.strided else (data,):
+            place = leaf.data_ptr()
+            if self._starts and self._starts[0] <= place < self._ends[-1]:
+                block = bisect_right(self._starts, place) - 1
+                if place < self._ends[block]:
+                    return True
+        return False
+
+
+def _dense_leaves(data: Any) -> Iterator[torch.Tensor]:
+    """The tensors that data are made of: of a lazy stack those that were stacked, as its own values would be copies."""
+    if isinstance(data, torch.Tensor):
+        if data.layout == torch.strided and data.device.type != "meta":
+            yield data
+    elif is_tensor_collection(data):
+        if isinstance(data, LazyStackedTensorDict):
+            parts: Any = data.tensordicts
+        else:
+            parts = (
+                () if is_non_tensor(data) else (data if isinstance(data, TensorDictBase) else data._tensordict).values()
+            )
+        for part in parts:
+            yield from _dense_leaves(part)
+    elif isinstance(data, np.ndarray):
+        with suppress(TypeError, ValueError):  # of arrays that no tensor can be made of
+            yield torch.as_tensor(data)
+    elif isinstance(data, (dict, list, tuple)):
+        for part in data.values() if isinstance(data, dict) else data:
+            yield from _dense_leaves(part)
 
 
 def from_state(state: Any) -> Any:
