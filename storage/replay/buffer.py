@@ -621,10 +621,7 @@ class ReplayBuffer(ConditionalUpdateMixin):
             data = self._storage.read_whole(partial(read_records, self._storage, index, self._swapped_dim))
         if isinstance(self._storage, ListStorage) and isinstance(data, list):
             data = (self._spec.collate or stack_records)(data)
-        if not len(self._transforms):
-            return data
-        # A record of a list and what lies in a file are the storage's own: transforms set keys in a copy of the outer level.
-        data = self._transforms(data.copy() if is_tensor_collection(data) else data)
+        data = self._transforms.apply_to_stored(data)
         # A data loader collects records one by one before it makes a batch of them.
         return copy_of(data) if isinstance(index, int) and self._transforms.are_own_code else data
 

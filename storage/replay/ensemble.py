@@ -682,7 +682,7 @@ class ReplayBufferEnsemble:
         if rows:
             records = [self.buffers[member][place] for member in chosen]
             found = (self._collate or stack_parts)(records)
-            return self._transforms(found) if len(self._transforms) else found
+            return self._transforms.apply_to_stored(found)
         if chosen == list(range(len(self.buffers))):
             return self
         sampler = self._sampler[chosen]

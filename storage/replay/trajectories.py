@@ -352,7 +352,8 @@ class DatasetTrajectories(Sequence[Trajectory]):
         if isinstance(place, slice):
             return DatasetTrajectories(self.dataset, self._starts, self.episodes[place], self._transforms)
         episode = int(self.episodes[place])  # beyond the end an IndexError, which ends iteration
-        return Trajectory(self._transforms(self.dataset[int(self._starts[episode]) : int(self._starts[episode + 1])]))
+        steps = self.dataset[int(self._starts[episode]) : int(self._starts[episode + 1])]
+        return Trajectory(self._transforms.apply_to_stored(steps))
 
     def __repr__(self) -> str:
         return f"DatasetTrajectories({len(self)} of {self.dataset!r})"
@@ -417,16 +418,16 @@ def query_trajectories(
     timeline = storage.timeline(find_edges(storage.column, trajectory_key))
     places = list(_places(timeline, storage))
     if predicate is None:
-        return [Trajectory(_applied(transforms, source[place])) for place in places]
+        return [Trajectory(transforms.apply_to_stored(source[place])) for place in places]
     asked, transformed = source, transforms
     if keys is not None:
         transformed, needed = needed_transforms(transforms, keys)
         asked = source if needed is None else source.select(*needed, strict=False)
-    asked = _applied(transformed, asked)
+    asked = transformed.apply_to_stored(asked)
     chosen = [place for place in places if predicate(Trajectory(asked[place]))]
     if keys is None:  # everything was transformed already
         return [Trajectory(asked[place]) for place in chosen]
-    return [Trajectory(_applied(transforms, source[place])) for place in chosen]
+    return [Trajectory(transforms.apply_to_stored(source[place])) for place in chosen]
 
 
 def _in_dataset(
@@ -455,10 +456,6 @@ def _places(timeline: Timeline, storage: Storage) -> Iterator[Any]:
         first, last = int(rows[0]), int(rows[-1])
         contiguous = storage.ndim == 1 and timeline.order is None and last - first == high - low - 1
         yield slice(first, last + 1) if contiguous else storage.coordinates(rows)
-
-
-def _applied(transforms: Transforms, data: TensorDictBase) -> Any:
-    return transforms(data.copy()) if len(transforms) else data
 
 
 def needed_transforms(transforms: Transforms, keys: frozenset[Any]) -> tuple[Transforms, set[Key] | None]:

@@ -28,12 +28,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDictBase, is_tensor_collection
 from torch.utils import _pytree as pytree
 
 from ...errors import SamplingError, SchemaError, UsageError, reason
 from ..schema import FLAGS
 from .overrides import is_own_code
+from .storages.trees import copy_of
 from .timeline import as_key
 
 
@@ -81,6 +82,17 @@ class Transforms:
         for transform in self._chain:
             batch = _forward(transform, batch)
         return batch
+
+    def apply_to_stored(self, records: Any) -> Any:
+        """Apply to records that are the storage's own, which stay as they are.
+
+        Transforms of this package set keys alone; those of users may change tensors in place.
+        """
+        if not self._chain:
+            return records
+        if self.are_own_code:
+            return self(copy_of(records))
+        return self(records.copy() if is_tensor_collection(records) else records)
 
     def apply_beside(self, batch: Any, info: Iterable[str], flags: Mapping[Any, Any] | None = None) -> Any:
         """Apply to a batch of which the keys ``info`` hold what the sampler says of its records.

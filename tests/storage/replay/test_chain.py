@@ -8,12 +8,15 @@ import torch
 from rbdata.errors import UsageError
 from rbdata.storage.replay import (
     LazyTensorStorage,
+    ListStorage,
     ReplayBuffer,
+    ReplayBufferEnsemble,
     TensorDictReplayBuffer,
 )
 from replay_tools import equal, rollout
 from storage_tools import make_episodes, write_dataset
 from tensordict import TensorDict
+from torch.utils.data import DataLoader
 
 
 @pytest.fixture(scope="module")
@@ -203,3 +206,34 @@ def test_index_is_added_where_torchrl_adds_it():
             batch = buffer.sample()
             found.append({key: batch[key].dtype for key in batch.keys(True, True)})
         assert found[0] == found[1], change
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+def test_transforms_that_work_in_place_leave_the_records_as_they_are(storage):
+    def halve(data):
+        data["o"].div_(2)
+
+    buffer = TensorDictReplayBuffer(storage=storage(8), batch_size=4, transform=halve)
+    buffer.extend(
+        TensorDict({"o": torch.ones(8, 3), "traj": torch.zeros(8), "next": {"done": torch.zeros(8, 1).bool()}}, [8])
+    )
+    for _ in range(2):
+        read = [
+            buffer[0],
+            buffer[:],
+            buffer[[1, 2]],
+            {"o": buffer["o"]},
+            *DataLoader(buffer, batch_size=4),
+            buffer.sample(),
+        ]
+        read += [trajectory.data for trajectory in buffer.query(trajectory_key="traj")]
+        assert all(bool((data["o"] == 0.5).all()) for data in read)
+
+
+def test_members_of_an_ensemble_too():
+    member = TensorDictReplayBuffer(storage=LazyTensorStorage(4), batch_size=2)
+    member.extend(TensorDict({"o": torch.ones(4)}, [4]))
+    ensemble = ReplayBufferEnsemble(
+        member, transform=lambda data: data.set_("o", data["o"] / 2), collate_fn=lambda parts: parts[0]
+    )
+    assert all(ensemble[:, :]["o"].tolist() == [0.5] * 4 for _ in range(2))
