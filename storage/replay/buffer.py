@@ -620,7 +620,8 @@ class ReplayBuffer(ConditionalUpdateMixin):
         with self._lock:
             data = self._storage.read_whole(partial(read_records, self._storage, index, self._swapped_dim))
         if isinstance(self._storage, ListStorage) and isinstance(data, list):
-            data = (self._spec.collate or stack_records)(data)
+            collate = self._spec.collate
+            data = stack_records(data) if collate is None else collate(copy_of(data))
         data = self._transforms.apply_to_stored(data)
         # A data loader collects records one by one before it makes a batch of them.
         return copy_of(data) if isinstance(index, int) and self._transforms.are_own_code else data

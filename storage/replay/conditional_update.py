@@ -108,7 +108,7 @@ class ConditionalUpdateMixin(LockMixin):
 
 def _patch(patch: Any) -> dict[tuple[str, ...], torch.Tensor]:
     items = patch.items(True, True) if is_tensor_collection(patch) else patch.items()
-    return {as_key(key): torch.as_tensor(value) for key, value in items}
+    return {as_key(key): torch.as_tensor(value).detach() for key, value in items}
 
 
 def _version_key(key: Any, values: Mapping[tuple[str, ...], Any]) -> tuple[str, ...]:

@@ -395,7 +395,8 @@ class Pipeline:
     def _collate(self, prepared: Prepared, rows: Any) -> Any:
         batch, collate = rows, self.spec.collate
         if collate is not None:
-            batch = collate(batch)
+            # A function of the user's may change the records of a list, or return one of them.
+            batch = collate(copy_of(batch) if isinstance(batch, list) else batch)
             if isinstance(batch, LazyStackedTensorDict):
                 batch = batch.copy()  # what is set in it would be set in the records
         elif isinstance(self.storage, ListStorage):

@@ -13,7 +13,9 @@ from tensordict import is_tensor_collection
 
 from ....errors import SchemaError, UnknownKeyError, UsageError, reason
 from ..timeline import as_key
+from .list_storage import ListStorage
 from .storage import Storage
+from .tensor_storage import TensorStorage
 from .trees import copy_of, tree_map
 
 
@@ -54,16 +56,31 @@ def write_column(storage: Storage, key: Any, value: Any, dim: int) -> None:
     if storage.immutable:
         storage.set(key, value)  # which refuses
     records = storage.get(slice(None))
-    if not is_tensor_collection(records):
+    if isinstance(storage, ListStorage) or not is_tensor_collection(records):
         raise UsageError(f"a {type(storage).__name__} has no columns to write to", hint="use a LazyTensorStorage")
     leaf = records.get(key, None)
     if leaf is None:
         raise _unknown(storage, key)
     try:
-        leaf.transpose(dim, 0).copy_(torch.as_tensor(value))
+        column = torch.empty_like(leaf)
+        column.transpose(dim, 0).copy_(_held(torch.as_tensor(value).detach(), leaf.dtype))
     except (RuntimeError, TypeError, ValueError) as error:
         raise SchemaError(f"what is to be written to {'/'.join(as_key(key))} does not fit: {reason(error)}") from error
-    storage.set(slice(0, storage.filled), records, set_cursor=False)
+    # Of a tensor storage the one leaf: a ``get`` of the user's may give others than what is stored.
+    records = records.empty() if isinstance(storage, TensorStorage) else records.copy()
+    storage.set(slice(0, storage.filled), records.set(key, column), set_cursor=False)
+
+
+def _held(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Values as another dtype. Raises ValueError where it cannot hold them; floating point numbers may be rounded."""
+    held = value.to(dtype)
+    if value.is_floating_point() and dtype.is_floating_point:
+        lost = held.isinf() & ~value.isinf()
+    else:
+        lost = held.to(value.dtype) != value
+    if held.dtype != value.dtype and bool(lost.any()):
+        raise ValueError(f"{dtype} cannot hold {value[lost][0].item()!r}")
+    return held
 
 
 def _unknown(storage: Storage, key: Any) -> UnknownKeyError:

@@ -37,6 +37,7 @@ class SlotGenerations:
     def __init__(self, stamps: torch.Tensor | None = None) -> None:
         self.stamps = torch.zeros(0, dtype=torch.int64) if stamps is None else stamps.detach().cpu().long().clone()
 
+    @torch.inference_mode(False)
     def count(self, rows: torch.Tensor) -> None:
         """One write more for every row in ``rows`` (int64 ``[n]``), as often as it is in there."""
         if not rows.numel():

@@ -209,6 +209,13 @@ class SavedTensors(Storage):
         self.restore(data, filled, newest)
 
 
+def _detached(data: Any) -> Any:
+    """Data without the graph that made them, in the same memory."""
+    leaves = data.values(True, True) if is_tensor_collection(data) else pytree.tree_leaves(data)
+    with_graph = any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
+    return tree_map(lambda leaf: leaf.detach(), data) if with_graph else data
+
+
 # Counters, shared with other processes where the storage is: rows filled along the first dimension, the row written
 # last, and a number that every write increases. It is odd while rows that are shared are written: who reads looks at it
 # before and after (a sequence lock), and takes the lock of the writers only where it was odd or has changed.
@@ -247,6 +254,7 @@ class TensorStorage(SavedTensors):
         self._listed: tuple[Any, ...] = ()
         self._warned: set[str] = set()
         if storage is not None:
+            storage = _detached(storage)
             if self._device is not None and device != "cpu":
                 storage = tree_map(lambda leaf: leaf.to(self._device), storage)
             self._set_data(storage)
@@ -414,7 +422,8 @@ class TensorStorage(SavedTensors):
         if self._data is None:
             self._check_own_memory()
             shared_values(data)  # before there is memory for the first record's
-            self._allocate(tree_map(lambda leaf: leaf[0], data))
+            with torch.inference_mode(False):
+                self._allocate(tree_map(lambda leaf: leaf[0], data))
         elif isinstance(cursor, range):
             cursor = torch.arange(cursor.start, cursor.stop, cursor.step)
         if not isinstance(cursor, tuple):
@@ -458,8 +467,9 @@ class TensorStorage(SavedTensors):
             return data.exclude(*keys)
         for key in keys:
             leaf = data.get(key)
-            zeros = torch.zeros((*self._data.batch_size[: self.ndim], *leaf.shape[ndim:]), dtype=leaf.dtype)
-            self._data.set(key, zeros.to(self._data.device or leaf.device))
+            shape = (*self._data.batch_size[: self.ndim], *leaf.shape[ndim:])
+            with torch.inference_mode(False):
+                self._data.set(key, torch.zeros(shape, dtype=leaf.dtype, device=self._data.device or leaf.device))
         self._note_leaves()
         return data
 
@@ -497,6 +507,7 @@ class TensorStorage(SavedTensors):
     def _reserve(self, rows: int) -> None:
         """Have room for the first rows, which are about to be written. Raises DiskSpaceError."""
 
+    @torch.no_grad()
     def _write(self, cursor: Any, data: Any) -> None:
         if is_tensor_collection(self._data):
             for key, leaf in data.items(include_nested=True, leaves_only=True):

@@ -138,3 +138,14 @@ def test_records_of_unlike_kinds_are_refused():
     buffer.extend([TensorDict({"x": torch.zeros(2)}, []), None, 3])
     with pytest.raises(SchemaError, match="not alike"):
         buffer.sample()
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_records_are_not_handed_to_a_collate_fn_of_the_users(prefetch):
+    options = {"batch_size": 1, "collate_fn": lambda records: records[0], "seed": 0, "prefetch": prefetch}
+    buffer = TensorDictReplayBuffer(storage=ListStorage(4), **options)
+    buffer.extend(TensorDict({"o": torch.ones(4)}, [4]))
+    for batch in [*(buffer.sample() for _ in range(5)), buffer[:], buffer.sample_at([0])]:
+        batch["o"] *= 2
+        batch["loss"] = torch.zeros(())
+    assert all(record["o"] == 1 and "loss" not in record for record in buffer.storage[:])

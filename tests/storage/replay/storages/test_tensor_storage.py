@@ -8,9 +8,11 @@ import torch
 from rbdata.errors import SchemaError, UsageError
 from rbdata.storage.replay import (
     LazyMemmapStorage,
+    LazyStackStorage,
     LazyTensorStorage,
     ListStorage,
     ReplayBuffer,
+    RoundRobinWriter,
     SliceSampler,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
@@ -199,3 +201,58 @@ def test_changes_through_views(storage):
     for _ in range(20):
         batch = buffer.sample()
         assert (batch["next", "reward"] == 10).all() and (batch["a"][::4] % 4 == 0).all()
+
+
+def test_what_requires_grad_is_stored_without():
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), batch_size=4)
+    weights = torch.arange(4.0, requires_grad=True)
+    buffer.extend(TensorDict({"x": weights * 2}, [4]))
+    buffer["x"] = weights * 3
+    buffer[0] = TensorDict({"x": weights[3] * 3})
+    assert not buffer.sample()["x"].requires_grad
+    assert buffer["x"].tolist() == [9, 3, 6, 9]
+    assert not ReplayBuffer(storage=TensorStorage(weights * 1), batch_size=2).sample().requires_grad
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+def test_the_first_record_is_written_in_inference_mode(storage):
+    with torch.inference_mode():
+        writer = RoundRobinWriter(track_generations=True)
+        buffer = TensorDictReplayBuffer(storage=storage(8), batch_size=4, writer=writer)
+        buffer.extend(TensorDict({"x": torch.zeros(4)}, [4]))
+    buffer.extend(TensorDict({"x": torch.ones(4)}, [4]))
+    assert buffer["x"].tolist() == [0] * 4 + [1] * 4
+
+
+class Half(LazyTensorStorage):
+    """Records are decoded when they are read."""
+
+    def get(self, index):
+        data = super().get(index).copy()
+        return data.set("o", data["o"] / 2)
+
+
+def test_a_column_is_written_alone():
+    buffer = TensorDictReplayBuffer(storage=Half(4), batch_size=4)
+    buffer.extend(TensorDict({"a": torch.arange(4), "o": torch.arange(4.0)}, [4]))
+    buffer["a"] = torch.arange(4) + 100
+    assert buffer[:]["o"].tolist() == [0, 0.5, 1, 1.5]
+    assert buffer[:]["a"].tolist() == [100, 101, 102, 103]
+
+
+@pytest.mark.parametrize("value", [np.array([5.7, 1, 2, 3]), torch.tensor(0.5), torch.full((4,), float("nan"))])
+def test_values_that_a_column_cannot_hold_are_refused(value):
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4), batch_size=4)
+    buffer.extend(TensorDict({"a": torch.arange(4), "o": torch.arange(4.0)}, [4]))
+    with pytest.raises(SchemaError, match="a does not fit"):
+        buffer["a"] = value
+    buffer["a"], buffer["o"] = np.array([5.0, 1, 2, 3]), np.array([0.1, 1, 2, 3])
+    assert buffer["a"].tolist() == [5, 1, 2, 3]
+    assert buffer["o"].tolist() == torch.tensor([0.1, 1, 2, 3]).tolist()
+
+
+def test_a_lazy_stack_has_no_columns_to_write_to():
+    buffer = TensorDictReplayBuffer(storage=LazyStackStorage(4), batch_size=4)
+    buffer.extend(TensorDict({"a": torch.arange(4)}, [4]))
+    with pytest.raises(UsageError, match="no columns"):
+        buffer["a"] = torch.arange(4)
