@@ -66,12 +66,16 @@ class ListStorage(Storage):
         if isinstance(index, (torch.Tensor, np.ndarray)):
             if index.ndim == 0:
                 return self._read(int(index))
-            index = index.nonzero()[0] if isinstance(index, np.ndarray) and index.dtype == bool else index
-            index = (
-                index.nonzero().reshape(-1) if isinstance(index, torch.Tensor) and index.dtype == torch.bool else index
-            )
             index = index.tolist()
-        return [self._read(number) for number in index]
+        return [self._read(number) for number in self._numbers(list(index))]
+
+    def _numbers(self, index: list[Any]) -> list[Any]:
+        """The numbers of records, of a mask over all of them too. Raises SchemaError for a mask of another length."""
+        if not index or not all(isinstance(number, (bool, np.bool_)) for number in index):
+            return index
+        if len(index) != len(self._records):
+            raise SchemaError(f"a mask of {len(index)} for {len(self._records)} records")
+        return [number for number, wanted in enumerate(index) if wanted]
 
     def _read(self, place: int) -> Any:
         return self._records[place]
@@ -82,6 +86,7 @@ class ListStorage(Storage):
         elif isinstance(cursor, slice):
             cursor = range(*cursor.indices(self.capacity))
         cursor = cursor.tolist() if isinstance(cursor, (torch.Tensor, np.ndarray)) else list(cursor)
+        cursor = self._numbers(cursor)
         if not isinstance(data, (Sequence, torch.Tensor, np.ndarray, set)) and not is_tensor_collection(data):
             raise SchemaError(f"a {type(self).__name__} takes a sequence of records, not a {type(data).__name__}")
         if len(cursor) != len(data):

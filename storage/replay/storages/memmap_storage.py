@@ -36,7 +36,7 @@ from ...durable import allocate, is_full, system_error, write_atomically
 from ...tensordict_folder import check_plain, check_writable, read_json, read_memmap, regular_size
 from ..state_files import METADATA, create_tree, describe_tree, open_tree, write_metadata
 from .gather import Readable
-from .tensor_layout import expand_record
+from .tensor_layout import batch_shape, expand_record
 from .tensor_storage import LazyTensorStorage, ProcessLock
 
 FORMAT_VERSION, FORMAT_VERSION_OF_TREES = 1, 2
@@ -48,8 +48,8 @@ RESERVED_BYTES = 16 << 20
 class LazyMemmapStorage(LazyTensorStorage):
     """Rows in memory-mapped files below ``scratch_dir``.
 
-    With ``existsok`` a folder that holds a storage already is opened with its contents (its size is then the one it was
-    made with); without, the first write raises DatasetExistsError rather than mix them with others. Without ``scratch_dir``
+    With ``existsok`` a folder that holds a storage already is opened with its contents (``max_size`` must be the
+    one it was made with); without, the first write raises DatasetExistsError rather than mix them with others. Without ``scratch_dir``
     the files are temporary and go with the storage, in the process that made them (of a process that was killed, when the
     next one needs temporary files); ``auto_cleanup`` says otherwise, either way. Space on the disk is asked for before rows
     are written: DiskSpaceError where there is none.
@@ -212,7 +212,12 @@ class LazyMemmapStorage(LazyTensorStorage):
                 raise UsageError(f"{self.scratch_dir} was made with ndim={description['ndim']}, not {self.ndim}")
             self._map_counters()
             tree = description.get("tree")
-            self._set_data(read_memmap(self.scratch_dir) if tree is None else open_tree(self.scratch_dir, tree))
+            data = read_memmap(self.scratch_dir) if tree is None else open_tree(self.scratch_dir, tree)
+            rows = batch_shape(data, self.ndim)
+            if rows[0] != -(-self.max_size // max(1, rows[1:].numel())):
+                message = f"{self.scratch_dir} has room for {rows.numel()} records, and max_size is {self.max_size}"
+                raise UsageError(message, hint="open it with the size that it was made with, or name another folder")
+            self._set_data(data)
             if not 0 <= self.filled <= self.capacity or not -1 <= self.newest < self.capacity:
                 raise ValueError(f"it counts {self.filled} rows of {self.capacity}")
         except UsageError:

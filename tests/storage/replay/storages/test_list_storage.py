@@ -149,3 +149,15 @@ def test_records_are_not_handed_to_a_collate_fn_of_the_users(prefetch):
         batch["o"] *= 2
         batch["loss"] = torch.zeros(())
     assert all(record["o"] == 1 and "loss" not in record for record in buffer.storage[:])
+
+
+@pytest.mark.parametrize("form", [list, np.array, torch.tensor])
+def test_masks_choose_records(form):
+    buffer = ReplayBuffer(storage=ListStorage(8))
+    buffer.extend([torch.tensor(number) for number in range(4)])
+    mask = form([False, False, True, True])
+    assert buffer[mask].tolist() == [2, 3]
+    buffer[mask] = [torch.tensor(12), torch.tensor(13)]
+    assert buffer[:].tolist() == [0, 1, 12, 13]
+    with pytest.raises(SchemaError, match="mask of 2 for 4"):
+        buffer[form([True, False])]

@@ -215,3 +215,11 @@ def test_no_checkpoint_in_place_is_written_through_a_link(tmp_path):
     with pytest.raises(DatasetExistsError, match="neither a file nor a folder"):
         buffer.dumps(tmp_path / "checkpoint")
     assert not any((tmp_path / "outside").iterdir())
+
+
+def test_files_of_another_size_are_refused(tmp_path):
+    made = ReplayBuffer(storage=LazyMemmapStorage(10, scratch_dir=tmp_path), batch_size=4)
+    made.extend(TensorDict({"a": torch.arange(10)}, [10]))
+    with pytest.raises(UsageError, match="10 records, and max_size is 20"):
+        LazyMemmapStorage(20, scratch_dir=tmp_path, existsok=True)
+    assert len(LazyMemmapStorage(10, scratch_dir=tmp_path, existsok=True)) == 10
