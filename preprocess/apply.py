@@ -34,7 +34,7 @@ from .function import EPISODE, STEP, BoundFunction, load_chain
 from .input_view import InputView
 from .layout import observation_pairs
 from .passthrough import SourceStates
-from .process_state import unchanged_process, unchanged_program
+from .process_state import as_caller, unchanged_process, unchanged_program
 from .records import FIRST, LAST
 from .result import (
     CollectedSteps,
@@ -475,7 +475,7 @@ def isolated(applier: Applier) -> Iterator[None]:
     """
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:
-        with unchanged_program(), torch.no_grad(), by_content():
+        with unchanged_program(), as_caller(applier.config.caller), torch.no_grad(), by_content():
             torch.set_num_threads(1)
             yield
     finally:

@@ -173,6 +173,7 @@ def _make_lineage(context: RunContext, probe: ProbeResult, unchained: set[str]) 
     return {
         "input": describe_input(context.input),
         **{key: context.identity[key] for key in keys},
+        **{key: context.identity[key] for key in ("process",) if key in context.identity},
         "statistics": named_statistics(context.config.chain.functions, context.config.statistics),
         "leaves": leaf_changes(probe),
         "unchained": sorted(unchained),

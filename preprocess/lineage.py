@@ -5,6 +5,7 @@ input          {id, content, steps, episodes, source, lineage}: the dataset it w
 functions      [{function, source_sha256, file_sha256, args}] in order; see `function.Function.record`
 per, batch, windows, num_frames, seed
 versions       {rbdata, torch, tensordict, python}
+process        default dtype, deterministic algorithms, decimal context, where they are not Python's and torch's
 statistics     {function: ...}: the results of first passes
 leaves         {added, dropped, changed}, according to the first batch
 unchained      observations whose successor is not the observation of the following step
@@ -132,6 +133,8 @@ def describe_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> lis
             changed.append(f"{name} ({before[name]} before)")
     if (before.get("windows") or {}) != (after.get("windows") or {}):
         changed.append("the windows")
+    if before.get("process") != after.get("process"):
+        changed.append("settings of torch or decimal in the process that asks for it")
     old_versions, new_versions = before.get("versions") or {}, after.get("versions") or {}
     changed += [f"the version of {name}" for name in new_versions if old_versions.get(name) != new_versions[name]]
     return list(dict.fromkeys(changed))

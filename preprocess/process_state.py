@@ -4,6 +4,7 @@ the same process, and in Python the caller finds the process as it was.
 
 from __future__ import annotations
 
+import decimal
 import os
 import signal
 import sys
@@ -16,6 +17,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
+
+from .run_config import CallerSettings
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -60,6 +63,29 @@ def _settings() -> tuple[torch.dtype, Any, bool, str | None]:
 def _default_device() -> Any:
     """What torch keeps of `torch.set_default_device`, None where it was not called; to ask torch takes ten times as long."""
     return getattr(getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None), "device_context", None)
+
+
+@contextmanager
+def as_caller(settings: CallerSettings) -> Iterator[None]:
+    """In a worker: the settings of the process that asked for the run."""
+    if settings == CallerSettings.read():
+        yield
+        return
+    dtype, context = torch.get_default_dtype(), decimal.getcontext()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    try:
+        torch.set_default_dtype(getattr(torch, settings.dtype or "float32"))
+        torch.use_deterministic_algorithms(bool(settings.deterministic))
+        if settings.decimal is not None:
+            *values, traps = settings.decimal
+            prec, rounding, low, high, capitals, clamp = values
+            raised = [getattr(decimal, name) for name in traps]
+            decimal.setcontext(decimal.Context(prec, rounding, low, high, capitals, clamp, traps=raised))
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.use_deterministic_algorithms(deterministic)
+        decimal.setcontext(context)
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import sys
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,39 @@ from typing import Any
 from ..storage.writer import fingerprint
 from .function_chain import FunctionChain
 from .read_options import ReadOptions
+
+
+@dataclass(frozen=True)
+class CallerSettings:
+    """Settings of the process that asks for a run, which functions get in every worker; None where they are the defaults."""
+
+    dtype: str | None = None
+    deterministic: bool | None = None
+    decimal: tuple[Any, ...] | None = None
+
+    @classmethod
+    def read(cls) -> CallerSettings:
+        """Those of this process. What has not been imported has its defaults."""
+        torch: Any = sys.modules.get("torch")
+        found: dict[str, Any] = {}
+        if torch is not None:
+            dtype = str(torch.get_default_dtype()).removeprefix("torch.")
+            found["dtype"] = dtype if dtype != "float32" else None
+            found["deterministic"] = torch.are_deterministic_algorithms_enabled() or None
+        decimal: Any = sys.modules.get("decimal")
+        if decimal is not None:
+            values = [_decimal_values(context) for context in (decimal.getcontext(), decimal.Context())]
+            found["decimal"] = values[0] if values[0] != values[1] else None
+        return cls(**found)
+
+    def to_json(self) -> dict[str, str]:
+        """Those that are not the defaults."""
+        return {name: str(value) for name, value in asdict(self).items() if value is not None}
+
+
+def _decimal_values(context: Any) -> tuple[Any, ...]:
+    traps = tuple(sorted(one.__name__ for one, is_set in context.traps.items() if is_set))
+    return context.prec, context.rounding, context.Emin, context.Emax, context.capitals, context.clamp, traps
 
 
 @dataclass(frozen=True)
@@ -32,6 +66,7 @@ class RunConfig:
     batch: int
     seed: int
     statistics: tuple[dict[str, Any] | None, ...]
+    caller: CallerSettings = CallerSettings()
 
     @cached_property
     def key(self) -> str:

@@ -20,7 +20,7 @@ from .episode_view import Episodes, view_episodes
 from .function_chain import FunctionChain
 from .lineage import describe_changes, versions
 from .preprocess_request import Request
-from .run_config import RunConfig
+from .run_config import CallerSettings, RunConfig
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,9 @@ def make_context(
         "layout": request.layout,
         "versions": versions(),
     }
+    caller = CallerSettings.read()
+    if caller.to_json():
+        identity["process"] = caller.to_json()
     config = RunConfig(
         run=fingerprint(identity),
         path=path,
@@ -141,6 +144,7 @@ def make_context(
         batch=batch,
         seed=request.seed,
         statistics=(None,) * len(chain.functions),
+        caller=caller,
     )
     sections = cut(episodes, size, config.whole_episodes)
     return RunContext(request, config, manifest, place, episodes, sections, size, identity)

@@ -52,12 +52,12 @@ def identical(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def differing(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Which rows differ, bool ``[n]``; NaN equals NaN."""
+    """Which rows differ in any bit, bool ``[n]``: -0.0 from 0.0, but no NaN from itself."""
     if identical(a, b):
         return torch.zeros(len(a), dtype=torch.bool)
+    if a.is_floating_point() or a.is_complex():
+        a, b = (tensor.contiguous().reshape(len(tensor), -1).view(torch.uint8) for tensor in (a, b))
     unequal = a != b
-    if a.is_floating_point():
-        unequal &= ~((a != a) & (b != b))
     return unequal.flatten(1).any(1) if unequal.ndim > 1 else unequal
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import os
 import shutil
 import sys
@@ -17,7 +18,7 @@ import rbdata
 import torch
 from preprocess_tools import fails, make_input, run
 from rbdata.datasets.workers.engines import open_engine
-from rbdata.errors import FunctionError, ResultError, UsageError
+from rbdata.errors import DatasetExistsError, FunctionError, ResultError, UsageError
 from rbdata.preprocess.functions import find_builtin
 from rbdata.preprocess.tasks import WORKER
 from rbdata.storage.dataset import Dataset
@@ -319,6 +320,29 @@ class TestState:
         if form != "partial":
             fails(shared, fn, FunctionError, "AssertionError", args={**args, "mark": object()})
             fails(shared, f"{__file__}:compares", UsageError, r"argument mark .* is an object\(\)", args=args)
+
+    @pytest.mark.parametrize("processes", [1, 2])
+    def test_settings_of_the_program(self, shared, workers, processes):
+        """Functions find torch's default dtype and the decimal context of the caller in every process."""
+
+        def fn(td):
+            digits = len(str(decimal.Decimal(1) / 3))
+            return td.set("y", torch.full((len(td),), 8 * torch.tensor([1.0]).element_size() + digits))
+
+        engine = {"open_engine": workers} if processes == 2 else {}
+        torch.set_default_dtype(torch.float64)
+        try:
+            with decimal.localcontext(prec=7):
+                made = run(shared, fn, dest=f"my/settings{processes}", **engine)
+                assert made["y"].unique().tolist() == [64 + 9]
+                assert torch.get_default_dtype() == torch.float64 and decimal.getcontext().prec == 7
+                run(shared, fn, dest=f"my/settings{processes}", **engine)  # is there already
+        finally:
+            torch.set_default_dtype(torch.float32)
+        with pytest.raises(DatasetExistsError, match="settings of torch or decimal"):
+            run(shared, fn, dest=f"my/settings{processes}", **engine)
+        made = run(shared, fn, dest=f"my/settings{processes}", force=True, **engine)
+        assert made["y"].unique().tolist() == [32 + 30]
 
     def test_the_numbers_of_steps_and_episodes(self, shared, workers):
         source = Dataset(shared / "my/input")
@@ -681,3 +705,15 @@ def test_samples_in_a_chain_are_completed(shared):
     dataset = run(shared, [ends, reads], dest="my/samples", per="sample", force=True)
     assert torch.equal(dataset["ended"], dataset["next/done"])
     assert not dataset["root"].any()
+
+
+def test_successors_that_differ_in_the_sign_of_zero(tmp_path):
+    """They are stored as they were returned."""
+    path = make_input(tmp_path)
+    zeros = run(tmp_path, lambda td: td.set("observation", td["observation"] * 0).set(
+        ("next", "observation"), td["next", "observation"] * -0.0), dest="my/zeros")  # fmt: skip
+    assert (
+        path and not torch.signbit(zeros["observation"]).logical_xor(torch.signbit(Dataset(path)["observation"])).any()
+    )
+    back = zeros["next/observation"]
+    assert torch.signbit(back).logical_xor(torch.signbit(Dataset(path)["next/observation"])).all()
