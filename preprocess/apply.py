@@ -449,6 +449,10 @@ def _function_error(error: BaseException, name: str, where: str, shapes: str) ->
     hint = None
     if isinstance(error, MemoryError):
         hint = "a smaller --batch-size or fewer --procs need less memory"
+    if isinstance(error, NameError) and not isinstance(error, UnboundLocalError):
+        hint = (
+            "it has the globals that its code names, but for those named in class bodies only: pass others as arguments"
+        )
     files = [(frame, frame.filename) for frame in traceback.extract_tb(trace)]
     frames = [frame for frame, path in files if not is_installed_path(path) and path.rpartition("/")[0] != _HERE]
     at = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -311,6 +312,8 @@ def _pickled(value: Any, importable: Collection[str]) -> bytes:
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, type) and obj.__module__ in importable and "<locals>" not in obj.__qualname__:
                 return NotImplemented
+            if isinstance(obj, ModuleType) and type(obj) is not ModuleType and sys.modules.get(obj.__name__) is obj:
+                return import_module, (obj.__name__,)  # cloudpickle takes only plain modules by name
             return super().reducer_override(obj)
 
     file = io.BytesIO()

@@ -717,3 +717,26 @@ def test_successors_that_differ_in_the_sign_of_zero(tmp_path):
     )
     back = zeros["next/observation"]
     assert torch.signbit(back).logical_xor(torch.signbit(Dataset(path)["next/observation"])).all()
+
+
+def test_modules_with_a_class_of_their_own(shared):
+    """`rbdata.preprocess` and its `functions` are such modules."""
+    package, functions = rbdata.preprocess, rbdata.preprocess.functions
+    for number, fn in enumerate(
+        (lambda td: functions.clip_rewards(td, high=0.5), lambda td: package.functions.clip_rewards(td, high=0.5))
+    ):
+        assert run(shared, fn, dest=f"my/modules{number}")["next/reward"].max() <= 0.5
+
+
+def test_a_global_that_only_a_class_body_reads(shared):
+    def fn(td):
+        class Local:
+            factor = BEYOND
+
+        return td.set("y", Local.factor)
+
+    error = fails(shared, fn, FunctionError, "BEYOND")
+    assert "class bodies" in error.hint
+
+
+BEYOND = 2.0
