@@ -188,12 +188,15 @@ def text_width(space: Mapping[str, Any]) -> int:
 
 
 def text_rows(values: Sequence[str | bytes], width: int, name: str) -> np.ndarray:
-    """Texts as rows of bytes, uint8 ``[n, width]``, zero-padded. Raises CorruptSourceError for longer ones."""
+    """Texts as rows of bytes, uint8 ``[n, width]``, zero-padded. Raises CorruptSourceError for longer ones, and for
+    those that end with a NUL, which the padding would hide."""
     rows = np.zeros((len(values), width), np.uint8)
     for row, value in enumerate(values):
         data = value.encode() if isinstance(value, str) else bytes(value)
         if len(data) > width:
             raise CorruptSourceError(f"{name}: a text of {len(data)} bytes, its space allows {width} ({data[:40]!r})")
+        if data.endswith(b"\0"):
+            raise CorruptSourceError(f"{name}: a text that ends with a NUL cannot be stored ({data[:40]!r})")
         rows[row, : len(data)] = np.frombuffer(data, np.uint8)
     return rows
 

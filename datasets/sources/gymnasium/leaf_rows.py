@@ -98,6 +98,8 @@ def step_results(returned: Any) -> tuple[Any, float, int]:
 
 def to_reward(value: Any) -> float:
     """A reward: a number, or an array or tensor of one. Raises RbdataError for what float32 cannot hold."""
+    if isinstance(value, int) and abs(value) > _LARGEST:  # NumPy may not hold it at all
+        raise RbdataError("it gave a reward that float32 does not hold", hint="rewards are stored as float32")
     reward = value if isinstance(value, float) else float(_number(value, "reward"))
     if not abs(reward) <= _LARGEST:
         problem = "which float32 does not hold" if np.isfinite(reward) else "a reward that is not a finite number"

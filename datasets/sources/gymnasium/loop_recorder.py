@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from inspect import signature
 from pathlib import Path
 from typing import Any, Literal, overload
+from weakref import finalize
 
 import gymnasium
 import numpy as np
@@ -26,7 +27,7 @@ from gymnasium.vector.utils import iterate
 from typing_extensions import TypedDict, Unpack
 
 from .... import settings
-from ....errors import DatasetExistsError, RbdataError, UnfinishedDatasetError, UsageError, reason
+from ....errors import DatasetBusyError, DatasetExistsError, RbdataError, UnfinishedDatasetError, UsageError, reason
 from ....keywords import with_options
 from ....storage.folder import JOURNAL, DatasetPlace, make_writable
 from ....storage.journal import Journal
@@ -42,6 +43,8 @@ from .policy import checked
 from .recording import CUT, TRUNCATED
 
 _OVERWRITTEN = "return a copy from the environment's step, or use another autoreset mode than same-step"
+#: The locks of the recorders that are open, with the process that opened them.
+_open: dict[str, int] = {}
 #: Bytes of rows of an episode that are kept in memory.
 _PIECE_BYTES = 16 << 20
 
@@ -93,7 +96,9 @@ class _Lane:
             number, end = to_reward(reward), to_end(terminated, truncated)
         except RbdataError as error:
             self.cut()
-            raise RbdataError(f"{self._tape.job.name}: {reason(error)}", hint=error.hint) from error
+            name = self._tape.job.name
+            message = reason(error) if name in reason(error) else f"{name}: {reason(error)}"
+            raise RbdataError(message, hint=error.hint) from error
         self._put(len(self._tape.job.observation), action)
         self._put(0, states)
         self._rewards.append(number)
@@ -188,14 +193,20 @@ class Tape:
         self.place = DatasetPlace(where, full)
         make_writable(where)
         self._lock = self.place.lock()
+        if _open.get(str(self._lock.path)) == os.getpid():
+            message = f"a Recorder of {full} is still open in this program"
+            raise DatasetBusyError(
+                message, hint="close() it first, which makes its dataset, or record under another name"
+            )
         self._lock.__enter__()
         try:
             self._open(force)
         except BaseException:
             self._lock.__exit__()
             raise
+        _open[str(self._lock.path)] = os.getpid()
         self.lanes = [_Lane(number, self) for number in range(count)]
-        self._process = os.getpid()
+        self._process, self._is_released = os.getpid(), False
 
     @property
     def is_ours(self) -> bool:
@@ -257,7 +268,7 @@ class Tape:
                 self.place.discard_working()
             self.place.prune_parents()
             return None
-        self._lock.__exit__()  # the run takes it
+        self._release()  # the run takes it
         try:
             return run(self.job, self.place, self.request, self.listener, self.job.location.url).path
         finally:
@@ -271,6 +282,16 @@ class Tape:
             after = {"layers": describe_environment(self._env), "python": PYTHON}
             self._writer.remember("environment", after, 1)
         self.log.close()
+        self._release()
+
+    def abandon_if_open(self) -> None:
+        """Stop where nobody else did: nothing refers to the recorder any more."""
+        if not self._is_released:
+            self.abandon()
+
+    def _release(self) -> None:
+        self._is_released = True
+        _open.pop(str(self._lock.path), None)
         self._lock.__exit__()
 
 
@@ -308,6 +329,7 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
     ) -> None:
         super().__init__(env)  # type: ignore[arg-type]  # of several environments `__new__` has made the other class
         self._tape: Tape | None = Tape(env, 1, **options)
+        finalize(self, self._tape.abandon_if_open).atexit = False
         self.dataset_id = self._tape.place.id
         self.path: Path | None = None
 
@@ -373,6 +395,7 @@ class VectorRecorder(gymnasium.vector.VectorWrapper):
         super().__init__(env)
         self._mode = _autoreset_mode(env)
         self._tape: Tape | None = Tape(env, env.num_envs, **options)
+        finalize(self, self._tape.abandon_if_open).atexit = False
         self.dataset_id = self._tape.place.id
         self.path: Path | None = None
         #: After an error, of which no lane knows whether its environment was stepped.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import signal
 import struct
@@ -19,7 +20,7 @@ from minari_tools import minari, with_root
 from minari_tools import play as play_for_minari
 from paths import SUPPORT
 from rbdata.datasets.sources.gymnasium import loop_recorder
-from rbdata.errors import DatasetExistsError, RbdataError, UnfinishedDatasetError, UsageError
+from rbdata.errors import DatasetBusyError, DatasetExistsError, RbdataError, UnfinishedDatasetError, UsageError
 from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED
 from rbdata.storage.integrity import verify
 from text_rows import text_of
@@ -345,3 +346,38 @@ def test_infos_as_lists(monkeypatch, tmp_path):
         made = gymnasium.vector.SyncVectorEnv([one] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
         found.append(play_vector(wrap(made)))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("vectors", [False, True])
+def test_a_recorder_that_is_still_open(vectors):
+    def make():
+        return rbdata.Recorder(
+            gymnasium.make_vec("CartPole-v1", 2) if vectors else gymnasium.make("CartPole-v1"), name="open"
+        )
+
+    env = make()
+    with pytest.raises(DatasetBusyError, match="still open in this program"):
+        make()
+    env.reset()
+    del env
+    gc.collect()  # it was not closed, and nobody can close it any more
+    make().close()
+
+
+@pytest.mark.parametrize("reward", [10**30 * 10**30, -(10**400)])
+def test_a_reward_that_cannot_be_stored(reward):
+    env = rbdata.Recorder(gymnasium.wrappers.TransformReward(gymnasium_envs.Counter(), lambda _: reward), name="x")
+    env.reset()
+    with pytest.raises(RbdataError, match="reward that float32 does not hold"):
+        env.step(1)
+    env.close()
+
+
+def test_a_text_that_ends_with_a_nul():
+    space = gymnasium.spaces.Text(3, charset="a\0")
+    made = gymnasium.wrappers.TransformObservation(gymnasium_envs.Counter(), lambda _: "a\0", space)
+    env = rbdata.Recorder(made, name="x")
+    with pytest.raises(RbdataError, match="ends with a NUL") as caught:
+        env.reset()
+    assert str(caught.value).count("observation") == 1
+    env.close()
