@@ -49,7 +49,8 @@ class LazyMemmapStorage(LazyTensorStorage):
     """Rows in memory-mapped files below ``scratch_dir``.
 
     With ``existsok`` a folder that holds a storage already is opened with its contents (``max_size`` must be the
-    one it was made with); without, the first write raises DatasetExistsError rather than mix them with others. Without ``scratch_dir``
+    one it was made with); without, the first write raises DatasetExistsError rather than mix them with others.
+    Without ``scratch_dir``
     the files are temporary and go with the storage, in the process that made them (of a process that was killed, when the
     next one needs temporary files); ``auto_cleanup`` says otherwise, either way. Space on the disk is asked for before rows
     are written: DiskSpaceError where there is none.
