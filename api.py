@@ -189,7 +189,7 @@ def catalogue(source: str | None = None, *, root: PathLike | None = None) -> Cat
     Nothing is asked of the network; counts that a server stated at the last `rbdata list --refresh` are included. Raises
     UnknownDatasetError for an unknown source.
     """
-    from .datasets.discovery import known
+    from .datasets.search import known
 
     return known(source, root)
 
@@ -209,7 +209,7 @@ def search(
     ``max_size`` bounds the bytes to download, such as ``"2GB"``; datasets whose size is not known are then left out. Raises
     UsageError for an unknown kind or a malformed size, UnknownDatasetError for an unknown source.
     """
-    from .datasets.discovery import find
+    from .datasets.search import find
 
     found = find([words], source=source, observations=observations, actions=actions, max_size=max_size, root=root)
     return found.entries
@@ -221,7 +221,7 @@ def info(dataset_id: str, *, root: PathLike | None = None) -> CatalogueEntry:
 
     Raises UnknownDatasetError, with the nearest ids, for one that no source has.
     """
-    from .datasets.discovery import describe
+    from .datasets.search import describe
 
     return describe(dataset_id, root)[0]
 

@@ -35,7 +35,7 @@ def run(
     Shows the datasets and their sizes, then asks. Unfinished downloads and the raw files that `download --keep-raw` kept
     are deleted as well. Of a symbolic link only the link is deleted, not its target.
     """
-    from ..datasets.leftovers import kept_raw
+    from ..datasets.cleanup import kept_raw
     from ..datasets.local import deletable, delete, expand, list_local
     from ..storage.folder import disk_use
 

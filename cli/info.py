@@ -42,9 +42,10 @@ def run(
     What is not known is shown as -. A dataset that is on this machine: rbdata inspect ID shows what it holds.
     """
     from .. import settings
-    from ..datasets import catalogue, discovery
+    from ..datasets import catalogue
+    from ..datasets.search import describe
 
-    entry, local = discovery.describe(dataset, root)
+    entry, local = describe(dataset, root)
     listed = entry.source in catalogue.source_names()
     mirror = settings.mirror(entry.source) if listed else None
     if out.json:

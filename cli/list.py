@@ -16,7 +16,7 @@ from .options import Root, complete_source
 from .progress import count_progress
 
 if TYPE_CHECKING:
-    from ..datasets.discovery import SourceSummary
+    from ..datasets.search import SourceSummary
     from ..datasets.sources.catalogue_entry import CatalogueEntry
 
 EXAMPLES = """
@@ -59,8 +59,8 @@ def run(
     """
     from .. import settings
     from ..datasets import catalogue
-    from ..datasets.discovery import summarise
     from ..datasets.local import list_local
+    from ..datasets.search import summarise
     from ..errors import UnknownDatasetError, UsageError
 
     if name and source and name != source:

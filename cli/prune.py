@@ -39,7 +39,7 @@ def run(
     Shows the left-overs and their sizes, then asks. An unfinished download or preprocess run can be continued by its command
     until it is deleted here. Nothing that a running process uses is deleted, and no dataset.
     """
-    from ..datasets.leftovers import find_leftovers, remove_leftovers
+    from ..datasets.cleanup import find_leftovers, remove_leftovers
 
     found = find_leftovers(root, raw=raw)
     rows = [(one.id or None, _WHAT[one.kind], one.bytes, str(one.path)) for one in found]

@@ -43,10 +43,10 @@ def run(
     dataset is one tab-separated row: id, steps, episodes, bytes to download, observations, actions, available, licence.
     """
     from .. import settings
-    from ..datasets import discovery
+    from ..datasets import search as search_datasets
     from ..datasets.local import list_local
 
-    found = discovery.find(
+    found = search_datasets.find(
         words or (), source=source, observations=observations, actions=actions, max_size=max_size, root=root
     )
     entries = list(found.entries)[:limit]

@@ -26,6 +26,7 @@ from ..storage.folder import DatasetPlace, make_writable
 from ..storage.lock import WriterLock
 from ..storage.manifest import Manifest, check_sizes, read_manifest
 from . import catalogue
+from .cleanup import leftovers_of, remove_leftovers
 from .fetch import open_location
 from .fetch.transports import open_mirror, open_raw
 from .ingest.existing import announce_replacement, extend, find_existing, list_missing
@@ -36,7 +37,6 @@ from .ingest.request import Listener as Listener
 from .ingest.request import Outcome as Outcome
 from .ingest.request import Request as Request
 from .ingest.run import make_dataset, run
-from .leftovers import leftovers_of, remove_leftovers
 from .local import find, known_here
 from .mirrors import pull as converted
 from .repair import repair

@@ -18,8 +18,8 @@ from ..storage.journal import Journal
 from ..storage.manifest import FILENAME, check_sizes, why_missing
 from ..storage.snapshot import holds_dataset, pinned, read_snapshot
 from . import catalogue
+from .cleanup import emptied_raw, kept_raw, leftovers_of
 from .fetch.location import is_remote
-from .leftovers import emptied_raw, kept_raw, leftovers_of
 
 if TYPE_CHECKING:
     from ..storage.dataset import Dataset

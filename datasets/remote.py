@@ -24,8 +24,8 @@ from .fetch import FetchOptions, Location, RemoteObject, open_location, read_all
 from .fetch.failures import replaced
 from .fetch.location import CONNECTIONS
 from .fetch.stream import stream
-from .matching import parse_size
 from .mirrors import pull
+from .search import parse_size
 
 if TYPE_CHECKING:
     from ..storage.dataset import Dataset

@@ -32,6 +32,7 @@ from ..storage.folder import DatasetPlace, remove_tree
 from ..storage.integrity import verify
 from ..storage.manifest import BLOCK_TABLE, Manifest, Problem, read_manifest
 from . import catalogue
+from .cleanup import leftovers_of, remove_leftovers
 from .fetch import FetchOptions, Location, RemoteObject, open_location
 from .fetch.stream import stream
 from .fetch.transports import open_raw
@@ -39,7 +40,6 @@ from .fetch.upload import find_object
 from .ingest.protocol import ConvertOptions, Job
 from .ingest.request import Listener, Request
 from .ingest.run import restore
-from .leftovers import leftovers_of, remove_leftovers
 from .mirrors import pull as converted
 from .sources.source import Source
 

@@ -18,8 +18,8 @@ from typing import Any
 
 from .. import settings
 from .._version import __version__
+from ..datasets.cleanup import leftovers_of, remove_leftovers
 from ..datasets.ingest.request import Estimate
-from ..datasets.leftovers import leftovers_of, remove_leftovers
 from ..datasets.local import find
 from ..datasets.waits import when_free
 from ..datasets.workers.engines import Engine, open_engine

@@ -8,7 +8,7 @@ converting are the same job with raw objects from different places.
     stage           everything is decoded       jobs whose row counts are unknown before (`staging`)
     plan            all small leaves, all counts
     sample_rows     rows to train a dictionary on
-    row_sources     the rows of the large leaves, part by part (`fill`)
+    row_sources     the rows of the large leaves, part by part (`FillTask`)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where the large rows of a part come from: the part of `fill` that each provider implements.
+"""Where the large rows of a part come from: the part of `FillTask` that each provider implements.
 
 RowSource.blocks -> Block(leaf, buffer, runs) -> sink: row i of a run begins at byte starts[i] of the buffer
 """

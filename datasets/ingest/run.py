@@ -3,11 +3,14 @@
     fetch whole files -> inspect them   |   stage everything      depending on the job
     plan        step leaves and the episode table are written; all counts are known
     dictionary  trained on sample rows, for compressed leaves
-    fill        worker processes fill the large leaves, part by part (`fill`)
+    fill        worker processes fill the large leaves, part by part
     commit      the manifest is written and the folder renamed
 
 An interrupted run is continued from the journal of the working folder (`storage.writer`). Parts that a smaller dataset of
 the same id holds already are copied from it.
+
+A provider's `RowSource` yields the rows in blocks. A `FillTask` opens a sink for each leaf, writes the blocks, reports
+progress, and returns the record of the part for the journal.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -32,11 +36,12 @@ from ...storage.folder import RAW, DatasetPlace, check_space, make_writable, rem
 from ...storage.lock import WriterLock
 from ...storage.manifest import Manifest, read_manifest
 from ...storage.schema import Schema
-from ...storage.writer import DatasetWriter, OldDataset, fingerprint, finished_parts
+from ...storage.writer import DatasetWriter, OldDataset, fingerprint, finished_parts, open_sink
 from ..fetch import RemoteObject
 from ..fetch.to_file import bytes_there
 from ..workers.engines.local import run_tasks, threads_of_task
 from ..workers.pool import usable_cpus
+from ..workers.task import OnBlock
 from .estimate import (
     Samples,
     bytes_of_columns,
@@ -47,12 +52,56 @@ from .estimate import (
     expect,
 )
 from .existing import announce_replacement, find_existing, read_objects
-from .fill import fill_tasks
-from .kept import drop_changed, remember_fetched
 from .protocol import Job, Plan, RawObject
 from .raw_files import fetch_all
 from .request import Estimate, Listener, Outcome, Request
+from .resume_files import drop_changed, remember_fetched
+from .row_source import RowSource
 from .staging import stage_all
+
+
+@dataclass(frozen=True)
+class FillTask:
+    """Fills one part; picklable. ``all_states`` are the state rows of the whole dataset."""
+
+    index: int
+    source: RowSource
+    folder: Path
+    schema: Schema
+    leaves: tuple[str, ...]
+    first_state: int
+    states: int
+    all_states: int
+    threads: int
+
+    @property
+    def rows(self) -> int:
+        return self.source.rows
+
+    def __call__(self, on_block: OnBlock) -> dict[str, Any]:
+        """Write all rows of the part. Returns its record: what each sink returns, and the object's checksum if computed."""
+        records = {name: self.source.adopt(self.schema[name], self.folder, self.index) for name in self.leaves}
+        where = (self.index, self.first_state, self.states, self.all_states, self.threads)
+        rest = [name for name, record in records.items() if record is None]
+        sinks = {name: open_sink(self.folder, self.schema[name], *where) for name in rest}
+        crc32c = None
+        with closing(self.source.blocks([self.schema[name] for name in sinks], self.threads)) as blocks:
+            for block in blocks:
+                for position, starts in block.runs:
+                    sinks[block.leaf].write(position, block.buffer, starts)
+                crc32c = block.crc32c
+                on_block(block.done, block.fetched, block.retries)
+        return {"leaves": {**records, **{name: sink.finish() for name, sink in sinks.items()}}, "crc32c": crc32c}
+
+
+def fill_tasks(job: Job, plan: Plan, folder: Path, threads: int) -> list[FillTask]:
+    """The tasks that fill the parts of a plan."""
+    leaves = tuple(name for name in job.bulk if not name.startswith("next/"))  # a sink writes both twins
+    return [
+        FillTask(index, source, folder, job.schema, leaves, part.first_state or 0, part.states, plan.states, threads)
+        for index, (source, part) in enumerate(zip(job.row_sources(), plan.parts))
+    ]
+
 
 MAX_PROCS = 8
 

@@ -28,9 +28,9 @@ from ...storage.writer import DatasetWriter
 from ..workers.engines.engine import Engine
 from ..workers.engines.local import run_tasks, threads_of_task
 from .estimate import certain_bytes, expect
-from .kept import remember_kept
 from .protocol import Job
 from .request import Estimate, Listener
+from .resume_files import remember_kept
 from .row_source import BLOCK_BYTES, Block, RowSource
 
 

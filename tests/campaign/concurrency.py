@@ -25,7 +25,7 @@ import rbdata
 import torch
 from atari_truth import write_run
 from rbdata.datasets import local
-from rbdata.datasets.leftovers import find_leftovers
+from rbdata.datasets.cleanup import find_leftovers
 from rbdata.errors import DatasetBusyError, DatasetNotFoundError, NotADatasetError, UnknownDatasetError
 from rbdata.storage.checksums import Crc32c
 from rbdata.storage.dataset import Dataset

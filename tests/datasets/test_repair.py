@@ -12,9 +12,9 @@ from atari_truth import write_run
 from paths import DATA
 from rbdata.datasets.acquire import download
 from rbdata.datasets.ingest import run
-from rbdata.datasets.ingest.fill import fill_tasks
 from rbdata.datasets.ingest.protocol import ConvertOptions
 from rbdata.datasets.ingest.request import Request
+from rbdata.datasets.ingest.run import fill_tasks
 from rbdata.datasets.local import list_local
 from rbdata.datasets.mirrors.push import push
 from rbdata.datasets.repair import repair

@@ -165,7 +165,7 @@ def test_a_pickle_is_of_one_dataset(tmp_path):
 
 def test_deleted_as_a_whole(tmp_path, monkeypatch):
     """Nobody sees a dataset without its manifest, and a deletion that was killed does not come back."""
-    from rbdata.datasets.leftovers import find_leftovers
+    from rbdata.datasets.cleanup import find_leftovers
 
     folder = write_dataset(tmp_path, OLD, "flat")
     seen, remove_tree = [], folders.remove_tree

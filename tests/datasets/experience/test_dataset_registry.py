@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import rbdata
 from rbdata.datasets import load_dataset, register_dataset
-from rbdata.datasets.experience import dataset_registry
+from rbdata.datasets.experience import source_replays
 from rbdata.errors import UnknownDatasetError, UsageError
 
 
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch):
-    monkeypatch.setattr(dataset_registry, "_REGISTRY", dict(dataset_registry._REGISTRY))
+    monkeypatch.setattr(source_replays, "_REGISTRY", dict(source_replays._REGISTRY))
 
 
 def test_registered_classes_are_called_with_the_rest():

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rbdata.datasets.ingest.fill import FillTask
 from rbdata.datasets.ingest.protocol import ConvertOptions, PartSpec
 from rbdata.datasets.ingest.row_source import Block, RowSource, block_of_rows
+from rbdata.datasets.ingest.run import FillTask
 from rbdata.datasets.ingest.staging import StagedPart, StagedRows, lengths_path
 from rbdata.errors import RbdataError, UsageError
 from rbdata.storage.durable import preallocate

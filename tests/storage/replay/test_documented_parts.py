@@ -158,9 +158,9 @@ EXAMPLES = [value for value in list(globals().values()) if getattr(value, "__mod
 
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch):
-    from rbdata.datasets.experience import dataset_registry
+    from rbdata.datasets.experience import source_replays
 
-    monkeypatch.setattr(dataset_registry, "_REGISTRY", dict(dataset_registry._REGISTRY))
+    monkeypatch.setattr(source_replays, "_REGISTRY", dict(source_replays._REGISTRY))
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.__name__)

@@ -12,9 +12,9 @@ from paths import DATA
 from rbdata import cli
 from rbdata.datasets import local
 from rbdata.datasets.acquire import download
+from rbdata.datasets.cleanup import find_leftovers, leftovers_of, remove_leftovers
 from rbdata.datasets.ingest.protocol import ConvertOptions
 from rbdata.datasets.ingest.request import Request
-from rbdata.datasets.leftovers import find_leftovers, leftovers_of, remove_leftovers
 from rbdata.datasets.local import deletable, delete
 from rbdata.storage.folder import DatasetPlace
 from storage_tools import contents, make_episodes, write_dataset

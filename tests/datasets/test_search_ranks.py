@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from rbdata.datasets.matching import nearest_words, parse_size, rank, select
+from rbdata.datasets.search import nearest_words, parse_size, rank, select
 from rbdata.datasets.sources.catalogue_entry import CatalogueEntry, Place
 from rbdata.errors import UsageError
 

@@ -1,0 +1,257 @@
+"""Finds datasets by words and kinds: those that sources describe, and those on this machine.
+
+A word matches a dataset if it is, begins, or is in one of the words of its id, environment, tags or kinds; all words must
+match. The best matches come first: whole words before beginnings, and what is in the id before what is in a tag. Of equals,
+first those that can be downloaded today, then ids with the fewest other words, then newer versions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .. import settings
+from ..errors import RbdataError, UnknownDatasetError, UsageError
+from ..storage.manifest import read_manifest
+from . import catalogue
+from .local import LocalDataset, list_local
+from .sources.catalogue_entry import (
+    ACTIONS,
+    OBSERVATIONS,
+    Catalogue,
+    CatalogueEntry,
+    Place,
+    action_kind,
+    observation_kind,
+    space_text,
+)
+
+#: What users call kinds and contents; the words on the right are in entries.
+SYNONYMS = {
+    **dict.fromkeys(("pixel", "pixels", "images", "frame", "frames", "visual"), "image"),
+    **dict.fromkeys(("state", "states", "vectors", "features"), "vector"),
+    **dict.fromkeys(("demo", "demos", "demonstration", "demonstrations"), "human"),
+    **dict.fromkeys(("games",), "game"),
+}
+
+_SPLIT = re.compile(r"[^a-z0-9]+")
+_CAPITALISED = re.compile(r"[A-Z][a-z0-9]+")
+_NUMBER = re.compile(r"v?\d+")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?")
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def select(
+    entries: Iterable[CatalogueEntry],
+    observations: str | None = None,
+    actions: str | None = None,
+    max_bytes: int | None = None,
+) -> tuple[list[CatalogueEntry], int]:
+    """Those of the kinds wanted that are not too large, and how many were left out because their size is not known.
+
+    Raises UsageError for kinds that there are not.
+    """
+    for given, known, what in ((observations, OBSERVATIONS, "observations"), (actions, ACTIONS, "actions")):
+        if given is not None and given not in known:
+            raise UsageError(f"there is no kind of {what} {given!r}", hint=f"kinds: {', '.join(known)}")
+    wanted = [
+        entry
+        for entry in entries
+        if (observations is None or entry.observations == observations)
+        and (actions is None or entry.actions == actions)
+    ]
+    if max_bytes is None:
+        return wanted, 0
+    small = [entry for entry in wanted if entry.bytes is not None and entry.bytes <= max_bytes]
+    return small, sum(entry.bytes is None for entry in wanted)
+
+
+def rank(entries: Sequence[CatalogueEntry], words: Iterable[str]) -> list[CatalogueEntry]:
+    """Those that match all words, the best first; all of them, in their order, where there are no words."""
+    wanted = [word for text in words for word in _split(text)]
+    if not wanted:
+        return list(entries)
+    found = []
+    for order, entry in enumerate(entries):
+        own, other = _words(entry)
+        scores = [_score(word, own, other) for word in wanted]
+        if all(scores):
+            beside = sum(word not in wanted and not _NUMBER.fullmatch(word) for word in _split(entry.id))
+            found.append((-sum(scores), _access(entry), beside, -_version(entry.id), order, entry))
+    return [entry for *_, entry in sorted(found, key=lambda match: match[:-1])]
+
+
+def nearest_words(entries: Iterable[CatalogueEntry], words: Iterable[str]) -> list[str]:
+    """For each word that no dataset has, the word most like it that one has."""
+    known = {word for entry in entries for words_of in _words(entry) for word in words_of}
+    unknown = [word for text in words for word in _split(text) if not any(word in other for other in known)]
+    near = (difflib.get_close_matches(word, known, n=1, cutoff=0.6) for word in unknown)
+    return [match[0] for match in near if match]
+
+
+def parse_size(text: str | int) -> int:
+    """``2GB``, ``1.5 gb``, ``500MiB`` or a number of bytes as bytes. Raises UsageError."""
+    if isinstance(text, int):
+        return text
+    match = _SIZE.fullmatch(text.strip().lower())
+    if match is None:
+        raise UsageError(f"{text!r} is not a size", hint="for example: 500MB or 2GB")
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** _POWERS[match[2]])
+
+
+def _words(entry: CatalogueEntry) -> tuple[set[str], set[str]]:
+    """The words of the id, whole and in parts (``CartPole-v1``: cartpole, cart, pole, v1), and those of all else."""
+    own = {*_split(entry.id), *(part.lower() for part in _CAPITALISED.findall(entry.id))}
+    texts = (entry.environment, *entry.tags, entry.observations, entry.actions)
+    return own, {word for text in texts if text for word in _split(text)}
+
+
+def _split(text: str) -> list[str]:
+    return [word for word in _SPLIT.split(text.lower()) if word]
+
+
+def _score(word: str, own: set[str], other: set[str]) -> int:
+    """How well one word matches; 0 where it does not."""
+    if word in own:
+        return 8
+    if word in other or SYNONYMS.get(word) in own | other:
+        return 6
+    if any(one.startswith(word) for one in own):
+        return 4
+    if any(one.startswith(word) for one in other):
+        return 3
+    return 1 if len(word) > 2 and any(word in one for one in own | other) else 0
+
+
+def _access(entry: CatalogueEntry) -> int:
+    """How likely a download works today: the best place it is at, last where it is at none."""
+    order = ("open", "unreliable", "closed")
+    return min((order.index(place.access) for place in entry.places), default=len(order))
+
+
+def _version(dataset_id: str) -> int:
+    found = re.search(r"-v(\d+)$", dataset_id)
+    return int(found[1]) if found else 0
+
+
+@dataclass(frozen=True)
+class Found:
+    """The result of a search: datasets, the best match first, and how many were left out because their size is unknown.
+
+    ``nearest`` are words to try instead of those that no dataset has.
+    """
+
+    entries: Catalogue
+    of_unknown_size: int = 0
+    nearest: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SourceSummary:
+    """What one source has: how many datasets, where they can be had today, and the id of one to begin with.
+
+    ``mirror_only`` counts the datasets that can be had from a mirror of your own only.
+    """
+
+    source: str
+    title: str
+    datasets: int
+    places: tuple[str, ...]
+    mirror_only: int
+    example: str
+
+
+def summarise(entries: Iterable[CatalogueEntry]) -> list[SourceSummary]:
+    """One summary for each source of these datasets, in their order."""
+    by_source: dict[str, list[CatalogueEntry]] = {}
+    for entry in entries:
+        by_source.setdefault(entry.source, []).append(entry)
+    found = []
+    for name, members in by_source.items():
+        file = catalogue.load_source(name).catalogue_file
+        places = tuple(dict.fromkeys(place for entry in members for place in entry.available))
+        shut = sum(bool(entry.places) and not entry.available for entry in members)
+        about = file.content if file else {}
+        example = f"{name}/{about['example']}" if "example" in about else members[0].id
+        found.append(SourceSummary(name, about.get("title", ""), len(members), places, shut, example))
+    return found
+
+
+def known(source: str | None = None, root: str | os.PathLike[str] | None = None) -> Catalogue:
+    """All datasets that sources describe, by source; of one source only if it is named. The network is not used.
+
+    Raises UnknownDatasetError for a source that there is not.
+    """
+    return Catalogue(catalogue.entries(source, settings.root(root)).values())
+
+
+def find(
+    words: Iterable[str],
+    *,
+    source: str | None = None,
+    observations: str | None = None,
+    actions: str | None = None,
+    max_size: str | int | None = None,
+    root: str | os.PathLike[str] | None = None,
+) -> Found:
+    """The datasets that match all words (see `matching`) and are of these kinds, with those users made under the root.
+
+    ``max_size`` bounds the bytes to download, such as ``"2GB"``. Raises UsageError for kinds and sizes that are none,
+    UnknownDatasetError for a source that there is not.
+    """
+    words = list(words)
+    max_bytes = None if max_size is None else parse_size(max_size)
+    entries = {} if source == catalogue.MINE else {entry.id: entry for entry in known(source, root)}
+    for one in list_local(root):
+        if one.id not in entries and source in (None, one.id.partition("/")[0]) and one.state == "complete":
+            entries[one.id] = _local_entry(one)
+    matched = rank(list(entries.values()), words)
+    nearest = () if matched else tuple(nearest_words(entries.values(), words))
+    chosen, unknown = select(matched, observations, actions, max_bytes)
+    return Found(Catalogue(chosen), unknown, nearest)
+
+
+def describe(text: str, root: str | os.PathLike[str] | None = None) -> tuple[CatalogueEntry, LocalDataset | None]:
+    """What is known of a dataset without the network, by id or bare name, and the dataset itself where it is here.
+
+    Raises UnknownDatasetError with the nearest ids.
+    """
+    if catalogue.is_path(text):
+        hint = f"`{settings.command('inspect', text)}` shows what a folder holds"
+        raise UnknownDatasetError(f"{text} is a path: datasets are described by their id", hint=hint)
+    here = {one.id: one for one in list_local(root)}
+    dataset_id, source = catalogue.resolve(text, here)
+    local = here.get(dataset_id)
+    if source is None and local is not None:
+        return _local_entry(local), local
+    return catalogue.describe(dataset_id, settings.root(root)), local
+
+
+def _local_entry(one: LocalDataset) -> CatalogueEntry:
+    """A dataset that no source lists, as its manifest describes it."""
+    place = Place("this machine", str(one.path), "open")
+    try:
+        manifest = read_manifest(one.path)
+    except RbdataError:
+        return CatalogueEntry(one.id, places=(place,))
+    facts: dict[str, Any] = {"environment": manifest.environment}
+    with contextlib.suppress(KeyError, TypeError, AttributeError):  # of a manifest that others wrote
+        observation, action = manifest.spaces.get("observation"), manifest.spaces.get("action")
+        if observation:
+            facts.update(observations=observation_kind(observation), observation_space=space_text(observation))
+        if action:
+            facts.update(actions=action_kind(action), action_space=space_text(action))
+    return CatalogueEntry(
+        one.id,
+        steps=one.steps,
+        episodes=one.episodes,
+        licence=manifest.licence,
+        citation=manifest.citation,
+        places=(place,),
+        **facts,
+    )
