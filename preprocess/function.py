@@ -275,7 +275,8 @@ def _pickle(fn: Callable[..., Any], objects: Mapping[str, Any] | None = None) ->
         ways = [True, False] if is_local_module(module.__name__) else [False]
     for by_value in ways:
         modules = [module] if module is not None and by_value else []
-        modules += [other for other in map(_local_module, (objects or {}).values()) if other not in (None, *modules)]
+        others = map(_local_module, (objects or {}).values())
+        modules += [other for other in others if other is not None and other not in modules]
         importable = {one.__name__ for one in modules if one is not module or len(ways) > 1}
         try:
             for one in modules:
@@ -382,11 +383,11 @@ def load_chain(functions: Sequence[Function], statistics: Sequence[dict[str, Any
         _check_identity(function, fn.name, fn.identity)
     chain = []
     for fn, statistic in zip(functions, statistics):
-        called, args = unused.get(id(fn)), dict(fn.args)
+        args = dict(fn.args)
         if fn.together is not None:
             called, objects = _unpickle(fn.together, fn.name)
         else:
-            called = called if fn.payload is None else _unpickle(fn.payload, fn.name)
+            called = unused[id(fn)] if fn.payload is None else _unpickle(fn.payload, fn.name)
             objects = _copied(_objects(args))
         args |= objects
         check_files(files_of_arguments(args, fn.name), fn.argument_files)

@@ -332,7 +332,7 @@ class TestState:
         engine = {"open_engine": workers} if processes == 2 else {}
         torch.set_default_dtype(torch.float64)
         try:
-            with decimal.localcontext(prec=7):
+            with decimal.localcontext(decimal.Context(prec=7)):
                 made = run(shared, fn, dest=f"my/settings{processes}", **engine)
                 assert made["y"].unique().tolist() == [64 + 9]
                 assert torch.get_default_dtype() == torch.float64 and decimal.getcontext().prec == 7
@@ -721,7 +721,8 @@ def test_successors_that_differ_in_the_sign_of_zero(tmp_path):
 
 def test_modules_with_a_class_of_their_own(shared):
     """`rbdata.preprocess` and its `functions` are such modules."""
-    package, functions = rbdata.preprocess, rbdata.preprocess.functions
+    package: Any = rbdata.preprocess
+    functions = package.functions
     for number, fn in enumerate(
         (lambda td: functions.clip_rewards(td, high=0.5), lambda td: package.functions.clip_rewards(td, high=0.5))
     ):

@@ -6,10 +6,11 @@ import functools
 import importlib
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import gymnasium
 import gymnasium_envs
@@ -254,7 +255,7 @@ class OwnFloat(float):
 
 
 class OwnArray(np.ndarray):
-    pass
+    scale: float
 
 
 class OwnMode(Enum):
@@ -290,12 +291,12 @@ def by_hand(name, value):
 
 
 def using(value):
-    env = Gain(gymnasium_envs.Counter(), 1.0)
+    env: Any = Gain(gymnasium_envs.Counter(), 1.0)
     env.own = value
     return env
 
 
-SETTINGS = {
+SETTINGS: dict[str, Callable[[Any], Any]] = {
     "a NamedTuple": Named,
     "slots": Slotted,
     "an object in an object": lambda scale: Own(Own(scale)),
