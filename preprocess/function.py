@@ -275,8 +275,8 @@ def _pickle(fn: Callable[..., Any], objects: Mapping[str, Any] | None = None) ->
         ways = [True, False] if is_local_module(module.__name__) else [False]
     for by_value in ways:
         modules = [module] if module is not None and by_value else []
-        others = map(_local_module, (objects or {}).values())
-        modules += [other for other in others if other is not None and other not in modules]
+        others = {other for other in map(_local_module, (objects or {}).values()) if other is not None}
+        modules += others - {module}
         importable = {one.__name__ for one in modules if one is not module or len(ways) > 1}
         try:
             for one in modules:

@@ -741,3 +741,15 @@ def test_a_global_that_only_a_class_body_reads(shared):
 
 
 BEYOND = 2.0
+
+
+def test_several_functions_of_another_module_as_arguments(shared, tmp_path, monkeypatch):
+    (tmp_path / "two_functions.py").write_text("def one(x):\n    return x * 2\ndef other(x):\n    return x + 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = import_module("two_functions")
+
+    def fn(td, one, other):
+        return td.set(("next", "reward"), other(one(td["next", "reward"])))
+
+    made = run(shared, fn, dest="my/two", args={"one": module.one, "other": module.other})
+    assert torch.equal(made["next/reward"], Dataset(shared / "my/input")["next/reward"] * 2 + 1)
