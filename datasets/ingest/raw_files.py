@@ -15,7 +15,7 @@ from ...storage.folder import check_space
 from ..fetch import RemoteObject, Verifier, fetch_to_file
 from ..fetch.to_file import bytes_there, discard_part
 from .protocol import RawObject
-from .resume_files import hash_file
+from .whole_file import hash_file
 
 FOLDER = ".raw"
 CONNECTIONS = 4

@@ -21,9 +21,9 @@ from ...fetch import Location, RemoteObject, resolve
 from ...formats.hdf5_checks import check_structure
 from ...ingest import trajectories
 from ...ingest.protocol import ConvertOptions, PartSpec, Plan, RawObject
-from ...ingest.resume_files import ACCEPT, WholeFileJob, hash_file
 from ...ingest.spaces import TakenKeys
 from ...ingest.trajectories import Column
+from ...ingest.whole_file import ACCEPT, WholeFileJob, hash_file
 from ...workers.pool import usable_cpus
 from . import contents as hdf5
 from .episode_ends import Flags, Layout, choose, lay_out, longest

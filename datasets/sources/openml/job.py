@@ -28,7 +28,7 @@ from ...formats import arff, parquet
 from ...formats.arff import Column
 from ...formats.limits import check_row_bytes
 from ...ingest.protocol import Plan, RawObject
-from ...ingest.resume_files import ACCEPT, WholeFileJob
+from ...ingest.whole_file import ACCEPT, WholeFileJob
 from .client import Description
 from .columns import ColumnCastError, Encoder, Roles, roles, to_stored
 from .table_options import TableFile, TableOptions
