@@ -1,4 +1,4 @@
-"""The folder of a checkpoint: replaced as a whole, and read only when it is whole.
+"""Checkpoints: a folder that is replaced as a whole, and read only when it is whole.
 
 <path>                  the checkpoint
 .<name>.writing         the next one, while it is written
@@ -256,12 +256,13 @@ def dump_into(buffer: Any, folder: CheckpointWriter) -> None:
     storage, writer = buffer.storage, buffer.writer
     if buffer._save_hooks and not isinstance(storage, TensorStorage):
         raise UsageError(f"save hooks work on TensorDicts; the storage is a {type(storage).__name__}")
-    with storage.read_lock:
+    with storage.read_lock:  # other processes may write: the rows, and where the next one goes, are of one moment
         if isinstance(storage, TensorStorage):
             storage.dumps(folder.path / "storage", buffer._save_hooks)
         else:
             storage.dumps(folder.path / "storage")
-    writer.dumps(folder.path / "writer")
+        writer.dumps(folder.path / "writer")
+        newest = storage.newest
     if is_overridden(buffer.sampler, "dumps"):
         buffer.sampler.dumps(folder.path / "sampler")
     else:
@@ -281,7 +282,7 @@ def dump_into(buffer: Any, folder: CheckpointWriter) -> None:
             "storage": type(storage).__name__,
             "sampler": type(buffer.sampler).__name__,
             "writer": type(writer).__name__,
-            "newest": storage.newest,
+            "newest": newest,
             "hooks": [type(hook).__name__ for hook in buffer._save_hooks],
         },
     )

@@ -15,7 +15,7 @@ import rbdata
 import torch
 from checkpoint_tools import ROWS_OF_LARGE, dump_for_ever, large
 from paths import SUPPORT
-from rbdata.storage.replay import LazyTensorStorage, TensorDictReplayBuffer
+from rbdata.storage.replay import LazyTensorStorage, RoundRobinWriter, TensorDictReplayBuffer
 from replay_tools import equal, own_memory
 from storage_tools import make_episodes, write_dataset
 from tensordict import TensorDict
@@ -117,3 +117,42 @@ def test_a_kill_while_a_checkpoint_is_written(tmp_path):
     other = large()
     other.loads(path)
     assert equal(other[:], buffer[:])
+
+
+class Pausing(RoundRobinWriter):
+    """Lets another process write in the middle of a checkpoint, if it can."""
+
+    def dumps(self, path):
+        WRITE.set()
+        WRITTEN.wait(0.5)
+        super().dumps(path)
+
+
+FORK = multiprocessing.get_context("fork")
+WRITE, WRITTEN = FORK.Event(), FORK.Event()
+
+
+def write_when_told(buffer):
+    WRITE.wait(60)
+    buffer.extend(TensorDict({"a": torch.arange(100, 122)}, [22]))
+    WRITTEN.set()
+
+
+def test_a_checkpoint_is_of_one_moment(tmp_path):
+    """The next row is that of the rows in it, whatever other processes write meanwhile."""
+
+    def made():
+        storage = LazyTensorStorage(100)
+        return TensorDictReplayBuffer(storage=storage, writer=Pausing(), batch_size=4, shared=True)
+
+    buffer = made()
+    buffer.extend(TensorDict({"a": torch.arange(7)}, [7]))
+    other = FORK.Process(target=write_when_told, args=(buffer,))
+    other.start()
+    buffer.dumps(tmp_path / "checkpoint")
+    other.join(60)
+    assert other.exitcode == 0 and len(buffer) == 29
+    restored = made()
+    restored.loads(tmp_path / "checkpoint")
+    restored.extend(TensorDict({"a": torch.arange(7, 9)}, [2]))
+    assert restored[:]["a"].tolist() == list(range(9))
