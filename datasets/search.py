@@ -54,7 +54,7 @@ def select(
 ) -> tuple[list[CatalogueEntry], int]:
     """Those of the kinds wanted that are not too large, and how many were left out because their size is not known.
 
-    Raises UsageError for kinds that there are not.
+    Raises UsageError for an unknown kind.
     """
     for given, known, what in ((observations, OBSERVATIONS, "observations"), (actions, ACTIONS, "actions")):
         if given is not None and given not in known:
@@ -185,7 +185,7 @@ def summarise(entries: Iterable[CatalogueEntry]) -> list[SourceSummary]:
 def known(source: str | None = None, root: str | os.PathLike[str] | None = None) -> Catalogue:
     """All datasets that sources describe, by source; of one source only if it is named. The network is not used.
 
-    Raises UnknownDatasetError for a source that there is not.
+    Raises UnknownDatasetError for an unknown source.
     """
     return Catalogue(catalogue.entries(source, settings.root(root)).values())
 
@@ -199,10 +199,10 @@ def find(
     max_size: str | int | None = None,
     root: str | os.PathLike[str] | None = None,
 ) -> Found:
-    """The datasets that match all words (see `matching`) and are of these kinds, with those users made under the root.
+    """The datasets that match all words (see `rank`) and are of these kinds, with those users made under the root.
 
-    ``max_size`` bounds the bytes to download, such as ``"2GB"``. Raises UsageError for kinds and sizes that are none,
-    UnknownDatasetError for a source that there is not.
+    ``max_size`` bounds the bytes to download, such as ``"2GB"``. Raises UsageError for an unknown kind and for what is
+    not a size, UnknownDatasetError for an unknown source.
     """
     words = list(words)
     max_bytes = None if max_size is None else parse_size(max_size)

@@ -96,7 +96,7 @@ class PartWriter:
         self._unchained.update(unchained)
 
     def finish(self) -> dict[str, Any]:
-        """Close the files. Returns ``leaves`` (the records of the sinks), ``steps``, ``unchained``, ``Edges`` (hashes of the
+        """Close the files. Returns ``leaves`` (the records of the sinks), ``steps``, ``unchained``, ``edges`` (hashes of the
         first observations and the last successors) and ``open`` (whether the last step is not done)."""
         leaves = {name: sink.finish(sync=False) for name, sink in self._sinks.items()}
         sync_parts(self._folder)

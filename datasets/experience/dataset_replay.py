@@ -53,7 +53,7 @@ class ReplayOptions(EndOptions, PriorityKeyOptions, CommonOptions, total=False):
 
 
 class DrawOptions(TypedDict, total=False):
-    """Of the classes but Atari's, which has the like by itself."""
+    """How all classes draw; the one of Atari declares these arguments itself."""
 
     procs: int | None
     num_slices: int | None

@@ -51,7 +51,7 @@ _DERIVED = {
     *("__annotate_func__", "__annotations_cache__", "__static_attributes__", "__firstlineno__", "__slotnames__"),
     *("_abc_impl", "__abstractmethods__", "__parameters__"),
 }
-#: The flag of types that a class statement (or the like) makes; others are built in, under a name or not.
+#: CPython's Py_TPFLAGS_HEAPTYPE: set for types that are made at run time, as by a class statement, and not for built-in ones.
 _MADE_BY_CLASS = 1 << 9
 _CACHED = type(functools.lru_cache(len))
 _HINT = "give it what it is made from (numbers, text, arrays) and make it inside the function"

@@ -7,7 +7,7 @@ Rewards, flags and the like are a few bytes a step: reading them costs calls, no
 ahead and their small leaves read together (``prepare``); what is left for each batch is the large reads
 (``complete``). Batches never share memory with each other or with the storage, nor the leaves of a batch with each other.
 
-n-step returns (Sutton, 1988), cut at the end of the episode.
+`NStep`: n-step returns (Sutton, 1988), cut at the end of the episode.
 
     episode of 4, n = 3         steps   0    1    2    3 (done)
                                 reward  r0   r1   r2   r3
@@ -114,7 +114,7 @@ class BatchReader:
 
     ``frame_stack`` applies to leaves stored once for each state and to observations (``stack_keys`` names others);
     ``n_step`` to the reward and all else under ``next``. ``with_info`` puts what the sampler knows into the batch: ``index``,
-    weights, slice flags. ``Edges`` say where episodes end, for draws that do not.
+    weights, slice flags. ``edges`` say where episodes end, for draws that do not.
     """
 
     def __init__(

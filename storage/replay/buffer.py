@@ -540,7 +540,7 @@ class ReplayBuffer(ConditionalUpdateMixin):
     def refresh(self, wait: float = 0.0) -> bool:
         """Sample from what was finished since of a dataset that is being written; returns whether that is more than before.
 
-        A pass without replacement goes on with what was there when it began: what is new comes with the next pass. ``wait``
+        New steps join a pass without replacement when the next one begins; the present one continues as it is. ``wait``
         and errors as in `PartialDataset.refresh`. Where less than a whole dataset is shown, since the state of a buffer was
         loaded that had seen no more, all of it is.
         """

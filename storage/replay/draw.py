@@ -9,7 +9,7 @@ steps in rows that are not:
     short slices     lengths = 3, 2                    p p+1 p+2 | q q+1
     padded           lengths = 3, 2, padded            p p+1 p+2 | q q+1 q+1      (the last step repeated, masked)
 
-The flags of slices: a slice ends for the learner where its last step does, whatever the episode did there.
+`mark_slices` sets the flags of slices: one ends for the learner where its last step does, whatever the episode did there.
 
 slice [s2 s3 s4] of an episode that goes on        truncated  F F T       done = done | truncated
 """

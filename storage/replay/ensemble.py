@@ -253,7 +253,7 @@ class SamplerEnsemble(EnsemblePart, Sampler):
 
 
 def check_members(buffers: Sequence[Any]) -> None:
-    """Raise UsageError for what is no buffer, and where there is none."""
+    """Raise UsageError if an element is not a buffer, or if there are none."""
     strangers = [type(buffer).__name__ for buffer in buffers if not isinstance(buffer, ReplayBuffer)]
     if not buffers or strangers:
         message = f"an ensemble needs buffers, not {', '.join(strangers) or 'nothing'}"

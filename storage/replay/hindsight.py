@@ -42,7 +42,7 @@ class HindsightStrategy(str, Enum):
 class Relabeling:
     """New goals and rewards for the first ``ratio`` of every batch.
 
-    ``Edges`` are tried in turn until one finds where the episodes of a storage end. ``goal`` is replaced, and the one under
+    ``edges`` are tried in turn until one finds where the episodes of a storage end. ``goal`` is replaced, and the one under
     ``next`` where there is one, by what is stored under ``achieved`` at the step chosen. ``terminated_fn`` says which of the
     steps end the episode with their new goals; without it flags stay. ``done`` is where they lie.
     """

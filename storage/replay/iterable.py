@@ -79,7 +79,7 @@ class ReplayLoader(DataLoader):
     def __iter__(self) -> Any:
         # Counted by the buffer: a loader may be made for every epoch.
         buffer: Any = self.dataset.buffer
-        self.dataset.epoch = buffer.__dict__["_loader_epochs"] = buffer.__dict__.get("_loader_epochs", -1) + 1
+        self.dataset.epoch = buffer._loader_epochs = getattr(buffer, "_loader_epochs", -1) + 1
         return super().__iter__()
 
 

@@ -8,7 +8,7 @@ Without prefetching all of it happens in `sample`; with it, reading and finishin
 the user (``get`` of a storage, collate_fn, reward_fn, transforms) may return views of memory that they use again for the next
 batch: they are called for one batch at a time, and what waits to be delivered is a copy.
 
-The order of batches, and where in it the caller stands.
+`BatchOrder` is the order of batches, and where in it the caller stands.
 
 Batches may be drawn ahead of time, to read the small leaves of several together or to prefetch. This does not change the
 batches: before every draw the state of the generator and the position of the sampler are kept, so that all draws that the
@@ -64,7 +64,7 @@ class OrderState:
 
 
 def check_count(batches: Any) -> int:
-    """The batches drawn before a saved state. Raises UsageError for what is no count."""
+    """The batches drawn before a saved state. Raises UsageError unless it is a whole number >= 0."""
     if type(batches) is not int or not 0 <= batches < 1 << 62:
         raise UsageError(f"{batches!r} is no number of batches")
     return batches

@@ -20,7 +20,7 @@ Who waits for whom. Every buffer has one lock (``ReplayBuffer._lock``). It is he
 - Whoever exchanges transforms or loads states first withdraws what is in the making, waits for it without any lock (not
   from inside a transform), and then takes the lock (``ReplayBuffer._exclusive``).
 
-Whether batches are made ahead of time in threads, or when they are asked for: the quicker of the two, by measurement.
+`Pace` decides by measurement whether batches are made ahead of time in threads, or when they are asked for.
 
 Handing a batch to a thread and back costs time, and threads take turns with the caller's own Python code; reading in threads
 saves what the caller would wait for. Which counts for more depends on the batch, the machine and what the caller does with a

@@ -7,14 +7,14 @@ Version 2 has further types among the values, each as an object {"rbdata:type": 
 and values that are not tensors inside them, NumPy arrays and scalars, tuples, sets, bytes, complex numbers, dicts whose keys
 are not text. What is read has the types of what was written; what has none of them is refused when it is written.
 
-Trees of tensors in a folder: a file for each leaf, and a description of the tree that JSON can hold.
+Trees of tensors: a file for each leaf, and a description of the tree that JSON can hold.
 
     a/0.memmap                  the first element of the tuple or list under the key "a"
     _-single-tensor-_.memmap    a tensor that is no part of a tree
 
 The files are named as TorchRL 0.14 names them, for keys that make file names.
 
-The contents of tensor storages in a folder, as TorchRL 0.14 writes and reads them.
+The contents of tensor storages, as TorchRL 0.14 writes and reads them.
 
     storage_metadata.json    {"metadata": {leaf: {"dtype", "shape"}}, "is_pytree", "len": rows filled,
                              "newest": row written last, "tree": see `state_files`}; the leaves and "tree" for trees only

@@ -7,14 +7,13 @@ A transform is any callable that takes a batch and returns one (or changes it in
     sampling     storage -> a -> b -> batch
     writing      storage <- a.inv <- b.inv <- data
 
-Random crops in time.
-
-n-step returns of batches that are at hand, ``[*batch, time]``: what collectors and slice samplers give.
+`RandomCropTensorDict` crops in time. `MultiStep` makes n-step returns of batches that are at hand, ``[*batch, time]``: what
+collectors and slice samplers give.
 
 Read from a storage, n-step returns come from `n_step` and end where the episode does. Here nothing beyond the batch is
 known: they also end with the batch, where the last state takes the place of the n-th.
 
-From a batch in which trajectories follow each other to one trajectory a row.
+`split_trajectories` makes one trajectory a row of a batch in which they follow each other.
 
 flat        a0 a1 a2 b0 b1          ->       a0 a1 a2        mask  T T T
                                              b0 b1 --              T T F

@@ -1,10 +1,10 @@
-"""Base of all writers: they decide which storage row a new record goes to.
+"""Writers decide which storage row a new record goes to.
 
-Writers that overwrite the oldest record.
+The round robin ones overwrite the oldest record.
 
 rows written   0 1 2 ... capacity - 1 0 1 2 ...
 
-A writer that keeps the records of the highest value: a new record goes to a free row, else it replaces the lowest one.
+`TensorDictMaxValueWriter` keeps the records of the highest value: a new one goes to a free row, else it replaces the lowest.
 """
 
 from __future__ import annotations

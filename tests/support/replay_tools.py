@@ -95,6 +95,15 @@ def same(left: torch.Tensor, right: np.ndarray | torch.Tensor) -> bool:
     return left.shape == right.shape and left.dtype == right.dtype and bool((left == right).all())
 
 
+def numbers(n: int = 20, **more: Any) -> Any:
+    """A buffer in memory with one episode of ``n`` steps, in batches of 5."""
+    from rbdata.storage.replay import LazyTensorStorage, TensorDictReplayBuffer
+
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(n), batch_size=5, seed=0, **more)
+    buffer.extend(rollout([n]))
+    return buffer
+
+
 def equal(left: TensorDict, right: TensorDict) -> bool:
     """Same keys, shapes, dtypes and values."""
     keys = set(left.keys(True, True))

@@ -161,9 +161,10 @@ def _settings(layer: Any) -> dict[str, Any]:
     shown = {str(name): _shown(value) for name, value in saved.items()}
     for name, value in named.items():
         now, argument = _shown(value), name.lstrip("_")
-        if (
-            name in saved or argument not in saved or shown[argument] != now
-        ):  # ``_x`` that is the argument ``x`` says nothing
+        repeats_argument = (
+            name not in saved and argument in saved and shown[argument] == now
+        )  # ``_x`` is the argument ``x``
+        if not repeats_argument:
             shown[name] = now
     return dict(sorted(shown.items()))
 

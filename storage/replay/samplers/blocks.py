@@ -1,6 +1,6 @@
 """Every step once a pass, in an order that suits data that are still on their way: see `BlockOrder`.
 
-A random order that stays for a while in few places: what data that arrive in blocks are drawn in.
+`BlockOrder` is a random order that stays for a while in few places.
 
     groups    consecutive steps, each the same number (but for the last group)       0 1 2 3 | 4 5 6 7 | 8 9 ...
     pools     so many groups at a time, in an order by the seed                      {4..7, 12..15} {0..3, 8..9} ...

@@ -4,9 +4,7 @@ A record with priority p is drawn with probability P = (p + eps)^alpha / sum, an
 (N P)^-beta, divided by the largest weight there is: ((p + eps)^alpha / least (p + eps)^alpha)^-beta. The least is that of
 the whole buffer, not of the batch. New records get the largest priority seen so far, so that each is drawn soon.
 
-Several values for one row reduced to one: priorities, ranks.
-
-Slices whose starts are drawn by priority.
+`PrioritizedSliceSampler` draws the starts of slices by priority.
 
 A slice must fit into its episode, so the last steps of an episode are no starts. They keep their priority in the tree
 of all records (the weights are relative to its least), and count nothing in a second tree that starts are drawn from:
@@ -350,19 +348,12 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         device: Any = None,
         **slices: Unpack[SliceOptions],
     ) -> None:
-        span = slices.get("span")
-        if isinstance(span, (bool, int)):
-            slices["span"] = (False, span)
         SliceSampler.__init__(self, **slices)
         self._starts: SumTree | None = None
         PrioritizedSampler.__init__(
             self, max_capacity, alpha, beta, eps, dtype, reduction, max_priority_within_buffer, device
         )
-        if self.span[0]:
-            warnings.warn(
-                "a priority belongs to the step a slice begins with: the left span is turned off", stacklevel=2
-            )
-            self.span = (False, self.span[1])
+        self._configure()
         self._eligible = torch.zeros(max_capacity, dtype=torch.bool)
         self._known: tuple[Timeline, int] | None = None
 
@@ -383,7 +374,14 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         return self._finish(Draw(position, length, lengths, pool.timeline, padded, self.marks, info))
 
     def _configure(self) -> None:
+        if isinstance(self.span, (bool, int)):
+            self.__dict__["span"] = (False, self.span)
         SliceSampler._configure(self)
+        if self.span[0]:
+            warnings.warn(
+                "a priority belongs to the step a slice begins with: the left span is turned off", stacklevel=3
+            )
+            self.__dict__["span"] = (False, self.span[1])
         self._starts = self._known = None
 
     def _start_tree(self, pool: EpisodePool, length: int) -> SumTree:

@@ -249,7 +249,7 @@ class SliceSamplerWithoutReplacement(SamplerWithoutReplacement, SliceSampler):
     def __init__(self, *, drop_last: bool = False, shuffle: bool = True, **slices: Unpack[SliceOptions]) -> None:
         SliceSampler.__init__(self, **slices)
         SamplerWithoutReplacement.__init__(self, drop_last, shuffle)
-        self._check()
+        self._configure()
 
     arguments = SliceSampler.arguments | SamplerWithoutReplacement.arguments
     draw, sampleable = SliceSampler.draw, SliceSampler.sampleable
@@ -257,9 +257,6 @@ class SliceSamplerWithoutReplacement(SamplerWithoutReplacement, SliceSampler):
     def _configure(self) -> None:
         SliceSampler._configure(self)
         SamplerWithoutReplacement._configure(self)
-        self._check()
-
-    def _check(self) -> None:
         if self.uniform_over == "transitions":
             raise UsageError("without replacement every episode gives one slice: uniform_over must be 'trajectories'")
 

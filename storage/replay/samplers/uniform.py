@@ -4,7 +4,7 @@ A sampler looks at the length of a storage and at its episodes, never at its dat
 large it is. It draws from the one generator it is given: the same seed gives the same batches. Draws that are made
 ahead of time can be taken back (`position`), so that reading ahead changes nothing.
 
-A random permutation of 0..n-1 that is computed, not stored.
+`Permutation` is a random permutation of 0..n-1 that is computed, not stored.
 
 Sampling without replacement from 50 M steps with a shuffled index array costs 400 MB and seconds for every pass. A small
 Feistel network on the bits of the position is a permutation of [0, 2^2b); positions that fall outside [0, n) are sent
@@ -14,7 +14,7 @@ Arbitrary Finite Domains", CT-RSA 2002.
 On a handful of bits such a network is far from random: of 5 elements some orders come twice as often as others. Up to
 ``SMALL`` elements are sorted by random numbers instead, one for each.
 
-The states of TorchRL's samplers, as our samplers take them over.
+`read_torchrl_state` and `priorities_of` take over the states of TorchRL's samplers.
 
 TorchRL's prioritized samplers keep (p + eps)^alpha in a tree of sums, and not the priorities themselves, which are worked
 out from it:  p = tree^(1 / alpha) - eps.  With alpha = 0 every record is 1 there, and gets the largest priority.

@@ -6,7 +6,7 @@ the dataset is.
 Of a dataset that is still being written the storage shows the first episodes, and more of them between two batches
 (`show`). The batches that a seed gives follow from the steps that were shown for each of them: ``growth`` records that.
 
-A dataset's episodes as records: each is filled up with zeros to the longest one.
+`EpisodeStorage` has a dataset's episodes as records: each is filled up with zeros to the longest one.
 
 steps a0 a1 a2 b0 b1          ->       a0 a1 a2        mask  T T T
                                        b0 b1 --              T T F

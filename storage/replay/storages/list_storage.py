@@ -4,7 +4,7 @@ Tensors and arrays are copied when they are written, as in the other storages, b
 memory again for the next record. (TorchRL keeps references: all records then hold the values of the last one.) Tensors that are
 mapped from files stay there.
 
-A list of TensorDicts that need not be alike, read as a lazy stack.
+`LazyStackStorage` reads TensorDicts that need not be alike as a lazy stack.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ known by its flat number ``t * environments + b``.
     row    0 1 2 3 . .                              row    0 1 2 3 4 5
            oldest = 0, newest = 3                                ^ oldest = 2, newest = 1
 
-How often every row was written, so that whoever kept a row's number can tell whether its record is still there.
+`SlotGenerations` counts how often every row was written, so that whoever kept a row's number can tell whether its record is
+still there.
 """
 
 from __future__ import annotations

@@ -277,7 +277,7 @@ def check_no_gap(cursor: Any, filled: int) -> None:
         is_gap = first > filled or (cursor.step not in (None, 1) and cursor.stop > filled + 1)
     else:
         rows = torch.as_tensor(cursor)
-        rows = rows.nonzero() if rows.dtype == torch.bool else rows
+        rows = rows.nonzero()[:, 0] if rows.dtype == torch.bool else rows
         beyond = rows[rows >= filled].unique() if rows.numel() else rows
         is_gap = len(beyond) > 0 and int(beyond[-1]) - filled + 1 > len(beyond)
     if is_gap:
@@ -291,7 +291,7 @@ def highest_row(cursor: Any, capacity: int) -> int:
     if isinstance(cursor, tuple):
         cursor = cursor[0]
     if isinstance(cursor, torch.Tensor) and cursor.dtype == torch.bool:
-        cursor = cursor.nonzero()
+        cursor = cursor.nonzero()[:, 0]
     cursor = torch.as_tensor(cursor)
     return int(cursor.max()) if cursor.numel() else -1
 

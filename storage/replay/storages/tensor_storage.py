@@ -6,11 +6,8 @@ may have more leaves, which are zero in all others; where rows are shared or in 
 records lack are zero in them. Values that are not tensors must be the same in all records (see `tensor_layout`), except
 where the batch of a `TensorStorage` has one for each record already.
 
-A lock between processes that write to one storage.
-
-Saving and loading of tensor storages: states in memory, and folders (see `state_files`).
-
-A storage of tensors that is allocated when the first record comes.
+`SavedTensors` saves and loads them: states in memory, and folders (see `state_files`). `ProcessLock` is the lock between
+processes that write to one storage.
 """
 
 from __future__ import annotations

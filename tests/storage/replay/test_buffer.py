@@ -8,26 +8,18 @@ import torch
 from rbdata.storage.replay import (
     LazyTensorStorage,
     RandomSampler,
-    ReplayBuffer,
     RoundRobinWriter,
     SamplerWithoutReplacement,
     SliceSampler,
-    TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
 )
-from replay_tools import rollout
+from replay_tools import numbers, rollout
 from storage_tools import make_episodes, write_dataset
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return write_dataset(tmp_path_factory.mktemp("buffer"), make_episodes([10, 30, 7, 20]))
-
-
-def numbers(n: int = 20, **more) -> ReplayBuffer:
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(n), batch_size=5, seed=0, **more)
-    buffer.extend(rollout([n]))
-    return buffer
 
 
 def test_next_and_iteration():

@@ -13,7 +13,7 @@ from rbdata.storage.replay import (
     ReplayBufferEnsemble,
     TensorDictReplayBuffer,
 )
-from replay_tools import equal, rollout
+from replay_tools import equal, numbers, rollout
 from storage_tools import make_episodes, write_dataset
 from tensordict import TensorDict
 from torch.utils.data import DataLoader
@@ -22,12 +22,6 @@ from torch.utils.data import DataLoader
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return write_dataset(tmp_path_factory.mktemp("buffer"), make_episodes([10, 30, 7, 20]))
-
-
-def numbers(n: int = 20, **more) -> ReplayBuffer:
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(n), batch_size=5, seed=0, **more)
-    buffer.extend(rollout([n]))
-    return buffer
 
 
 class Scale:

@@ -233,3 +233,13 @@ def test_arguments_assigned_in_use(kind):
     with pytest.raises(UsageError, match="slice_len must be"):
         sampler.slice_len = 0
     assert sampler.slice_len == 4 and len(buffer.sample()) == 8
+
+
+def test_a_left_span_assigned_to_slices_by_priority():
+    """It is turned off as in the constructor."""
+    sampler = PrioritizedSliceSampler(64, 0.6, 0.4, slice_len=4, strict_length=False)
+    sampler.span = True
+    assert sampler.span == (False, True)
+    with pytest.warns(UserWarning, match="the left span is turned off"):
+        sampler.span = (2, 1)
+    assert sampler.span == (False, 1)
