@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
+
+from typing_extensions import Unpack
 
 from .cards.overview import Overview
 from .datasets.ingest.progress_bar import progress_listener
-from .datasets.ingest.request import Listener, Request
+from .datasets.ingest.request import Listener, make_request
 from .datasets.local import LocalDataset
 from .datasets.sources.catalogue_entry import Catalogue, CatalogueEntry
-from .datasets.sources.source import RESERVED
-from .errors import UsageError
-from .keywords import check_keywords
+from .datasets.sources.options import RawFileOptions, SourceOptions, given_options
+from .keywords import check_keywords, with_options
 from .preprocess.interface import preprocess as preprocess
 from .storage.integrity import Report
 
 PathLike = str | os.PathLike[str]
 
 
-@check_keywords
+@with_options(SourceOptions)
 def download(
     dataset_id: str,
     *,
@@ -40,26 +41,7 @@ def download(
     address: str | None = None,
     progress: bool | None = None,
     listener: Listener | None = None,
-    upstream: Literal["auto", "dqn-replay", "rl-unplugged"] | None = None,
-    episodes_by: Literal["auto", "timeouts", "terminals", "both", "horizon"] | None = None,
-    horizon: int | None = None,
-    accept_changed: bool | None = None,
-    text: Literal["bytes", "omit"] | None = None,
-    target: str | None = None,
-    exclude: str | None = None,
-    missing: Literal["keep", "error", "drop", "code"] | None = None,
-    one_hot: bool | None = None,
-    standardize: Literal["none", "numeric", "all"] | None = None,
-    format: Literal["auto", "arff", "parquet"] | None = None,
-    name: str | None = None,
-    steps: int | None = None,
-    episodes: int | None = None,
-    policy: str | None = None,
-    num_envs: int | None = None,
-    seed: int | None = None,
-    epsilon: float | None = None,
-    env_args: Mapping[str, Any] | None = None,
-    options: Mapping[str, Any] | None = None,
+    **source_options: Unpack[SourceOptions],
 ) -> Path:
     """Download a dataset from its source (or a ``mirror``); returns its folder, for `load` and `open_dataset`.
 
@@ -80,18 +62,32 @@ def download(
 
     Raises as `datasets.acquire.download`, and UsageError for options that the source does not have.
     """
-    extra = source_options(locals())
+    extra = given_options(source_options)
     from .datasets.acquire import download as run
     from .datasets.workers.engines import open_cluster
 
     with open_cluster(engine, procs=procs, address=address) as cluster:
-        more = {"mirror": mirror, "procs": procs, "keep_raw": keep_raw, "force": force, "wait": wait, "engine": cluster}
-        request = make_request(dataset_id, root, codec, layout, unknown_next, shards, extra, user_project, **more)
+        request = make_request(
+            dataset_id,
+            root,
+            extra,
+            codec=codec,
+            layout=layout,
+            unknown_next=unknown_next,
+            shards=shards,
+            user_project=user_project,
+            mirror=mirror,
+            procs=procs,
+            keep_raw=keep_raw,
+            force=force,
+            wait=wait,
+            engine=cluster,
+        )
         with progress_listener(dataset_id, listener, progress) as events:
             return run(request, events).path
 
 
-@check_keywords
+@with_options(RawFileOptions)
 def convert(
     path: PathLike,
     dataset_id: str,
@@ -109,19 +105,7 @@ def convert(
     address: str | None = None,
     progress: bool | None = None,
     listener: Listener | None = None,
-    upstream: Literal["auto", "dqn-replay", "rl-unplugged"] | None = None,
-    episodes_by: Literal["auto", "timeouts", "terminals", "both", "horizon"] | None = None,
-    horizon: int | None = None,
-    dataset: str | None = None,
-    accept_changed: bool | None = None,
-    text: Literal["bytes", "omit"] | None = None,
-    target: str | None = None,
-    exclude: str | None = None,
-    missing: Literal["keep", "error", "drop", "code"] | None = None,
-    one_hot: bool | None = None,
-    standardize: Literal["none", "numeric", "all"] | None = None,
-    format: Literal["auto", "arff", "parquet"] | None = None,
-    options: Mapping[str, Any] | None = None,
+    **source_options: Unpack[RawFileOptions],
 ) -> Path:
     """Convert the raw files of a source (a folder, or one file ``path``) to the dataset ``dataset_id``; returns its folder.
 
@@ -129,49 +113,26 @@ def convert(
 
     Options of one source as in `download`; ``dataset`` is the D4RL id of the file, where its name does not tell.
     """
-    extra = source_options(locals())
+    extra = given_options(source_options)
     from .datasets.acquire import convert as run
     from .datasets.workers.engines import open_cluster
 
     with open_cluster(engine, procs=procs, address=address) as cluster:
-        more: dict[str, Any] = {"procs": procs, "force": force, "wait": wait, "engine": cluster}
-        request = make_request(dataset_id, root, codec, layout, unknown_next, shards, extra, **more)
+        request = make_request(
+            dataset_id,
+            root,
+            extra,
+            codec=codec,
+            layout=layout,
+            unknown_next=unknown_next,
+            shards=shards,
+            procs=procs,
+            force=force,
+            wait=wait,
+            engine=cluster,
+        )
         with progress_listener(dataset_id, listener, progress) as events:
             return run(Path(path), source, request, events).path
-
-
-def source_options(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a source among the ``arguments`` of `download` or `convert`, with those in ``options``.
-
-    Raises UsageError for one that is given both ways.
-    """
-    more = arguments["options"] or {}
-    named = {name: value for name, value in arguments.items() if name not in RESERVED and value is not None}
-    twice = [name for name in more if name in named]
-    if twice:
-        raise UsageError(f"{', '.join(twice)}: given by keyword and in options", hint="give it once")
-    return {**more, **named}
-
-
-def make_request(
-    dataset_id: str,
-    root: PathLike | None,
-    codec: str,
-    layout: Literal["auto", "ted"],
-    unknown_next: Literal["truncate", "zero"],
-    shards: str | Sequence[int] | None,
-    extra: Mapping[str, Any],
-    user_project: str | None = None,
-    **more: Any,
-) -> Request:
-    """What `download` and `convert` run, here and on the command line; ``more`` are other fields of `Request`."""
-    from .datasets.fetch import FetchOptions
-    from .datasets.ingest.number_ranges import parse_numbers
-    from .datasets.ingest.protocol import ConvertOptions
-
-    options = ConvertOptions(codec, layout, unknown_next, parts=parse_numbers(shards), extra=extra)
-    fetch = FetchOptions(user_project=user_project)
-    return Request(dataset_id, root=None if root is None else Path(root), options=options, fetch=fetch, **more)
 
 
 @check_keywords

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Argument, Context, Option
 
@@ -48,8 +48,8 @@ def run(
     Parquet tables (openml), folders of Atari shards.
     The raw files are not changed. An interrupted conversion continues when the same command is run again.
     """
-    from ..api import make_request
     from ..datasets.acquire import convert
+    from ..datasets.ingest.request import make_request
     from ..datasets.workers.engines import open_cluster
     from ..settings import expanded
     from .options import selected_options
@@ -61,9 +61,21 @@ def run(
         raise UsageError(message, hint="`rbdata download ID --mirror URL` fetches and converts")
     path = expanded(path)
     name = name or f"my/{path.resolve().name.removesuffix(path.suffix)}"
-    more: dict[str, Any] = {"procs": procs, "force": force, "wait": not no_wait, "dry_run": dry_run}
-    more["command"] = this_command()
     with open_cluster(engine, procs=procs, address=address) as cluster:
-        request = make_request(name, root, codec, layout, unknown_next, shards, extra, engine=cluster, **more)
+        request = make_request(
+            name,
+            root,
+            extra,
+            codec=codec,
+            layout=layout,
+            unknown_next=unknown_next,
+            shards=shards,
+            procs=procs,
+            force=force,
+            wait=not no_wait,
+            dry_run=dry_run,
+            command=this_command(),
+            engine=cluster,
+        )
         outcome = work(name, lambda listener: convert(path, source, request, listener))
     return finish([Result(outcome.id, outcome)], root, "Converted")

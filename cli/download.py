@@ -60,27 +60,35 @@ def run(
     Complete datasets are skipped. An interrupted download continues when the same command is run again. If one of
     several datasets fails, the others are still downloaded.
     """
-    from ..api import make_request
     from ..datasets.acquire import download
     from ..datasets.catalogue import is_made
+    from ..datasets.ingest.request import make_request
     from ..datasets.workers.engines import open_cluster
     from .options import selected_options
     from .report import Result, attempt, finish, this_command, work
 
-    more = {
-        "mirror": mirror,
-        "procs": procs,
-        "keep_raw": keep_raw,
-        "force": force,
-        "wait": not no_wait,
-        "dry_run": dry_run,
-        "command": this_command(),
-    }
     extra = selected_options(ctx)
     with open_cluster(engine, procs=procs, address=address) as cluster:
         requests = [
-            make_request(one, root, codec, layout, unknown_next, shards, extra, user_project, engine=cluster, **more)
-            for one in dict.fromkeys(ids)
+            make_request(
+                dataset_id,
+                root,
+                extra,
+                codec=codec,
+                layout=layout,
+                unknown_next=unknown_next,
+                shards=shards,
+                user_project=user_project,
+                mirror=mirror,
+                procs=procs,
+                keep_raw=keep_raw,
+                force=force,
+                wait=not no_wait,
+                dry_run=dry_run,
+                command=this_command(),
+                engine=cluster,
+            )
+            for dataset_id in dict.fromkeys(ids)
         ]
         if len(requests) == 1:
             outcome = work(ids[0], lambda listener: download(requests[0], listener))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pydoc
 import subprocess
 import sys
 import typing
@@ -14,7 +15,7 @@ import pytest
 import rbdata
 from rbdata import plugins
 from rbdata.datasets import catalogue
-from rbdata.datasets.sources.source import RESERVED, SourceOption
+from rbdata.datasets.sources.options import RESERVED, RawFileOptions, SourceOption, SourceOptions
 from rbdata.errors import UsageError
 from rbdata.storage.codecs import choices
 from rbdata.storage.replay import ReplayBuffer, TensorDictReplayBuffer
@@ -41,25 +42,23 @@ def declared(command: str) -> dict[str, list[SourceOption]]:
     return found
 
 
-@pytest.mark.parametrize("function", [rbdata.download, rbdata.convert])
-def test_options_of_sources(function):
-    """Every option that a built-in source declares is an argument, of its type or choices; and no others."""
-    arguments, hints = inspect.signature(function).parameters, typing.get_type_hints(function)
+@pytest.mark.parametrize("function, keywords", [(rbdata.download, SourceOptions), (rbdata.convert, RawFileOptions)])
+def test_options_of_sources(function, keywords):
+    """Every option that a built-in source declares is a keyword of its type or choices, is documented, and no others are."""
+    arguments, hints = inspect.signature(function).parameters, typing.get_type_hints(keywords)
     options = declared(function.__name__)
+    assert set(hints) == {*options, "options"}
     assert set(arguments) - set(options) == set(arguments) & RESERVED
-    assert set(options) <= set(arguments)
     for name, same in options.items():
-        assert arguments[name].default is None
+        assert (arguments[name].default, arguments[name].annotation) == (None, hints[name])
         allowed = set(get_args(hints[name]))
         for option in same:
             kind = Literal[option.choices] if option.choices else option.type
             assert kind in allowed or (kind is dict and "Mapping" in str(hints[name])), (name, hints[name])
         assert f"``{name}``" in (rbdata.download.__doc__ + rbdata.convert.__doc__)
-    assert (
-        set(inspect.signature(rbdata.download).parameters) | set(inspect.signature(rbdata.convert).parameters)
-        >= RESERVED
-    )
-    assert set(get_args(hints["codec"])) == set(choices()) | {"auto"}
+        assert f"{name}: " in pydoc.plain(pydoc.render_doc(function))
+    assert {*inspect.signature(rbdata.download).parameters, *inspect.signature(rbdata.convert).parameters} >= RESERVED
+    assert set(get_args(typing.get_type_hints(function)["codec"])) == set(choices()) | {"auto"}
 
 
 def test_options_of_load():

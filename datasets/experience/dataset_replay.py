@@ -29,9 +29,8 @@ from ...storage.replay.storages.dataset_storage import DatasetStorage, EpisodeSt
 from ...storage.replay.storages.tensor_storage import TensorStorage
 from ...storage.replay.tensordict_buffer import TensorDictReplayBuffer
 from .. import acquire, catalogue, local
-from ..fetch import FetchOptions
-from ..ingest.number_ranges import parse_numbers
-from ..ingest.protocol import ConvertOptions
+from ..ingest.request import make_request
+from ..sources.options import AcceptChangedOption, AtariOptions, D4RLOptions, OpenMLOptions, TextOption
 from .record_map import map_records
 
 
@@ -70,31 +69,32 @@ class ComponentOptions(CollateOptions, total=False):
     transform: Any
 
 
-class AtariOptions(ComponentOptions, ReplayOptions, total=False):
-    split_trajs: bool
-    upstream: Literal["auto", "dqn-replay", "rl-unplugged"] | None
-
-
-class D4RLOptions(DrawOptions, ReplayOptions, total=False):
-    episodes_by: Literal["auto", "timeouts", "terminals", "both", "horizon"] | None
-    horizon: int | None
-    accept_changed: bool | None
-
-
-class MinariOptions(ComponentOptions, DrawOptions, ReplayOptions, total=False):
-    text: Literal["bytes", "omit"] | None
-
-
-class OpenMLOptions(DrawOptions, ReplayOptions, total=False):
+class GetOption(TypedDict, total=False):
     download: bool | str
-    target: str | None
-    exclude: str | None
-    missing: Literal["keep", "error", "drop", "code"] | None
-    one_hot: bool | None
-    standardize: Literal["none", "numeric", "all"] | None
-    format: Literal["auto", "arff", "parquet"] | None
-    split_trajs: bool  # refused: there is nothing to split
-    accept_changed: bool | None
+
+
+class SplitOption(TypedDict, total=False):
+    """Refused by the class of OpenML: there is nothing to split."""
+
+    split_trajs: bool
+
+
+class AtariReplayOptions(ComponentOptions, ReplayOptions, SplitOption, AtariOptions, total=False):
+    pass
+
+
+class D4RLReplayOptions(DrawOptions, ReplayOptions, D4RLOptions, AcceptChangedOption, total=False):
+    pass
+
+
+class MinariReplayOptions(ComponentOptions, DrawOptions, ReplayOptions, TextOption, total=False):
+    pass
+
+
+class OpenMLReplayOptions(
+    DrawOptions, ReplayOptions, GetOption, OpenMLOptions, SplitOption, AcceptChangedOption, total=False
+):
+    pass
 
 
 class MapOptions(TypedDict, total=False):
@@ -241,13 +241,9 @@ class SourceExperienceReplay(BaseDatasetExperienceReplay):
         place = self._place
         if not download or (download is True and place.exists() and not wanted):
             return local.find(place.id, self.root)
-        fields = {name: wanted.pop(name) for name in ("mirror", "procs") if name in wanted}
-        shards: str | Sequence[int] | None = wanted.pop("shards", None)
-        stored = {name: wanted.pop(name) for name in ("codec", "layout", "unknown_next") if name in wanted}
-        options = ConvertOptions(parts=parse_numbers(shards), extra=wanted, **stored)
-        request = acquire.Request(
-            place.id, self.root, options=options, fetch=FetchOptions(), force=download == "force", wait=True, **fields
-        )
+        stated = {name: wanted[name] for name in wanted if name in DOWNLOAD}
+        extra = {name: wanted[name] for name in wanted if name not in DOWNLOAD}
+        request = make_request(place.id, self.root, extra, force=download == "force", wait=True, **stated)
         return acquire.download(request).path
 
     @property

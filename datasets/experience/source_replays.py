@@ -28,7 +28,13 @@ from ...storage.replay.tensordict_buffer import TensorDictReplayBuffer
 from ...storage.tensor_specs import Composite
 from ..ingest.protocol import ConvertOptions
 from ..sources.minari.names import local_root
-from .dataset_replay import AtariOptions, D4RLOptions, MinariOptions, OpenMLOptions, SourceExperienceReplay
+from .dataset_replay import (
+    AtariReplayOptions,
+    D4RLReplayOptions,
+    MinariReplayOptions,
+    OpenMLReplayOptions,
+    SourceExperienceReplay,
+)
 
 PathLike = str | os.PathLike[str]
 #: Where the options of the classes go, which has their defaults.
@@ -60,7 +66,7 @@ class AtariDQNExperienceReplay(SourceExperienceReplay):
     #: For a first try: only the shards (checkpoints) below this number are downloaded.
     _max_runs: int | None = None
 
-    @with_options(AtariOptions, *_ORIGINS)
+    @with_options(AtariReplayOptions, *_ORIGINS)
     def __init__(
         self,
         dataset_id: str,
@@ -75,7 +81,7 @@ class AtariDQNExperienceReplay(SourceExperienceReplay):
         strict_length: bool = True,
         replacement: bool = True,
         mp_start_method: str = "fork",
-        **options: Unpack[AtariOptions],
+        **options: Unpack[AtariReplayOptions],
     ) -> None:
         if self._max_runs is not None:
             options.setdefault("shards", range(self._max_runs))
@@ -128,7 +134,7 @@ class D4RLExperienceReplay(SourceExperienceReplay):
 
     source = "d4rl"
 
-    @with_options(D4RLOptions, *_ORIGINS)
+    @with_options(D4RLReplayOptions, *_ORIGINS)
     def __init__(
         self,
         dataset_id: str,
@@ -146,7 +152,7 @@ class D4RLExperienceReplay(SourceExperienceReplay):
         terminate_on_end: bool | None = None,
         download: bool | str = True,
         root: PathLike | None = None,
-        **options: Unpack[D4RLOptions],
+        **options: Unpack[D4RLReplayOptions],
     ) -> None:
         self.use_truncated_as_done, self.from_env = use_truncated_as_done, from_env
         self._unknown_next = None if terminate_on_end is None else "zero" if terminate_on_end else "truncate"
@@ -215,7 +221,7 @@ class MinariExperienceReplay(SourceExperienceReplay):
 
     source = "minari"
 
-    @with_options(MinariOptions, *_ORIGINS)
+    @with_options(MinariReplayOptions, *_ORIGINS)
     def __init__(
         self,
         dataset_id: str,
@@ -225,7 +231,7 @@ class MinariExperienceReplay(SourceExperienceReplay):
         download: bool | str = True,
         split_trajs: bool = False,
         load_from_local_minari: bool = False,
-        **options: Unpack[MinariOptions],
+        **options: Unpack[MinariReplayOptions],
     ) -> None:
         self.download, self.load_from_local_minari = download, load_from_local_minari
         if load_from_local_minari:
@@ -272,7 +278,7 @@ class OpenMLExperienceReplay(SourceExperienceReplay):
 
     source = "openml"
 
-    @with_options(OpenMLOptions, *_ORIGINS)
+    @with_options(OpenMLReplayOptions, *_ORIGINS)
     def __init__(
         self,
         name: str,
@@ -284,7 +290,7 @@ class OpenMLExperienceReplay(SourceExperienceReplay):
         pin_memory: bool = False,
         prefetch: int | None = None,
         transform: Any = None,
-        **options: Unpack[OpenMLOptions],
+        **options: Unpack[OpenMLReplayOptions],
     ) -> None:
         if "split_trajs" in options:
             raise UsageError("every row of a table is an episode of its own: there is nothing to split")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ...storage.manifest import Manifest
 from ..fetch import FetchOptions
 from ..workers.engines.engine import Engine
 from ..workers.task import TaskProgress
 from ..workers.worker_process import OnOutput, write_to_stderr
+from .number_ranges import parse_numbers
 from .protocol import ConvertOptions
 
 
@@ -39,6 +41,24 @@ class Request:
     wait: bool = False
     command: str = ""
     engine: Engine | None = None
+
+
+def make_request(
+    dataset_id: str,
+    root: str | os.PathLike[str] | None,
+    extra: Mapping[str, Any],
+    *,
+    codec: str = "auto",
+    layout: Literal["auto", "ted"] = "auto",
+    unknown_next: Literal["truncate", "zero"] = "truncate",
+    shards: str | Sequence[int] | None = None,
+    user_project: str | None = None,
+    **fields: Any,
+) -> Request:
+    """A request from arguments as users give them; ``extra`` are options of the source, ``fields`` others of `Request`."""
+    options = ConvertOptions(codec, layout, unknown_next, parts=parse_numbers(shards), extra=extra)
+    fetch = FetchOptions(user_project=user_project)
+    return Request(dataset_id, None if root is None else Path(root), options=options, fetch=fetch, **fields)
 
 
 @dataclass(frozen=True)

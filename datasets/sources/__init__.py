@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from ..ingest.row_source import Block, RowSource, block_of_rows
     from ..ingest.trajectories import Column, TrajectoryWriter, lay_out
     from .catalogue_entry import CatalogueEntry, Place
-    from .source import Source, SourceOption
+    from .options import SourceOption
+    from .source import Source
 
 _HOMES = {
     "...storage.column_writer": ("ColumnWriter",),
@@ -29,7 +30,8 @@ _HOMES = {
     "..ingest.row_source": ("Block", "RowSource", "block_of_rows"),
     "..ingest.trajectories": ("Column", "TrajectoryWriter", "lay_out"),
     ".catalogue_entry": ("CatalogueEntry", "Place"),
-    ".source": ("Source", "SourceOption"),
+    ".options": ("SourceOption",),
+    ".source": ("Source",),
 }
 
 

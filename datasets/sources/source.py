@@ -9,11 +9,9 @@ This module and the modules that define sources are imported for ``rbdata downlo
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from numbers import Integral
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,92 +21,13 @@ from ...keywords import nearest
 from ...storage.reference_scores import ReferenceScores, recorded_scores
 from .catalogue_entry import CatalogueEntry, CatalogueFile
 from .known_environment import KnownEnvironment, stated_environment
+from .options import SourceOption
 
 if TYPE_CHECKING:
     from ...storage.manifest import Manifest
     from ..fetch import FetchOptions, Location
     from ..ingest.listing import RemoteListing
     from ..ingest.protocol import ConvertOptions, Job
-
-
-#: Names that `rbdata.download` and `rbdata.convert` have arguments of, beside the options of built-in sources.
-RESERVED = frozenset(
-    {
-        *("dataset_id", "path", "source", "root", "mirror", "procs", "shards", "codec", "layout", "unknown_next"),
-        *("keep_raw", "force", "wait", "user_project", "progress", "listener", "options", "engine", "address"),
-    }
-)
-
-
-@dataclass(frozen=True)
-class SourceOption:
-    """One option of a source.
-
-    ``name`` is the argument of `rbdata.download` and the key in ``ConvertOptions.extra``; on the command line it is ``flag``,
-    by default ``--name`` with hyphens. ``help`` is a phrase without a period, to which the default is appended.
-
-    ``type`` is str, int, float, bool (a flag without a value) or dict (names to values, on the command line ``KEY=VALUE``,
-    repeatable). ``choices`` are the strings allowed, ``least`` and ``most`` the bounds of numbers, both included. Where
-    nothing is given, ``default`` is used; None leaves it to the source. ``commands`` are those that take the option. With
-    ``setting`` the value, a string, may also come from ``RBDATA_<NAME>`` or ``name = ...`` in the configuration file.
-    """
-
-    name: str
-    help: str
-    type: type = str
-    default: Any = None
-    choices: tuple[str, ...] = ()
-    least: float = -math.inf
-    most: float = math.inf
-    metavar: str | None = None
-    flag: str = ""
-    commands: tuple[str, ...] = ("download", "convert")
-    setting: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.name.isidentifier() or self.name in RESERVED:
-            raise ValueError(f"{self.name!r} cannot be the name of a source's option")
-        if self.type not in (str, int, float, bool, dict) or (self.setting and self.type is not str):
-            raise ValueError(f"option {self.name} cannot be of type {self.type!r}")
-        object.__setattr__(self, "flag", self.flag or "--" + self.name.replace("_", "-"))
-
-    def check(self, value: Any, origin: str = "") -> Any:
-        """The value as the source gets it. Raises UsageError for one that is not allowed, naming its ``origin``."""
-        problem = self._problem(value)
-        if problem:
-            message = f"{origin}{': ' * bool(origin)}{self.name} is {value!r}, {problem}"
-            raise UsageError(message, hint=f"{self.name}: {self.help}")
-        if self.type is dict:
-            return dict(value)
-        return int(value) if self.type is int else value  # numpy's numbers, too
-
-    def _problem(self, value: Any) -> str:
-        """Why a value is not allowed; empty for one that is."""
-        if self.type is str:
-            if not isinstance(value, str):
-                return "must be a string"
-            return f"must be one of {', '.join(self.choices)}" if self.choices and value not in self.choices else ""
-        if self.type is bool:
-            return "" if isinstance(value, bool) else "must be True or False"
-        if self.type is dict:
-            named = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
-            return "" if named else "must be a mapping of names to values"
-        number = isinstance(value, Integral if self.type is int else (int, float)) and not isinstance(value, bool)
-        if number and self.least <= value <= self.most:
-            return ""
-        bounds = f" of at least {self.least:g}" if self.least > -math.inf else ""
-        bounds = f" from {self.least:g} to {self.most:g}" if bounds and self.most < math.inf else bounds
-        return f"must be {'an integer' if self.type is int else 'a number'}{bounds}"
-
-
-#: Options that several sources share.
-TEXT = SourceOption(
-    "text",
-    "store text as UTF-8 bytes, zero-padded to the longest text allowed, or omit it",
-    choices=("bytes", "omit"),
-    default="bytes",
-)
-ACCEPT_CHANGED = SourceOption("accept_changed", "accept a file whose checksum has changed", bool, False)
 
 
 class Source:

@@ -23,7 +23,8 @@ from ...fetch import Location
 from ...ingest.protocol import ConvertOptions
 from ..human_scores import human_scores
 from ..known_environment import KnownEnvironment
-from ..source import Source, SourceOption
+from ..options import SourceOption
+from ..source import Source
 from .rl_unplugged.files import FOLDER, find_files
 from .rl_unplugged.files import HOME as RLU_HOME
 from .rl_unplugged.files import UPSTREAM as RL_UNPLUGGED

@@ -18,7 +18,8 @@ from ...fetch import Location, RemoteObject
 from ...ingest.protocol import ConvertOptions
 from ..catalogue_entry import CatalogueEntry
 from ..known_environment import KnownEnvironment
-from ..source import ACCEPT_CHANGED, Source, SourceOption, only_file
+from ..options import ACCEPT_CHANGED, SourceOption
+from ..source import Source, only_file
 from .registry import FLAT_COPY, HOME, Entry, by_file, registry
 
 if TYPE_CHECKING:

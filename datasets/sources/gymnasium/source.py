@@ -18,7 +18,8 @@ from ....storage.reference_scores import ReferenceScores
 from ...fetch import Location
 from ...ingest.protocol import ConvertOptions
 from ..human_scores import game_of, human_scores
-from ..source import TEXT, Source, SourceOption
+from ..options import TEXT, SourceOption
+from ..source import Source
 from .environments import CLASSIC, is_id, is_name, join_name, split_name
 
 if TYPE_CHECKING:

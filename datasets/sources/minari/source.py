@@ -19,7 +19,8 @@ from ...fetch.location import join_path
 from ...ingest.listing import RemoteListing, kept
 from ...ingest.protocol import ConvertOptions
 from ..catalogue_entry import CatalogueEntry
-from ..source import TEXT, Source, only_file
+from ..options import TEXT
+from ..source import Source, only_file
 from .names import HOME, KNOWN, is_id, local_entries, local_names, local_root, remote_url, split_url
 from .remote_counts import remote_list
 

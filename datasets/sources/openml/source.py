@@ -20,7 +20,8 @@ from ...fetch import FetchOptions, Location, RemoteObject, open_location
 from ...fetch.location import without_login
 from ...ingest.listing import RemoteDataset, RemoteListing, keep, kept
 from ...ingest.protocol import ConvertOptions, RawObject
-from ..source import ACCEPT_CHANGED, Source, SourceOption, only_file
+from ..options import ACCEPT_CHANGED, SourceOption
+from ..source import Source, only_file
 from .client import Api, Description, Listed, path_of
 from .table_options import (
     PRESETS,

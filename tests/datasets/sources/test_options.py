@@ -12,7 +12,8 @@ from rbdata import plugins
 from rbdata.cli import run
 from rbdata.datasets import catalogue
 from rbdata.datasets.ingest.protocol import ConvertOptions
-from rbdata.datasets.sources.source import Source, SourceOption
+from rbdata.datasets.sources.options import SourceOption
+from rbdata.datasets.sources.source import Source
 from rbdata.errors import PluginError, PluginWarning, UsageError
 
 DOCS = DATA.parents[1] / "docs" / "sources"
