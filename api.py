@@ -15,9 +15,9 @@ from .datasets.ingest.request import Listener, make_request
 from .datasets.local import LocalDataset
 from .datasets.sources.catalogue_entry import Catalogue, CatalogueEntry
 from .datasets.sources.options import RawFileOptions, SourceOptions, given_options
-from .keywords import check_keywords, with_options
 from .preprocess.interface import preprocess as preprocess
 from .storage.integrity import Report
+from .storage.keywords import check_keywords, with_options
 
 PathLike = str | os.PathLike[str]
 

@@ -13,8 +13,8 @@ from .datasets import local
 from .datasets.fetch.location import is_remote
 from .datasets.remote import open_remote
 from .errors import NotADatasetError, UnknownDatasetError, UsageError
-from .keywords import check_keywords
 from .storage.dataset import Dataset
+from .storage.keywords import check_keywords
 from .storage.replay.loading import load_buffer
 from .storage.replay.sample_units import SampleUnit
 from .storage.replay.samplers.slices import Span, UniformOver

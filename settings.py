@@ -31,8 +31,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from . import plugins
 from .errors import UsageError, page
+from .storage import plugins
 
 FILENAME = "config.toml"
 DEFAULT = "default"
@@ -275,7 +275,7 @@ def _parse(name: str, value: str) -> Any:
 
 def _replace(file: Path, content: str) -> None:
     """Write the file whole or not at all."""
-    from .scratch import ScratchFolder
+    from .storage.scratch import ScratchFolder
 
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

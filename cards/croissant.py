@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .. import amounts
+from ..storage import amounts
 from ..storage.codecs import codec_of
 from ..storage.leaf import Leaf
 from ..storage.manifest import FILENAME, Manifest

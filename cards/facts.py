@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .. import amounts
+from ..storage import amounts
 from ..storage.manifest import Manifest
 from .overview import Overview
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..amounts import count, exact_percent, plural
 from ..errors import MissingExtraError
+from ..storage.amounts import count, exact_percent, plural
 from ..storage.episodes import EpisodeTable
 from .card_file import MARK
 from .overview import Histogram, Overview, ReturnSeries, return_series

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import amounts
 from ..errors import UsageError
+from ..storage import amounts
 from ..storage.episodes import OUTCOMES
 from ..storage.leaf import Leaf
 from .card_file import MARK

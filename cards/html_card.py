@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from .. import amounts
 from .._version import __version__
 from ..errors import UsageError
+from ..storage import amounts
 from ..storage.episodes import EpisodeTable
 from ..storage.manifest import Manifest
 from .card_file import MARK

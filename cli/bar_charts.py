@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from .. import amounts
-from ..amounts import exact_percent
+from ..storage import amounts
+from ..storage.amounts import exact_percent
 
 if TYPE_CHECKING:
     from ..cards.overview import Histogram

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from .. import amounts
+from ..storage import amounts
 from .console import Column, Fact, out
 from .options import CacheDir, LocalId, Root
 from .progress import phase

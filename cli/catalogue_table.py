@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from .. import amounts
+from ..storage import amounts
 from .console import Column, out, state_style
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from .. import amounts
 from ..errors import UsageError, without_logins
 from ..errors import printable as escaped
+from ..storage import amounts
 from .failures import STANDARD_OUTPUT, Failure
 
 # -- colour --------------------------------------------------------------------------------------------------------------

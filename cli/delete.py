@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from .. import amounts
+from ..storage import amounts
 from .console import Column, out
 from .options import AnyLocalIds, DryRun, Root, Yes
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
-from .. import amounts
+from ..storage import amounts
 from . import catalogue_table
 from .console import Fact, out
 from .options import Root, complete_any

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from .. import amounts
-from ..amounts import exact_percent
 from ..datasets.fetch.location import is_remote, without_login
 from ..errors import UsageError
+from ..storage import amounts
+from ..storage.amounts import exact_percent
 from .console import Column, Fact, out
 from .options import CacheDir, CacheLimit, LocalId, Root
 from .progress import count_progress, phase

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from .. import amounts
+from ..storage import amounts
 from . import catalogue_table
 from .console import AMOUNTS, Column, out, state_style
 from .options import Root, complete_source

@@ -6,7 +6,8 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from .. import amounts, settings
+from .. import settings
+from ..storage import amounts
 from .console import Column, Fact, out
 from .options import DryRun, IdOrFolder, Root, UserProject, Yes
 from .progress import byte_progress, count_progress

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
-from .. import amounts
+from ..storage import amounts
 from ..storage.codecs import choices
 from .console import Column, Fact, out
 from .options import Address, Engine, Force, IdOrFolder, NoWait, Procs, Root

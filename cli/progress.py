@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from .. import amounts
+from ..storage import amounts
 from .console import out, printable, shortened
 
 if TYPE_CHECKING:

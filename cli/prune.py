@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typer import Option
 
-from .. import amounts
+from ..storage import amounts
 from .console import Column, out
 from .options import DryRun, Root, Yes
 

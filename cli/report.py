@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .. import amounts, settings
+from .. import settings
 from ..datasets.waits import WAITING
+from ..storage import amounts
 from .console import AMOUNTS, Column, Fact, other_output_to_stderr, out, printable, state_style
 from .failures import Failure, Interrupted, explain
 from .progress import show_progress

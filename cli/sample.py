@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from .. import amounts
 from ..errors import DatasetExistsError, UsageError
+from ..storage import amounts
 from .console import Column, Fact, out
 from .options import CacheDir, CacheLimit, LocalId, Root
 from .progress import phase

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from .. import amounts
+from ..storage import amounts
 from . import catalogue_table
 from .console import out
 from .options import Root, complete_source

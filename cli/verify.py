@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from .. import amounts, settings
+from .. import settings
 from ..datasets.fetch.location import is_remote, without_login
 from ..errors import RbdataError, UsageError
+from ..storage import amounts
 from .console import Column, out, state_style
 from .failures import Failure, explain
 from .options import LocalIds, Procs, Root

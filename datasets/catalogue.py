@@ -16,8 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .. import plugins, settings
+from .. import settings
 from ..errors import PluginError, PluginWarning, UnknownDatasetError, UsageError, is_interrupt
+from ..storage import plugins
 from ..storage.folder import check_id
 from .ingest.listing import RemoteListing
 from .sources.catalogue_entry import CatalogueEntry

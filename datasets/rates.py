@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .. import settings
 from ..errors import CacheError, UsageError
-from ..scratch import ScratchFolder
+from ..storage.scratch import ScratchFolder
 from .fetch import FetchOptions
 from .fetch.location import CONNECTIONS, is_remote, without_login
 from .remote import CACHE, open_remote

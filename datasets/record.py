@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .. import settings
 from ..errors import ArgumentTypeError, UsageError, refusing_exits
-from ..keywords import LazyModule, check_keywords
 from ..storage.folder import DatasetPlace
+from ..storage.keywords import LazyModule, check_keywords
 from . import acquire, catalogue
 from .ingest.existing import find_existing
 from .ingest.progress_bar import progress_listener

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .. import settings
-from ..amounts import plural
 from ..errors import DatasetNotFoundError, FetchError, NotADatasetError, ObjectNotFoundError
+from ..storage.amounts import plural
 from ..storage.durable import read_plain
 from ..storage.manifest import BLOCK_TABLE, FILENAME, LARGEST_MANIFEST, Manifest
 from .fetch import FetchOptions, Location, RemoteObject, open_location, read_all

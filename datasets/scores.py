@@ -6,8 +6,8 @@ import os
 from typing import Any
 
 from ..errors import DatasetNotFoundError
-from ..keywords import check_keywords
 from ..storage import reference_scores as stated
+from ..storage.keywords import check_keywords
 from ..storage.manifest import Manifest, read_manifest
 from ..storage.reference_scores import ReferenceScores, require_scores
 from . import catalogue, local

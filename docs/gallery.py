@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from rbdata.amounts import size
 from rbdata.cli.catalogue_table import about, available, combine
 from rbdata.datasets.catalogue import load_source
 from rbdata.datasets.sources.catalogue_entry import CatalogueEntry, CatalogueFile, Place
-from rbdata.plugins import BUILT_IN
+from rbdata.storage.amounts import size
+from rbdata.storage.plugins import BUILT_IN
 
 PAGE = Path(__file__).with_name("datasets.md")
 BEGIN, END = "<!-- tables: docs/gallery.py writes them -->", "<!-- end of the tables -->"

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ..datasets.workers.engines import Engine
-from ..scratch import ScratchFolder
 from ..storage.codecs import codec_of
 from ..storage.durable import write_atomically
 from ..storage.parts import PARTS
 from ..storage.schema import FLAGS
+from ..storage.scratch import ScratchFolder
 from .chunks import split
 from .first_pass import collect_statistics
 from .preprocess_request import DryRun, Listener, Preprocessed

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ..datasets.ingest.progress_bar import progress_listener
 from ..datasets.ingest.request import Listener
-from ..keywords import check_keywords
+from ..storage.keywords import check_keywords
 
 
 @check_keywords

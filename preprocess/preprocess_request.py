@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ..amounts import MOST_RECORDS
 from ..datasets.ingest.request import Listener as Listener
 from ..datasets.ingest.request import Outcome
 from ..errors import UsageError
+from ..storage.amounts import MOST_RECORDS
 from ..storage.codecs import resolve_choice
 from .function_chain import Per
 from .functions.checks import choice, whole

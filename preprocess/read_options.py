@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..amounts import MOST_RECORDS
+from ..storage.amounts import MOST_RECORDS
 from ..storage.schema import Leaf, Schema
 from .functions.checks import positive, whole
 

@@ -19,14 +19,14 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from .. import plugins
-from ..amounts import html_table, plural
-from ..amounts import size as amount
 from ..errors import RbdataError, UnknownKeyError, UsageError
-from ..keywords import LazyModule
+from . import plugins
+from .amounts import html_table, plural
+from .amounts import size as amount
 from .codecs import codec_of
 from .codecs.codec import Rows
 from .episodes import EpisodeTable, map_episodes
+from .keywords import LazyModule
 from .manifest import Manifest
 from .memory_map import keep_freed_memory, map_array
 from .reference_scores import (

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from ..amounts import count, html_table, real
 from ..errors import DamagedDatasetError, InvariantError
+from .amounts import count, html_table, real
 from .checksums import record_of
 from .durable import open_anew
 from .memory_map import map_array, verify_hint

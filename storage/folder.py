@@ -18,8 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..amounts import size
 from ..errors import DatasetExistsError, DiskSpaceError, RbdataError, RootNotWritableError, UsageError
+from .amounts import size
 from .durable import leads_nowhere, sync_folder
 from .lock import WriterLock
 from .manifest import BLOCK_TABLE, FILENAME, read_manifest

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from ..amounts import html_table, plural
-from ..amounts import size as amount
 from ..errors import DamagedDatasetError, DatasetBusyError, RbdataError
+from .amounts import html_table, plural
+from .amounts import size as amount
 from .block_checksums import Block, BlockChecksums, read_block_checksums
 from .checksums import BLOCK, join_ranges, sum_pieces
 from .codecs import codec_of

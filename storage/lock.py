@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DatasetBusyError
-from ..scratch import is_running, machine, pid_space
 from .durable import open_plain
+from .scratch import is_running, machine, pid_space
 
 TOUCH_EVERY = 20.0
 STALE_AFTER = 180.0

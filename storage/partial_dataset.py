@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from ..amounts import plural
 from ..errors import DatasetNotFoundError, RbdataError, StoppedError, StoppedWarning, UsageError
+from .amounts import plural
 from .codecs.codec import Rows
 from .dataset import Dataset, open_leaf
 from .episodes import EpisodeTable, open_episodes

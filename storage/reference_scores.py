@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .. import plugins
 from ..errors import RbdataError, UsageError
+from . import plugins
 
 if TYPE_CHECKING:
     from .episodes import EpisodeTable

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from ..errors import SpecError, UsageError
-from ..keywords import check_keywords
 from .bounds import LeafBounds, leaf_bounds
 from .dataset import Dataset
+from .keywords import check_keywords
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..amounts import size as amount
 from ..errors import MissingExtraError, RbdataError, SchemaError, UnknownKeyError, UsageError
+from .amounts import size as amount
 from .bounds import LeafBounds, Space, basic_spaces, leaf_bounds, limits
 from .leaf import Leaf
 from .manifest import Manifest

@@ -16,11 +16,11 @@ import gymnasium
 import pytest
 import rbdata
 import torch
-from rbdata.amounts import html_table
 from rbdata.cli.failures import explain
 from rbdata.datasets.ingest.request import Listener
 from rbdata.errors import MissingExtraError
-from rbdata.keywords import arguments_for_options
+from rbdata.storage.amounts import html_table
+from rbdata.storage.keywords import arguments_for_options
 
 ID = "gymnasium/CartPole-v1"
 

@@ -12,7 +12,7 @@ from rbdata import settings
 from rbdata.datasets.acquire import download
 from rbdata.datasets.ingest.request import Request
 from rbdata.errors import UsageError
-from rbdata.scratch import ScratchFolder
+from rbdata.storage.scratch import ScratchFolder
 
 HERE = DATA
 

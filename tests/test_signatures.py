@@ -13,10 +13,10 @@ from typing import Any, Literal, get_args
 
 import pytest
 import rbdata
-from rbdata import plugins
 from rbdata.datasets import catalogue
 from rbdata.datasets.sources.options import RESERVED, RawFileOptions, SourceOption, SourceOptions
 from rbdata.errors import UsageError
+from rbdata.storage import plugins
 from rbdata.storage.codecs import choices
 from rbdata.storage.replay import ReplayBuffer, TensorDictReplayBuffer
 from rbdata.storage.replay.loading import load_buffer, make_sampler

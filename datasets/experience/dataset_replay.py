@@ -18,10 +18,10 @@ from typing_extensions import TypedDict, Unpack
 
 from ... import settings
 from ...errors import UsageError
-from ...keywords import with_options
 from ...storage.dataset import Dataset
 from ...storage.derived_dataset import Derivation, DerivedDataset
 from ...storage.folder import DatasetPlace, remove_tree
+from ...storage.keywords import with_options
 from ...storage.replay.buffer_options import CollateOptions, CommonOptions, EndOptions, PriorityKeyOptions
 from ...storage.replay.loading import SAMPLING, make_sampler
 from ...storage.replay.samplers.slices import Span, UniformOver

@@ -16,10 +16,10 @@ from typing import Any
 from typing_extensions import Unpack
 
 from ...errors import UnknownDatasetError, UsageError
-from ...keywords import with_options
 from ...storage.codecs.codec import Rows
 from ...storage.dataset import Dataset
 from ...storage.derived_dataset import ShiftedRows, add_episode, rename
+from ...storage.keywords import with_options
 from ...storage.manifest import read_manifest
 from ...storage.replay.buffer import ReplayBuffer
 from ...storage.replay.loading import make_sampler

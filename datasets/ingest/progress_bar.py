@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import fields
 from typing import Any
 
-from ... import amounts
+from ...storage import amounts
 from ..workers.task import TaskProgress
 from .request import Estimate, Listener
 

@@ -2,7 +2,7 @@
 
 A source lists the names of its datasets, declares its options, and turns a name into a `Job`, which downloading and
 converting run alike. The command line, the check of every download, the settings and the tables in ``docs/sources`` are made
-from the declared options. `rbdata.plugins` says how a source is registered; docs/new_source.md shows how one is written.
+from the declared options. `storage.plugins` says how a source is registered; docs/new_source.md shows how one is written.
 
 This module and the modules that define sources are imported for ``rbdata download --help``: nothing heavy here.
 """
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import settings
 from ...errors import UsageError
-from ...keywords import nearest
+from ...storage.keywords import nearest
 from ...storage.reference_scores import ReferenceScores, recorded_scores
 from .catalogue_entry import CatalogueEntry, CatalogueFile
 from .known_environment import KnownEnvironment, stated_environment

@@ -21,7 +21,7 @@ from multiprocessing.context import BaseContext, set_spawning_popen
 from multiprocessing.util import Finalize
 from typing import Any
 
-from ...scratch import ScratchFolder
+from ...storage.scratch import ScratchFolder
 
 _QUICK_START = f"{__package__}.quick_start"
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import WorkerLostError
-from ...scratch import ScratchFolder
+from ...storage.scratch import ScratchFolder
 from .. import waits
 from .task import Report, T, TaskProgress, Unit, Work
 from .worker_process import OnOutput, OutputPipe, end_with_parent, flush_output, print_to, write_to_stderr

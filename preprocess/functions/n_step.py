@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from tensordict import TensorDictBase
 
-from ...amounts import MOST_RECORDS
+from ...storage.amounts import MOST_RECORDS
 from ...storage.replay.batches import NStep
 from .checks import positive, whole
 from .leaves import get

@@ -29,8 +29,8 @@ from typing import Protocol
 import google_crc32c
 import numpy as np
 
-from ...amounts import size as amount
 from ...errors import CacheError, ChecksumError, DamagedDatasetError
+from ..amounts import size as amount
 from ..checksums import check_ranges
 from ..durable import open_plain, sync_folder, write_at, write_atomically
 from ..manifest import FILENAME, Manifest

@@ -39,8 +39,8 @@ from typing import Any
 
 import numpy as np
 
-from ...amounts import size as amount
 from ...errors import CacheError, DiskSpaceError, RbdataError
+from ..amounts import size as amount
 from ..checksums import crc32c
 from ..codecs import codec_of
 from ..durable import is_full, open_plain, write_atomically

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from ...amounts import plural
-from ...amounts import size as amount
 from ...errors import CacheError, DamagedDatasetError
+from ..amounts import plural
+from ..amounts import size as amount
 from ..block_checksums import BlockChecksums
 from ..codecs import codec_of
 from ..codecs.codec import Rows, StoredRows

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from ...amounts import MOST_RECORDS
 from ...errors import ArgumentTypeError, SamplingError, UsageError
+from ..amounts import MOST_RECORDS
 from ..dataset import Dataset
 from .samplers.consuming import ConsumingSampler
 from .samplers.uniform import RandomSampler, Sampler

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 import torch
 from tensordict import TensorDict
 
-from ...amounts import MOST_RECORDS
 from ...errors import UsageError
+from ..amounts import MOST_RECORDS
 from ..codecs import load_codec
 from ..schema import FLAGS, LARGE_ROW
 from ..window import Windows, nest, plan_windows, read_window, read_windows

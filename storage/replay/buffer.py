@@ -21,10 +21,10 @@ from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from tensordict.utils import expand_as_right
 from typing_extensions import Self
 
-from ...amounts import MOST_RECORDS, html_table, plural
 from ...errors import PassRestartedWarning, RbdataError, UsageError, reason
-from ...keywords import check_keywords
+from ..amounts import MOST_RECORDS, html_table, plural
 from ..dataset import Dataset
+from ..keywords import check_keywords
 from ..partial_dataset import PartialDataset
 from .argument_checks import (
     check_batch_size,

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from typing_extensions import Unpack
 
 from ...errors import ReadOnlyError, SamplingError, SchemaError, UsageError, reason
-from ...keywords import with_options
+from ..keywords import with_options
 from .argument_checks import check_batch_size, check_prefetch, check_seed, make_generator
 from .buffer import ReplayBuffer
 from .buffer_options import EnsembleOptions

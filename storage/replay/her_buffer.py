@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 from typing_extensions import Unpack
 
 from ...errors import UsageError
-from ...keywords import with_options
+from ..keywords import with_options
 from .buffer import ReplayBuffer
 from .buffer_options import HindsightOptions
 from .hindsight import HindsightStrategy, Relabeling

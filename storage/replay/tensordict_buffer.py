@@ -11,7 +11,7 @@ from tensordict import TensorDictBase
 from typing_extensions import Unpack
 
 from ...errors import SamplingError, SchemaError, UsageError
-from ...keywords import with_options
+from ..keywords import with_options
 from .argument_checks import resolve_storage
 from .buffer import ReplayBuffer
 from .buffer_options import BufferOptions, PrioritizedOptions, ReadOptions

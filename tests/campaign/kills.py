@@ -40,8 +40,8 @@ from kills_calls import CALLS, call, lengths_of, wrong_loop
 from kills_damage import change_working, plant_lock
 from paths import DATA
 from rbdata import cli
-from rbdata.scratch import ScratchFolder
 from rbdata.storage.manifest import FILENAME
+from rbdata.storage.scratch import ScratchFolder
 from report import Report
 
 #: Of the rounds, those that change a working folder.

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
-from rbdata.amounts import exact_percent
 from rbdata.cards.overview import count_values
 from rbdata.cli.bar_charts import GAP, WIDTH, chart, shows_blocks, side_by_side, sparkline
+from rbdata.storage.amounts import exact_percent
 
 RNG = np.random.default_rng(0)
 SHAPES = {

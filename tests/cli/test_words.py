@@ -6,7 +6,6 @@ import errno
 from pathlib import Path
 
 import pytest
-from rbdata import amounts
 from rbdata.cli.catalogue_table import combine
 from rbdata.cli.console import Column, Console, printable, wrapped
 from rbdata.cli.failures import explain
@@ -15,6 +14,7 @@ from rbdata.datasets.ingest.request import Estimate
 from rbdata.datasets.sources.catalogue_entry import CatalogueEntry
 from rbdata.datasets.workers.task import TaskProgress
 from rbdata.errors import DiskSpaceError, UnknownDatasetError
+from rbdata.storage import amounts
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_batches_of_large_rows_are_small(tmp_path, capsys):
 
 def test_what_a_killed_measurement_left_is_removed(mirror, tmp_path):
     code = (
-        "import sys; from pathlib import Path; from rbdata.scratch import ScratchFolder;"
+        "import sys; from pathlib import Path; from rbdata.storage.scratch import ScratchFolder;"
         "print((made := ScratchFolder(Path(sys.argv[1]), '.bench-')).path, flush=True); input()"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]

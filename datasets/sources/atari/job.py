@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ....amounts import plural
 from ....errors import ChecksumError, CorruptSourceError
+from ....storage.amounts import plural
 from ....storage.checksums import crc32c
 from ....storage.column_writer import ColumnWriter
 from ...fetch import Location, read_all, resolve

@@ -28,9 +28,9 @@ from typing_extensions import TypedDict, Unpack
 
 from .... import settings
 from ....errors import DatasetBusyError, DatasetExistsError, RbdataError, UnfinishedDatasetError, UsageError, reason
-from ....keywords import with_options
 from ....storage.folder import JOURNAL, DatasetPlace, make_writable
 from ....storage.journal import Journal
+from ....storage.keywords import with_options
 from ....storage.writer import DatasetWriter, fingerprint
 from ...ingest.protocol import ConvertOptions
 from ...ingest.request import Listener, Request

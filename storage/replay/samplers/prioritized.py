@@ -24,7 +24,7 @@ import torch
 from typing_extensions import Unpack
 
 from ....errors import SamplingError, UsageError
-from ....keywords import with_options
+from ...keywords import with_options
 from ..draw import Draw
 from ..overrides import is_overridden
 from ..storages.storage import Storage, whole_numbers

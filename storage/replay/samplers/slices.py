@@ -17,7 +17,7 @@ import torch
 from typing_extensions import TypedDict, Unpack
 
 from ....errors import SamplingError, UsageError
-from ....keywords import with_options
+from ...keywords import with_options
 from ..draw import Draw, SliceMarks
 from ..storages.storage import Storage
 from ..timeline import Edges, Timeline, as_key

@@ -31,8 +31,8 @@ from tensordict import MemoryMappedTensor, TensorDictBase, is_tensor_collection
 from torch.utils import _pytree as pytree
 
 from ....errors import DamagedDatasetError, DatasetExistsError, DiskSpaceError, UsageError, reason
-from ....scratch import ScratchFolder
 from ...durable import allocate, is_full, system_error, write_atomically
+from ...scratch import ScratchFolder
 from ...tensordict_folder import check_plain, check_writable, read_json, read_memmap, regular_size
 from ..state_files import METADATA, create_tree, describe_tree, open_tree, write_metadata
 from .gather import Readable

@@ -29,7 +29,7 @@ from tensordict import LazyStackedTensorDict, TensorDictBase, is_leaf_nontensor,
 from torch.utils import _pytree as pytree
 
 from ....errors import DamagedDatasetError, SchemaError, UsageError, reason
-from ....scratch import ScratchFolder
+from ...scratch import ScratchFolder
 from ..devices import check_device
 from ..state_files import read_tensors, reading, write_leaves, write_metadata, write_tensors
 from ..timeline import Key

@@ -15,7 +15,7 @@ from rbdata.datasets.sources.atari.rl_unplugged.files import LEFT_OUT
 from rbdata.datasets.sources.atari.source import GAMES
 from rbdata.datasets.sources.catalogue_entry import ACTIONS, OBSERVATIONS, CatalogueEntry, CatalogueFile, Place
 from rbdata.datasets.sources.d4rl.registry import FLAT_COPY, HOME, PINNED, registry
-from rbdata.plugins import BUILT_IN
+from rbdata.storage.plugins import BUILT_IN
 
 TOP = DATA.parents[1]
 

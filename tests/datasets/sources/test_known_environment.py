@@ -12,7 +12,7 @@ import rbdata
 from paths import DATA
 from rbdata.datasets.sources.known_environment import stated_environment
 from rbdata.errors import MissingExtraError, UsageError
-from rbdata.plugins import load
+from rbdata.storage.plugins import load
 
 gymnasium_envs.register()
 

@@ -8,13 +8,13 @@ from importlib.metadata import EntryPoint
 import numpy as np
 import pytest
 from paths import DATA
-from rbdata import plugins
 from rbdata.cli import run
 from rbdata.datasets import catalogue
 from rbdata.datasets.ingest.protocol import ConvertOptions
 from rbdata.datasets.sources.options import SourceOption
 from rbdata.datasets.sources.source import Source
 from rbdata.errors import PluginError, PluginWarning, UsageError
+from rbdata.storage import plugins
 
 DOCS = DATA.parents[1] / "docs" / "sources"
 

@@ -18,7 +18,7 @@ from processes import RBDATA, is_gone, start_interruptible, wait_until
 from rbdata.datasets.workers import pool
 from rbdata.datasets.workers.pool import Workers, fork_server_is_available
 from rbdata.errors import WorkerLostError
-from rbdata.scratch import ScratchFolder
+from rbdata.storage.scratch import ScratchFolder
 from worker_tasks import TASKS, about, wait_for_the_network
 
 pytestmark = pytest.mark.skipif(not fork_server_is_available(), reason="processes are forked on Linux only")

@@ -7,8 +7,8 @@ A package registers its own in its ``pyproject.toml``:
     csvlog = "rbdata_csvlog:CsvLogSource"
 
 BUILT_IN holds the same for the sources of this package. No source is imported before it is asked for. `settings` reads
-names and options from here, so this module is below it and what `load` returns is not typed: `catalogue.load_source` is
-the typed way to a source.
+names and options from here, and datasets the scores and environments that sources know. So this module is below the sources,
+and what `load` returns is not typed: `datasets.catalogue.load_source` is the typed way to a source.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from .errors import PluginError, PluginWarning, UnknownDatasetError, is_interrupt, reason
+from ..errors import PluginError, PluginWarning, UnknownDatasetError, is_interrupt, reason
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rbdata import scratch
-from rbdata.scratch import ScratchFolder
+from rbdata.storage import scratch
+from rbdata.storage.scratch import ScratchFolder
 
 CODE = """
 import sys, time
 from pathlib import Path
-from rbdata.scratch import ScratchFolder
+from rbdata.storage.scratch import ScratchFolder
 folder = ScratchFolder(Path(sys.argv[1]))
 (folder.path / "rows").write_bytes(bytes(1000))
 print(folder.path, flush=True)
@@ -129,7 +129,7 @@ def test_many_processes_at_once(tmp_path):
     code = """
 import sys
 from pathlib import Path
-from rbdata.scratch import ScratchFolder
+from rbdata.storage.scratch import ScratchFolder
 for _ in range(200):
     with ScratchFolder(Path(sys.argv[1])) as folder:
         (folder / "a").touch()

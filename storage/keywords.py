@@ -11,7 +11,7 @@ from inspect import Parameter, formatannotation, signature
 from types import ModuleType
 from typing import Any, TypeVar, get_type_hints
 
-from .errors import ArgumentTypeError, RbdataError
+from ..errors import ArgumentTypeError, RbdataError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
