@@ -658,7 +658,7 @@ class ReplayBuffer(ConditionalUpdateMixin):
     def extend(self, data: Any, *, update_priority: bool | None = None) -> Any:
         """Write a batch of records; returns their rows, int64 ``[n]`` (``[n, ndim]`` for a storage of more dimensions).
 
-        A list is a list of records, a tuple a tree of columns. More records than there is room for: the newest stay.
+        A list is a list of records, a tuple a tree of columns (record i has the i-th elements). More records than there is room for: the newest stay.
         Raises SchemaError for other keys, shapes or dtypes than those stored, ReadOnlyError where nothing can be written.
         """
         if len(self._transforms):

@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean, median_low
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase, is_tensor_collection
 from torch.utils import _pytree as pytree
@@ -297,7 +298,7 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
 
 
 def count_records(data: Any) -> int:
-    """How many records a batch has. Raises SchemaError where it is no batch."""
+    """How many records a batch has. Raises SchemaError where it is no batch, or its columns differ in length."""
     if isinstance(data, (list, torch.Tensor)) or is_tensor_collection(data):
         return len(data)
     leaves = pytree.tree_leaves(data)
@@ -305,6 +306,9 @@ def count_records(data: Any) -> int:
         raise SchemaError(
             f"extend takes a batch or a sequence of records, not a {type(data).__name__} of single values"
         )
+    lengths = {len(leaf) for leaf in leaves if isinstance(leaf, (torch.Tensor, np.ndarray)) and leaf.ndim}
+    if len(lengths) > 1:
+        raise SchemaError(f"the columns of a {type(data).__name__} have {' and '.join(map(str, sorted(lengths)))} rows")
     return len(leaves[0]) if leaves else 0
 
 

@@ -22,7 +22,8 @@ from ..devices import check_device
 from ..state_files import read_state, reading, write_state
 from ..timeline import Key
 from .storage import Storage
-from .trees import copy_of, from_state
+from .tensor_layout import written_rows
+from .trees import copy_of, from_state, records_of_columns
 
 
 class ListStorage(Storage):
@@ -59,6 +60,8 @@ class ListStorage(Storage):
             if len(index) != 1:
                 raise UsageError("a ListStorage has one dimension")
             return self.get(index[0])
+        if index is Ellipsis:
+            index = slice(None)
         if isinstance(index, slice):
             return [self._read(place) for place in range(*index.indices(len(self._records)))]
         if isinstance(index, (int, np.integer)):
@@ -83,12 +86,11 @@ class ListStorage(Storage):
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         if isinstance(cursor, (int, np.integer)) or (isinstance(cursor, torch.Tensor) and not cursor.ndim):
             cursor, data = [int(cursor)], [data]
-        elif isinstance(cursor, slice):
-            cursor = range(*cursor.indices(self.capacity))
-        cursor = cursor.tolist() if isinstance(cursor, (torch.Tensor, np.ndarray)) else list(cursor)
-        cursor = self._numbers(cursor)
+        elif isinstance(data, tuple):
+            data = records_of_columns(data)
         if not isinstance(data, (Sequence, torch.Tensor, np.ndarray, set)) and not is_tensor_collection(data):
             raise SchemaError(f"a {type(self).__name__} takes a sequence of records, not a {type(data).__name__}")
+        cursor = self._places(cursor, len(data))
         if len(cursor) != len(data):
             raise SchemaError(f"{len(data)} records for {len(cursor)} places")
         room = len(self._records)
@@ -101,6 +103,20 @@ class ListStorage(Storage):
         if set_cursor and cursor:
             self._newest = cursor[-1]
         self._version += 1
+
+    def _places(self, cursor: Any, given: int) -> list[int]:
+        """The numbers of the records that an index names, to which ``given`` ones are to be written."""
+        if isinstance(cursor, tuple):
+            if len(cursor) != 1:
+                raise UsageError("a ListStorage has one dimension")
+            cursor = cursor[0]
+        rows = written_rows(cursor, len(self._records), given)
+        if isinstance(rows, slice):
+            return list(range(*rows.indices(self.capacity)))
+        if rows.ndim != 1:
+            raise SchemaError(f"an index of shape {list(rows.shape)} does not fit a list of records")
+        numbers: list[int] = rows.tolist()
+        return numbers
 
     def _to_records(self, data: Any) -> Iterable[Any]:
         """The records of a batch as they are to be kept."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from copy import copy
 from dataclasses import fields, is_dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -133,9 +134,33 @@ def stack(records: list[Any]) -> Any:
     try:
         if is_tensor_collection(records[0]):
             return torch.stack(records)
-        return pytree.tree_map(lambda *leaves: torch.stack([torch.as_tensor(leaf) for leaf in leaves]), *records)
+        return pytree.tree_map(_stack_leaves, *records, is_leaf=is_tensor_collection)
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise SchemaError(f"the records of a list are not alike: {error}") from error
+
+
+def _stack_leaves(*leaves: Any) -> Any:
+    return torch.stack([leaf if is_tensor_collection(leaf) else torch.as_tensor(leaf) for leaf in leaves])
+
+
+def records_of_columns(data: tuple[Any, ...]) -> Any:
+    """The records of a tuple of columns: record i is the tuple of their i-th elements. Any other tuple stays as it is.
+
+    Columns are tensors, arrays or TensorDicts ``[n, ...]``, in a tree. Raises SchemaError where they differ in length.
+    """
+    columns = pytree.tree_leaves(data, is_leaf=is_tensor_collection)
+    if not columns or not all(map(_is_column, columns)):
+        return data
+    lengths = {len(column) for column in columns}
+    if len(lengths) > 1:
+        raise SchemaError(f"the columns of a tuple have {' and '.join(map(str, sorted(lengths)))} rows")
+    elements = partial(pytree.tree_map, is_leaf=is_tensor_collection)
+    return [elements(lambda column, row=row: column[row], data) for row in range(lengths.pop())]
+
+
+def _is_column(leaf: Any) -> bool:
+    is_batch = isinstance(leaf, (torch.Tensor, np.ndarray)) or is_tensor_collection(leaf)
+    return is_batch and leaf.ndim > 0
 
 
 def move_dim_first(data: Any, dim: int, ndim: int) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from rbdata.errors import SchemaError
 from rbdata.storage.replay import (
     CompressedListStorage,
     LazyStackStorage,
+    LazyTensorStorage,
     ListStorage,
     ReplayBuffer,
     SliceSampler,
@@ -161,3 +162,77 @@ def test_masks_choose_records(form):
     assert buffer[:].tolist() == [0, 1, 12, 13]
     with pytest.raises(SchemaError, match="mask of 2 for 4"):
         buffer[form([True, False])]
+
+
+class Columns(NamedTuple):
+    obs: Any
+    reward: Any
+
+
+@pytest.mark.parametrize("storage", [ListStorage, CompressedListStorage])
+@pytest.mark.parametrize("count", [2, 3, 11])
+def test_a_tuple_of_columns_is_a_list_of_tuples(storage, count):
+    buffer = ReplayBuffer(storage=storage(8), batch_size=4)
+    rows = buffer.extend(Columns(np.arange(2.0 * count).reshape(count, 2), torch.arange(count)))
+    for number, row in list(enumerate(rows.tolist()))[-8:]:
+        record = buffer.storage.get(row)
+        assert isinstance(record, Columns)
+        assert record.obs.tolist() == [2 * number, 2 * number + 1]
+        assert int(record.reward) == number
+    assert len(buffer) == min(count, 8)
+    assert buffer.sample().obs.shape == (4, 2)
+    buffer[0:2] = Columns(np.zeros((2, 2)), torch.tensor([7, 9]))
+    assert buffer[:2].reward.tolist() == [7, 9]
+
+
+def test_columns_may_be_trees_and_tensordicts():
+    buffer = ReplayBuffer(storage=ListStorage(8), batch_size=4)
+    buffer.extend(({"o": torch.arange(2)}, TensorDict({"a": torch.arange(2)}, [2])))
+    first, second = buffer[:]
+    assert first["o"].tolist() == [0, 1]
+    assert second.batch_size == (2,)
+    assert second["a"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("storage", [ListStorage, LazyTensorStorage])
+@pytest.mark.parametrize("lengths", [(2, 3), (3, 2)])
+def test_columns_of_different_length_are_refused(storage, lengths):
+    buffer = ReplayBuffer(storage=storage(8))
+    with pytest.raises(SchemaError, match="2 and 3 rows"):
+        buffer.extend(tuple(map(torch.arange, lengths)))
+    assert not len(buffer)
+
+
+@pytest.mark.parametrize("storage", [ListStorage, LazyStackStorage, CompressedListStorage])
+@pytest.mark.parametrize(
+    ("index", "expected"),
+    [
+        (slice(None), [50, 51, 52, 53]),
+        (..., [50, 51, 52, 53]),
+        (slice(-2, None), [0, 1, 50, 51]),
+        (slice(None, None, 2), [50, 1, 51, 3]),
+        ([-1], [0, 1, 2, 50]),
+        (torch.tensor([-1, -2]), [0, 1, 51, 50]),
+        (np.array([True, False, True, False]), [50, 1, 51, 3]),
+        ((torch.tensor([0, -1]),), [50, 1, 2, 51]),
+        (-2, [0, 1, 50, 3]),
+    ],
+)
+def test_an_index_counts_from_the_records_that_are_there(storage, index, expected):
+    buffer = ReplayBuffer(storage=storage(8))
+    buffer.extend(TensorDict({"a": torch.arange(4)}, [4]))
+    written = sum(number >= 50 for number in expected)
+    records = TensorDict({"a": torch.arange(50, 50 + written)}, [written])
+    buffer[index] = records[0] if isinstance(index, int) else records
+    assert buffer[:]["a"].tolist() == expected
+    assert buffer[index]["a"].reshape(-1).tolist() == (50 + torch.arange(written)).tolist()
+    with pytest.raises(SchemaError):
+        buffer[[-5]] = records[:1]
+    with pytest.raises(SchemaError):
+        buffer[[True, False]] = records[:1]
+
+
+def test_an_open_slice_of_an_empty_list_is_as_long_as_the_records():
+    buffer = ReplayBuffer(storage=ListStorage(8))
+    buffer[:] = [torch.tensor(number) for number in range(3)]
+    assert buffer[:].tolist() == [0, 1, 2]
