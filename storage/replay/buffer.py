@@ -45,7 +45,7 @@ from .pipeline import BatchSpec, Info, OrderState, Pipeline, RetiredError, check
 from .sample_units import check_unit
 from .samplers.consuming import ConsumingSampler, ReusingWriter
 from .samplers.uniform import Sampler
-from .storages.column_access import is_key, read_column, read_records, write_column, write_records
+from .storages.column_access import is_key, read_column, read_records, write_leaf, write_records
 from .storages.dataset_storage import DatasetStorage
 from .storages.list_storage import ListStorage
 from .storages.storage import Storage
@@ -658,8 +658,9 @@ class ReplayBuffer(ConditionalUpdateMixin):
     def extend(self, data: Any, *, update_priority: bool | None = None) -> Any:
         """Write a batch of records; returns their rows, int64 ``[n]`` (``[n, ndim]`` for a storage of more dimensions).
 
-        A list is a list of records, a tuple a tree of columns (record i has the i-th elements). More records than there is room for: the newest stay.
-        Raises SchemaError for other keys, shapes or dtypes than those stored, ReadOnlyError where nothing can be written.
+        A list is a list of records, a tuple a tree of columns: record i has the i-th elements. More records than
+        there is room for: the newest stay. Raises SchemaError for other keys, shapes or dtypes than those stored, ReadOnlyError
+        where nothing can be written.
         """
         if len(self._transforms):
             data = self._transforms.inv(data)
@@ -721,7 +722,7 @@ class ReplayBuffer(ConditionalUpdateMixin):
     def __setitem__(self, index: Any, value: Any) -> None:
         if is_key(index):
             with self._writing():
-                write_column(self._storage, index, value, self._swapped_dim)
+                write_leaf(self._storage, index, value, dim=self._swapped_dim)
             return
         if len(self._transforms):
             value = self._transforms.inv(value)
@@ -736,14 +737,13 @@ class ReplayBuffer(ConditionalUpdateMixin):
     def set_(self, key: Any, value: Any) -> Self:
         """Change a leaf of all records, as they are stored: ``[*storage.shape, ...]``, without transforms."""
         with self._writing():
-            write_column(self._storage, key, value, 0)
+            write_leaf(self._storage, key, value)
         return self
 
     def set_at_(self, key: Any, value: Any, index: Any) -> Self:
         """Change a leaf of the records at ``index``, as they are stored."""
         with self._writing():
-            records = copy_of(self._storage.get(index)).set_(key, value)
-            write_records(self._storage, index, records, 0)
+            write_leaf(self._storage, key, value, index)
         return self
 
     def update_(self, input_dict_or_td: Any, clone: bool = False, *, keys_to_update: Any = None) -> Self:

@@ -13,9 +13,7 @@ from tensordict import is_tensor_collection
 
 from ....errors import SchemaError, UnknownKeyError, UsageError, reason
 from ..timeline import as_key
-from .list_storage import ListStorage
 from .storage import Storage
-from .tensor_storage import TensorStorage
 from .trees import copy_of, tree_map
 
 
@@ -51,12 +49,15 @@ def read_column(storage: Storage, records: Any, key: Any) -> Any:
         raise _unknown(storage, key) from error
 
 
-def write_column(storage: Storage, key: Any, value: Any, dim: int) -> None:
-    """Change a leaf of all records. Raises UnknownKeyError, SchemaError for values that do not fit, ReadOnlyError."""
+def write_leaf(storage: Storage, key: Any, value: Any, index: Any = None, dim: int = 0) -> None:
+    """Change a leaf of the records at ``index``, or of all.
+
+    Raises UnknownKeyError, SchemaError for values that do not fit, ReadOnlyError, UsageError where records have no columns.
+    """
     if storage.immutable:
         storage.set(key, value)  # which refuses
-    records = storage.get(slice(None))
-    if isinstance(storage, ListStorage) or not is_tensor_collection(records):
+    records = storage._records_to_change(slice(None) if index is None else index, key)
+    if not is_tensor_collection(records):
         raise UsageError(f"a {type(storage).__name__} has no columns to write to", hint="use a LazyTensorStorage")
     leaf = records.get(key, None)
     if leaf is None:
@@ -66,9 +67,11 @@ def write_column(storage: Storage, key: Any, value: Any, dim: int) -> None:
         column.transpose(dim, 0).copy_(_held(torch.as_tensor(value).detach(), leaf.dtype))
     except (RuntimeError, TypeError, ValueError) as error:
         raise SchemaError(f"what is to be written to {'/'.join(as_key(key))} does not fit: {reason(error)}") from error
-    # Of a tensor storage the one leaf: a ``get`` of the user's may give others than what is stored.
-    records = records.empty() if isinstance(storage, TensorStorage) else records.copy()
-    storage.set(slice(0, storage.filled), records.set(key, column), set_cursor=False)
+    records = records.set(key, column)
+    if index is None:
+        storage.set(slice(0, storage.filled), records, set_cursor=False)
+    else:
+        write_records(storage, index, records, 0)
 
 
 def _held(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

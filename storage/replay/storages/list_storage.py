@@ -19,6 +19,7 @@ from tensordict import MemoryMappedTensor, TensorDict, TensorDictBase, is_tensor
 
 from ....errors import SchemaError, UsageError
 from ..devices import check_device
+from ..overrides import reads_by_get
 from ..state_files import read_state, reading, write_state
 from ..timeline import Key
 from .storage import Storage
@@ -138,6 +139,13 @@ class ListStorage(Storage):
 
     def _to_device(self, record: Any) -> Any:
         return record.to(self._device) if self._device is not None and hasattr(record, "to") else record
+
+    def _records_to_change(self, index: Any, key: Any) -> Any:
+        """Whole records. Raises UsageError where a ``get`` of the user's gives others than what is stored."""
+        if reads_by_get(self):
+            message = f"{type(self).__name__}.get is your own: a leaf alone cannot be written beside what it gives"
+            raise UsageError(message, hint="write whole records: buffer[index] = records")
+        return super()._records_to_change(index, key)
 
     def column(self, key: Key) -> torch.Tensor | None:
         records = [self._read(place) for place in range(len(self._records))]

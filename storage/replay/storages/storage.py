@@ -27,6 +27,7 @@ from ..overrides import link, reads_by_get
 from ..state_files import read_state, reading, write_state
 from ..timeline import Edges, Key, Timeline
 from .gather import Readable
+from .trees import copy_of
 
 
 class SlotGenerations:
@@ -131,6 +132,10 @@ class Storage:
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         """Write rows (along the first dimension); ``set_cursor`` tells that these are the newest ones."""
         raise NotImplementedError
+
+    def _records_to_change(self, index: Any, key: Any) -> Any:
+        """Copies of records, which `set` takes back with another leaf ``key``; no TensorDict where there are no columns."""
+        return copy_of(self.get(index))
 
     def _copied_if_own(self, data: Any) -> Any:
         """Data that are to be written: a copy where they lie in memory that is written to meanwhile."""

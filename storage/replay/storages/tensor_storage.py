@@ -377,6 +377,11 @@ class TensorStorage(SavedTensors):
             records = tree_map(lambda leaf: leaf[index], self.contents())
         return repeat_values(records) if self._table is None and is_tensor_collection(records) else records
 
+    def _records_to_change(self, index: Any, key: Any) -> Any:
+        """The one leaf, as it is stored: a ``get`` of the user's may give others than what is stored."""
+        records = TensorStorage.get(self, index)
+        return records.select(key, strict=False) if is_tensor_collection(records) else records
+
     def contents(self) -> Any:
         """What is filled, as views."""
         if self.is_full:

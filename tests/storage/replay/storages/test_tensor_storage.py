@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from rbdata.errors import SchemaError, UsageError
+from rbdata.errors import SchemaError, UnknownKeyError, UsageError
 from rbdata.storage.replay import (
     LazyMemmapStorage,
     LazyStackStorage,
@@ -232,12 +232,21 @@ class Half(LazyTensorStorage):
         return data.set("o", data["o"] / 2)
 
 
-def test_a_column_is_written_alone():
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda buffer: buffer.__setitem__("a", torch.tensor([0, 7, 8, 3])),
+        lambda buffer: buffer.set_at_("a", torch.tensor([7, 8]), [1, 2]),
+        lambda buffer: buffer.set_at_("a", torch.tensor([8, 7]), torch.tensor([-2, 1])),
+        lambda buffer: buffer.update_({"a": torch.tensor([0, 7, 8, 3])}),
+    ],
+)
+def test_a_column_is_written_alone(write):
     buffer = TensorDictReplayBuffer(storage=Half(4), batch_size=4)
     buffer.extend(TensorDict({"a": torch.arange(4), "o": torch.arange(4.0)}, [4]))
-    buffer["a"] = torch.arange(4) + 100
+    write(buffer)
     assert buffer[:]["o"].tolist() == [0, 0.5, 1, 1.5]
-    assert buffer[:]["a"].tolist() == [100, 101, 102, 103]
+    assert buffer[:]["a"].tolist() == [0, 7, 8, 3]
 
 
 @pytest.mark.parametrize("value", [np.array([5.7, 1, 2, 3]), torch.tensor(0.5), torch.full((4,), float("nan"))])
@@ -246,13 +255,35 @@ def test_values_that_a_column_cannot_hold_are_refused(value):
     buffer.extend(TensorDict({"a": torch.arange(4), "o": torch.arange(4.0)}, [4]))
     with pytest.raises(SchemaError, match="a does not fit"):
         buffer["a"] = value
+    with pytest.raises(SchemaError, match="a does not fit"):
+        buffer.set_at_("a", value, slice(None))
+    with pytest.raises(UnknownKeyError):
+        buffer.set_at_("b", value, [0])
     buffer["a"], buffer["o"] = np.array([5.0, 1, 2, 3]), np.array([0.1, 1, 2, 3])
     assert buffer["a"].tolist() == [5, 1, 2, 3]
     assert buffer["o"].tolist() == torch.tensor([0.1, 1, 2, 3]).tolist()
 
 
-def test_a_lazy_stack_has_no_columns_to_write_to():
-    buffer = TensorDictReplayBuffer(storage=LazyStackStorage(4), batch_size=4)
-    buffer.extend(TensorDict({"a": torch.arange(4)}, [4]))
+def test_leaves_of_lists():
+    records = TensorDict({"a": torch.arange(4), "o": torch.arange(4.0)}, [4])
+    buffer = TensorDictReplayBuffer(storage=LazyStackStorage(8), batch_size=4)
+    buffer.extend(records)
+    buffer["a"] = torch.tensor([5, 6, 7, 8])
+    buffer.set_at_("a", 0, [-1])
+    assert [buffer[row]["a"].item() for row in range(4)] == [5, 6, 7, 0]
+    buffer = TensorDictReplayBuffer(storage=ListStorage(8), batch_size=4)
+    buffer.extend(records)
     with pytest.raises(UsageError, match="no columns"):
-        buffer["a"] = torch.arange(4)
+        buffer.set_at_("a", 0, [1])
+    with pytest.raises(UsageError, match="no columns"):
+        buffer["a"] = 0
+
+    class Decoded(LazyStackStorage):
+        def get(self, index):
+            records = super().get(index)
+            return records.set("o", records["o"] / 2)
+
+    buffer = TensorDictReplayBuffer(storage=Decoded(8), batch_size=4)
+    buffer.extend(records)
+    with pytest.raises(UsageError, match="your own"):
+        buffer.set_at_("a", 0, [1])
