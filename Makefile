@@ -67,7 +67,7 @@ SEED ?= 0
 
 campaign: $(STAMP)
 	@mkdir -p build
-	$(BIN)/python -m tests.campaign --rounds-scale $(SCALE) --seed $(SEED) --report build/campaign.md
+	$(BIN)/python benchmarks/campaign --rounds-scale $(SCALE) --seed $(SEED) --report build/campaign.md
 
 # The tests on the least versions that pyproject.toml states, over the built wheel instead of the checkout; not part of `test`.
 # The independent reader of Minari datasets wants a newer NumPy, and does without; it needs Python 3.11. Tests beside

@@ -2,7 +2,8 @@
 
 A packed file may declare a thousand times what it holds, and real ones do: black frames shrink 250-fold, flags that are never
 set a thousandfold. So most readers work in pieces, whatever the ratio; what must be in memory as a whole is compared with
-the size of the file. A conversion then stays below 600 MB for any input below 10 MB (`tests/campaign/inputs.py` measures it).
+the size of the file. A conversion then stays below 600 MB for any input below 10 MB, which `benchmarks/campaign/inputs.py`
+measures.
 """
 
 from __future__ import annotations

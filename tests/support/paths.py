@@ -7,3 +7,4 @@ from pathlib import Path
 SUPPORT = Path(__file__).parent
 TESTS = SUPPORT.parent
 DATA = TESTS / "data"
+CAMPAIGN = TESTS.parent / "benchmarks" / "campaign"

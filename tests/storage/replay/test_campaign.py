@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 
-from paths import SUPPORT
+from paths import CAMPAIGN
 
 #: Each group runs in a process of its own, one case after the other; the very first case has a spawned process among its four.
 GROUPS = (
@@ -27,7 +27,7 @@ def test_random_calls_of_threads_and_processes():
     running = []
     for group in GROUPS:
         spawned = str(int(group is GROUPS[0]))
-        command = [sys.executable, str(SUPPORT / "replay_campaign.py"), *options, "--spawned", spawned]
+        command = [sys.executable, str(CAMPAIGN / "replay_campaign.py"), *options, "--spawned", spawned]
         command += [word for name in group for word in ("--case", name)]
         running.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     for process, group in zip(running, GROUPS):

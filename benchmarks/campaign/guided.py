@@ -1,7 +1,7 @@
 """Inputs that coverage leads to, by atheris, which whoever wants it installs: ``pip install atheris``.
 
-    python tests/campaign/inputs.py --atheris parquet --seconds 600
-    python tests/campaign/inputs.py --atheris all --seconds 60      # every reader: a line for each
+    python benchmarks/campaign/inputs.py --atheris parquet --seconds 600
+    python benchmarks/campaign/inputs.py --atheris all --seconds 60      # every reader: a line for each
 
 A run ends with the first fault; the input that led to it is left in the folder that is printed, and is read again by
 ``--atheris READER --again FILE``.

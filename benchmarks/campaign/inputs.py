@@ -1,8 +1,8 @@
 """Files of every format with a few bytes wrong, and small files that unpack to a great deal.
 
-    python -m tests.campaign inputs                          # every reader
-    python -m tests.campaign.inputs --reader parquet --rounds 100000 --seed 5 [--from N]
-    python -m tests.campaign.inputs --atheris parquet        # guided by coverage, see guided.py
+    python benchmarks/campaign/inputs.py                          # every reader
+    python benchmarks/campaign/inputs.py --reader parquet --rounds 100000 --seed 5 [--from N]
+    python benchmarks/campaign/inputs.py --atheris parquet        # guided by coverage, see guided.py
 
 An input is a valid file (of tests/data, or written by the provider's own library) that was changed as its seed says. It is
 read in a warm forked process. What must come out: the right values, as far as the format proves them or another reader knows
@@ -30,13 +30,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-if __name__ == "__main__":  # in place of the checkout's root, whose folders have names that other packages have too
-    sys.path[:] = [str(HERE), str(HERE.parent / "support"), *(one for one in sys.path if Path(one) != HERE.parents[1])]
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[2] / "tests/support"))
 
-from guided import fuzz, fuzz_all  # noqa: E402
-from input_readers import READERS, Wrong  # noqa: E402
-from report import Report, reset_peak  # noqa: E402
+from guided import fuzz, fuzz_all
+from input_readers import READERS, Wrong
+from report import Report, reset_peak
 
 LIMIT_SECONDS, LIMIT_BYTES, LARGEST_INPUT = 60.0, 600_000_000, 10_000_000
 #: Inputs between two messages to the parent.

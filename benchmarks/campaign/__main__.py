@@ -1,6 +1,6 @@
 """Long attacks on everything that reads or writes what others may damage.
 
-    python -m tests.campaign [--rounds-scale X] [--seed N] [--report FILE] [NAME ...]
+    python benchmarks/campaign [--rounds-scale X] [--seed N] [--report FILE] [NAME ...]
 
 Each campaign runs in a process of its own, without the settings and credentials of this machine. A fault names the seed that
 repeats it. The exit status is 1 where a fault was found.
@@ -12,11 +12,8 @@ import argparse
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-#: In place of the checkout's root, whose folders have names that other packages have too (``datasets``).
-ROOT = HERE.parents[1]
-OWN = [HERE, HERE.parent / "support", ROOT / "examples"]
-sys.path[:] = [*map(str, OWN), *(one for one in sys.path if Path(one) != ROOT)]
+ROOT = Path(__file__).resolve().parents[2]
+sys.path += [str(ROOT / "tests/support"), str(ROOT / "examples")]
 
 from report import page, table  # noqa: E402
 from runner import ROUNDS, campaigns, run  # noqa: E402
