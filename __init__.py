@@ -20,13 +20,25 @@ from ._version import __version__ as __version__
 from .errors import RbdataError as RbdataError
 
 if TYPE_CHECKING:
-    from .api import catalogue, convert, delete, download, info, inspect, list_datasets, preprocess, search, verify
+    from .api import (
+        catalogue,
+        convert,
+        delete,
+        download,
+        info,
+        inspect,
+        list_datasets,
+        load,
+        open_dataset,
+        preprocess,
+        search,
+        verify,
+    )
     from .datasets.experience import *
     from .datasets.record import record
     from .datasets.scores import normalized_score, reference_scores
     from .datasets.sources.catalogue_entry import Catalogue, CatalogueEntry
     from .datasets.sources.gymnasium.loop_recorder import Recorder
-    from .reading import load, open_dataset
     from .storage.dataset import Dataset
     from .storage.replay import *
     from .storage.spec_check import check_specs
@@ -47,9 +59,8 @@ _MODULES = {
     "record": ".datasets.record",
     **dict.fromkeys(("normalized_score", "reference_scores"), ".datasets.scores"),
     **dict.fromkeys(("Catalogue", "CatalogueEntry"), ".datasets.sources.catalogue_entry"),
-    **dict.fromkeys(("convert", "delete", "download", "inspect", "list_datasets", "preprocess", "verify"), ".api"),
-    **dict.fromkeys(("catalogue", "info", "search"), ".api"),
-    **dict.fromkeys(("load", "open_dataset"), ".reading"),
+    **dict.fromkeys(("catalogue", "convert", "delete", "download", "info", "inspect", "list_datasets"), ".api"),
+    **dict.fromkeys(("load", "open_dataset", "preprocess", "search", "verify"), ".api"),
     **dict.fromkeys(datasets.__all__, ".datasets.experience"),
 }
 

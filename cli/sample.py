@@ -72,8 +72,8 @@ def run(
     """
     if save is not None:
         _check_target(save)
+    from ..api import load, open_dataset
     from ..datasets.rates import usual_batch
-    from ..reading import load, open_dataset
     from ..storage.partial_dataset import PartialDataset
 
     with phase("loading"):
