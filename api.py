@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from typing_extensions import Unpack
 
-from .cards.overview import Overview
+from .datasets.card.overview import Overview
 from .datasets.ingest.progress_bar import progress_listener
 from .datasets.ingest.request import Listener, make_request
 from .datasets.local import LocalDataset
@@ -411,7 +411,7 @@ def inspect(
     Above 65,536 steps the distributions are those of a sample, so that it is quick for a dataset of any size. Datasets at a
     URL, ``cache_dir`` and ``cache_limit`` as in `open_dataset`; raises as it does.
     """
-    from .cards.overview import overview
+    from .datasets.card.overview import overview
     from .datasets.fetch.location import is_remote
     from .datasets.local import find
     from .datasets.remote import open_remote

@@ -12,7 +12,7 @@ from ..storage import amounts
 from ..storage.amounts import exact_percent
 
 if TYPE_CHECKING:
-    from ..cards.overview import Histogram
+    from ..datasets.card.overview import Histogram
 
 #: Columns of a chart, its axis included, and between two: two stand side by side on 80 columns, three on 120.
 WIDTH, GAP = 38, 3

@@ -19,7 +19,7 @@ from .options import CacheDir, CacheLimit, LocalId, Root
 from .progress import count_progress, phase
 
 if TYPE_CHECKING:
-    from ..cards.overview import Overview
+    from ..datasets.card.overview import Overview
     from ..storage.dataset import Dataset
     from ..storage.episodes import EpisodeTable
     from ..storage.manifest import Manifest
@@ -97,7 +97,7 @@ def run(
     Kind is how a tensor is stored. step: one row per transition; state: one row per state, read as both KEY and next/KEY.
     Distributions of more than 65,536 steps are those of a sample, so that the command is quick for a dataset of any size.
     """
-    from ..cards.overview import overview
+    from ..datasets.card.overview import overview
     from ..datasets.local import find
     from ..datasets.remote import open_remote
     from ..storage.episodes import open_episodes
@@ -147,10 +147,10 @@ def run(
         out.heading("origin")
         out.facts(_origin(manifest))
         if manifest.lineage:
-            from ..preprocess.lineage import describe_lineage
+            from ..datasets.card.facts import state_lineage
 
             out.heading("lineage")
-            out.facts([Fact(name, value) for name, value in describe_lineage(manifest.lineage)])
+            out.facts([Fact(name, value) for name, value in state_lineage(manifest.lineage)])
     for note in notes:
         out.note(note)
 
@@ -178,7 +178,7 @@ def _cache_facts(url: str, dataset: Dataset | None) -> list[Fact]:
 
 
 def _facts(path: Path, manifest: Manifest, found: Overview) -> list[Fact]:
-    from ..cards.facts import describe_episodes
+    from ..datasets.card.facts import describe_episodes
 
     ends = [(f"{amounts.count(number)} {name}", number) for name, number in found.outcomes.items() if number]
     several = len(ends) > 1
@@ -255,7 +255,7 @@ def _bytes_of(manifest: Manifest, leaf: Leaf) -> int:
 
 
 def _origin(manifest: Manifest) -> list[Fact]:
-    from ..cards.facts import describe_creation, describe_unverified
+    from ..datasets.card.facts import describe_creation, describe_unverified
 
     provenance, objects = manifest.provenance, manifest.source.get("objects", [])
     raw = sum(entry.get("size") or 0 for entry in objects)
@@ -320,8 +320,8 @@ class _RequestedFiles:
 
     def check(self, folder: Path, manifest: Manifest) -> None:
         """Raise an error for any file that may not be written, before any of them is drawn."""
-        from ..cards import croissant, figure, frames, html_card, hub_card
-        from ..cards.card_file import check_outside, check_target
+        from ..datasets.card import figure, frames, html_card, metadata
+        from ..datasets.card.target import check_outside, check_target
 
         if self.episodes and self.frames is None:
             raise UsageError("--episode chooses what --frames draws", hint="add --frames FILE")
@@ -330,15 +330,15 @@ class _RequestedFiles:
             (self.frames, frames.SHEET_SUFFIXES),
             (self.video[1] if self.video else None, frames.ANIMATION_SUFFIXES),
             (self.html, html_card.SUFFIXES),
-            (self.croissant, croissant.SUFFIXES),
-            (self.card, hub_card.SUFFIXES),
+            (self.croissant, metadata.CROISSANT_SUFFIXES),
+            (self.card, metadata.README_SUFFIXES),
         ]
         seen: set[Path] = set()
         for target, suffixes in chosen:
             if target is not None:
                 check_outside(target, folder, manifest)
                 # Metadata and READMEs are made to be edited: none is replaced without --force.
-                edited = suffixes in (croissant.SUFFIXES, hub_card.SUFFIXES)
+                edited = suffixes in (metadata.CROISSANT_SUFFIXES, metadata.README_SUFFIXES)
                 check_target(target, suffixes, force=self.force, edited=edited)
                 if target.resolve() in seen:
                     raise UsageError(
@@ -351,12 +351,12 @@ class _RequestedFiles:
         from ..storage.durable import write_atomically
 
         if self.plot is not None and found:
-            from ..cards.figure import draw_figure, render_figure
+            from ..datasets.card.figure import draw_figure, render_figure
 
             write_atomically(self.plot, render_figure(draw_figure(manifest.id, found, table), self.plot.suffix))
             yield f"wrote {self.plot}"
         if self.frames is not None:
-            from ..cards.frames import choose_strips, draw_sheet, encode
+            from ..datasets.card.frames import choose_strips, draw_sheet, encode
             from ..storage.dataset import Dataset
 
             dataset = Dataset(folder)
@@ -365,7 +365,7 @@ class _RequestedFiles:
             )
             yield f"wrote {self.frames}"
         if self.video is not None:
-            from ..cards.frames import RATE, animate
+            from ..datasets.card.frames import RATE, animate
             from ..storage.dataset import Dataset
 
             number, target = self.video
@@ -379,9 +379,8 @@ class _RequestedFiles:
     def _write_texts(
         self, folder: Path, manifest: Manifest, table: EpisodeTable, found: Overview | None
     ) -> Iterator[str]:
-        from ..cards.croissant import make_croissant
-        from ..cards.html_card import make_html
-        from ..cards.hub_card import make_readme
+        from ..datasets.card.html_card import make_html
+        from ..datasets.card.metadata import make_croissant, make_readme
         from ..storage.durable import write_atomically
 
         if self.html is not None and found:

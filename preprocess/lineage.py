@@ -14,7 +14,6 @@ fingerprint    sha256 of everything that decides the bytes of the result
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -87,34 +86,6 @@ def leaf_changes(probe: ProbeResult) -> dict[str, list[str]]:
     }
 
 
-def describe_lineage(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """A lineage as named lines for the user."""
-    source = record.get("input", {})
-    lines = [
-        ("made from", f"{source.get('id')}, {source.get('steps', 0):,} steps, sha256 {_short(source.get('content'))}")
-    ]
-    for fn in record.get("functions", []):
-        args = ", ".join(f"{name}={json.dumps(value)}" for name, value in fn.get("args", {}).items())
-        lines.append(("function", f"{fn.get('function')}({args}), sha256 {_short(fn.get('source_sha256'))}"))
-    how = {"per": record.get("per"), "batch": record.get("batch"), "seed": record.get("seed")}
-    how.update(record.get("windows") or {})
-    if record.get("num_frames"):
-        how["first steps"] = record["num_frames"]
-    lines.append(("how", ", ".join(f"{name} {value}" for name, value in how.items())))
-    for what, names in (record.get("leaves") or {}).items():
-        if names:
-            lines.append((what, ", ".join(names)))
-    for name, found in (record.get("statistics") or {}).items():
-        lines.append(("statistics", f"{name}: {', '.join(found) if isinstance(found, Mapping) else 'kept'}"))
-    lines.append(("versions", ", ".join(f"{name} {value}" for name, value in (record.get("versions") or {}).items())))
-    before = source.get("lineage")
-    if before:
-        lines += [
-            (f"before: {name}" if name == "made from" else name, text) for name, text in describe_lineage(before)[:-1]
-        ]
-    return lines
-
-
 def describe_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """What differs between two requests, in words; ``before`` may be a lineage, ``after`` is the identity of a run."""
     changed: list[str] = []
@@ -157,7 +128,3 @@ def _changes_of_function(before: Mapping[str, Any], after: Mapping[str, Any]) ->
 def _own_file(fn: Mapping[str, Any]) -> str:
     where = str(fn.get("function")).rpartition(":")[0]
     return where if where.endswith(".py") or "/" in where else f"{where.replace('.', '/')}.py"
-
-
-def _short(digest: str | None) -> str:
-    return (digest or "?")[:12]

@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 import rbdata
 import torch
-from rbdata.cards.overview import Overview
+from rbdata.datasets.card.overview import Overview
 from rbdata.datasets.local import LocalDataset
 from rbdata.storage.episodes import EpisodeTable
 from rbdata.storage.integrity import Report

@@ -25,7 +25,7 @@ else:
     import tomli as tomllib
 
 HOUSE = Path(__file__).parents[1]
-ROOMS = ("cards", "cli", "datasets", "preprocess", "storage")
+ROOMS = ("cli", "datasets", "preprocess", "storage")
 MODULES = sorted(
     path.relative_to(HOUSE) for top in ("*.py", *(f"{room}/**/*.py" for room in ROOMS)) for path in HOUSE.glob(top)
 )

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
-from rbdata.cards.overview import count_values
 from rbdata.cli.bar_charts import GAP, WIDTH, chart, shows_blocks, side_by_side, sparkline
+from rbdata.datasets.card.overview import count_values
 from rbdata.storage.amounts import exact_percent
 
 RNG = np.random.default_rng(0)

@@ -1,5 +1,5 @@
 import pytest
-from rbdata.cards.card_file import MARK, check_outside, check_target
+from rbdata.datasets.card.target import MARK, check_outside, check_target
 from rbdata.errors import DatasetExistsError, UsageError
 from rbdata.storage.durable import write_atomically
 from rbdata.storage.manifest import read_manifest

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rbdata.cards.card_file import MARK
-from rbdata.cards.croissant import make_croissant
-from rbdata.cards.facts import describe_episodes
-from rbdata.cards.html_card import make_html
-from rbdata.cards.hub_card import hub_licence, make_readme
-from rbdata.cards.overview import overview
+from rbdata.datasets.card.facts import describe_episodes
+from rbdata.datasets.card.html_card import make_html
+from rbdata.datasets.card.metadata import hub_licence, make_croissant, make_readme
+from rbdata.datasets.card.overview import overview
+from rbdata.datasets.card.target import MARK
 from rbdata.storage.episodes import EpisodeTable, open_episodes
 from rbdata.storage.leaf import Leaf
 from rbdata.storage.manifest import Manifest, read_manifest, write_manifest

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from rbdata.cards import overview
+from rbdata.datasets.card import overview
 from rbdata.storage.episodes import EpisodeTable
 
 

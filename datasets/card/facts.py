@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
-from ..storage import amounts
-from ..storage.manifest import Manifest
+from ...storage import amounts
+from ...storage.manifest import Manifest
 from .overview import Overview
 
 Facts = list[tuple[str, str]]
@@ -63,6 +64,34 @@ def state_origin(manifest: Manifest) -> Facts:
     return [(name, str(value)) for name, value in facts if value]
 
 
+def state_lineage(record: Mapping[str, Any]) -> Facts:
+    """How a preprocessed dataset was made, and before it its input; see `preprocess.lineage`."""
+    source = record.get("input", {})
+    lines = [
+        ("made from", f"{source.get('id')}, {source.get('steps', 0):,} steps, sha256 {_short(source.get('content'))}")
+    ]
+    for fn in record.get("functions", []):
+        args = ", ".join(f"{name}={json.dumps(value)}" for name, value in fn.get("args", {}).items())
+        lines.append(("function", f"{fn.get('function')}({args}), sha256 {_short(fn.get('source_sha256'))}"))
+    how = {"per": record.get("per"), "batch": record.get("batch"), "seed": record.get("seed")}
+    how.update(record.get("windows") or {})
+    if record.get("num_frames"):
+        how["first steps"] = record["num_frames"]
+    lines.append(("how", ", ".join(f"{name} {value}" for name, value in how.items())))
+    for what, names in (record.get("leaves") or {}).items():
+        if names:
+            lines.append((what, ", ".join(names)))
+    for name, found in (record.get("statistics") or {}).items():
+        lines.append(("statistics", f"{name}: {', '.join(found) if isinstance(found, Mapping) else 'kept'}"))
+    lines.append(("versions", ", ".join(f"{name} {value}" for name, value in (record.get("versions") or {}).items())))
+    before = source.get("lineage")
+    if before:
+        lines += [
+            (f"before: {name}" if name == "made from" else name, text) for name, text in state_lineage(before)[:-1]
+        ]
+    return lines
+
+
 def describe_unverified(provenance: Mapping[str, Any]) -> str | None:
     """How many raw files came without anything to compare their bytes with; None where all could be compared."""
     found = provenance.get("unverified")
@@ -86,7 +115,7 @@ def state_tensors(manifest: Manifest) -> list[tuple[str, str, str]]:
 
 def how_to_load(manifest: Manifest) -> tuple[str, str]:
     """A command that gets the dataset (empty where no source has it), and Python that loads it."""
-    from ..datasets import catalogue
+    from .. import catalogue
 
     known = manifest.id.partition("/")[0] in catalogue.source_names()
     command = f"rbdata download {manifest.id}" if known else ""
@@ -97,3 +126,7 @@ def how_to_load(manifest: Manifest) -> tuple[str, str]:
 def _span(numbers: Mapping[str, Any]) -> str:
     mean, low, high = (amounts.real(numbers[name]) for name in ("mean", "min", "max"))
     return f"always {mean}" if low == high else f"mean {mean}, from {low} to {high}"
+
+
+def _short(digest: str | None) -> str:
+    return (digest or "?")[:12]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rbdata.cards.overview import MOST_STEPS, Overview, blocks, overview
+from rbdata.datasets.card.overview import MOST_STEPS, Overview, blocks, overview
 from rbdata.errors import DamagedDatasetError
 from rbdata.storage.episodes import open_episodes
 from rbdata.storage.manifest import read_manifest

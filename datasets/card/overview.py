@@ -17,16 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import SchemaError
-from ..storage.bounds import LeafBounds, leaf_bounds
-from ..storage.codecs import codec_of
-from ..storage.codecs.codec import Rows
-from ..storage.episodes import CUT, OUTCOMES, EpisodeTable
-from ..storage.integrity import open_array
-from ..storage.leaf import Leaf
-from ..storage.manifest import Manifest
-from ..storage.reference_scores import ReferenceScores, reference_scores
-from ..storage.schema import LARGE_ROW
+from ...errors import SchemaError
+from ...storage.bounds import LeafBounds, leaf_bounds
+from ...storage.codecs import codec_of
+from ...storage.codecs.codec import Rows
+from ...storage.episodes import CUT, OUTCOMES, EpisodeTable
+from ...storage.integrity import open_array
+from ...storage.leaf import Leaf
+from ...storage.manifest import Manifest
+from ...storage.reference_scores import ReferenceScores, reference_scores
+from ...storage.schema import LARGE_ROW
 
 # -- histograms ----------------------------------------------------------------------------------------------------------
 

@@ -1,18 +1,24 @@
-"""One figure of a dataset: returns over time, and the distributions of returns, lengths, rewards and actions."""
+"""Charts of a dataset, drawn by matplotlib (extra ``plot``): returns over time, and the distributions of returns, lengths,
+rewards and actions. `draw_figure` arranges them in one figure; `svg_chart` makes one an element of the HTML card.
+"""
 
 from __future__ import annotations
 
+import html
+import re
 import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import MissingExtraError
-from ..storage.amounts import count, exact_percent, plural
-from ..storage.episodes import EpisodeTable
-from .card_file import MARK
-from .overview import Histogram, Overview, ReturnSeries, return_series
+from ...errors import MissingExtraError, printable
+from ...storage.amounts import count, exact_percent, plural
+from ...storage.episodes import EpisodeTable
+from .overview import Distribution, Histogram, Overview, ReturnSeries, return_series
+from .target import MARK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,9 +30,14 @@ SUFFIXES = (".png", ".pdf", ".svg", ".jpg", ".jpeg", ".webp", ".eps", ".tif", ".
 #: Most episodes that get a dot each.
 MOST_DOTS = 5000
 
-_BLUE, _PALE, _ORANGE, _DARK, _GREY = "#2f6db3", "#a9c7ea", "#d4691e", "#222222", "#6b6b6b"
+_BLUE, _PALE, _ORANGE, _DARK, _GREY, _LINE = "#2f6db3", "#a9c7ea", "#d4691e", "#222222", "#6b6b6b", "#b0b0b0"
+#: The variables of the page's style sheet that replace them.
+_PAGE_COLOURS = {
+    _BLUE: "bar", _PALE: "band", _ORANGE: "cut", _DARK: "ink", _GREY: "soft", _LINE: "line", "#ffffff": "card",
+}  # fmt: skip
 _STYLE = {
     "font.size": 9,
+    "font.sans-serif": ["DejaVu Sans"],
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": _GREY,
@@ -37,41 +48,32 @@ _STYLE = {
     "ytick.color": _GREY,
     "xtick.labelcolor": _DARK,
     "ytick.labelcolor": _DARK,
+    "text.color": _DARK,
+    "axes.labelcolor": _DARK,
+    "grid.color": _LINE,
     "svg.fonttype": "none",
 }
 
 
 def draw_figure(title: str, found: Overview, table: EpisodeTable) -> Figure:
-    """The figure. Raises MissingExtraError without matplotlib."""
-    try:
-        from matplotlib import rc_context
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("matplotlib is not installed", hint="pip install 'rbdata[plot]'") from error
-
-    with rc_context(_STYLE):
-        figure: Any = Figure(figsize=(11, 7), dpi=130, layout="constrained", facecolor="white")
-        FigureCanvasAgg(figure)  # pyplot looks for a display, and is slow to import
+    """All charts in one figure. Raises MissingExtraError without matplotlib."""
+    with _new_figure((11, 7), dpi=130) as figure:
         figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1, hspace=0.04, wspace=0.04)
         top, bottom = figure.subfigures(2, 1, height_ratios=(1.15, 1))
         over_time, beside = top.subplots(1, 2, sharey=True, width_ratios=(4, 1))
         lengths, rewards, actions = bottom.subplots(1, 3)
-        _draw_returns(over_time, return_series(table, MOST_DOTS), found.steps, found.outcomes["cut"])
-        _draw_counts(beside, found.returns, sideways=True)
+        draw_returns(over_time, found, return_series(table, MOST_DOTS))
+        draw_histogram(beside, found.returns, sideways=True)
         beside.set_title("return")
         beside.tick_params(labelleft=False)
-        if found.reference:
-            low, span = found.reference.low, (found.reference.high - found.reference.low) / 100
-            scores = beside.secondary_yaxis("right", functions=(found.reference.normalize, lambda s: low + s * span))
-            scores.spines["right"].set_visible(True)
-            scores.set_ylabel("normalised score")
-        _draw_counts(lengths, found.lengths)
+        add_scores(beside, found)
+        draw_histogram(lengths, found.lengths)
         lengths.set_title("length of an episode, in steps")
         sample = f" ({count(found.sampled_steps)} of them)" if found.sampled_steps < found.steps else ""
-        _draw_counts(rewards, found.rewards.elements[0])
+        draw_histogram(rewards, found.rewards.elements[0])
         rewards.set_title(f"reward of a step{sample}")
-        _draw_actions(actions, found, sample)
+        _draw_actions(actions, found)
+        actions.set_title(f"action of a step{sample}")
         figure.suptitle(title, x=0.012, ha="left", fontsize=14, fontweight="bold", parse_math=False)
         ends = ", ".join(f"{count(number)} {name}" for name, number in found.outcomes.items() if number)
         parts = [plural(found.steps, "step"), plural(found.episodes, "episode") + (f": {ends}" if ends else "")]
@@ -90,7 +92,47 @@ def render_figure(figure: Figure, suffix: str) -> bytes:
         return file.getvalue()
 
 
-def _draw_returns(axes: Axes, series: ReturnSeries, steps_in_all: int, cuts: int) -> None:
+def svg_chart(name: str, size: tuple[float, float], draw: Callable[[Axes], None], kind: str = "chart") -> str:
+    """One chart as an SVG element for a page, ``size`` in inches. Its colours are the variables of the page's style sheet.
+
+    Raises MissingExtraError without matplotlib.
+    """
+    # The salt is part of the identifiers inside: two charts of a page share none.
+    with _new_figure(size, {"svg.hashsalt": f"{name} {kind}"}) as figure, BytesIO() as file:
+        draw(figure.add_subplot())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # characters that the font lacks
+            left_out = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+            figure.savefig(file, format="svg", transparent=True, metadata=left_out)
+        text = file.getvalue().decode()
+    text = re.sub('<g id="[^"]*"', "<g", text)
+    for colour, variable in _PAGE_COLOURS.items():
+        text = text.replace(colour, f"var(--{variable})")
+    box = re.search(r'viewBox="[^"]*"', text)
+    content = text[text.index(">", text.index("<svg")) + 1 :]
+    assert box is not None
+    return f'<svg class="{kind}" {box[0]} role="img" aria-label="{html.escape(printable(name))}">{content.strip()}'
+
+
+@contextmanager
+def _new_figure(size: tuple[float, float], style: Mapping[str, Any] | None = None, **options: Any) -> Iterator[Any]:
+    try:
+        from matplotlib import rc_context
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError("matplotlib is not installed", hint="pip install 'rbdata[plot]'") from error
+    with rc_context({**_STYLE, **(style or {})}):
+        figure = Figure(figsize=size, layout="constrained", **options)
+        FigureCanvasAgg(figure)  # pyplot looks for a display, and is slow to import
+        yield figure
+
+
+# -- the charts ----------------------------------------------------------------------------------------------------------
+
+
+def draw_returns(axes: Axes, found: Overview, series: ReturnSeries) -> None:
+    """Returns of episodes over the steps of the dataset; cut episodes are marked."""
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     if not np.isfinite(series.mean).any():
@@ -106,21 +148,33 @@ def _draw_returns(axes: Axes, series: ReturnSeries, steps_in_all: int, cuts: int
         axes.fill_between(series.steps, series.low, series.high, color=_PALE, linewidth=0, label="least to most")
         axes.plot(series.steps, series.mean, color=_BLUE, linewidth=1.6, label="mean")
     if len(series.cut_steps):
-        shown = "" if len(series.cut_steps) == cuts else f" ({len(series.cut_steps)} of {count(cuts)})"
+        cuts, marked = found.outcomes["cut"], len(series.cut_steps)
+        shown = count(cuts) if marked == cuts else f"{marked} of {count(cuts)}"
         size = 30 if series.single else 14
-        axes.scatter(series.cut_steps, series.cut_returns, s=size, marker="x", color=_ORANGE, label=f"cut short{shown}")
+        axes.scatter(
+            series.cut_steps, series.cut_returns, s=size, marker="x", color=_ORANGE, label=f"cut short ({shown})"
+        )
     axes.set_ylabel("return")
     axes.set_xlabel("steps")
     axes.grid(alpha=0.25)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, steps=[1, 2, 5, 10]))
-    axes.set_xlim(0, steps_in_all * 1.01)
+    axes.set_xlim(0, found.steps * 1.01)
     if len(axes.get_legend_handles_labels()[0]) > 1:
         legend = axes.figure.axes[0].legend(loc="best", frameon=True, framealpha=0.8, edgecolor="none", fontsize=8)
         legend.set_zorder(5)
 
 
-def _draw_counts(axes: Axes, histogram: Histogram, *, sideways: bool = False) -> None:
+def add_scores(axes: Axes, found: Overview) -> None:
+    """An axis on the right with the normalised scores of the returns, where the reference returns are known."""
+    if found.reference:
+        low, span = found.reference.low, (found.reference.high - found.reference.low) / 100
+        scores = axes.secondary_yaxis("right", functions=(found.reference.normalize, lambda s: low + s * span))
+        scores.spines["right"].set_visible(True)
+        scores.set_ylabel("normalised score")
+
+
+def draw_histogram(axes: Axes, histogram: Histogram, *, sideways: bool = False) -> None:
     """A bar for each value, or bins; shares of all finite values."""
     from matplotlib.ticker import MaxNLocator
 
@@ -160,32 +214,36 @@ def _draw_counts(axes: Axes, histogram: Histogram, *, sideways: bool = False) ->
         axes.text(0.98, 0.97, note, ha="right", va="top", color=_ORANGE, fontsize=8, transform=axes.transAxes)
 
 
-def _draw_actions(axes: Axes, found: Overview, sample: str) -> None:
-    """The histogram of one element, or a row of shades for each of several."""
-    axes.set_title(f"action of a step{sample}")
-    rows = [row for action in found.actions for row in zip(action.names, action.elements)]
-    if not rows:
+def _draw_actions(axes: Axes, found: Overview) -> None:
+    elements = [one for action in found.actions for one in action.elements]
+    if not elements:
         _leave_empty(axes, "no small action tensor")
-    elif len(rows) == 1:
-        _draw_counts(axes, rows[0][1])
+    elif len(elements) == 1:
+        draw_histogram(axes, elements[0])
     else:
-        for row, (_, histogram) in enumerate(rows):
-            if histogram.counts:
-                shares = np.array(histogram.shares)
-                axes.pcolormesh(
-                    _edges(histogram), [row - 0.42, row + 0.42], shares[None] / shares.max(), cmap="Blues", vmin=0
-                )
-        axes.set_ylim(len(rows) - 0.5, -0.5)
-        step = max(1, len(rows) // 18)
-        labels = [name.removeprefix("action/").removeprefix("action") for name, _ in rows]
-        axes.set_yticks(
-            range(0, len(rows), step), labels[::step], fontsize=8 if len(rows) < 12 else 7, parse_math=False
-        )
-        axes.tick_params(axis="y", length=0)
-        left_out = sum(action.size - len(action.elements) for action in found.actions)
-        axes.set_xlabel(
-            "value (darker: more often)" + (f"; {plural(left_out, 'more element')} not shown" if left_out else "")
-        )
+        draw_elements(axes, found.actions)
+
+
+def draw_elements(axes: Axes, actions: Sequence[Distribution]) -> None:
+    """The histograms of several elements of actions, each as a row of shades."""
+    from matplotlib.colors import LinearSegmentedColormap, to_rgba
+
+    shades = LinearSegmentedColormap.from_list("shades", [to_rgba(_BLUE, 0), to_rgba(_BLUE, 1)])
+    rows = [row for action in actions for row in zip(action.names, action.elements)]
+    for row, (_, histogram) in enumerate(rows):
+        if histogram.counts:
+            shares = np.array(histogram.shares)
+            axes.pcolormesh(
+                _edges(histogram), [row - 0.42, row + 0.42], shares[None] / shares.max(), cmap=shades, vmin=0
+            )
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    step = max(1, len(rows) // 18)
+    labels = [printable(name).removeprefix("action/").removeprefix("action") for name, _ in rows]
+    axes.set_yticks(range(0, len(rows), step), labels[::step], fontsize=8 if len(rows) < 12 else 7, parse_math=False)
+    axes.tick_params(axis="y", length=0)
+    left_out = sum(action.size - len(action.elements) for action in actions)
+    more = f"; {plural(left_out, 'more element')} not shown" if left_out else ""
+    axes.set_xlabel(f"value (darker: more often){more}")
 
 
 def _leave_empty(axes: Axes, why: str) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..errors import DatasetExistsError, UsageError
-from ..storage.manifest import FILENAME, Manifest
+from ...errors import DatasetExistsError, UsageError
+from ...storage.manifest import FILENAME, Manifest
 
 #: Inside every picture and page of ours: such a file is replaced without asking.
 MARK = "written by rbdata"

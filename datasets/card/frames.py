@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import UsageError
-from ..storage import amounts
-from ..storage.episodes import OUTCOMES
-from ..storage.leaf import Leaf
-from .card_file import MARK
+from ...errors import UsageError
+from ...storage import amounts
+from ...storage.episodes import OUTCOMES
+from ...storage.leaf import Leaf
+from .target import MARK
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from ..storage.dataset import Dataset
-    from ..storage.leaf import Leaf
+    from ...storage.dataset import Dataset
+    from ...storage.leaf import Leaf
 
 
 # -- rows as pictures ----------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from rbdata.cards.overview import BINS, count_values
+from rbdata.datasets.card.overview import BINS, count_values
 
 
 def test_few_values_are_counted_one_by_one():

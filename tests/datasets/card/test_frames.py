@@ -7,8 +7,8 @@ from io import BytesIO
 import numpy as np
 import pytest
 from PIL import Image
-from rbdata.cards.card_file import MARK
-from rbdata.cards.frames import animate, choose_strips, draw_sheet, encode, enlarged, frame_leaf, picture
+from rbdata.datasets.card.frames import animate, choose_strips, draw_sheet, encode, enlarged, frame_leaf, picture
+from rbdata.datasets.card.target import MARK
 from rbdata.errors import UsageError
 from rbdata.storage.dataset import Dataset
 from storage_tools import Recipe, make_episodes
@@ -95,7 +95,7 @@ def test_an_episode_moves(dataset, suffix):
 
 
 def test_long_episodes_are_thinned_out(dataset, monkeypatch):
-    monkeypatch.setattr("rbdata.cards.frames.MOST_FRAMES", 20)
+    monkeypatch.setattr("rbdata.datasets.card.frames.MOST_FRAMES", 20)
     made = animate(dataset, 1, ".gif")
     assert (made.stride, made.frames) == (3, 17)
     with pytest.raises(UsageError, match="no episode 9"):

@@ -4,9 +4,9 @@ from io import BytesIO
 
 import numpy as np
 from PIL import Image
-from rbdata.cards.card_file import MARK
-from rbdata.cards.figure import draw_figure, render_figure
-from rbdata.cards.overview import overview
+from rbdata.datasets.card.figure import draw_figure, render_figure
+from rbdata.datasets.card.overview import overview
+from rbdata.datasets.card.target import MARK
 from rbdata.storage.episodes import open_episodes
 from rbdata.storage.manifest import read_manifest
 from storage_tools import Recipe, make_episodes
@@ -36,7 +36,7 @@ def test_one_figure_shows_everything(tmp_path):
         assert word in words
     assert figure.get_suptitle() == "my/test"
     assert beside.child_axes[0].get_ylabel() == "normalised score"
-    assert "cut short" in {text.get_text() for text in over_time.get_legend().get_texts()}
+    assert "cut short (1)" in {text.get_text() for text in over_time.get_legend().get_texts()}
     assert "1 not finite" in {text.get_text() for text in (*beside.texts, *rewards.texts)}
     assert len(actions.collections) == 32 and "8 more elements not shown" in actions.get_xlabel()
     data = render_figure(figure, ".PNG")
