@@ -53,6 +53,8 @@ _DERIVED = {
 }
 #: CPython's Py_TPFLAGS_HEAPTYPE: set for types that are made at run time, as by a class statement, and not for built-in ones.
 _MADE_BY_CLASS = 1 << 9
+#: Modules of objects that say nothing of what code does: locks, and references to what is known by other ways.
+_NEUTRAL = ("_thread", "weakref", "_abc")
 _CACHED = type(functools.lru_cache(len))
 _HINT = "give it what it is made from (numbers, text, arrays) and make it inside the function"
 
@@ -181,13 +183,15 @@ class Content:
 
     With ``changing`` (the attributes that instances of a class change while they are used) the content is that of something
     as it was made: those attributes do not count, nor do the random numbers of Gymnasium's spaces, and what is refused counts
-    by its type.
+    by its type. ``untold`` says where that is, but for locks, what is inside of objects of installed packages, and what a file
+    decides.
     """
 
     def __init__(self, what: str, *, changing: Callable[[type], Collection[str]] | None = None) -> None:
         self._changing = changing
         self.files: dict[str, Path] = {}
         self.functions: list[tuple[str, FunctionType]] = []
+        self.untold: list[str] = []
         self._digest = hashlib.sha256()
         #: The numbers of objects that were met before; they are kept alive, so that no other one gets their id.
         self._numbers: dict[Any, int] = {}
@@ -256,6 +260,16 @@ class Content:
                 del self._numbers[key]
             del self._kept[count:]
             self._put("unidentified", f"{type(value).__module__}.{type(value).__qualname__}")
+            if type(value).__module__ not in _NEUTRAL:
+                self.untold.append(f"{self._where} is a {type(value).__module__}.{type(value).__qualname__}")
+
+    @contextmanager
+    def _trusted(self, is_trusted: bool) -> Iterator[None]:
+        """Where ``is_trusted``, what cannot be told apart is not listed."""
+        count = len(self.untold)
+        yield
+        if is_trusted:
+            del self.untold[count:]
 
     # -- kinds of values -----------------------------------------------------------------------------------------------
 
@@ -337,7 +351,8 @@ class Content:
         self._put("attributes", str(len(named)))
         for name in sorted(named, key=str):
             self.add(name)
-            with self._lenient(named[name], lenient or (name.startswith("__") and name.endswith("__"))):
+            allowed = lenient or (name.startswith("__") and name.endswith("__"))
+            with self._trusted(allowed), self._lenient(named[name], allowed):
                 self.add(named[name], f".{name}")
 
     def _add_set(self, values: Any) -> None:
@@ -352,6 +367,7 @@ class Content:
             alone.add(value)
             self.files |= alone.files
             self.functions += alone.functions
+            self.untold += alone.untold
             digests.append(alone.sha256)
         self._put(type(values).__name__, *sorted(digests), "end")
 
@@ -404,10 +420,12 @@ class Content:
         self.add(type(value))
         self.add(function)
         self._add_all("args", args)
-        if type(state) is dict and all(isinstance(name, str) for name in state):
-            self._add_attributes(state)
-        else:
-            self.add(state)
+        module = type(value).__module__
+        with self._trusted(not is_local_module(module) and module.partition(".")[0] not in sys.stdlib_module_names):
+            if type(state) is dict and all(isinstance(name, str) for name in state):
+                self._add_attributes(state)
+            else:
+                self.add(state)
         for several in (items, pairs):
             self._add_all("items", () if several is None else several)
         self.add(setter)

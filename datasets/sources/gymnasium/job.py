@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from .participants import (
     describe_environment,
     describe_policy_content,
     has_local_code,
+    untold_of,
 )
 from .policy import RANDOM, load_policy
 from .recorder import RecordTask, columns_of
@@ -338,22 +339,34 @@ def changes_of_recording(source: Mapping[str, Any], policy: Any, made: Made | No
         made = Made(str(source.get("dataset")), (source.get("options") or {}).get("env_args") or {})
     if made is None:
         return changed
-    env = made.own if made.own is not None else made.open()
+    return changed + _changes_of_environment(source, layers, made)
+
+
+@contextmanager
+def _opened(made: Made) -> Iterator[Any]:
+    """The caller's environment, or one that is closed at the end."""
+    if made.own is not None:
+        yield made.own
+        return
+    env = made.open()
     try:
-        return changed + _changes_of_environment(source, layers, env)
+        yield env
     finally:
-        if made.own is None:
-            env.close()
+        env.close()
 
 
-def _changes_of_environment(source: Mapping[str, Any], layers: Any, env: Any) -> list[str]:
+def _changes_of_environment(source: Mapping[str, Any], layers: Any, made: Made) -> list[str]:
     same = (source.get("python"), source.get("gymnasium_version")) == (PYTHON, gymnasium.__version__)
+    with _opened(made) as env:
+        now, spec = describe_environment(env) if layers else None, specification(env)
     if layers:
-        now = describe_environment(env)
-        if source.get("environment_layers_after") == now:
-            return []
-        return changes_of_environment(layers, now, same_versions=same)
-    spec = specification(env)  # recorded by its id
+        is_as_left = source.get("environment_layers_after") == now
+        changed = [] if is_as_left else changes_of_environment(layers, now, same_versions=same)
+        if changed and made.own is None:
+            with _opened(made) as env:
+                changed = changes_of_environment(layers, now, same_versions=same, again=describe_environment(env))
+        untold = untold_of(now)
+        return changed or [f"environment, as far as can be told ({one})" for one in untold[:1]]
     if source.get("gymnasium_version") == gymnasium.__version__ and source.get("environment") != spec:
         return [f"environment ({source.get('environment')} there, {spec} here)"]
     return []

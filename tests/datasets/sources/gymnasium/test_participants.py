@@ -321,11 +321,60 @@ def test_settings_in_objects_of_local_classes(kind):
     refused(r"another environment \(Gain.own is ", lambda: using(make(2.0)))
 
 
-def test_what_an_object_changes_in_a_step_is_no_setting():
+class Level(gymnasium_envs.Counter):
+    """A level that is an argument and rises with every episode, and a state that is drawn when it is made."""
+
+    def __init__(self, level=1.0, options=None, source=None):
+        super().__init__((3,))
+        self.level, self.options, self.start = level, options, np.random.default_rng().random()
+        self.source = source
+
+    def reset(self, **arguments):
+        self.start, self.level = np.random.default_rng(0).random(), self.level + 1
+        return super().reset(**arguments)
+
+
+HELD: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "an attribute": (Level, "Level.level is 1.0 there, 2.0 here"),
+    "an attribute of an object": (lambda level: using(Own(Level(level))), "Gain.own is "),
+    "of a wrapper's attribute": (lambda level: Gain(Level(level), 1.0), "Level.level is 1.0 there"),
+    "statistics of a wrapper of Gymnasium": (lambda scale: normalized(scale), "NormalizeReward.return_rms is "),
+}
+
+
+def normalized(scale):
+    env = gymnasium.wrappers.NormalizeReward(cart())
+    env.return_rms.update(np.array([scale, -scale]))
+    return env
+
+
+@pytest.mark.parametrize("kind", HELD)
+def test_settings_that_a_step_or_reset_changes(kind):
+    make, told = HELD[kind]
+    record(lambda: make(1.0))
+    if "object" not in kind:
+        record(lambda: make(1.0))  # what it draws when it is made is no difference
+    refused(f"with another environment .*{told}", lambda: make(2.0))
+
+
+def test_an_environment_object_is_what_it_holds_before_the_first_step():
     env = using(Own(1.0))
-    record(lambda: using(Own(1.0)))
-    env.own.step()
     record(env)
+    record(env)
+    record(using(Own(1.0)))
+    env.own.step()
+    refused(r"another environment \(Gain.own is ", env)
+
+
+def test_an_environment_with_a_generator_cannot_be_told_apart():
+    record(lambda: Level(source=threading.Lock()))
+    record(lambda: Level(source=threading.Lock()))
+    record(lambda: Level(source=(one for one in "ab")), name="y")
+    refused(
+        r"environment, as far as can be told \(builtins:generator is a builtins.generator of .*Level",
+        lambda: Level(source=(one for one in "ac")),
+        name="y",
+    )
 
 
 WRAPPED = {
