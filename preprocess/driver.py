@@ -36,11 +36,13 @@ from .dry_run import dry_run
 from .finish import EdgeCheck, make_manifest
 from .first_pass import collect_statistics
 from .function_chain import FunctionChain, examine_functions, examine_in_worker
+from .functions.lookup import check_session
 from .layout import Layout
 from .lineage import describe_changes
 from .preprocess_request import Listener, Preprocessed, Request
 from .probe import passthrough_leaves, prepare_layout
 from .records import ProbeResult
+from .run_config import CallerSettings
 from .run_context import RunContext, listed, make_context
 from .tasks import WORKER, call_worker
 
@@ -68,6 +70,7 @@ def preprocess(request: Request, listener: Listener | None = None, engine: Engin
 
 
 def _preprocess(request: Request, listener: Listener, engine: Engine | None) -> Preprocessed:
+    CallerSettings.check_device()
     root = settings.root(request.root)
     _check_dest(request.dest)
     place = DatasetPlace(root, request.dest)
@@ -160,6 +163,10 @@ def _examine(request: Request, engine: Engine | None) -> FunctionChain:
     """The functions, looked up in this process, or in a worker of an engine that has been prepared."""
     folder = (request.folder or Path.cwd()).absolute()
     given = tuple(one for one in request.functions if isinstance(one, str))
+    nested = [args for args in request.args.values() if isinstance(args, Mapping)]
+    named = [args.get("fn") for args in (request.args, *nested)]  # of relabel_rewards
+    for text in (*given, *(one for one in named if isinstance(one, str))):
+        check_session(text, folder)
     if engine is None or not engine.separate or len(given) < len(request.functions):
         return examine_functions(request.functions, request.args, folder, request.per)
     work = partial(examine_in_worker, given, request.args, folder, request.per)

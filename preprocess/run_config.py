@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ..errors import UsageError
 from ..storage.writer import fingerprint
 from .function_chain import FunctionChain
 from .read_options import ReadOptions
@@ -20,6 +21,16 @@ class CallerSettings:
     dtype: str | None = None
     deterministic: bool | None = None
     decimal: tuple[Any, ...] | None = None
+
+    @staticmethod
+    def check_device() -> None:
+        """Raise UsageError for a default device of torch: data is in the memory of the machine, here and in workers."""
+        torch: Any = sys.modules.get("torch")
+        device = torch.empty(0).device if torch is not None else None
+        if device is not None and device.type != "cpu":
+            message = f"the default device of torch is {device} here, and functions are called with cpu"
+            hint = "torch.set_default_device(None) before it, and name the device inside the function"
+            raise UsageError(message, hint=hint)
 
     @classmethod
     def read(cls) -> CallerSettings:

@@ -88,8 +88,7 @@ def _load_file(where: str, folder: Path, text: str, forms: str, fresh: bool) -> 
         near = sorted(other.name for other in path.parent.glob("*.py")) if path.parent.is_dir() else []
         hint = f"there are {', '.join(near[:6])}" if near else forms
         raise FunctionNotFoundError(f"{text}: there is no file {path}", hint=hint)
-    # A unique name, so that a file json.py does not replace the module json.
-    name = f"_rbdata_user_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}"
+    name = _name_of_file(path)
     _make_importable(path.parent)
     _forget_edited({name: path})
     if name in sys.modules and not fresh:
@@ -106,6 +105,11 @@ def _load_file(where: str, folder: Path, text: str, forms: str, fresh: bool) -> 
         sys.modules.pop(name, None)
         raise _import_failed(error, text, str(path)) from error
     return module
+
+
+def _name_of_file(path: Path) -> str:
+    """A unique name, so that a file json.py does not replace the module json."""
+    return f"_rbdata_user_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}"
 
 
 def _load_name(where: str, folder: Path, text: str, forms: str) -> ModuleType:
@@ -125,6 +129,35 @@ def _load_name(where: str, folder: Path, text: str, forms: str) -> ModuleType:
         raise FunctionNotFoundError(message, hint=hint) from error
     except BaseException as error:
         raise _import_failed(error, text, where) from error
+
+
+def load_fresh(where: str, folder: Path, text: str, forms: str) -> ModuleType | None:
+    """The module as another process would load it, with the local modules that it imports; this one keeps those that it has.
+
+    None where it has none of them, so that what it loads is fresh. Raises as `load_module`.
+    """
+    if where.endswith(".py") or "/" in where:
+        path = (folder / expanded(where)).resolve()
+        start = {_name_of_file(path): path}
+    else:
+        start = dict(local_imports(where, loaded=False))
+    meant = reached_modules(start.items(), loaded=False)
+    before = {name: sys.modules[name] for name in meant if name in sys.modules}
+    if not before:
+        return None
+    for name in before:
+        _forget(name)
+    try:
+        return load_module(where, folder, text, forms)
+    finally:
+        for name in meant:
+            if name in sys.modules:
+                _forget(name)
+        for name, module in before.items():
+            sys.modules[name] = module
+            package, _, last = name.rpartition(".")
+            if package in sys.modules:
+                setattr(sys.modules[package], last, module)
 
 
 def run_again(module: ModuleType, text: str) -> ModuleType:
@@ -170,14 +203,15 @@ def _forget_edited(start: Mapping[str, Path]) -> None:
     meant = reached_modules(start.items(), loaded=False)
     edited = [name for name, path in meant.items() if name in sys.modules and not _is_current(name, path)]
     for name in edited:
-        if not _is_for_request(name):
+        if not is_for_request(name):
             raise _edited_error(sys.modules[name], meant[name])
     if edited:
-        for name in filter(_is_for_request, meant):
+        for name in filter(is_for_request, meant):
             _forget(name)
 
 
-def _is_for_request(name: str) -> bool:
+def is_for_request(name: str) -> bool:
+    """Whether a module was loaded for a request here, rather than imported by the program."""
     return isinstance(getattr(sys.modules.get(name), "__loader__", None), ContentLoader)
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ...datasets.user_code.loading import load_module, run_again
+from ...datasets.user_code.identity import content_hash
+from ...datasets.user_code.loading import is_for_request, load_fresh, load_module, run_again
 from ...datasets.user_code.source_files import is_local_module
 from ...errors import FunctionNotFoundError, UsageError
 from . import find_builtin
@@ -57,6 +58,28 @@ def _find_in(module: ModuleType, text: str) -> Callable[..., Any]:
     return function
 
 
+def check_session(text: str, folder: Path) -> None:
+    """Raise UsageError where this process has modules of the function with other values than their files set.
+
+    Other processes would run it with those of the files.
+    """
+    where, _, name = text.rpartition(":")
+    if is_builtin_name(text) or not where or not name:
+        return
+    fresh = load_fresh(where, folder, text, _FORMS)
+    if fresh is None:
+        return
+    found = find_function(text, folder)
+    try:
+        is_same = content_hash(found) == content_hash(_find_in(fresh, text))
+    except UsageError:  # said where it is identified
+        return
+    if not is_same:
+        message = f"{text} reads a variable that this program has set to something else than its file does"
+        hint = "give the function as an object, which has the variables as they are now, or pass what changes as an argument"
+        raise UsageError(message, hint=hint)
+
+
 #: The modules of this process whose functions may have been called.
 _used: set[str] = set()
 
@@ -64,8 +87,8 @@ _used: set[str] = set()
 def find_unused(named: Sequence[tuple[str, Path]]) -> list[Callable[..., Any]]:
     """The functions that texts name, each relative to a folder, from modules whose functions have not been called.
 
-    A user's module runs again where `find_unused` gave functions of it before. It stays what others import. Functions of one
-    module share its state. Raises as `find_function`.
+    A user's module runs again where `find_unused` gave functions of it before, or the program has imported it. It stays what
+    others import. Functions of one module share its state. Raises as `find_function`.
     """
     modules: dict[str, ModuleType] = {}
     functions = []
@@ -76,7 +99,8 @@ def find_unused(named: Sequence[tuple[str, Path]]) -> list[Callable[..., Any]]:
         module = load_module(text.rpartition(":")[0], folder, text, _FORMS)
         name = module.__name__
         if name not in modules:
-            modules[name] = run_again(module, text) if name in _used and is_local_module(name) else module
+            is_used = name in _used or not is_for_request(name)
+            modules[name] = run_again(module, text) if is_used and is_local_module(name) else module
             _used.add(name)
         functions.append(_find_in(modules[name], text))
     return functions

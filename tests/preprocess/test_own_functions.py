@@ -753,3 +753,31 @@ def test_several_functions_of_another_module_as_arguments(shared, tmp_path, monk
 
     made = run(shared, fn, dest="my/two", args={"one": module.one, "other": module.other})
     assert torch.equal(made["next/reward"], Dataset(shared / "my/input")["next/reward"] * 2 + 1)
+
+
+# -- functions given as text, and what the program has set ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("procs", [1, 2])
+@pytest.mark.parametrize("which", ["own_k", "helper_k"])
+def test_text_whose_variables_the_program_has_set(shared, tmp_path, monkeypatch, procs, which):
+    """Workers would find those of the files."""
+    monkeypatch.syspath_prepend(tmp_path)
+    helper, module = f"{which}_helper{procs}", f"{which}_main{procs}"
+    (tmp_path / f"{helper}.py").write_text("K = 2\n")
+    source = f"import {helper}\nK = 2\ndef fn(td):\n    td['next', 'reward'] *= K * {helper}.K\n    return td\n"
+    (tmp_path / f"{module}.py").write_text(source)
+    options: dict[str, Any] = {"procs": procs, "folder": tmp_path}
+    changed = import_module(module if which == "own_k" else helper)
+    run(shared, f"{module}:fn", dest=f"set/{which}{procs}", **options)
+    changed.K = 5
+    fails(shared, f"{module}:fn", UsageError, "has set to something else than its file", **options)
+    assert sys.modules[changed.__name__] is changed
+
+
+def test_a_default_device_is_refused(shared):
+    torch.set_default_device("meta")
+    try:
+        fails(shared, to_float, UsageError, "the default device of torch is meta")
+    finally:
+        torch.set_default_device(None)
