@@ -29,6 +29,23 @@ def one_thread(monkeypatch) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+def test_programs_in_the_checkout_find_other_packages_called_datasets(tmp_path):
+    """Such as Hugging Face's: the root of the checkout is the package, and has a folder of that name."""
+    (tmp_path / "datasets.py").write_text("")
+    program = tmp_path / "elsewhere" / "program.py"
+    program.parent.mkdir()
+    program.write_text("import datasets, rbdata; rbdata.load; print(datasets.__file__)")
+    paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    told = subprocess.run(
+        [sys.executable, program],
+        cwd=EXAMPLES.parent,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+    )
+    assert told.stdout.strip() == str(tmp_path / "datasets.py"), told.stderr
+
+
 def test_bandit_beats_chance(tmp_path, monkeypatch):
     import bandit
 
