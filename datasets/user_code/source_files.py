@@ -254,6 +254,9 @@ def _find(name: str, path: Any, loaded: bool) -> ModuleSpec | None:
         return _spec_of(name, module)
     try:
         spec = PathFinder.find_spec(name, path)
+    except KeyError:  # a namespace package inside another one, which Python would import first
+        spec = ModuleSpec(name, None, is_package=True)
+        spec.submodule_search_locations = [str(Path(folder) / name.rpartition(".")[2]) for folder in path]
     except (ImportError, ValueError, AttributeError, OSError):
         spec = None
     return spec if spec is not None or module is None else _spec_of(name, module)
