@@ -119,8 +119,12 @@ _UNUSED: dict[str, tuple[str, str]] = {
 UNUSED = {kind: (instead, frozenset(names.split())) for kind, (instead, names) in _UNUSED.items()}
 
 
+#: What a storage has to define of what the base class leaves open; one that is read alone needs the first three.
+_NEEDED = ("get", "filled", "version", "newest", "set", "seek")
+
+
 def check_part(part: Any) -> None:
-    """Raise UsageError where the class of a buffer or of one of its parts defines what is never called."""
+    """Raise UsageError where the class of a buffer or of one of its parts defines what is never called, or lacks what is."""
     kind: Any = type(part)
     for base in kind.__mro__:
         instead, unused = UNUSED.get(base.__name__, ("", frozenset()))
@@ -130,3 +134,9 @@ def check_part(part: Any) -> None:
             method = f"{type(part).__name__}.{names[0]}()"
             message = f"{method} would never be called: TorchRL's {base.__name__} has it, and this one has not"
             raise UsageError(message, hint=instead)
+        needed = _NEEDED[:3] if getattr(part, "immutable", False) else _NEEDED
+        missing = [name for name in needed if base.__name__ == "Storage" and getattr(kind, name) is vars(base)[name]]
+        if missing:
+            message = f"{kind.__name__} lacks {', '.join(missing)}: a buffer needs more of a storage than TorchRL does"
+            hint = "define them (see `Storage`), or derive the class from ListStorage or LazyTensorStorage"
+            raise UsageError(message, hint=hint)

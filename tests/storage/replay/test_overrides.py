@@ -557,6 +557,44 @@ def test_what_is_never_called_is_refused(name, instead, make):
     assert instead in caught.value.hint
 
 
+def test_a_storage_that_lacks_what_is_called_is_refused():
+    class Records(rbdata.Storage):
+        def __init__(self, max_size):
+            super().__init__(max_size)
+            self.records = {}
+
+        def __len__(self):
+            return len(self.records)
+
+        def get(self, index):
+            return [self.records[row] for row in torch.as_tensor(index).tolist()]
+
+        def set(self, cursor, data, *, set_cursor=True):
+            self.records.update(zip(range(*cursor.indices(self.max_size)), data))
+
+    with pytest.raises(UsageError, match="Records lacks filled, version, newest, seek") as caught:
+        rbdata.ReplayBuffer(storage=Records(8))
+    assert "ListStorage" in caught.value.hint
+    with pytest.raises(UsageError, match="Records lacks"):
+        filled(rbdata).set_storage(Records(8))
+
+    class Complete(Records):
+        newest, version = -1, 0
+        filled = property(lambda self: len(self.records))
+
+        def set(self, cursor, data, *, set_cursor=True):
+            super().set(cursor, data, set_cursor=set_cursor)
+            self.version += 1
+            self.newest = cursor.stop - 1
+
+        def seek(self, row):
+            self.newest = (row - 1) % self.capacity
+
+    buffer = rbdata.ReplayBuffer(storage=Complete(8), batch_size=20, collate_fn=torch.stack)
+    buffer.extend(list(torch.arange(11)))
+    assert set(buffer.sample().tolist()) <= set(range(3, 11))
+
+
 # -- assigned to a buffer ----------------------------------------------------------------------------------------------
 
 
