@@ -23,6 +23,7 @@ from .buffer_options import EnsembleOptions
 from .checkpoint import CheckpointWriter
 from .devices import check_device, to_device
 from .draw import expand_to_records
+from .overrides import is_overridden
 from .pipeline import OrderState
 from .samplers.uniform import Sampler
 from .state_files import reading
@@ -253,11 +254,22 @@ class SamplerEnsemble(EnsemblePart, Sampler):
 
 
 def check_members(buffers: Sequence[Any]) -> None:
-    """Raise UsageError if an element is not a buffer, or if there are none."""
+    """Raise UsageError if an element is not a buffer, or draws by a method that is not called here, or if there are none."""
     strangers = [type(buffer).__name__ for buffer in buffers if not isinstance(buffer, ReplayBuffer)]
     if not buffers or strangers:
         message = f"an ensemble needs buffers, not {', '.join(strangers) or 'nothing'}"
         raise UsageError(message, hint="of an ensemble, give the members: *ensemble.buffers" if strangers else None)
+    for buffer in buffers:
+        _check_called(buffer, ("sample", "_sample"), "give the member a sampler or a transform of your own")
+
+
+def _check_called(part: Any, names: Sequence[str], instead: str) -> None:
+    for name in names:
+        if is_overridden(part, name):
+            message = (
+                f"{type(part).__name__}.{name}() would never be called: an ensemble draws from the parts of its members"
+            )
+            raise UsageError(message, hint=instead)
 
 
 def draw_part(buffer: ReplayBuffer, size: int, *, ahead: bool, copied: bool = False) -> tuple[Any, dict[Any, Any]]:
@@ -444,6 +456,9 @@ class ReplayBufferEnsemble:
         if storages is not None or samplers is not None or writers is not None:
             if buffers or storages is None or samplers is None or writers is None:
                 raise UsageError("give buffers, or all of storages, samplers and writers")
+            _check_called(samplers, ("sample", "draw"), "override draw_members, or sample of a member's sampler")
+            _check_called(storages, ("get",), "override get of a member's storage")
+            _check_called(writers, ("add", "extend"), "override add and extend of a member's writer")
             self._sampler = samplers
             buffers = self._make_members(storages, samplers, writers, collate_fns)
         else:

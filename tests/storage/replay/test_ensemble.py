@@ -356,3 +356,30 @@ def test_members_whose_transform_uses_its_memory_again(replacement):
     for _ in range(20):
         batch = ensemble.sample()
         assert torch.equal(batch["number"].long(), batch["count"])
+
+
+@pytest.mark.parametrize("name", ["sample", "_sample"])
+def test_methods_of_members_that_would_not_be_called_are_refused(name):
+    def own(self, *arguments, **options):
+        return getattr(TensorDictReplayBuffer, name)(self, *arguments, **options)
+
+    kind = type("Own", (TensorDictReplayBuffer,), {name: own})
+    members = [TensorDictReplayBuffer(storage=LazyTensorStorage(8)), kind(storage=LazyTensorStorage(8))]
+    with pytest.raises(UsageError, match=f"Own.{name}.. would never be called") as caught:
+        ReplayBufferEnsemble(*members, batch_size=4)
+    assert "sampler" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("part", "name"), [("storages", "get"), ("samplers", "sample"), ("samplers", "draw"), ("writers", "extend")]
+)
+def test_methods_of_ensembles_of_parts_that_would_not_be_called_are_refused(part, name):
+    parts = {
+        "storages": (rbdata.StorageEnsemble, lambda: LazyTensorStorage(8)),
+        "samplers": (rbdata.SamplerEnsemble, rbdata.RandomSampler),
+        "writers": (rbdata.WriterEnsemble, rbdata.RoundRobinWriter),
+    }
+    kinds = {key: kind for key, (kind, _) in parts.items()}
+    kinds[part] = type("Own", (kinds[part],), {name: lambda self, *arguments: None})
+    with pytest.raises(UsageError, match=f"Own.{name}.. would never be called"):
+        ReplayBufferEnsemble(**{key: kinds[key](make(), make()) for key, (_, make) in parts.items()}, batch_size=4)
