@@ -218,9 +218,9 @@ def _copied(state: Any) -> Any:
 
 
 def as_transforms(transform: Any) -> Transforms:
-    """A chain as it is, a chain of one transform, or of none."""
+    """A chain of its own: of the transforms of a chain, which another buffer may have as well, of one, or of none."""
     if isinstance(transform, Transforms):
-        return transform
+        return Transforms(*transform)
     return Transforms() if transform is None else Transforms(transform)
 
 

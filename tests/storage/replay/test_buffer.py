@@ -11,10 +11,12 @@ from rbdata.storage.replay import (
     RoundRobinWriter,
     SamplerWithoutReplacement,
     SliceSampler,
+    TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
 )
 from replay_tools import numbers, rollout
 from storage_tools import make_episodes, write_dataset
+from tensordict import TensorDict
 
 
 @pytest.fixture(scope="module")
@@ -62,3 +64,17 @@ def test_samplers_by_hand():
 def test_collate(folder):
     buffer = rbdata.load(folder, batch_size=4, collate_fn=lambda batch: batch["observation"])
     assert buffer.sample().shape == (4, 4)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_what_is_added_to_one_buffers_transforms_is_not_added_to_anothers(assign):
+    first = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(4), batch_size=4, transform=lambda batch: batch.set("z", batch["a"])
+    )
+    first.extend(TensorDict({"a": torch.arange(4)}, [4]))
+    second = TensorDictReplayBuffer(storage=first.storage, batch_size=4, transform=None if assign else first.transform)
+    if assign:
+        second._transform = first.transform
+    second.append_transform(lambda batch: batch.set("z", batch["z"] * 0 - 1))
+    assert first.sample()["z"].min() >= 0
+    assert second.sample()["z"].max() == -1
