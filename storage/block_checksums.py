@@ -107,6 +107,11 @@ class BlockChecksums:
                 yield block
             number += 1
 
+    def where(self, block: Block) -> str:
+        """Which bytes a block is, for messages."""
+        number = f" in block {block.number}" if block.path in self._tabled else ""
+        return f"{number}, bytes {block.begin}-{block.end}"
+
     def _range_begins(self, path: str) -> list[int]:
         if path not in self._begins:
             self._begins[path] = list(accumulate((length for length, _ in self._files[path]), initial=0))[:-1]

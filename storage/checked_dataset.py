@@ -100,8 +100,7 @@ class BlockChecks:
         except OSError as error:
             raise self._damage(block.path, f"cannot be read after byte {block.begin}: {error.strerror}") from error
         if checksum.range != (block.length, block.crc32c):
-            number = f" in block {block.number}" if block.path in self._checksums.tabled else ""
-            raise self._damage(block.path, f"checksum mismatch{number}, bytes {block.begin}-{block.end}")
+            raise self._damage(block.path, f"checksum mismatch{self._checksums.where(block)}")
 
     def _read(self, block: Block) -> Iterator[bytes]:
         at = block.begin

@@ -160,15 +160,17 @@ def crc32c(data: Any) -> str:
     return _summed(data).hex
 
 
-def check_ranges(path: Path, ranges: Sequence[Sequence[Any]]) -> Iterator[tuple[int, bool]]:
-    """The bytes found of each of a manifest's ``ranges`` of a file, and whether they are what was written.
+def damaged_ranges(path: Path, ranges: Iterable[Sequence[Any]]) -> Iterator[tuple[int, int]]:
+    """The first byte and the length of each of a manifest's ``ranges`` of a file that is not what was written.
 
-    A block is read at a time; a file that ends early gives shorter ranges.
+    A block is read at a time. Raises OSError where the file cannot be read.
     """
+    begin = 0
     with open_plain(path, "rb", follow=True) as file:
-        for length, wanted in ranges:
-            found, checksum = _sum(file, length)
-            yield found, checksum == wanted
+        for length, checksum in ranges:
+            if _sum(file, length) != [length, checksum]:
+                yield begin, length
+            begin += length
 
 
 def sum_range(path: Path, offset: int, length: int) -> list[Any]:

@@ -22,7 +22,7 @@ from ..errors import DamagedDatasetError, DatasetBusyError, RbdataError
 from .amounts import html_table, plural
 from .amounts import size as amount
 from .block_checksums import Block, BlockChecksums, read_block_checksums
-from .checksums import BLOCK, join_ranges, sum_pieces
+from .checksums import BLOCK, damaged_ranges, join_ranges, sum_pieces
 from .codecs import codec_of
 from .durable import is_about_reader
 from .episodes import TERMINATED, open_episodes
@@ -186,14 +186,13 @@ def _map_in_order(
 def check_leaves(folder: Path, manifest: Manifest, names: Collection[str]) -> None:
     """Compare the leaves ``names`` with their checksums. Raises DamagedDatasetError where they differ."""
     for name in sorted(names):
-        path = codec_of(manifest.schema[name]).damaged_file(folder, manifest.files)
-        if path is not None:
-            raise DamagedDatasetError(f"{folder / path} has a checksum mismatch", hint=verify_hint(folder))
+        for path in codec_of(manifest.schema[name]).files:
+            for _ in damaged_ranges(folder / path, manifest.files[path]):
+                raise DamagedDatasetError(f"{folder / path} has a checksum mismatch", hint=verify_hint(folder))
 
 
 def _where(manifest: Manifest, checksums: BlockChecksums, block: Block) -> str:
     """Which bytes a block is and, where the ranges of a file are parts, the source objects that they were made from."""
-    number = f" in block {block.number}" if block.path in checksums.tabled else ""
     codecs = [codec_of(leaf) for leaf in manifest.schema.states]
     appended = {codec.path(name) for codec in codecs if not codec.fixed_rows for name in codec.appended}
     names: list[str] = []
@@ -203,7 +202,7 @@ def _where(manifest: Manifest, checksums: BlockChecksums, block: Block) -> str:
             begin, end = end, end + length
             if begin < block.end and block.begin < end:
                 names.append(str(part.get("name")))
-    return f"{number}, bytes {block.begin}-{block.end}" + (f" ({', '.join(names)})" if names else "")
+    return checksums.where(block) + (f" ({', '.join(names)})" if names else "")
 
 
 # -- invariants ----------------------------------------------------------------------------------------------------------

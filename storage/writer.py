@@ -33,7 +33,7 @@ import numpy as np
 
 from ..errors import DamagedDatasetError, RbdataError, UnfinishedDatasetError
 from .block_checksums import BlockChecksums, write_table
-from .checksums import check_ranges, crc32c, join_ranges, sum_range
+from .checksums import crc32c, damaged_ranges, join_ranges, sum_range
 from .codecs import PLAIN, codec_of
 from .codecs.codec import Codec, OldPart, Sink
 from .column_writer import ColumnWriter
@@ -461,9 +461,7 @@ class OldDataset:
         """With a damaged dictionary the old rows cannot be decoded."""
         try:
             names = [name for name in self.manifest.files if name.endswith("/dictionary")]
-            return all(
-                sound for name in names for _, sound in check_ranges(self.folder / name, self.manifest.files[name])
-            )
+            return not any(list(damaged_ranges(self.folder / name, self.manifest.files[name])) for name in names)
         except OSError:
             return False
 

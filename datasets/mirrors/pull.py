@@ -25,7 +25,7 @@ from ...errors import (
     TransientFetchError,
     UnknownDatasetError,
 )
-from ...storage.checksums import check_ranges
+from ...storage.checksums import damaged_ranges
 from ...storage.folder import JOURNAL, DatasetPlace, check_id, free_bytes, remove_tree
 from ...storage.manifest import FILENAME, LARGEST_MANIFEST, Manifest, parse_manifest, write_manifest
 from ...storage.writer import DatasetWriter, fingerprint, finished_parts
@@ -275,12 +275,9 @@ def find_damage(path: Path, ranges: list[list[Any]]) -> str | None:
         return "file missing"
     if found != expected:
         return f"{found} bytes, expected {expected}"
-    at = 0
     try:
-        for (length, _), (_, matches) in zip(ranges, check_ranges(path, ranges)):
-            if not matches:
-                return f"checksum mismatch, bytes {at}-{at + length}"
-            at += length
+        for begin, length in damaged_ranges(path, ranges):
+            return f"checksum mismatch, bytes {begin}-{begin + length}"
     except OSError as error:  # a pipe or folder, or a failing disk
         return f"cannot be read: {error.strerror}"
     return None

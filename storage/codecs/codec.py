@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
-from ..checksums import append_blocks, check_ranges, crc32c, sum_range
+from ..checksums import append_blocks, crc32c, sum_range
 from ..durable import has_bytes
 from ..leaf import Leaf
 from ..memory_map import read_file
@@ -99,11 +99,6 @@ class Codec(ABC):
     def files(self) -> tuple[str, ...]:
         """All files of the leaf, relative to the folder."""
         return tuple(map(self.path, (*self.appended, "dictionary") if self.uses_dictionary else self.appended))
-
-    def damaged_file(self, folder: Path, files: Files) -> str | None:
-        """The first file of the leaf that does not hold what was written, by the checksums of the manifest."""
-        wrong = (path for path in self.files for _, sound in check_ranges(folder / path, files[path]) if not sound)
-        return next(wrong, None)
 
     # -- reading ---------------------------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ import numpy as np
 
 from ...errors import CacheError, ChecksumError, DamagedDatasetError
 from ..amounts import size as amount
-from ..checksums import check_ranges
+from ..checksums import damaged_ranges
 from ..durable import open_plain, sync_folder, write_at, write_atomically
 from ..manifest import FILENAME, Manifest
 from .cache_folder import ABSENT, RESIDENT, STATES_FILE, UNPROVEN, BlockLayout, BlockStates, CacheLock, Claims, writing
@@ -414,14 +414,11 @@ class BlockCache:
 
     def _check_unproven(self) -> None:
         for path in sorted(self.layout.in_blocks - set(self._expected)):
-            at = 0
-            for length, sound in check_ranges(self.folder / path, self.manifest.files[path]):
-                if not sound:
-                    self.states[self.layout.of_bytes(path, np.array([at]), np.array([at + length]))] = ABSENT
-                    message = f"{self.files.url}/{path}: bytes {at}-{at + length} arrived damaged"
-                    hint = "open the dataset again: what is damaged is fetched again"
-                    self._failure = self._failure or ChecksumError(message, hint=hint)
-                at += length
+            for begin, length in damaged_ranges(self.folder / path, self.manifest.files[path]):
+                self.states[self.layout.of_bytes(path, np.array([begin]), np.array([begin + length]))] = ABSENT
+                message = f"{self.files.url}/{path}: bytes {begin}-{begin + length} arrived damaged"
+                hint = "open the dataset again: what is damaged is fetched again"
+                self._failure = self._failure or ChecksumError(message, hint=hint)
         if self._failure is not None:
             raise self._failure
 
