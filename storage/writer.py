@@ -1,6 +1,7 @@
 """Plan, fill, commit: how a dataset folder comes to be.
 
-1. *Plan*: step leaves and the episode table are written from what is cheap to read; all row counts are then known.
+1. *Plan*: step leaves and the episode table are written from what is cheap to read; all row counts are then known. Step
+   leaves are small (13 bytes a step for Atari): one process appends them in step order (`ColumnWriter`), a block at a time.
 2. *Fill*: workers fill the state leaves, part by part (``parts``); the journal records every finished part. Finished
    compressed parts are appended to the blob in order, while later ones are still being filled.
 3. *Commit*: the manifest is written and the working folder renamed to the dataset.
@@ -27,26 +28,113 @@ from collections.abc import Collection, Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from ..errors import DamagedDatasetError, RbdataError, UnfinishedDatasetError
+from ..errors import DamagedDatasetError, RbdataError, SchemaError, UnfinishedDatasetError
 from .block_checksums import BlockChecksums, write_table
-from .checksums import crc32c, damaged_ranges, join_ranges, sum_range
+from .checksums import Crc32c, crc32c, damaged_ranges, join_ranges, sum_range
 from .codecs import PLAIN, codec_of
 from .codecs.codec import Codec, OldPart, Sink
-from .column_writer import ColumnWriter
-from .durable import copy_anew, open_plain, preallocate, sync_files, write_atomically
+from .durable import copy_anew, open_anew, open_plain, preallocate, sync_files, write_atomically
 from .episodes import FOLDER as EPISODES
 from .episodes import EpisodeTable
-from .folder import JOURNAL, RAW, DatasetPlace, holds_files, remove_links
+from .folder import JOURNAL, RAW, DatasetPlace, check_space, holds_files, remove_links
 from .journal import Journal, remove_plan, write_plan
 from .leaf import Leaf
 from .manifest import BLOCK_TABLE, FILENAME, Manifest, read_manifest, write_manifest
 from .parts import PARTS, TedSink, remove_unfinished
 from .schema import Schema
 from .tensordict_folder import write_meta
+
+#: Most bytes of a constant leaf that are written at once.
+_CONSTANT_BLOCK = 1 << 22
+
+
+class ColumnWriter:
+    """Appends rows to every step leaf of a schema below ``folder``; with no folder it only checks and counts.
+
+    Constant leaves are not appended: ``close`` writes them (as holes in the file where the value is zero).
+    """
+
+    def __init__(self, folder: Path | None, schema: Schema) -> None:
+        self.rows = 0
+        self._folder = folder
+        self._leaves = [leaf for leaf in schema.steps if leaf.constant is None]
+        self._constants = [leaf for leaf in schema.steps if leaf.constant is not None]
+        self._checksums = {leaf.name: Crc32c(0) for leaf in self._leaves}
+        self._files: dict[str, BinaryIO] = {}
+        if folder is not None:
+            for leaf in self._leaves:
+                path = folder / leaf.memmap
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._files[leaf.name] = open_anew(path)
+
+    def reserve(self, rows: int) -> None:
+        """Raise DiskSpaceError when this many rows in all do not fit on the disk."""
+        if self._folder is not None:
+            size = rows * sum(leaf.row_bytes for leaf in self._leaves)
+            check_space(self._folder, size, "the dataset")
+
+    def append(self, columns: Mapping[str, np.ndarray]) -> None:
+        """Append rows: one array ``[n, *leaf.shape]`` for each step leaf that is not constant.
+
+        Raises SchemaError for other keys, dtypes, shapes or lengths than the schema's.
+        """
+        names = {leaf.name for leaf in self._leaves}
+        if set(columns) != names:
+            raise SchemaError(f"columns {sorted(columns)} are not the schema's {sorted(names)}")
+        counts = {len(array) for array in columns.values()}
+        if len(counts) != 1:
+            raise SchemaError(f"columns of different lengths: { ({k: len(v) for k, v in columns.items()}) }")
+        for leaf in self._leaves:
+            array = columns[leaf.name]
+            if array.shape[1:] != leaf.shape or array.dtype.newbyteorder("=") != np.dtype(leaf.dtype):
+                got, wanted = f"{array.dtype} {array.shape[1:]}", f"{leaf.dtype} {leaf.shape}"
+                raise SchemaError(f"key {leaf.name}: got {got}, the schema says {wanted}")
+            if self._folder is not None:
+                data = np.ascontiguousarray(array, leaf.np_dtype).tobytes()
+                self._checksums[leaf.name].update(data)
+                self._files[leaf.name].write(data)
+        self.rows += counts.pop()
+
+    def close(self) -> dict[str, list[list[object]]]:
+        """Finish all files; returns their ranges as they are recorded, by path relative to the folder."""
+        if self._folder is None:
+            return {}
+        ranges: dict[str, list[list[object]]] = {}
+        for leaf in self._leaves:
+            file = self._files.pop(leaf.name)
+            file.close()
+            ranges[leaf.memmap] = [self._checksums[leaf.name].record]
+        for leaf in self._constants:
+            ranges[leaf.memmap] = [_write_constant(self._folder / leaf.memmap, leaf, self.rows)]
+        return ranges
+
+    def abandon(self) -> None:
+        """Close the files without finishing."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+
+def _write_constant(path: Path, leaf: Leaf, rows: int) -> list[object]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    total = rows * leaf.row_bytes
+    value = np.full((), leaf.constant, leaf.np_dtype)
+    block = np.full(min(total, _CONSTANT_BLOCK) // leaf.np_dtype.itemsize, value).tobytes()
+    checksum = Crc32c(0)
+    with open_anew(path) as file:
+        if not any(value.tobytes()):
+            file.truncate(total)
+        while checksum.length < total:
+            piece = block[: total - checksum.length]
+            checksum.update(piece)
+            if any(value.tobytes()):
+                file.write(piece)
+    return checksum.record
+
 
 Files = dict[str, list[list[Any]]]
 

@@ -288,7 +288,7 @@ def convert(source: str, path: Path, **extra: Any) -> Any:
     from rbdata.datasets.catalogue import load_source
     from rbdata.datasets.fetch.transports import open_raw
     from rbdata.datasets.ingest.protocol import ConvertOptions
-    from rbdata.storage.column_writer import ColumnWriter
+    from rbdata.storage.writer import ColumnWriter
 
     job = load_source(source).open_folder(open_raw(path), ConvertOptions(extra=extra))
     files = {item.url: Path(item.url) for item in job.files()}

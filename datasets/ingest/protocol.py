@@ -24,8 +24,8 @@ from ..fetch import Location, RemoteObject
 from ..workers.task import Task
 
 if TYPE_CHECKING:
-    from ...storage.column_writer import ColumnWriter
     from ...storage.episodes import EpisodeTable
+    from ...storage.writer import ColumnWriter
     from .row_source import RowSource, SampleRows
 
 

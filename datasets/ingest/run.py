@@ -31,12 +31,11 @@ from ..._version import __version__
 from ...errors import ChecksumError, CorruptSourceError, DamagedDatasetError, DatasetExistsError
 from ...storage.checksums import crc32c
 from ...storage.codecs import codec_of
-from ...storage.column_writer import ColumnWriter
 from ...storage.folder import RAW, DatasetPlace, check_space, make_writable, remove_tree
 from ...storage.lock import WriterLock
 from ...storage.manifest import Manifest, read_manifest
 from ...storage.schema import Schema
-from ...storage.writer import DatasetWriter, OldDataset, fingerprint, finished_parts, open_sink
+from ...storage.writer import ColumnWriter, DatasetWriter, OldDataset, fingerprint, finished_parts, open_sink
 from ..fetch import RemoteObject
 from ..fetch.to_file import bytes_there
 from ..workers.engines.local import run_tasks, threads_of_task

@@ -22,9 +22,9 @@ import numpy as np
 
 from ...errors import CorruptSourceError
 from ...storage.codecs import resolve_choice
-from ...storage.column_writer import ColumnWriter
 from ...storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeTable
 from ...storage.schema import LARGE_ROW, Leaf, Schema, ted_flags
+from ...storage.writer import ColumnWriter
 from .protocol import ConvertOptions
 
 #: Steps that are made into columns at a time, unless their rows are large.

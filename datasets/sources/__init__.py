@@ -12,8 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ...storage.column_writer import ColumnWriter
     from ...storage.episodes import CUT, TERMINATED, TRUNCATED
+    from ...storage.writer import ColumnWriter
     from ..fetch import Location, RemoteObject
     from ..ingest.protocol import ConvertOptions, Job, PartSpec, Plan, RawObject
     from ..ingest.row_source import Block, RowSource, block_of_rows

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from rbdata.errors import DatasetExistsError, InvariantError, RbdataError, SchemaError
 from rbdata.storage.checksums import Crc32c
 from rbdata.storage.codecs import load_codec
-from rbdata.storage.column_writer import ColumnWriter
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.durable import preallocate
 from rbdata.storage.episodes import EpisodeBuilder, EpisodeTable
@@ -26,7 +25,7 @@ from rbdata.storage.leaf import DTYPES
 from rbdata.storage.manifest import FILENAME, read_manifest
 from rbdata.storage.parts import PARTS, RowsInPlace, TedSink
 from rbdata.storage.schema import Leaf, Schema, ted_flags
-from rbdata.storage.writer import DatasetWriter, fingerprint
+from rbdata.storage.writer import ColumnWriter, DatasetWriter, fingerprint
 from storage_tools import LAYOUTS, Recipe, Stopped, columns, contents, make_episodes, names, table, write_dataset
 
 EPISODES = make_episodes([5, 1, 9, 2, 12, 1], shape=(30,), dtype="uint8")
@@ -513,7 +512,7 @@ def test_columns_of_different_lengths(tmp_path):
     [("bool", (1,), False), ("bool", (1,), True), ("int16", (3,), -2), ("float64", (), 0.5), ("float32", (5, 1), 0)],
 )
 def test_constants(tmp_path, monkeypatch, dtype, shape, constant):
-    monkeypatch.setattr("rbdata.storage.column_writer._BLOCK", 64)
+    monkeypatch.setattr("rbdata.storage.writer._CONSTANT_BLOCK", 64)
     schema = Schema((Leaf("c/x", "step", dtype, shape, constant=constant), Leaf("y", "step", "int64", ())))
     writer = ColumnWriter(tmp_path, schema)
     writer.append({"y": np.arange(101)})

@@ -14,7 +14,7 @@ import numpy as np
 from ....errors import ChecksumError, CorruptSourceError
 from ....storage.amounts import plural
 from ....storage.checksums import crc32c
-from ....storage.column_writer import ColumnWriter
+from ....storage.writer import ColumnWriter
 from ...fetch import Location, read_all, resolve
 from ...formats.gunzip import gunzip
 from ...formats.npy import Expected, NpyStream

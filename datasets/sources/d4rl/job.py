@@ -15,8 +15,8 @@ from typing import Any, Literal
 import numpy as np
 
 from ....errors import ChecksumError, CorruptSourceError, SchemaError
-from ....storage.column_writer import ColumnWriter
 from ....storage.schema import clean_keys
+from ....storage.writer import ColumnWriter
 from ...fetch import Location, RemoteObject, resolve
 from ...formats.hdf5_checks import check_structure
 from ...ingest import trajectories

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....storage.column_writer import ColumnWriter
 from ....storage.schema import Leaf
+from ....storage.writer import ColumnWriter
 from ...formats.hdf5_chunks import Rows
 from ...ingest.row_source import Block, RowSource
 from ...ingest.trajectories import as_reward, results

@@ -18,8 +18,8 @@ import numpy as np
 from ....errors import UsageError
 from ....storage.codecs import PLAIN, load_codec
 from ....storage.codecs.compressed import compressed_codec
-from ....storage.column_writer import ColumnWriter
 from ....storage.episodes import CUT, TERMINATED, TRUNCATED
+from ....storage.writer import ColumnWriter
 from ...fetch import Location
 from ...fetch.directory import DirectoryLocation
 from ...ingest.protocol import ConvertOptions, Expectation, Job, PartSpec, Plan

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ....errors import CorruptSourceError
-from ....storage.column_writer import ColumnWriter
 from ....storage.episodes import EpisodeTable
 from ....storage.schema import Leaf
+from ....storage.writer import ColumnWriter
 from ...formats.jpeg import decode
 from ...ingest.casts import LossyCastError, cast
 from ...ingest.row_source import BLOCK_BYTES, Block, RowSource, block_of_rows

@@ -11,7 +11,7 @@ import numpy as np
 
 from ....errors import CorruptSourceError
 from ....storage.checksums import Crc32c, crc32c
-from ....storage.column_writer import ColumnWriter
+from ....storage.writer import ColumnWriter
 from ...fetch import Location, RemoteObject, resolve
 from ...formats.limits import check_row_bytes, check_rows
 from ...ingest.protocol import ConvertOptions, Job, PartSpec, Plan, RawObject

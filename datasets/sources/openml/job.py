@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from ....errors import ChecksumError, CorruptSourceError, UsageError
-from ....storage.column_writer import ColumnWriter
 from ....storage.episodes import TERMINATED, EpisodeTable
 from ....storage.schema import FLAGS, Leaf, Schema
+from ....storage.writer import ColumnWriter
 from ...fetch import resolve
 from ...formats import arff, parquet
 from ...formats.arff import Column

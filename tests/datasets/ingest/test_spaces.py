@@ -23,9 +23,9 @@ from rbdata.datasets.ingest.spaces import (
 from rbdata.datasets.ingest.trajectories import Column, TrajectoryWriter, cuts, lay_out, split_states
 from rbdata.datasets.sources.minari.metadata import metadata_from
 from rbdata.errors import CorruptSourceError, SchemaError, UsageError
-from rbdata.storage.column_writer import ColumnWriter
 from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED
 from rbdata.storage.leaf import check_key
+from rbdata.storage.writer import ColumnWriter
 from space_strategies import ANY_SPACE
 from text_rows import text_of
 

@@ -13,10 +13,10 @@ from .....storage.amounts import plural
 from .....storage.checksums import crc32c
 from .....storage.codecs import codec_of
 from .....storage.codecs.compressed import CompressedCodec, compressed_codec
-from .....storage.column_writer import ColumnWriter
 from .....storage.durable import write_atomically
 from .....storage.episodes import TERMINATED
 from .....storage.folder import remove_tree
+from .....storage.writer import ColumnWriter
 from ....fetch import Location, resolve
 from ....ingest.number_ranges import format_numbers
 from ....ingest.protocol import ConvertOptions, Expectation, PartSpec, Plan, RawObject
