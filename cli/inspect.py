@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from typer import Option
 
@@ -124,9 +123,20 @@ def run(
         manifest, table, found = read_snapshot(path, read)
     notes = []
     if drawn:
-        pictures = _RequestedFiles(plot, frames, episode or [], video, html, croissant, card, force)
-        pictures.check(path, manifest)
-        notes = list(pictures.write(path, manifest, table, found))
+        notes = _write_files(
+            path,
+            manifest,
+            table,
+            found,
+            plot=plot,
+            frames=frames,
+            episodes=episode or [],
+            video=video,
+            html=html,
+            croissant=croissant,
+            card=card,
+            force=force,
+        )
 
     if out.json and found:
         record = _record(path, manifest) | found.to_json() | _cache_record(dataset, remote)
@@ -305,90 +315,83 @@ def _record(path: Path, manifest: Manifest) -> dict[str, Any]:
 # -- the files that it writes --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _RequestedFiles:
-    """The files to write: figure, frames, animation and cards; None and empty where none is requested."""
+def _write_files(
+    folder: Path,
+    manifest: Manifest,
+    table: EpisodeTable,
+    found: Overview | None,
+    *,
+    plot: Path | None,
+    frames: Path | None,
+    episodes: list[int],
+    video: tuple[int, Path] | None,
+    html: Path | None,
+    croissant: Path | None,
+    card: Path | None,
+    force: bool,
+) -> list[str]:
+    """Write the figure, frames, animation and cards that are requested; returns what to print of each.
 
-    plot: Path | None
-    frames: Path | None
-    episodes: list[int]
-    video: tuple[int, Path] | None
-    html: Path | None
-    croissant: Path | None
-    card: Path | None
-    force: bool
+    Raises an error for any file that may not be written, before any of them is drawn.
+    """
+    from ..datasets.card.figure import SUFFIXES, draw_figure, render_figure
+    from ..datasets.card.frames import (
+        ANIMATION_SUFFIXES,
+        RATE,
+        SHEET_SUFFIXES,
+        animate,
+        choose_strips,
+        draw_sheet,
+        encode,
+    )
+    from ..datasets.card.html_card import SUFFIXES as HTML_SUFFIXES
+    from ..datasets.card.html_card import make_html
+    from ..datasets.card.metadata import CROISSANT_SUFFIXES, README_SUFFIXES, make_croissant, make_readme
+    from ..datasets.card.target import check_outside, check_target
+    from ..storage.durable import write_atomically
 
-    def check(self, folder: Path, manifest: Manifest) -> None:
-        """Raise an error for any file that may not be written, before any of them is drawn."""
-        from ..datasets.card import figure, frames, html_card, metadata
-        from ..datasets.card.target import check_outside, check_target
+    if episodes and frames is None:
+        raise UsageError("--episode chooses what --frames draws", hint="add --frames FILE")
+    shown = cast("Overview", found)  # it is None only where charts and cards are not requested
+    number, moving = video or (0, None)
 
-        if self.episodes and self.frames is None:
-            raise UsageError("--episode chooses what --frames draws", hint="add --frames FILE")
-        chosen = [
-            (self.plot, figure.SUFFIXES),
-            (self.frames, frames.SHEET_SUFFIXES),
-            (self.video[1] if self.video else None, frames.ANIMATION_SUFFIXES),
-            (self.html, html_card.SUFFIXES),
-            (self.croissant, metadata.CROISSANT_SUFFIXES),
-            (self.card, metadata.README_SUFFIXES),
-        ]
-        seen: set[Path] = set()
-        for target, suffixes in chosen:
-            if target is not None:
-                check_outside(target, folder, manifest)
-                # Metadata and READMEs are made to be edited: none is replaced without --force.
-                edited = suffixes in (metadata.CROISSANT_SUFFIXES, metadata.README_SUFFIXES)
-                check_target(target, suffixes, force=self.force, edited=edited)
-                if target.resolve() in seen:
-                    raise UsageError(
-                        f"{target} is named for two of the files", hint="choose another path for one of them"
-                    )
-                seen.add(target.resolve())
+    def draw_frames(suffix: str) -> tuple[bytes, str]:
+        dataset = _open(folder)
+        return encode(draw_sheet(dataset, choose_strips(dataset, episodes)), suffix), ""
 
-    def write(self, folder: Path, manifest: Manifest, table: EpisodeTable, found: Overview | None) -> Iterator[str]:
-        """Write the files one after the other; yields what to print of each. Charts and cards need the overview."""
-        from ..storage.durable import write_atomically
+    def draw_video(suffix: str) -> tuple[bytes, str]:
+        with count_progress(f"episode {number}") as show:
+            made = animate(_open(folder), number, suffix, show)
+        every = f", one of {made.stride}" if made.stride > 1 else ""
+        return made.data, f": episode {number}, {made.frames} frames{every}, {RATE} a second"
 
-        if self.plot is not None and found:
-            from ..datasets.card.figure import draw_figure, render_figure
+    # Where to, the formats, and what makes the content and words about it.
+    files: list[tuple[Path | None, tuple[str, ...], Callable[[str], tuple[bytes, str]]]] = [
+        (plot, SUFFIXES, lambda suffix: (render_figure(draw_figure(manifest.id, shown, table), suffix), "")),
+        (frames, SHEET_SUFFIXES, draw_frames),
+        (moving, ANIMATION_SUFFIXES, draw_video),
+        (html, HTML_SUFFIXES, lambda suffix: (make_html(folder, manifest, shown, table).encode(), "")),
+        (croissant, CROISSANT_SUFFIXES, lambda suffix: (make_croissant(folder, manifest, shown).encode(), "")),
+        (card, README_SUFFIXES, lambda suffix: (make_readme(manifest, shown).encode(), "")),
+    ]
+    requested = [(target, suffixes, make) for target, suffixes, make in files if target is not None]
+    seen: set[Path] = set()
+    for target, suffixes, _ in requested:
+        check_outside(target, folder, manifest)
+        # Metadata and READMEs are made to be edited: none is replaced without --force.
+        check_target(target, suffixes, force=force, edited=suffixes in (CROISSANT_SUFFIXES, README_SUFFIXES))
+        if target.resolve() in seen:
+            raise UsageError(f"{target} is named for two of the files", hint="choose another path for one of them")
+        seen.add(target.resolve())
+    notes = []
+    for target, _, make in requested:
+        content, words = make(target.suffix)
+        write_atomically(target, content)
+        notes.append(f"wrote {target}{words}")
+    return notes
 
-            write_atomically(self.plot, render_figure(draw_figure(manifest.id, found, table), self.plot.suffix))
-            yield f"wrote {self.plot}"
-        if self.frames is not None:
-            from ..datasets.card.frames import choose_strips, draw_sheet, encode
-            from ..storage.dataset import Dataset
 
-            dataset = Dataset(folder)
-            write_atomically(
-                self.frames, encode(draw_sheet(dataset, choose_strips(dataset, self.episodes)), self.frames.suffix)
-            )
-            yield f"wrote {self.frames}"
-        if self.video is not None:
-            from ..datasets.card.frames import RATE, animate
-            from ..storage.dataset import Dataset
+def _open(folder: Path) -> Dataset:
+    from ..storage.dataset import Dataset
 
-            number, target = self.video
-            with count_progress(f"episode {number}") as show:
-                made = animate(Dataset(folder), number, target.suffix, show)
-            write_atomically(target, made.data)
-            every = f", one of {made.stride}" if made.stride > 1 else ""
-            yield f"wrote {target}: episode {number}, {made.frames} frames{every}, {RATE} a second"
-        yield from self._write_texts(folder, manifest, table, found)
-
-    def _write_texts(
-        self, folder: Path, manifest: Manifest, table: EpisodeTable, found: Overview | None
-    ) -> Iterator[str]:
-        from ..datasets.card.html_card import make_html
-        from ..datasets.card.metadata import make_croissant, make_readme
-        from ..storage.durable import write_atomically
-
-        if self.html is not None and found:
-            write_atomically(self.html, make_html(folder, manifest, found, table).encode())
-            yield f"wrote {self.html}"
-        if self.croissant is not None and found:
-            write_atomically(self.croissant, make_croissant(folder, manifest, found).encode())
-            yield f"wrote {self.croissant}"
-        if self.card is not None and found:
-            write_atomically(self.card, make_readme(manifest, found).encode())
-            yield f"wrote {self.card}"
+    return Dataset(folder)

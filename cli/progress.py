@@ -1,7 +1,8 @@
 """Progress of a run: bars on a terminal, one line every few seconds in a log.
 
-Both receive the events of a `datasets.ingest.request.Listener` and take rate and time left from a ``Tally``. There is a bar
-where the share that is done is known; otherwise the phase has a name: "looking for ...", "writing", "committing".
+Both are a `_Display`, which receives the events of a `datasets.ingest.request.Listener` and takes rate and time left from a
+`Tally`. There is a bar where the share that is done is known; otherwise the phase has a name: "looking for ...", "writing",
+"committing".
 """
 
 from __future__ import annotations
@@ -184,12 +185,66 @@ def _display(title: str, on_estimate: Callable[[Estimate], None] = lambda estima
         yield display
 
 
-class _Lines:
+class _Display:
+    """What bars and lines have in common: the events of a run become phases, shares and the tally."""
+
+    def __init__(self, on_estimate: Callable[[Estimate], None]) -> None:
+        self._on_estimate = on_estimate
+        self._tally: Tally | None = None
+
+    def listener(self) -> Listener:
+        from ..datasets.acquire import Listener
+
+        return Listener(
+            on_stage=self.phase,
+            on_planned=lambda done, total: self.counted("planning", done, total, f"{done} of {total} raw files read"),
+            on_estimate=self.estimate,
+            on_progress=self._progress,
+            on_part_done=self._part_done,
+            on_fetched=lambda name, done, total: self.counted("raw files", done, total, _of(done, total)),
+        )
+
+    def phase(self, what: str, words: str = "") -> None:
+        """Show a phase whose share is not known."""
+        raise NotImplementedError
+
+    def share(self, what: str, share: float, words: str) -> None:
+        """Show how much of the only work is done."""
+        raise NotImplementedError
+
+    def counted(self, what: str, done: int, total: int, words: str) -> None:
+        """Show how much of one of several phases is done."""
+        raise NotImplementedError
+
+    def wait(self, why: str, seconds: float) -> None:
+        """Show why nothing arrives."""
+        raise NotImplementedError
+
+    def show(self, tally: Tally) -> None:
+        """Show how much of the parts is done."""
+        raise NotImplementedError
+
+    def estimate(self, estimate: Estimate) -> None:
+        self._on_estimate(estimate)
+        self._tally = None if estimate.unread else Tally(estimate)
+
+    def _progress(self, tasks: list[TaskProgress]) -> None:
+        if self._tally is not None:
+            self._tally.update(tasks)
+            self.show(self._tally)
+
+    def _part_done(self, index: int) -> None:
+        if self._tally is not None:
+            self._tally.finish(index)
+            self.show(self._tally)
+
+
+class _Lines(_Display):
     """Progress in a log: one line every LINE_INTERVAL seconds, also while nothing new is reported."""
 
     def __init__(self, title: str, on_estimate: Callable[[Estimate], None]) -> None:
-        self._title, self._on_estimate = title, on_estimate
-        self._tally: Tally | None = None
+        super().__init__(on_estimate)
+        self._title = title
         self._status = ""
         self._over = threading.Event()
 
@@ -200,42 +255,19 @@ class _Lines:
     def __exit__(self, *_: object) -> None:
         self._over.set()
 
-    def listener(self) -> Listener:
-        from ..datasets.acquire import Listener
-
-        return Listener(
-            on_stage=self.phase,
-            on_planned=lambda done, total: self.phase(f"planning, {done} of {total} raw files read"),
-            on_estimate=self._estimate,
-            on_progress=self._progress,
-            on_part_done=self._part_done,
-            on_fetched=lambda name, done, total: self.phase(f"raw files, {_of(done, total)}"),
-        )
-
     def phase(self, what: str, words: str = "") -> None:
         self._status = f"{what}, {words}" if words else what
 
     def share(self, what: str, share: float, words: str) -> None:
         self._status = f"{amounts.percent(share)}, {words}"
 
+    def counted(self, what: str, done: int, total: int, words: str) -> None:
+        self.phase(what, words)
+
     def wait(self, why: str, seconds: float) -> None:
         self._status = why
 
-    def _estimate(self, estimate: Estimate) -> None:
-        self._on_estimate(estimate)
-        self._tally = None if estimate.unread else Tally(estimate)
-
-    def _progress(self, tasks: list[TaskProgress]) -> None:
-        if self._tally:
-            self._tally.update(tasks)
-            self._describe(self._tally)
-
-    def _part_done(self, index: int) -> None:
-        if self._tally:
-            self._tally.finish(index)
-            self._describe(self._tally)
-
-    def _describe(self, tally: Tally) -> None:
+    def show(self, tally: Tally) -> None:
         waits = [task.wait for task in tally.running if task.wait]
         words = [amounts.percent(tally.share), *tally.describe(), *waits[:1]]
         self._status = "writing" if tally.share >= 1 else ", ".join(words)
@@ -249,7 +281,7 @@ class _Lines:
                 printed += 1
 
 
-class _Bars:
+class _Bars(_Display):
     """Progress on a terminal: a bar for the total and one per running part, removed when the work is done."""
 
     def __init__(self, on_estimate: Callable[[Estimate], None]) -> None:
@@ -267,21 +299,20 @@ class _Bars:
                 words, passed = task.fields["words"], task.elapsed or 0.0
                 return Text(words or (amounts.duration(int(passed)) if task.total is None and passed >= LONG else ""))
 
-        self._on_estimate = on_estimate
-        self._tally: Tally | None = None
+        super().__init__(on_estimate)
         # The terminal prints ^C where the cursor is, behind the last bar: if that began a new line, the bars would be erased
         # from the wrong one.
-        screen = Screen(file=sys.stderr, highlight=False, width=max(20, out.width - ECHO_WIDTH))
-        bar = max(8, min(30, screen.width // 4))
+        terminal = Screen(file=sys.stderr, highlight=False, width=max(20, out.width - ECHO_WIDTH))
+        bar = max(8, min(30, terminal.width // 4))
         #: Width of the text behind a bar, and the number of bars that fit on the screen.
-        self._width = screen.width
-        self._text_width, self._most_bars = screen.width - bar - 16, max(2, screen.height - 4)
-        self._progress = Progress(
+        self._width = terminal.width
+        self._text_width, self._most_bars = terminal.width - bar - 16, max(2, terminal.height - 4)
+        self._screen = Progress(
             TextColumn("{task.description}", markup=False),
             Bar(bar),
             TextColumn("{task.fields[share]}", justify="right"),
             Words(""),
-            console=screen,
+            console=terminal,
             transient=True,
             refresh_per_second=5,
         )
@@ -293,22 +324,10 @@ class _Bars:
 
     def __exit__(self, *_: object) -> None:
         self._closed = True
-        self._progress.stop()
-
-    def listener(self) -> Listener:
-        from ..datasets.acquire import Listener
-
-        return Listener(
-            on_stage=self.phase,
-            on_planned=lambda done, total: self.share("planning", done / max(1, total), f"{done} of {total}"),
-            on_estimate=self._estimate,
-            on_progress=self._progressed,
-            on_part_done=self._part_done,
-            on_fetched=lambda name, done, total: self.share("raw files", done / max(1, total), _of(done, total)),
-        )
+        self._screen.stop()
 
     def phase(self, what: str, words: str = "") -> None:
-        """Replace all bars by a phase whose share is not known."""
+        """Replace all bars by a row of text."""
         if self._rows.keys() != {what}:
             self._clear()
         self._show(what, what, None, words)
@@ -322,6 +341,9 @@ class _Bars:
             self._clear()
         self._show("share", what, share, words)
 
+    def counted(self, what: str, done: int, total: int, words: str) -> None:
+        self.share(what, done / max(1, total), words)
+
     def wait(self, why: str, seconds: float) -> None:
         """Show below the bars why nothing arrives, while that lasts."""
         self._show("wait", "waiting", None, why)
@@ -329,64 +351,52 @@ class _Bars:
         timer.daemon = True
         timer.start()
 
-    def _estimate(self, estimate: Estimate) -> None:
+    def estimate(self, estimate: Estimate) -> None:
         self._clear()
-        self._progress.stop()
-        self._on_estimate(estimate)
-        self._tally = None if estimate.unread else Tally(estimate)
+        self._screen.stop()
+        super().estimate(estimate)
         self.phase("starting")
 
-    def _progressed(self, tasks: list[TaskProgress]) -> None:
-        if self._tally is None:
-            return
-        self._tally.update(tasks)
-        self._total(self._tally)
-        for task in self._tally.running[: self._most_bars] if self._tally.share < 1 else ():
-            if self._tally.parts == 1 and not task.wait:  # the bar of the total shows the same
-                self._drop(task.index)
-                continue
-            fetched = amounts.size(task.fetched) if task.fetched else ""  # a recording fetches nothing
-            self._show(task.index, self._tally.names[task.index], task.rows / max(1, task.total), task.wait or fetched)
-
-    def _part_done(self, index: int) -> None:
-        self._drop(index)
-        if self._tally is not None:
-            self._tally.finish(index)
-            self._total(self._tally)
-
-    def _total(self, tally: Tally) -> None:
+    def show(self, tally: Tally) -> None:
         if tally.share >= 1:
             self.phase("writing")
             return
         if "total" not in self._rows:
             self._clear()
-        self._drop("wait")
+        for key in ("wait", *tally.finished):
+            self._drop(key)
         words = tally.describe()
         while len(words) > 1 and len(", ".join(words)) > self._text_width:
             words = words[1:]  # time left is more important than the rate, the rate more than the amount
         self._show("total", "total", tally.share, ", ".join(words))
+        for task in tally.running[: self._most_bars]:
+            if tally.parts == 1 and not task.wait:  # the bar of the total shows the same
+                self._drop(task.index)
+                continue
+            fetched = amounts.size(task.fetched) if task.fetched else ""  # a recording fetches nothing
+            self._show(task.index, tally.names[task.index], task.rows / max(1, task.total), task.wait or fetched)
 
     def _show(self, key: object, what: str, share: float | None, words: str) -> None:
         """Draw a row or update it; without a share it has text only."""
         if self._closed:  # a thread that still reads from the network, after Ctrl-C
             return
-        self._progress.start()
+        self._screen.start()
         what, words = (printable(part, one_line=True) for part in (what, words))
         if share is not None:  # on a narrow screen names and words are shortened, before the share has no room
             what = shortened(what, max(10, self._width - 29))
-            names = [str(row.description) for row in self._progress.tasks]
+            names = [str(row.description) for row in self._screen.tasks]
             words = shortened(words, self._width - max(map(len, [what, *names])) - 7)
         fields: dict[str, Any] = {"words": words, "share": "" if share is None else amounts.percent(share)}
         total = None if share is None else 1.0
         if key in self._rows:
-            self._progress.update(self._rows[key], description=what, total=total, completed=share or 0.0, **fields)
+            self._screen.update(self._rows[key], description=what, total=total, completed=share or 0.0, **fields)
         else:
-            self._rows[key] = self._progress.add_task(what, total=total, completed=share or 0.0, **fields)  # type: ignore[arg-type]
+            self._rows[key] = self._screen.add_task(what, total=total, completed=share or 0.0, **fields)  # type: ignore[arg-type]
 
     def _drop(self, key: object) -> None:
         row = self._rows.pop(key, None)
         if row is not None:
-            self._progress.remove_task(row)
+            self._screen.remove_task(row)
 
     def _clear(self) -> None:
         for key in list(self._rows):
