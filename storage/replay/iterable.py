@@ -9,7 +9,12 @@ Without replacement the workers divide each pass among them, so that together th
 with replacement each worker draws its own numbers from the buffer's seed. Every iterator of a loader gives another pass (or
 other numbers), which the buffer's seed determines: workers end with their iterator, so the buffer counts the iterators of its
 loaders. A ``DataLoader`` that was not made by ``loader`` does not count: there the seed that it draws for its workers decides
-as well.
+as well; give it ``batch_size=None, collate_fn=lambda batch: batch``, as torch would put the batches into batches of 1, or
+without a batch size take a TensorDict for a dictionary.
+
+A sampler of the user's own is copied to each worker as it is. One that draws from ``self._rng`` or torch's global generator
+draws other records in each; one that counts for itself draws the same in all, unless it heeds ``self.share``: its rank, and how
+many there are.
 """
 
 from __future__ import annotations

@@ -150,3 +150,13 @@ def test_a_loader_for_every_epoch(folder):
         torch.cat([batch["index"] for batch in buffer.as_iterable().loader(**options)]).tolist() for _ in range(3)
     ]
     assert [len(epoch) for epoch in epochs] == [51, 67, 67] and epochs[1] != epochs[2]
+
+
+def test_a_loader_of_ones_own_over_batches():
+    """With what the page says."""
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), sampler=SamplerWithoutReplacement(), batch_size=3)
+    buffer.extend(TensorDict({"a": torch.arange(8), "n": {"b": torch.arange(8)}}, [8]))
+    loader = DataLoader(buffer.as_iterable(), batch_size=None, collate_fn=lambda batch: batch)
+    batches = list(loader)
+    assert [len(batch) for batch in batches] == [3, 3, 2]
+    assert sorted(row for batch in batches for row in batch["n", "b"].tolist()) == list(range(8))
