@@ -64,7 +64,9 @@ def _names(fn: Function) -> list[str]:
     return [
         name
         for name, one in list(fn.parameters.items())[1:]  # the first is the TensorDict
-        if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY) and name not in (STATISTICS, GENERATOR)
+        if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+        and name != GENERATOR
+        and (name != STATISTICS or fn.traits is None)
     ]
 
 

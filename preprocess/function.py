@@ -19,11 +19,11 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.machinery import PathFinder
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..datasets.user_code.identity import Identity, qualified_name, strip_partials
-from ..datasets.user_code.source_files import is_local_module
+from ..datasets.user_code.identity import Identity, global_reads, qualified_name, strip_partials
+from ..datasets.user_code.source_files import is_local_module, nested_codes
 from ..errors import FunctionError, UsageError
 from .functions.lookup import find_function, find_unused, is_builtin_name
 from .functions.traits import Fit, Traits, traits_of
@@ -85,7 +85,9 @@ class Function:
         args, given = _bound_arguments(given), _without_arguments(given)
         name, payload = qualified_name(given), _pickle(given)
         # As workers get it: what an object leaves out when it is pickled decides nothing.
-        return cls(name, None, folder, payload, identify(_unpickle(payload, name), name), args)
+        copy = _unpickle(payload, name)
+        _check_globals(given, copy, name)
+        return cls(name, None, folder, payload, identify(copy, name), args)
 
     @property
     def label(self) -> str:
@@ -242,6 +244,20 @@ def _unpickle(payload: bytes, name: str) -> Any:
     except Exception as error:
         message = f"{name} cannot be sent to worker processes: {type(error).__name__}: {error}"
         raise UsageError(message, hint="define it in a file and give it as 'file.py:name'") from error
+
+
+def _check_globals(given: Callable[..., Any], copy: Callable[..., Any], name: str) -> None:
+    """Raise UsageError where a copy lacks globals: functions are pickled without those that only bodies of classes name."""
+    given, copy = strip_partials(given), strip_partials(copy)
+    if not isinstance(given, FunctionType) or not isinstance(copy, FunctionType):
+        return
+    read = {one for code in nested_codes(given.__code__) for one in global_reads(code)}
+    lost = sorted(one for one in read if one in given.__globals__ and one not in copy.__globals__)
+    if lost:
+        message = f"{name} reads {', '.join(lost)} in the body of a class: workers do not get it"
+        raise UsageError(
+            message, hint="assign it to a variable of the function before the class, or pass it as an argument"
+        )
 
 
 def _bound_arguments(fn: Callable[..., Any]) -> dict[str, Any]:

@@ -104,10 +104,19 @@ def hash_files(content: Content) -> dict[str, str]:
                 raise edited_error(name, path)
             continue
         loader = getattr(module, "__loader__", None)
+        if not isinstance(loader, ContentLoader) and _has_other_constants(module, path):
+            continue  # the content says what runs
         digest = loader.sha256 if isinstance(loader, ContentLoader) else sha256_of(path)
         if digest is not None:
             hashes[name] = digest
     return hashes
+
+
+def _has_other_constants(module: ModuleType | None, path: Path) -> bool:
+    """Whether a module's numbers and texts are others than its file sets now: it was edited, or they were set by hand."""
+    source = read_source(path) if module is not None and module.__name__ != "__main__" else None
+    constants, inside = source.constants if source is not None else {}, vars(module) if module is not None else {}
+    return any(name in inside and repr(inside[name]) != repr(value) for name, value in constants.items())
 
 
 def labelled(hashes: Mapping[str, str], files: Mapping[str, Path], own: str | None) -> dict[str, str]:
@@ -197,6 +206,8 @@ class Content:
         self._numbers: dict[Any, int] = {}
         self._kept: list[Any] = []
         self._path = [what]
+        #: Containers that begin empty in their files, by module and name: caches, or tables that the program has filled.
+        self._tables: dict[tuple[str, str], Any] = {}
         #: The names that the innermost function uses: of a module only these attributes.
         self._names: frozenset[str] = frozenset()
 
@@ -214,6 +225,8 @@ class Content:
             else:
                 with self._lenient(value, True, _Unidentified):
                     self._add(value)
+            if len(self._path) == 2:
+                self._add_tables()
         except RecursionError as error:
             raise UsageError(f"{self._where} is nested too deeply to be identified") from error
         finally:
@@ -367,6 +380,7 @@ class Content:
             alone.add(value)
             self.files |= alone.files
             self.functions += alone.functions
+            self._tables |= alone._tables
             self.untold += alone.untold
             digests.append(alone.sha256)
         self._put(type(values).__name__, *sorted(digests), "end")
@@ -441,7 +455,7 @@ class Content:
         self._meet(module.__name__, file)
         if not self._is_known((id(module), self._names), module):
             used = {name: value for name, value in vars(module).items() if name in self._names}
-            self._add_globals(used, file)
+            self._add_globals(used, file, module.__name__)
 
     def _add_function(self, function: FunctionType) -> None:
         code, module = function.__code__, function.__globals__.get("__name__")
@@ -478,19 +492,35 @@ class Content:
             if not named:
                 for base, names in imported_names(code):
                     self.files.update(local_imports(base, names))
-            read = {name for one in codes for name in _global_reads(one)}
+            read = {name for one in codes for name in global_reads(one)}
+            if "globals" in read and "globals" not in function.__globals__:
+                message = f"{self._where} calls globals(): which of them it reads cannot be told"
+                raise _Unidentified(message, hint="name the globals in it, or pass what it needs as arguments")
             used = {name: function.__globals__[name] for name in read if name in function.__globals__}
-            self._add_globals(used, file.absolute() if named else None)
+            self._add_globals(used, file.absolute() if named else None, str(module))
         finally:
             self._names = before
 
-    def _add_globals(self, used: Mapping[str, Any], file: Path | None) -> None:
+    def _add_globals(self, used: Mapping[str, Any], file: Path | None, module: str) -> None:
         """Globals of a module; of a file but for those that are state rather than settings (`source_files`)."""
         source = read_source(file) if file is not None else None
         left_out = source.variables if source is not None else frozenset()
+        for name in left_out.intersection(used):
+            if isinstance(used[name], Collection) and not isinstance(used[name], (str, bytes)) and len(used[name]):
+                self._tables[module, name] = used[name]
         self._add_attributes(
             {name: value for name, value in used.items() if name not in left_out}, lenient=source is not None
         )
+
+    def _add_tables(self) -> None:
+        """What the containers hold that functions read and none of them changes: tables, not caches."""
+        done: set[tuple[str, str]] = set()
+        while left := sorted(self._tables.keys() - done):
+            done.update(left)
+            for module, name in left:
+                if not any(name in _names_changed(function) for _, function in self.functions):
+                    self._add_attributes({f"{module}.{name}": self._tables[module, name]}, lenient=True)
+        self._tables.clear()
 
     def _add_class(self, kind: type) -> None:
         file = _file_of_class(kind)
@@ -505,6 +535,14 @@ class Content:
         """The file of a local module is part of what the code in it depends on."""
         if file is not None:
             self.files.setdefault(module, file.absolute())
+
+
+def _names_changed(function: FunctionType) -> frozenset[str]:
+    """The names of globals and attributes that a function may change; all that it uses where its source is not known."""
+    code = function.__code__
+    source = read_source(Path(code.co_filename))
+    found = source.changed.get(code.co_firstlineno) if source is not None else None
+    return frozenset(code.co_names) if found is None else found
 
 
 def _without(state: Any, names: Collection[str]) -> Any:
@@ -540,7 +578,7 @@ def _global_name(value: Any) -> str | None:
 
 
 @functools.lru_cache(maxsize=4096)
-def _global_reads(code: CodeType) -> frozenset[str]:
+def global_reads(code: CodeType) -> frozenset[str]:
     """The names of globals that a code object reads itself."""
     import dis
 

@@ -13,7 +13,7 @@ import os
 import sys
 import sysconfig
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -26,6 +26,26 @@ _INSTALLED = {"site-packages", "dist-packages"}
 #: Files that modules come from: source, and extensions that were built beside it.
 _CODE = (".py", ".so", ".pyd")
 _EMPTY = ("dict", "list", "set", "deque", "defaultdict", "OrderedDict", "Counter", "WeakKeyDictionary")
+_IMPORTS = ("import_module", "__import__")
+#: Methods that change a container, and functions that do not change what they get.
+_CHANGING = {
+    *(
+        "append",
+        "appendleft",
+        "extend",
+        "extendleft",
+        "insert",
+        "add",
+        "update",
+        "setdefault",
+        "pop",
+        "popleft",
+        "popitem",
+    ),
+    *("remove", "discard", "clear", "sort", "reverse", "subtract", "difference_update", "intersection_update"),
+    *("symmetric_difference_update", "rotate", "move_to_end", "__setitem__", "__delitem__"),
+}
+_READING = ("len", "sorted", "sum", "min", "max", "any", "all", "list", "tuple", "dict", "set", "isinstance", "bool")
 
 
 @dataclass(frozen=True)
@@ -34,13 +54,16 @@ class SourceFile:
 
     ``imports``: modules that it names, as ``(level, module, names)``. ``variables``: globals that are state rather than
     settings, because a function assigns them (``global``) or because they begin as an empty container (a cache).
-    ``codes``: the digests (`code_digest`) of all functions in it.
+    ``codes``: the digests (`code_digest`) of all functions in it. ``constants``: the globals that one assignment of a literal
+    sets. ``changed``: by the first line of every function the names that it may change, rather than read.
     """
 
     sha256: str
     imports: tuple[tuple[int, str, tuple[str, ...]], ...]
     variables: frozenset[str]
     codes: frozenset[bytes]
+    constants: Mapping[str, Any]
+    changed: Mapping[int, frozenset[str]]
 
 
 def read_source(path: Path) -> SourceFile | None:
@@ -71,13 +94,69 @@ def _parse(data: bytes) -> SourceFile:
             imports.append((node.level, node.module or "", tuple(alias.name for alias in node.names)))
         elif isinstance(node, ast.Global):
             variables.update(node.names)
+        elif isinstance(node, ast.Call) and (name := _module_named(node)):
+            imports.append((0, name, ()))
     for node in tree.body:
         if isinstance(node, (ast.Assign, ast.AnnAssign)):
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                 variables.update(_begin_empty(target, node.value))
     code = compile(data, "<source>", "exec", dont_inherit=True)
     codes = frozenset(code_digest(inner) for inner in _nested(code))
-    return SourceFile(hashlib.sha256(data).hexdigest(), tuple(imports), frozenset(variables), codes)
+    constants = {name: value for name, value in _constants(tree).items() if name not in variables}
+    digest = hashlib.sha256(data).hexdigest()
+    return SourceFile(digest, tuple(imports), frozenset(variables), codes, constants, _changed_names(tree))
+
+
+def _module_named(call: ast.Call) -> str | None:
+    """``pkg.mod`` of ``importlib.import_module("pkg.mod")``."""
+    first = call.args[0] if call.args else None
+    is_text = isinstance(first, ast.Constant) and isinstance(first.value, str) and not first.value.startswith(".")
+    return first.value if is_text and _last_name(call.func) in _IMPORTS else None  # type: ignore[union-attr]
+
+
+def _last_name(node: ast.expr) -> str:
+    """``name`` of ``name`` and of ``pkg.name``."""
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def _constants(tree: ast.Module) -> dict[str, Any]:
+    """Globals that are assigned once, by a literal of numbers or text."""
+    stored = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)]
+    found: dict[str, Any] = {}
+    for node in tree.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        value = getattr(node, "value", None)
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(target, ast.Name) and value is not None:
+            try:
+                literal = ast.literal_eval(value)
+            except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+                continue
+            if stored.count(target.id) == 1 and isinstance(literal, (bool, int, float, complex, str, bytes, tuple)):
+                found[target.id] = literal
+    return found
+
+
+def _changed_names(tree: ast.Module) -> dict[int, frozenset[str]]:
+    """By the first line of every function the names, of globals or attributes, that it may change."""
+    read: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            read.update({id(node.value)} if node.attr not in _CHANGING else ())
+        elif isinstance(node, ast.Subscript):
+            read.update({id(node.value)} if isinstance(node.ctx, ast.Load) else ())
+        elif isinstance(node, ast.Compare):
+            read.update(map(id, (node.left, *node.comparators)))
+        elif isinstance(node, (ast.For, ast.comprehension)):
+            read.add(id(node.iter))
+        elif isinstance(node, ast.Call) and _last_name(node.func) in _READING:
+            read.update(map(id, node.args))
+    found: dict[int, set[str]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            line = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
+            names = found.setdefault(line, set())
+            names.update(_last_name(one) for one in ast.walk(node) if isinstance(one, ast.expr) and id(one) not in read)
+    return {line: frozenset(names) for line, names in found.items()}
 
 
 def _begin_empty(target: ast.expr, value: ast.expr | None) -> Iterator[str]:
@@ -274,6 +353,8 @@ def imported_names(code: CodeType) -> Iterator[tuple[str, tuple[str, ...]]]:
     import dis
 
     for one in nested_codes(code):
+        if not {*_IMPORTS}.isdisjoint(one.co_names):
+            yield from ((text, ()) for text in one.co_consts if isinstance(text, str) and _is_dotted(text))
         module, names = "", list[str]()
         for step in dis.get_instructions(one):
             if step.opname == "IMPORT_NAME":
@@ -284,6 +365,10 @@ def imported_names(code: CodeType) -> Iterator[tuple[str, tuple[str, ...]]]:
                 names.append(str(step.argval))
         if module:
             yield module, tuple(names)
+
+
+def _is_dotted(text: str) -> bool:
+    return all(part.isidentifier() for part in text.split("."))
 
 
 def functions_of(module: ModuleType) -> Iterator[types.FunctionType]:

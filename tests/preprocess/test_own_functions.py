@@ -729,20 +729,6 @@ def test_modules_with_a_class_of_their_own(shared):
         assert run(shared, fn, dest=f"my/modules{number}")["next/reward"].max() <= 0.5
 
 
-def test_a_global_that_only_a_class_body_reads(shared):
-    def fn(td):
-        class Local:
-            factor = BEYOND
-
-        return td.set("y", Local.factor)
-
-    error = fails(shared, fn, FunctionError, "BEYOND")
-    assert "class bodies" in error.hint
-
-
-BEYOND = 2.0
-
-
 def test_several_functions_of_another_module_as_arguments(shared, tmp_path, monkeypatch):
     (tmp_path / "two_functions.py").write_text("def one(x):\n    return x * 2\ndef other(x):\n    return x + 1\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -781,3 +767,73 @@ def test_a_default_device_is_refused(shared):
         fails(shared, to_float, UsageError, "the default device of torch is meta")
     finally:
         torch.set_default_device(None)
+
+
+def test_a_table_that_the_program_fills_later(shared, tmp_path, monkeypatch):
+    """It is hashed as it is at the time of the request; a container that the function changes is a cache."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "later_table.py").write_text("T, CACHE = {}, {}\ndef fill(value):\n    T['k'] = value\n")
+    (tmp_path / "later_use.py").write_text(
+        "import later_table\ndef fn(td):\n    later_table.CACHE[len(later_table.CACHE)] = 1\n"
+        "    td['next', 'reward'] *= later_table.T.get('k', 1)\n    return td\n"
+    )
+    fn = import_module("later_use").fn
+    before = run(shared, fn, dest="set/table")
+    assert run(shared, fn, dest="set/table").path == before.path
+    import_module("later_table").fill(7)
+    with pytest.raises(DatasetExistsError):
+        run(shared, fn, dest="set/table")
+
+
+def test_a_module_imported_by_a_function_that_is_edited(shared, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "later_import.py").write_text("K = 2\n")
+
+    def fn(td):
+        import importlib
+
+        td["next", "reward"] *= importlib.import_module("later_import").K
+        return td
+
+    run(shared, fn, dest="set/import")
+    (tmp_path / "later_import.py").write_text("K = 3  # another one\n")
+    with pytest.raises((UsageError, DatasetExistsError), match=r"edited|another request"):
+        run(shared, fn, dest="set/import")
+
+
+def test_the_hash_of_a_file_is_that_of_what_runs(shared, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    source = "K = {}\ndef fn(td):\n    td['next', 'reward'] *= K\n    return td\n"
+    (tmp_path / "later_edit.py").write_text(source.format(2))
+    fn = import_module("later_edit").fn
+    (tmp_path / "later_edit.py").write_text(source.format(3))
+    (function,) = run(shared, fn, dest="set/edit").manifest.lineage["functions"]
+    assert function["file_sha256"] is None
+
+
+GLOBAL = 2.0
+
+
+def test_globals_that_workers_would_not_get(shared):
+    def calls(td):
+        td["next", "reward"] *= globals()["GLOBAL"]
+        return td
+
+    def in_class(td):
+        class Local:
+            value = GLOBAL
+
+        td["next", "reward"] *= Local.value
+        return td
+
+    fails(shared, calls, UsageError, r"calls globals\(\)")
+    fails(shared, in_class, UsageError, "reads GLOBAL in the body of a class")
+
+
+def test_an_argument_named_statistics(shared):
+    def fn(td, statistics):
+        td["next", "reward"] = td["next", "reward"] * 0 + statistics
+        return td
+
+    out = run(shared, fn, dest="set/statistics", args={"statistics": 3.0})
+    assert (out.to_tensordict()["next", "reward"] == 3).all()

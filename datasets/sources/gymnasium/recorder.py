@@ -251,6 +251,7 @@ class _Recording:
         if is_interrupt(error):
             return error
         why = reason(error) if isinstance(error, RbdataError) else f"{type(error).__name__}: {reason(error)}"
+        why = why.replace(f"{self._task.made.id} gave", "it gave", 1)
         message = f"{self._task.made.id} failed in {what}, after {self._done} steps: {why}"
         hint = getattr(error, "hint", None) or "nothing was written; the same --seed fails at the same place"
         return RbdataError(message, hint=hint)
