@@ -799,6 +799,7 @@ def test_a_module_imported_by_a_function_that_is_edited(shared, tmp_path, monkey
     (tmp_path / "later_import.py").write_text("K = 3  # another one\n")
     with pytest.raises((UsageError, DatasetExistsError), match=r"edited|another request"):
         run(shared, fn, dest="set/import")
+    del sys.modules["later_import"]  # this file imports it
 
 
 def test_the_hash_of_a_file_is_that_of_what_runs(shared, tmp_path, monkeypatch):
