@@ -34,11 +34,11 @@ if TYPE_CHECKING:
         search,
         verify,
     )
-    from .datasets.experience import *
     from .datasets.record import record
     from .datasets.scores import normalized_score, reference_scores
     from .datasets.sources.catalogue_entry import Catalogue, CatalogueEntry
     from .datasets.sources.gymnasium.loop_recorder import Recorder
+    from .datasets.torchrl_classes import *
     from .storage.dataset import Dataset
     from .storage.replay import *
     from .storage.spec_check import check_specs
@@ -61,7 +61,7 @@ _MODULES = {
     **dict.fromkeys(("Catalogue", "CatalogueEntry"), ".datasets.sources.catalogue_entry"),
     **dict.fromkeys(("catalogue", "convert", "delete", "download", "info", "inspect", "list_datasets"), ".api"),
     **dict.fromkeys(("load", "open_dataset", "preprocess", "search", "verify"), ".api"),
-    **dict.fromkeys(datasets.__all__, ".datasets.experience"),
+    **dict.fromkeys(datasets.__all__, ".datasets.torchrl_classes"),
 }
 
 # The names of the replay runtime are listed once, here.

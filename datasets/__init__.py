@@ -21,4 +21,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return globals().setdefault(name, getattr(import_module(".experience", __name__), name))
+    return globals().setdefault(name, getattr(import_module(".torchrl_classes", __name__), name))

@@ -18,7 +18,7 @@ GROUPS = {
         "rbdata.datasets.sources",
     ),
     "Specs": ("rbdata.storage.tensor_specs",),
-    "Dataset classes": ("rbdata.datasets.experience",),
+    "Dataset classes": ("rbdata.datasets.torchrl_classes",),
     "Samplers": (
         "rbdata.storage.replay.samplers",
         "rbdata.storage.replay.draw",

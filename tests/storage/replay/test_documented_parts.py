@@ -158,9 +158,9 @@ EXAMPLES = [value for value in list(globals().values()) if getattr(value, "__mod
 
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch):
-    from rbdata.datasets.experience import source_replays
+    from rbdata.datasets.torchrl_classes import dataset_classes
 
-    monkeypatch.setattr(source_replays, "_REGISTRY", dict(source_replays._REGISTRY))
+    monkeypatch.setattr(dataset_classes, "_REGISTRY", dict(dataset_classes._REGISTRY))
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.__name__)

@@ -1,40 +1,271 @@
-"""The dataset classes by source, with the arguments, keys and attributes that TorchRL documents.
+"""TorchRL's dataset classes: a buffer over a dataset of one source, which is downloaded where it is not there.
 
-They are also found by prefix: ``load_dataset("minari:D4RL/door/human-v2", batch_size=32)``.
+They have the arguments, keys and attributes that TorchRL documents. Those of `rbdata.download` and `rbdata.load` mean what they
+mean there. The TypedDicts are the keyword arguments that the classes pass on, see `storage.replay.buffer_options`.
+
+`load_dataset` finds the classes by prefix: ``load_dataset("minari:D4RL/door/human-v2", batch_size=32)``.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from typing_extensions import Unpack
+import torch
+from typing_extensions import TypedDict, Unpack
 
+from ... import settings
 from ...errors import UnknownDatasetError, UsageError
 from ...storage.codecs.codec import Rows
 from ...storage.dataset import Dataset
-from ...storage.derived_dataset import ShiftedRows, add_episode, rename
+from ...storage.derived_dataset import Derivation, DerivedDataset, ShiftedRows, add_episode, rename
+from ...storage.folder import DatasetPlace, remove_tree
 from ...storage.keywords import with_options
 from ...storage.manifest import read_manifest
 from ...storage.replay.buffer import ReplayBuffer
-from ...storage.replay.loading import make_sampler
+from ...storage.replay.buffer_options import CollateOptions, CommonOptions, EndOptions, PriorityKeyOptions
+from ...storage.replay.loading import SAMPLING, make_sampler
+from ...storage.replay.samplers.slices import Span, UniformOver
 from ...storage.replay.samplers.uniform import SamplerWithoutReplacement
+from ...storage.replay.storages.dataset_storage import DatasetStorage, EpisodeStorage
+from ...storage.replay.storages.tensor_storage import TensorStorage
 from ...storage.replay.tensordict_buffer import TensorDictReplayBuffer
 from ...storage.tensor_specs import Composite
+from .. import acquire, catalogue, local
 from ..ingest.protocol import ConvertOptions
+from ..ingest.request import make_request
 from ..sources.minari.names import local_root
-from .dataset_replay import (
-    AtariReplayOptions,
-    D4RLReplayOptions,
-    MinariReplayOptions,
-    OpenMLReplayOptions,
-    SourceExperienceReplay,
-)
+from ..sources.options import AcceptChangedOption, AtariOptions, D4RLOptions, OpenMLOptions, TextOption
+from .record_map import map_records
+
+
+class ReplayOptions(EndOptions, PriorityKeyOptions, CommonOptions, total=False):
+    """Of every class: where the data come from, and what a sampler does beside slices."""
+
+    mirror: str | None
+    shards: str | Sequence[int] | None
+    codec: Literal["auto", "raw", "zstd"]
+    layout: Literal["auto", "ted"]
+    unknown_next: Literal["truncate", "zero"]
+    pad_output: bool
+    span: Span
+    uniform_over: UniformOver
+    drop_last: bool
+    shuffle: bool
+    alpha: float | None
+    beta: float | None
+
+
+class DrawOptions(TypedDict, total=False):
+    """How all classes draw; the one of Atari declares these arguments itself."""
+
+    procs: int | None
+    num_slices: int | None
+    slice_len: int | None
+    strict_length: bool
+    replacement: bool
+
+
+class ComponentOptions(CollateOptions, total=False):
+    """Of the classes that have none of them by position."""
+
+    sampler: Any
+    writer: Any
+    transform: Any
+
+
+class GetOption(TypedDict, total=False):
+    download: bool | str
+
+
+class SplitOption(TypedDict, total=False):
+    """Refused by the class of OpenML: there is nothing to split."""
+
+    split_trajs: bool
+
+
+class AtariReplayOptions(ComponentOptions, ReplayOptions, SplitOption, AtariOptions, total=False):
+    pass
+
+
+class D4RLReplayOptions(DrawOptions, ReplayOptions, D4RLOptions, AcceptChangedOption, total=False):
+    pass
+
+
+class MinariReplayOptions(ComponentOptions, DrawOptions, ReplayOptions, TextOption, total=False):
+    pass
+
+
+class OpenMLReplayOptions(
+    DrawOptions, ReplayOptions, GetOption, OpenMLOptions, SplitOption, AcceptChangedOption, total=False
+):
+    pass
+
+
+class MapOptions(TypedDict, total=False):
+    """Of `record_map.map_records`."""
+
+    num_frames: int | None
+    chunksize: int | None
+    num_chunks: int | None
+    generator: torch.Generator | None
+    max_tasks_per_child: int | None
+    worker_threads: int
+    index_with_generator: bool
+    pbar: bool
+    mp_start_method: str | None
+    pool: Any
+
+
+#: Options of a class that `rbdata.download` has, beside those that the source declares.
+DOWNLOAD = frozenset({"mirror", "procs", "shards", "codec", "layout", "unknown_next"})
+Value = TypeVar("Value")
+
+
+class ClassProperty(Generic[Value]):
+    """A property of the class itself."""
+
+    def __init__(self, get: Callable[[Any], Value]) -> None:
+        self._get = get
+        self.__doc__ = get.__doc__
+
+    def __get__(self, instance: Any, owner: Any) -> Value:
+        return self._get(owner)
+
+
+class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
+    """Base of the buffers over a dataset on disk. Arguments are those of `TensorDictReplayBuffer`.
+
+    A derived class of your own defines ``data_path``. The classes of a source download the dataset where it is not there.
+    Beside the arguments of each class, they take those of `rbdata.load` (``frame_stack``, ``n_step``, ``seed``, ``device``,
+    ``alpha``, ...), those of `rbdata.download` (``mirror``, ``shards``, ``codec``, ``layout``, ``unknown_next``) and the options
+    that the source declares. ``sampler`` overrides the arguments that choose one. Whatever the ``writer``, datasets are
+    read-only.
+
+    - ``root``: the folder of all datasets; the dataset is in ``<root>/<source>/<dataset_id>``, as for `rbdata.download`.
+    - ``download``: True downloads what is not there, False never, "force" replaces what is there.
+
+    They raise DatasetNotFoundError where nothing is there and nothing may be downloaded; otherwise as `rbdata.download` and
+    `rbdata.load`.
+    """
+
+    #: The name of the source; None for classes that define ``data_path``.
+    source: ClassVar[str | None] = None
+    dataset_id: str
+    split_trajs: bool
+    _root: Path | None = None
+
+    @property
+    def root(self) -> Path | None:
+        """The folder of all datasets."""
+        return self._root
+
+    @root.setter
+    def root(self, value: str | os.PathLike[str] | None) -> None:
+        self._root = None if value is None else Path(value)
+
+    @property
+    def data_path(self) -> Path:
+        """The folder of the dataset."""
+        if self.source is None:
+            raise NotImplementedError
+        return self.dataset.path
+
+    @property
+    def data_path_root(self) -> Path:
+        """The folder of the dataset as well: variants of it (split trajectories) are not stored."""
+        return self.data_path
+
+    @with_options(MapOptions, map_records)
+    def preprocess(
+        self,
+        fn: Callable[[Any], Any],
+        dim: int = 0,
+        num_workers: int | None = None,
+        *,
+        dest: str | os.PathLike[str],
+        **options: Unpack[MapOptions],
+    ) -> TensorStorage:
+        """All records (or the first ``num_frames``) passed through ``fn``: a storage of files under ``dest``.
+
+        ``options`` are those of `map_records`: ``num_frames``, ``chunksize``, ``num_chunks``, ``generator``, ``pool``,
+        ``max_tasks_per_child``, ``worker_threads``, ``index_with_generator``, ``pbar``, ``mp_start_method``.
+        ``fn`` is given records as they are stored, not as transforms leave them. Raises as `map_records` does.
+        """
+        return map_records(self._storage, fn, dest, dim=dim, num_workers=num_workers, **options)
+
+    def delete(self) -> None:
+        """Delete the dataset from the disk. Of a source's, raises DatasetBusyError while another process writes it."""
+        if self.source is None:
+            remove_tree(self.data_path)
+        else:
+            local.delete(self._place)
+
+    # -- of the classes of a source ---------------------------------------------------------------------------------------
+
+    def _open(
+        self,
+        dataset_id: str,
+        batch_size: int | None = None,
+        *,
+        root: str | os.PathLike[str] | None = None,
+        download: bool | str = True,
+        split_trajs: bool = False,
+        sampler: Any = None,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        strict_length: bool = True,
+        replacement: bool = True,
+        derive: Derivation | None = None,
+        **options: Any,
+    ) -> None:
+        """Get the dataset, and begin to be a buffer over it."""
+        assert self.source is not None
+        self.dataset_id, self.root, self.split_trajs = dataset_id, settings.root(root), split_trajs
+        declared = {option.name for option in catalogue.load_source(self.source).options}
+        wanted = {name: options.pop(name) for name in list(options) if name in DOWNLOAD | declared}
+        path = self._obtain(download, {name: value for name, value in wanted.items() if value is not None})
+        dataset = Dataset(path) if derive is None else DerivedDataset(path, derive)
+        chosen = {name: options.pop(name) for name in list(options) if name in SAMPLING}
+        if sampler is None:
+            if num_slices is not None or slice_len is not None:  # without slices there is nothing to be strict about
+                chosen |= {"num_slices": num_slices, "slice_len": slice_len, "strict_length": strict_length}
+            sampler = make_sampler(len(dataset), replacement=replacement, **chosen)
+        storage = EpisodeStorage(dataset) if split_trajs else DatasetStorage(dataset)
+        super().__init__(storage=storage, batch_size=batch_size, sampler=sampler, **options)
+
+    @ClassProperty
+    def available_datasets(cls) -> list[str]:
+        """The names that are known without asking the network."""
+        return [] if cls.source is None else list(catalogue.load_source(cls.source).names())
+
+    @property
+    def _place(self) -> DatasetPlace:
+        assert self.root is not None and self.source is not None
+        return DatasetPlace(self.root, f"{self.source}/{self.dataset_id.removeprefix(self.source + '/')}")
+
+    def _obtain(self, download: bool | str, wanted: dict[str, Any]) -> Path:
+        """The folder of the dataset; ``wanted`` are options of the download, which what is there must have as well."""
+        if not isinstance(download, bool) and download != "force":
+            raise UsageError(f"download is True, False or 'force', not {download!r}")
+        place = self._place
+        if not download or (download is True and place.exists() and not wanted):
+            return local.find(place.id, self.root)
+        stated = {name: wanted[name] for name in wanted if name in DOWNLOAD}
+        extra = {name: wanted[name] for name in wanted if name not in DOWNLOAD}
+        request = make_request(place.id, self.root, extra, force=download == "force", wait=True, **stated)
+        return acquire.download(request).path
+
+    @cached_property
+    def episodes(self) -> torch.Tensor:
+        """The number of the episode of each step, int64 ``[steps]``; ``SliceSampler(trajectories=...)`` takes it."""
+        return self.dataset.episode_of(torch.arange(len(self.dataset)))
+
 
 PathLike = str | os.PathLike[str]
 #: Where the options of the classes go, which has their defaults.
@@ -43,11 +274,11 @@ _ORIGINS = (
     TensorDictReplayBuffer.__init__,
     make_sampler,
     ConvertOptions,
-    SourceExperienceReplay.__init__,
+    BaseDatasetExperienceReplay._open,
 )
 
 
-class AtariDQNExperienceReplay(SourceExperienceReplay):
+class AtariDQNExperienceReplay(BaseDatasetExperienceReplay):
     """The DQN Replay dataset of a game and run, such as ``"Pong/5"``; see docs/sources/atari.md.
 
     A batch has ``observation`` and ``("next", "observation")`` (uint8 ``[84, 84]``), ``action``, reward and flags under
@@ -58,7 +289,7 @@ class AtariDQNExperienceReplay(SourceExperienceReplay):
     - ``num_procs``: processes that download and convert; 0 leaves it to the settings. ``mp_start_method`` has no effect: they
       are started in a way of rbdata's own.
 
-    See `SourceExperienceReplay` for all else.
+    See `BaseDatasetExperienceReplay` for all else.
     """
 
     source = "atari"
@@ -85,7 +316,7 @@ class AtariDQNExperienceReplay(SourceExperienceReplay):
     ) -> None:
         if self._max_runs is not None:
             options.setdefault("shards", range(self._max_runs))
-        super().__init__(
+        self._open(
             dataset_id,
             batch_size,
             root=root,
@@ -115,7 +346,7 @@ class AtariDQNExperienceReplay(SourceExperienceReplay):
         return data if set_non_tensor is None else set_non_tensor("metadata", {"dataset_id": self.dataset_id})
 
 
-class D4RLExperienceReplay(SourceExperienceReplay):
+class D4RLExperienceReplay(BaseDatasetExperienceReplay):
     """A D4RL dataset, such as ``"hopper-medium-v2"``; see docs/sources/d4rl.md. The package d4rl is not needed.
 
     Beside TED, a batch has ``info``, ``("next", "info")`` and ``reward`` (of the step before), within the episode; where an
@@ -128,8 +359,8 @@ class D4RLExperienceReplay(SourceExperienceReplay):
       is taken as it is, with a UserWarning where that makes a difference.
     - ``from_env`` and ``direct_download`` have no effect: the file is always read directly, with all its keys.
 
-    Next observations are those of the file, also at time-outs, where TorchRL gives zeros. See `SourceExperienceReplay` for all
-    else.
+    Next observations are those of the file, also at time-outs, where TorchRL gives zeros. See
+    `BaseDatasetExperienceReplay` for all else.
     """
 
     source = "d4rl"
@@ -156,7 +387,7 @@ class D4RLExperienceReplay(SourceExperienceReplay):
     ) -> None:
         self.use_truncated_as_done, self.from_env = use_truncated_as_done, from_env
         self._unknown_next = None if terminate_on_end is None else "zero" if terminate_on_end else "truncate"
-        super().__init__(
+        self._open(
             dataset_id,
             batch_size,
             root=root,
@@ -207,7 +438,7 @@ def _d4rl_leaves(dataset: Dataset, truncated_is_done: bool) -> dict[str, Rows]:
     return rows
 
 
-class MinariExperienceReplay(SourceExperienceReplay):
+class MinariExperienceReplay(BaseDatasetExperienceReplay):
     """A Minari dataset, such as ``"D4RL/door/human-v2"``; see docs/sources/minari.md. The package minari is not needed.
 
     Beside TED, a batch has ``episode`` (int64, the number of the episode) and the infos.
@@ -216,7 +447,7 @@ class MinariExperienceReplay(SourceExperienceReplay):
     - ``load_from_local_minari``: read Minari's own folder on this machine (``MINARI_DATASETS_PATH``, else
       ``~/.minari/datasets``), anew each time, and nothing else. Raises ObjectNotFoundError, which is a FileNotFoundError.
 
-    ``available_datasets`` are the names known without asking the network. See `SourceExperienceReplay` for all else.
+    ``available_datasets`` are the names known without asking the network. See `BaseDatasetExperienceReplay` for all else.
     """
 
     source = "minari"
@@ -236,7 +467,7 @@ class MinariExperienceReplay(SourceExperienceReplay):
         self.download, self.load_from_local_minari = download, load_from_local_minari
         if load_from_local_minari:
             download, options["mirror"] = "force", str(local_root())
-        super().__init__(
+        self._open(
             dataset_id,
             batch_size,
             root=root,
@@ -268,12 +499,12 @@ class MinariExperienceReplay(SourceExperienceReplay):
         }
 
 
-class OpenMLExperienceReplay(SourceExperienceReplay):
+class OpenMLExperienceReplay(BaseDatasetExperienceReplay):
     """An OpenML table: ``adult_num``, ``adult_onehot``, ``mushroom_num``, ``mushroom_onehot``, ``covertype``, ``shuttle`` and
     ``magic``, or any other by name or number; see docs/sources/openml.md. Neither scikit-learn nor pandas is needed.
 
     A batch has ``X`` (float32 ``[width]``), ``y`` (the label's code, int64; a numeric target float32) and ``index``. Without a
-    ``sampler`` every row is drawn once a pass. See `SourceExperienceReplay` for all else.
+    ``sampler`` every row is drawn once a pass. See `BaseDatasetExperienceReplay` for all else.
     """
 
     source = "openml"
@@ -294,7 +525,7 @@ class OpenMLExperienceReplay(SourceExperienceReplay):
     ) -> None:
         if "split_trajs" in options:
             raise UsageError("every row of a table is an episode of its own: there is nothing to split")
-        super().__init__(
+        self._open(
             name,
             batch_size,
             root=root,
@@ -321,13 +552,12 @@ def _table(dataset: Dataset) -> dict[str, Rows]:
 #: A class or function called as ``factory(dataset_id, **options)``, or where to import it from: ``"module:name"``.
 Factory = Callable[..., Any] | str
 
-_OWN = "rbdata.datasets.experience.source_replays"
 _REGISTRY: dict[str, Factory] = {
-    "atari": f"{_OWN}:AtariDQNExperienceReplay",
-    "atari_dqn": f"{_OWN}:AtariDQNExperienceReplay",
-    "d4rl": f"{_OWN}:D4RLExperienceReplay",
-    "minari": f"{_OWN}:MinariExperienceReplay",
-    "openml": f"{_OWN}:OpenMLExperienceReplay",
+    "atari": AtariDQNExperienceReplay,
+    "atari_dqn": AtariDQNExperienceReplay,
+    "d4rl": D4RLExperienceReplay,
+    "minari": MinariExperienceReplay,
+    "openml": OpenMLExperienceReplay,
 }
 
 

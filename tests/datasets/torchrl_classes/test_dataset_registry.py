@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import rbdata
 from rbdata.datasets import load_dataset, register_dataset
-from rbdata.datasets.experience import source_replays
+from rbdata.datasets.torchrl_classes import dataset_classes
 from rbdata.errors import UnknownDatasetError, UsageError
 
 
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch):
-    monkeypatch.setattr(source_replays, "_REGISTRY", dict(source_replays._REGISTRY))
+    monkeypatch.setattr(dataset_classes, "_REGISTRY", dict(dataset_classes._REGISTRY))
 
 
 def test_registered_classes_are_called_with_the_rest():

@@ -16,7 +16,7 @@ from ...storage.replay import LazyTensorStorage, ReplayBuffer, Storage
 from ...storage.replay.argument_checks import check_batch_size, check_seed
 from ...storage.replay.loading import load_buffer
 from ..local import open_dataset
-from .source_replays import load_dataset
+from .dataset_classes import load_dataset
 
 
 class OfflineToOnlineReplayBuffer:

@@ -7,7 +7,7 @@ import types
 import pytest
 import rbdata
 import torch
-from rbdata.datasets.experience import source_replays
+from rbdata.datasets.torchrl_classes import dataset_classes
 from rbdata.errors import SamplingError, UsageError
 from rbdata.storage.replay import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from replay_tools import equal
@@ -54,7 +54,7 @@ def test_shares_are_exact(fraction):
 def test_a_dataset_and_what_is_collected(folder, monkeypatch):
     """Keys of one part only, such as the dataset's rows, are left out; a seed repeats everything."""
     collected = rbdata.open_dataset(folder)[:30].exclude("truncated").set("extra", torch.zeros(30))
-    monkeypatch.setattr(source_replays, "_REGISTRY", {"mine": lambda path, **options: rbdata.load(path, **options)})
+    monkeypatch.setattr(dataset_classes, "_REGISTRY", {"mine": lambda path, **options: rbdata.load(path, **options)})
     ways = (folder, str(folder), rbdata.open_dataset(folder), f"mine:{folder}", rbdata.load(folder))
     batches = []
     for way in ways:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from processes import is_gone, wait_until
 from rbdata import LazyTensorStorage, ListStorage, TensorStorage
-from rbdata.datasets.experience.record_map import map_records
+from rbdata.datasets.torchrl_classes.record_map import map_records
 from rbdata.errors import DiskSpaceError, UsageError, WorkerLostError
 from tensordict import TensorDict
 
@@ -54,7 +54,7 @@ def test_a_killed_caller_takes_its_processes_with_it(tmp_path):
     code = """
 import sys, time, torch
 from rbdata import TensorStorage
-from rbdata.datasets.experience.record_map import map_records
+from rbdata.datasets.torchrl_classes.record_map import map_records
 from tensordict import TensorDict
 
 def slow(batch):

@@ -1,0 +1,22 @@
+"""TorchRL's dataset classes: a download, and a buffer over what it gave, in one call.
+
+    from rbdata.datasets import MinariExperienceReplay
+
+    buffer = MinariExperienceReplay("D4RL/door/human-v2", batch_size=32)
+
+`dataset_classes` has the classes and the prefixes of `load_dataset`, `record_map` their ``preprocess``, `offline_to_online` the
+buffers that mix a dataset with new records. (Not ``torchrl``: with this folder's parent on Python's path, ``import torchrl``
+would find it.)
+"""
+
+from __future__ import annotations
+
+from .dataset_classes import AtariDQNExperienceReplay as AtariDQNExperienceReplay
+from .dataset_classes import BaseDatasetExperienceReplay as BaseDatasetExperienceReplay
+from .dataset_classes import D4RLExperienceReplay as D4RLExperienceReplay
+from .dataset_classes import MinariExperienceReplay as MinariExperienceReplay
+from .dataset_classes import OpenMLExperienceReplay as OpenMLExperienceReplay
+from .dataset_classes import load_dataset as load_dataset
+from .dataset_classes import register_dataset as register_dataset
+from .offline_to_online import OfflineToOnlineReplayBuffer as OfflineToOnlineReplayBuffer
+from .offline_to_online import prefill_replay_buffer as prefill_replay_buffer
