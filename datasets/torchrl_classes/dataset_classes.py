@@ -143,9 +143,9 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
 
     A derived class of your own defines ``data_path``. The classes of a source download the dataset where it is not there.
     Beside the arguments of each class, they take those of `rbdata.load` (``frame_stack``, ``n_step``, ``seed``, ``device``,
-    ``alpha``, ...), those of `rbdata.download` (``mirror``, ``shards``, ``codec``, ``layout``, ``unknown_next``) and the options
-    that the source declares. ``sampler`` overrides the arguments that choose one. Whatever the ``writer``, datasets are
-    read-only.
+    ``alpha``, ...), those of `rbdata.download` (``mirror``, ``shards``, ``codec``, ``layout``, ``unknown_next``) and the
+    options that the source declares. ``sampler`` overrides the arguments that choose one. Whatever the ``writer``, datasets
+    are read-only.
 
     - ``root``: the folder of all datasets; the dataset is in ``<root>/<source>/<dataset_id>``, as for `rbdata.download`.
     - ``download``: True downloads what is not there, False never, "force" replaces what is there.
