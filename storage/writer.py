@@ -24,8 +24,9 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -229,8 +230,13 @@ class DatasetWriter:
 
     def columns(self) -> ColumnWriter:
         """Where the plan appends step rows; every run writes them again, with the same bytes."""
+        return self.begin_plan()()
+
+    def begin_plan(self) -> Callable[[], ColumnWriter]:
+        """What `columns` calls, picklable: another process may make the plan."""
         remove_plan(self.folder)
-        return ColumnWriter(self.folder, Schema(tuple(leaf for leaf in self.schema.steps if leaf not in self.bulk)))
+        small = Schema(tuple(leaf for leaf in self.schema.steps if leaf not in self.bulk))
+        return partial(ColumnWriter, self.folder, small)
 
     def planned(self, files: Mapping[str, list[list[Any]]], episodes: EpisodeTable, digest: str = "") -> None:
         """Add the finished columns (``ColumnWriter.close``) and the episode table, and preallocate the states.

@@ -139,6 +139,8 @@ class Job:
     unverified_before: Sequence[str] = ()
     #: Options that the job decided by itself, to be given when the same raw objects are opened at another place.
     decided: Mapping[str, Any] = {}
+    #: The modules of the native libraries that read its whole files: that is done in a sandbox (`raw_reading`).
+    native: Sequence[str] = ()
     #: For a job whose counts are known only when all bytes have been read: a phrase for what happens before anything can
     #: be estimated. Such a job is *staged*: everything is decoded into files of the working folder, then planned.
     staging: str = ""

@@ -39,7 +39,8 @@ from ...storage.writer import ColumnWriter, DatasetWriter, OldDataset, fingerpri
 from ..fetch import RemoteObject
 from ..fetch.to_file import bytes_there
 from ..workers.engines.local import run_tasks, threads_of_task
-from ..workers.pool import usable_cpus
+from ..workers.pool import WorkerFaultError, usable_cpus
+from ..workers.sandbox import RawFiles, limited
 from ..workers.task import OnBlock
 from .estimate import (
     Samples,
@@ -53,6 +54,7 @@ from .estimate import (
 from .existing import announce_replacement, find_existing, read_objects
 from .protocol import Job, Plan, RawObject
 from .raw_files import fetch_all
+from .raw_reading import RawReading
 from .request import Estimate, Listener, Outcome, Request
 from .resume_files import drop_changed, remember_fetched
 from .row_source import RowSource
@@ -72,6 +74,8 @@ class FillTask:
     states: int
     all_states: int
     threads: int
+    #: What a native library reads for it, if any does: it has a limit of memory.
+    files: RawFiles | None = None
 
     @property
     def rows(self) -> int:
@@ -79,6 +83,10 @@ class FillTask:
 
     def __call__(self, on_block: OnBlock) -> dict[str, Any]:
         """Write all rows of the part. Returns its record: what each sink returns, and the object's checksum if computed."""
+        with limited(self.files):
+            return self._fill(on_block)
+
+    def _fill(self, on_block: OnBlock) -> dict[str, Any]:
         records = {name: self.source.adopt(self.schema[name], self.folder, self.index) for name in self.leaves}
         where = (self.index, self.first_state, self.states, self.all_states, self.threads)
         rest = [name for name, record in records.items() if record is None]
@@ -93,11 +101,13 @@ class FillTask:
         return {"leaves": {**records, **{name: sink.finish() for name, sink in sinks.items()}}, "crc32c": crc32c}
 
 
-def fill_tasks(job: Job, plan: Plan, folder: Path, threads: int) -> list[FillTask]:
+def fill_tasks(job: Job, plan: Plan, folder: Path, threads: int, files: RawFiles | None = None) -> list[FillTask]:
     """The tasks that fill the parts of a plan."""
     leaves = tuple(name for name in job.bulk if not name.startswith("next/"))  # a sink writes both twins
     return [
-        FillTask(index, source, folder, job.schema, leaves, part.first_state or 0, part.states, plan.states, threads)
+        FillTask(
+            index, source, folder, job.schema, leaves, part.first_state or 0, part.states, plan.states, threads, files
+        )
         for index, (source, part) in enumerate(zip(job.row_sources(), plan.parts))
     ]
 
@@ -230,28 +240,29 @@ def dry_run(job: Job, place: DatasetPlace, request: Request, listener: Listener)
     remote = _remote_files(job)
     if remote:
         return estimate_fetch(job, place, _bytes_left(remote, None if finished is None else kept))
-    paths = {item.url: Path(item.url) for item in job.files()}
-    job.inspect_files(paths)
-    small = Schema(tuple(leaf for leaf in job.schema.steps if leaf.name not in job.bulk))
-    plan = job.plan(ColumnWriter(None, small), paths, listener.on_planned)
-    done = (finished or set()) | {index for index, part in enumerate(plan.parts) if old and old.holds(part.to_json())}
+    with RawReading(job, {item.url: Path(item.url) for item in job.files()}) as reading:
+        reading.inspect()
+        small = Schema(tuple(leaf for leaf in job.schema.steps if leaf.name not in job.bulk))
+        plan, _ = reading.plan(partial(ColumnWriter, None, small), listener.on_planned)
+        parts = enumerate(plan.parts)
+        done = (finished or set()) | {index for index, part in parts if old and old.holds(part.to_json())}
 
-    samples, leaves = cache(job.sample_rows), compressed_leaves(job)
+        samples, leaves = cache(reading.sample_rows), compressed_leaves(job)
 
-    @cache
-    def dictionary() -> bytes:
-        return codec_of(leaves[0]).train(samples()) if leaves else b""
+        @cache
+        def dictionary() -> bytes:
+            return codec_of(leaves[0]).train(samples()) if leaves else b""
 
-    if old:
-        return estimate_plan(job, plan, place, old.bytes_of_state, done)
-    return estimate_plan(
-        job,
-        plan,
-        place,
-        lambda: bytes_of_state(job, dictionary(), samples),
-        done,
-        dictionary_bytes=lambda: len(dictionary()),
-    )
+        if old:
+            return estimate_plan(job, plan, place, old.bytes_of_state, done)
+        return estimate_plan(
+            job,
+            plan,
+            place,
+            lambda: bytes_of_state(job, dictionary(), samples),
+            done,
+            dictionary_bytes=lambda: len(dictionary()),
+        )
 
 
 @dataclass(frozen=True)
@@ -272,13 +283,17 @@ class _Run:
 
     def convert(self, paths: dict[str, Path], url: str) -> tuple[Estimate, Manifest]:
         """Plan and fill; what is left is to commit. ``paths`` are those of the job's whole files by url."""
+        with RawReading(self.job, paths) as reading:
+            return self._convert(reading, url)
+
+    def _convert(self, reading: RawReading, url: str) -> tuple[Estimate, Manifest]:
         job, writer, expected = self.job, self.writer, None
         if job.staging:
             expected = stage_all(job, writer, self._procs, self.request.engine, self.listener)
-        job.inspect_files(paths)
+        reading.inspect()
         writer.set_schema(job.schema, job.bulk, job.parts())
-        plan = self._plan(paths)
-        samples = cache(job.sample_rows)
+        plan = self._plan(reading)
+        samples = cache(reading.sample_rows)
         dictionary = self._make_dictionary(samples)
         self._check_same_objects(plan)
         if not job.staging and len(plan.parts) > 1:
@@ -295,7 +310,7 @@ class _Run:
             )
             self.listener.on_estimate(expected)
             check_space(self.place.path, expected.disk_bytes - bytes_of_columns(job, plan), self.place.id)
-        self._fill(plan)
+        self._fill(plan, reading)
         self.listener.on_stage("committing")
         for index, record in writer.parts_done().items():
             plan.parts[index] = plan.parts[index].with_checksum(record["crc32c"])
@@ -315,13 +330,8 @@ class _Run:
             fetch_all(folder, raw, self.listener.on_fetched, partial(remember_fetched, self.writer))
         return {item.url: Path(item.url) if is_local(item) else folder / _file_name(item) for item in job.files()}
 
-    def _plan(self, paths: dict[str, Path]) -> Plan:
-        columns = self.writer.columns()
-        try:
-            plan = self.job.plan(columns, paths, self.listener.on_planned)
-            files = columns.close()
-        finally:
-            columns.abandon()
+    def _plan(self, reading: RawReading) -> Plan:
+        plan, files = reading.plan(self.writer.begin_plan(), self.listener.on_planned)
         wrong = ~np.isfinite(plan.episodes.returns)
         if wrong.any():
             message = f"{self.place.id}: rewards of episode {int(wrong.argmax())} are not finite numbers, as float32"
@@ -370,7 +380,7 @@ class _Run:
             if record is not None:
                 self.writer.part_done(index, record)
 
-    def _fill(self, plan: Plan) -> None:
+    def _fill(self, plan: Plan, reading: RawReading) -> None:
         job, writer = self.job, self.writer
         # The parts of a staged job were reported as they were staged.
         listener = Listener() if job.staging else self.listener
@@ -378,11 +388,19 @@ class _Run:
         # Staged rows that are compressed are only renamed: not worth starting processes for.
         renamed = bool(job.staging and compressed_leaves(job))
         count, engine = (1, None) if renamed else (self._procs(len(left)), self.request.engine)
-        tasks = fill_tasks(job, plan, writer.folder, threads_of_task(count, engine))
-        for index, record in run_tasks([tasks[index] for index in left], count, listener.on_progress, engine):
-            writer.part_done(index, {**record, "object_bytes": plan.parts[index].object["size"]})
-            writer.merge()
-            listener.on_part_done(index)
+        files = reading.files
+        every = fill_tasks(job, plan, writer.folder, threads_of_task(count, engine), files)
+        tasks, patience = [every[index] for index in left], files.patience if files else None
+        done = run_tasks(tasks, count, listener.on_progress, engine, alone=reading.fill, patience=patience)
+        try:
+            for index, record in done:
+                writer.part_done(index, {**record, "object_bytes": plan.parts[index].object["size"]})
+                writer.merge()
+                listener.on_part_done(index)
+        except WorkerFaultError as error:
+            if files is None:
+                raise
+            raise files.unreadable(error.message) from error
 
 
 def _remote_files(job: Job) -> list[RemoteObject]:

@@ -65,7 +65,8 @@ class Workers:
     """Worker processes, kept from one ``run`` to the next and ended when the ``with`` block is left.
 
     ``modules`` are imported before workers are forked: those that the work needs. At most ``in_flight`` tasks are
-    submitted at a time (None: all of them). ``on_output`` receives what the work prints.
+    submitted at a time (None: all of them). ``on_output`` receives what the work prints. ``patience``: seconds in which some
+    task must make progress (None: any time).
     """
 
     def __init__(
@@ -74,7 +75,9 @@ class Workers:
         in_flight: int | None = None,
         modules: Sequence[str] = (),
         on_output: OnOutput = write_to_stderr,
+        patience: float | None = None,
     ) -> None:
+        self._patience = patience
         self._procs, self._in_flight, self._modules, self._on_output = procs, in_flight, modules, on_output
         self._output: OutputPipe | None = None
         self._executor: Any = None
@@ -130,6 +133,7 @@ class Workers:
             at_most = self._in_flight or len(tasks)
             given = 0
             waiting: dict[Any, int] = {}
+            before, since = b"", monotonic()
             while waiting or given < len(tasks):
                 while given < len(tasks) and len(waiting) < at_most:
                     try:
@@ -144,6 +148,10 @@ class Workers:
                 report([_progress(tasks[slot], counters[slot]) for slot in begun])
                 slots = [(future, waiting.pop(future)) for future in done]
                 idle = not waiting and given == len(tasks)
+                if slots or before != counters.tobytes():
+                    before, since = counters.tobytes(), monotonic()
+                elif self._patience is not None and monotonic() - since > self._patience:
+                    raise WorkerFaultError(f"no worker process makes progress in {self._patience:.0f} s")
                 for future, slot in slots:
                     try:
                         record = future.result()
@@ -173,19 +181,25 @@ class Workers:
             output.close()
 
 
+class WorkerFaultError(WorkerLostError):
+    """A worker process crashed in C code, or hangs: perhaps because of what it reads."""
+
+
 def _lost(error: BaseException, kills: int) -> WorkerLostError:
     """The error for a lost worker; ``kills``: what `_count_memory_kills` returned before."""
     found = re.search(r"exit codes of the workers are \{(.*?)\}", str(error))
     signals = sorted(set(re.findall(r"SIG[A-Z]+", found[1]))) if found else []
     how = f"killed by {' and '.join(signals)}" if signals else "killed"
+    kind = WorkerLostError
     if _count_memory_kills() > kills:
         why = ": the system ran out of memory"
     elif set(signals) - {"SIGKILL", "SIGTERM"}:
         how, why = f"ended by {' and '.join(signals)}", ", perhaps by a fault in C code"
+        kind = WorkerFaultError
     else:
         why = ", perhaps by the system because memory ran out"
     hint = "run the command again: finished parts are kept; fewer --procs need less memory"
-    return WorkerLostError(f"a worker process was {how}{why}", hint=hint)
+    return kind(f"a worker process was {how}{why}", hint=hint)
 
 
 def _count_memory_kills() -> int:

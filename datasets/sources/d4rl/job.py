@@ -73,6 +73,7 @@ _MOST_LEFT_OUT = 8
 class D4rlJob(WholeFileJob):
     """One file, from a place to a dataset."""
 
+    native = ("h5py", "isal.isal_zlib")
     #: Set by `inspect_files`: what the file holds, what becomes of its rows, and the keys of its other arrays by path.
     _contents: hdf5.Contents
     _layout: Layout

@@ -56,6 +56,7 @@ class MinariJob(Job):
         self._objects = [(path, item) for (path, _), item in zip(objects, stated)]
         self._described = described
         self._stated = metadata
+        self.native = ("h5py",) if metadata is None or metadata.format == "hdf5" else ("pyarrow.parquet",)
         self._bounds: list[tuple[int, int]] = []
 
     def identity(self) -> dict[str, Any]:

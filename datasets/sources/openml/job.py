@@ -62,6 +62,7 @@ class OpenmlJob(WholeFileJob):
         self._md5 = None if file.is_parquet or table.accept_changed else about.md5
         self.item = replace(item, checksums={**item.checksums, "md5": self._md5}) if self._md5 else item
         self.is_parquet = file.is_parquet
+        self.native = ("pyarrow.parquet",) if file.is_parquet else ()
         self._notes = notes
         self._mirrored = [*answers, RawObject(file.path, file.item, file.location)]
         self.accept_changed = table.accept_changed

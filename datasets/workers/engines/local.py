@@ -46,19 +46,26 @@ class LocalEngine:
 
 
 def run_tasks(
-    tasks: Sequence[Task], procs: int, report: Report, engine: Engine | None = None
+    tasks: Sequence[Task],
+    procs: int,
+    report: Report,
+    engine: Engine | None = None,
+    *,
+    alone: Work[Any] = do_task,
+    patience: float | None = None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield ``(task index, record)`` as tasks finish, in any order: in ``procs`` processes, or by an ``engine``.
 
-    The first failure stops the rest and is raised, and so is KeyboardInterrupt. What was yielded before stays done.
+    ``alone`` does them where one process is enough. ``patience``: see `Workers`. The first failure stops the rest and is
+    raised, and so is KeyboardInterrupt. What was yielded before stays done.
     """
     if engine is not None:
         yield from engine.run(do_task, tasks, report)
         return
     if procs <= 1 or len(tasks) <= 1:
-        yield from run_here(do_task, tasks, report)
+        yield from run_here(alone, tasks, report)
         return
-    with Workers(min(procs, len(tasks)), modules=modules_of(tasks[0])) as workers:
+    with Workers(min(procs, len(tasks)), modules=modules_of(tasks[0]), patience=patience) as workers:
         yield from workers.run(do_task, tasks, report)
 
 

@@ -1,0 +1,221 @@
+"""A process of its own for what reads a provider's file in C: its fault, its greed or its silence is an error here.
+
+HDF5, Arrow and Parquet are read by libraries that trust their input. A damaged or hostile file makes them end the process,
+allocate what it states, or loop for ever. So their part of a job runs in a child of this process (`Sandbox`), with a limit of
+memory and a deadline; the child's end is a CorruptSourceError that names the file. Worker processes (`pool`) have the same
+limit (`limited`) and deadline. Where the system has no such limit (macOS, Windows), the process boundary remains.
+
+The child is forked from this process where that is safe, in some milliseconds: on Linux, and if no other thread could hold a
+lock at that moment. Otherwise it comes from a fork server, which a thread starts once.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.pool import ExceptionWithTraceback  # type: ignore[attr-defined]  # what loky does as well
+from pathlib import Path
+from typing import Any
+
+from ...errors import CorruptSourceError, WorkerLostError
+from .pool import fork_server_is_available
+from .worker_process import end_with_parent
+
+#: Bytes that a reader may take, whatever the size of its files, and for a byte of them.
+_MEMORY, _MEMORY_A_BYTE = 1 << 30, 4
+#: Bytes of an answer: for every row there may be an episode, and a flag of each kind.
+_ANSWER, _ANSWER_A_BYTE = 1 << 28, 8
+#: Seconds without progress, and bytes for which there is one second more.
+_PATIENCE, _BYTES_A_SECOND = 60.0, 1 << 20
+#: How a process ends that something else ended: by the system where memory ran out, by a person, or with its fork server.
+_KILLED = (-getattr(signal, "SIGKILL", 9), -signal.SIGTERM, 255)
+_HINT = "fetch it again, or use another mirror (--mirror)"
+
+
+@dataclass(frozen=True)
+class RawFiles:
+    """What is read: what messages call it, and its bytes."""
+
+    name: str
+    size: int
+
+    @property
+    def memory(self) -> int:
+        """Bytes that reading them may take."""
+        return _MEMORY + _MEMORY_A_BYTE * self.size
+
+    @property
+    def patience(self) -> float:
+        """Seconds that reading them may take without progress."""
+        return _PATIENCE + self.size / _BYTES_A_SECOND
+
+    def unreadable(self, why: str) -> CorruptSourceError:
+        return CorruptSourceError(f"{self.name} cannot be read: {why}", hint=_HINT)
+
+
+@contextmanager
+def limited(files: RawFiles | None) -> Iterator[None]:
+    """In the block, this process may take so much more memory as its files justify; None: any."""
+    if files is None or sys.platform != "linux":
+        yield
+        return
+    import resource
+
+    os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # Arrow's own reserves a gigabyte at once
+    if "pyarrow" in sys.modules:
+        sys.modules["pyarrow"].set_memory_pool(sys.modules["pyarrow"].system_memory_pool())
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    taken = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    most = [one for one in (taken + files.memory, *before) if one != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_DATA, (min(most), before[1]))
+    try:
+        yield
+    except MemoryError as error:
+        raise files.unreadable(f"that takes more than {files.memory >> 20} MiB of memory") from error
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+class Sandbox:
+    """Calls functions with ``subject`` in a child process, which is started by the first call and ends with the block.
+
+    ``modules`` are what the functions need, for a fork server to import. What a call changes in the subject stays there.
+    """
+
+    def __init__(self, subject: Any, files: RawFiles, modules: Sequence[str] = ()) -> None:
+        self._subject, self._files, self._modules = subject, files, modules
+        self._process: Any = None
+        self._connection: Any = None
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def call(self, function: Callable[..., Any], *args: Any, on_progress: Callable[..., None] = lambda *_: None) -> Any:
+        """``function(subject, on_progress, *args)``, whose exceptions are raised here.
+
+        Raises CorruptSourceError where the process ends, takes too much memory, or makes no progress: neither calls
+        ``on_progress`` nor returns. WorkerLostError where it was killed.
+        """
+        if self._process is None:
+            self._start()
+        try:
+            self._connection.send((function, args))
+            while True:
+                if not self._connection.poll(self._files.patience):
+                    raise self._files.unreadable(f"reading makes no progress in {self._files.patience:.0f} s")
+                kind, answer = pickle.loads(self._receive())
+                if kind == "progress":
+                    on_progress(*answer)
+                elif kind == "error":
+                    raise answer
+                else:
+                    return answer
+        except (EOFError, ConnectionError):
+            raise self._ended() from None
+
+    def _receive(self) -> bytes:
+        try:
+            received: bytes = self._connection.recv_bytes(_ANSWER + _ANSWER_A_BYTE * self._files.size)
+            return received
+        except (EOFError, ConnectionError):
+            raise
+        except OSError as error:
+            raise self._files.unreadable("what it holds takes too much memory") from error
+
+    def _start(self) -> None:
+        context = _context(self._modules)
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, self._subject, self._files), daemon=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of threads that native libraries have started
+            self._process.start()
+        theirs.close()
+
+    def _ended(self) -> Exception:
+        self._process.join()
+        code = self._process.exitcode
+        if code in _KILLED:
+            why = "perhaps by the system because memory ran out"
+            return WorkerLostError(f"the process that read {self._files.name} was killed, {why}")
+        how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+        return self._files.unreadable(f"its reader crashed ({how})")
+
+    def close(self) -> None:
+        """Kill the process, whatever it does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+            self._connection.close()
+            self._process = None
+
+
+def _serve(connection: Any, subject: Any, files: RawFiles) -> None:
+    """In the child: answer calls until the parent ends, or ends it."""
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    faulthandler.disable()  # a crash is reported by the parent
+    if sys.platform != "win32":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+    def on_progress(*numbers: int) -> None:
+        connection.send(("progress", numbers))
+
+    with suppress(EOFError, ConnectionError):  # the parent has ended
+        while True:
+            function, args = connection.recv()
+            connection.send_bytes(_answer(files, function, subject, on_progress, args))
+
+
+def _answer(files: RawFiles, function: Callable[..., Any], subject: Any, on_progress: Any, args: Any) -> bytes:
+    try:
+        with limited(files):
+            return pickle.dumps(("result", function(subject, on_progress, *args)))
+    except Exception as error:
+        try:
+            return pickle.dumps(("error", ExceptionWithTraceback(error, error.__traceback__)))
+        except Exception:
+            return pickle.dumps(("error", RuntimeError(f"{type(error).__name__}: {error}")))
+
+
+# -- where the child comes from ----------------------------------------------------------------------------------------
+
+#: Threads that hold no lock that a forked child waits for: they touch a file, and print.
+_HARMLESS = {"rbdata-lock", "rbdata-progress"}
+#: Fork servers of each thread, by the modules that they have imported: they end with the thread that starts them.
+_servers = threading.local()
+
+
+def _may_fork() -> bool:
+    """Whether no other thread can hold a lock that would stay locked in a child."""
+    return {thread.name for thread in threading.enumerate() if thread is not threading.current_thread()} <= _HARMLESS
+
+
+def _context(modules: Sequence[str]) -> Any:
+    """The `multiprocessing` context that starts a child."""
+    if not fork_server_is_available():
+        from loky.backend import get_context as loky_context
+
+        return loky_context("loky")
+    if _may_fork():
+        return get_context("fork")
+    from .fork_server import ForkServer
+
+    servers = vars(_servers).setdefault(str(os.getpid()), {})  # a forked process has none yet
+    if tuple(modules) not in servers:
+        servers[tuple(modules)] = ForkServer([__name__, *modules])
+    return servers[tuple(modules)].context

@@ -1,0 +1,196 @@
+"""What reads a file crashes, hangs, or takes all memory: an error that names the file, in a process that goes on."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from rbdata.datasets.workers import sandbox
+from rbdata.datasets.workers.engines.local import run_tasks
+from rbdata.datasets.workers.pool import WorkerFaultError
+from rbdata.datasets.workers.sandbox import RawFiles, Sandbox, limited
+from rbdata.errors import CorruptSourceError, UsageError, WorkerLostError
+
+FILES = RawFiles("https://a.example/x.hdf5", 1000)
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
+
+
+def add(subject, on_progress, number):
+    on_progress(number, 10)
+    return subject + number
+
+
+def crash(*_):
+    ctypes.string_at(0)
+
+
+def abort(*_):
+    os.abort()
+
+
+def leave(*_):
+    os._exit(3)
+
+
+def be_killed(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hang(*_):
+    while True:
+        pass
+
+
+def sleep(*_):
+    time.sleep(1000)
+
+
+def swallow(*_):
+    kept = []
+    while True:
+        kept.append(np.ones(1 << 24))
+
+
+def answer_at_length(*_):
+    return bytes(400 << 20)
+
+
+def refuse(*_):
+    raise UsageError("no", hint="yes")
+
+
+def be_wrong(*_):
+    raise ZeroDivisionError("a fault of ours")
+
+
+def raise_what_cannot_be_sent(*_):
+    class Local(Exception):
+        pass
+
+    raise Local("no")
+
+
+@pytest.fixture(params=["fork", "fork server"])
+def start(request, monkeypatch):
+    """Either way in which the child is started."""
+    monkeypatch.setattr(sandbox, "_may_fork", lambda: request.param == "fork")
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    monkeypatch.setattr(sandbox, "_PATIENCE", 0.5)
+
+
+def test_calls_answer_and_report(start):
+    seen = []
+    with Sandbox(5, FILES) as box:
+        assert box.call(add, 2, on_progress=lambda *numbers: seen.append(numbers)) == 7
+        assert box.call(add, 3) == 8
+    assert seen == [(2, 10)]
+
+
+@pytest.mark.parametrize(("reader", "how"), [(crash, "SIGSEGV"), (abort, "SIGABRT"), (leave, "exit status 3")])
+def test_a_reader_that_crashes(start, reader, how):
+    with Sandbox(None, FILES) as box, pytest.raises(CorruptSourceError, match=how) as caught:
+        box.call(reader)
+    assert FILES.name in caught.value.message
+
+
+@pytest.mark.parametrize("reader", [hang, sleep])
+def test_a_reader_that_hangs(hasty, reader):
+    began = time.monotonic()
+    with Sandbox(None, FILES) as box, pytest.raises(CorruptSourceError, match="no progress") as caught:
+        box.call(reader)
+    assert FILES.name in caught.value.message and time.monotonic() - began < 30
+
+
+@pytest.mark.skipif(not hasattr(resource, "RLIMIT_DATA"), reason="no limit of memory")
+def test_a_reader_that_takes_all_memory(start):
+    with Sandbox(1, FILES) as box:
+        with pytest.raises(CorruptSourceError, match="memory") as caught:
+            box.call(swallow)
+        assert box.call(add, 1) == 2  # the limit was enough
+    assert FILES.name in caught.value.message
+
+
+def test_an_answer_that_would_take_the_memory_of_the_caller(start):
+    with Sandbox(None, FILES) as box, pytest.raises(CorruptSourceError, match="memory"):
+        box.call(answer_at_length)
+
+
+def test_who_kills_it_does_not_accuse_the_file(start):
+    with Sandbox(None, FILES) as box, pytest.raises(WorkerLostError, match="killed"):
+        box.call(be_killed)
+
+
+def test_errors_come_as_they_are(start):
+    with Sandbox(None, FILES) as box:
+        with pytest.raises(UsageError) as caught:
+            box.call(refuse)
+        assert (caught.value.message, caught.value.hint) == ("no", "yes")
+        with pytest.raises(ZeroDivisionError, match="a fault of ours") as wrong:
+            box.call(be_wrong)
+        assert "in be_wrong" in str(wrong.value.__cause__)
+        with pytest.raises(RuntimeError, match="Local: no"):
+            box.call(raise_what_cannot_be_sent)
+
+
+def test_the_child_ends_with_the_block(hasty):
+    with pytest.raises(KeyboardInterrupt), Sandbox(None, FILES) as box:
+        box.call(add, 1) if False else box._start()
+        process = box._process
+        raise KeyboardInterrupt
+    assert not process.is_alive()
+
+
+def test_limits_end_with_the_block():
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    with limited(FILES), limited(FILES):
+        pass
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
+def test_another_thread_that_may_hold_a_lock_forbids_forking(monkeypatch):
+    monkeypatch.undo()
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait, name="rbdata-lock")
+    thread.start()
+    other = threading.Thread(target=stop.wait)
+    try:
+        before = {one.name for one in threading.enumerate()} - {"MainThread"} <= sandbox._HARMLESS
+        assert sandbox._may_fork() is before
+        other.start()
+        assert not sandbox._may_fork()
+    finally:
+        stop.set()
+        thread.join()
+        other.join()
+
+
+class Task:
+    """A task of worker processes that reads in one of the ways above."""
+
+    def __init__(self, index, how):
+        self.index, self.rows, self.how = index, 1, how
+
+    def __call__(self, on_block):
+        with limited(FILES):
+            return {"found": self.how()}
+
+
+@pytest.mark.parametrize("how", [crash, hang])
+def test_worker_processes_that_crash_or_hang(how):
+    with pytest.raises(WorkerFaultError):
+        list(run_tasks([Task(0, how), Task(1, how)], 2, lambda _: None, patience=2.0))
+
+
+def test_worker_processes_that_take_all_memory():
+    with pytest.raises(CorruptSourceError, match="memory"):
+        list(run_tasks([Task(0, swallow), Task(1, swallow)], 2, lambda _: None))
