@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ...storage.column_writer import ColumnWriter
+from ...storage.writer import ColumnWriter
 from ..workers.sandbox import RawFiles, Sandbox
 from ..workers.task import OnBlock, Task
 from .protocol import Job, Plan
