@@ -29,7 +29,7 @@ GC_THRESHOLD = 50_000
 #: Seconds that an interrupted process may take to clean up after its message.
 CLEANUP_SECONDS = 0.5
 
-#: Seconds after Ctrl-C during which a second one is taken for the same.
+#: Seconds after Ctrl-C during which a second one counts as the same.
 PATIENCE = 2.0
 
 #: Seconds until a Ctrl-C that came during an import is tried again.
@@ -136,7 +136,7 @@ def _discard_unwritten() -> None:
 
 
 def _report(error: BaseException) -> int:
-    """Print an error; returns the exit code. A function of its own, so that the exception and all it refers to is freed."""
+    """Print an error; returns the exit code. A function, so that the exception and everything it refers to is freed."""
     if isinstance(error, SystemExit) and "_RBDATA_COMPLETE" in os.environ:  # how completion ends
         return error.code if isinstance(error.code, int) else 1
     failure = explain(error)

@@ -150,7 +150,7 @@ class Commands(_QuickHelp, TyperGroup):
 
 
 class _Verbs(_QuickHelp, TyperGroup):
-    """A command that has verbs of its own: ``config set``."""
+    """A command with verbs: ``config set``."""
 
 
 @contextmanager

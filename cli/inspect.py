@@ -378,7 +378,7 @@ def _write_files(
     seen: set[Path] = set()
     for target, suffixes, _ in requested:
         check_outside(target, folder, manifest)
-        # Metadata and READMEs are made to be edited: none is replaced without --force.
+        # Users edit metadata and READMEs: they are replaced only with --force.
         check_target(target, suffixes, force=force, edited=suffixes in (CROISSANT_SUFFIXES, README_SUFFIXES))
         if target.resolve() in seen:
             raise UsageError(f"{target} is named for two of the files", hint="choose another path for one of them")

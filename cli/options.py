@@ -19,7 +19,7 @@ _ROOT = "rbdata.root"
 
 
 def _inherit_root(ctx: Context, value: Path | None) -> Path | None:
-    """``--root`` may come before the command: without one of its own, the command has that one."""
+    """``--root`` may come before the command: a command without its own uses that one."""
     if value is not None:
         ctx.meta[_ROOT] = value
     return ctx.meta.get(_ROOT)

@@ -88,7 +88,7 @@ def _interrupted(dataset_id: str, estimate: Estimate | None, finished: int) -> I
             message = f"interrupted before {dataset_id} was complete: nothing is kept"
             go_on = "begin again with"
         if not (estimate.path / FILENAME).is_file():
-            # There is no dataset to replace, so --force would only discard the finished parts.
+            # No dataset would be replaced: --force would only discard the finished parts.
             words = [word for word in words if word != "--force"]
     return Interrupted(message, hint=f"{go_on}: {settings.command(*words)}")
 

@@ -18,7 +18,7 @@ EXAMPLES = """
   rbdata search human --source minari --quiet
 """
 
-#: A terminal shows so many rows unless --limit says otherwise.
+#: Rows on a terminal without --limit.
 MOST_ROWS = 40
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from .. import settings
 from ..errors import DatasetNotFoundError, NotADatasetError, RbdataError, UnknownDatasetError, UsageError
-from ..storage.durable import leads_nowhere
+from ..storage.durable import is_dangling
 from ..storage.folder import JOURNAL, DatasetPlace, disk_use, find_datasets, is_empty_folder, remove_empty
 from ..storage.journal import Journal
 from ..storage.manifest import FILENAME, check_sizes, why_missing
@@ -69,7 +69,7 @@ def _walk(root: Path) -> Iterator[tuple[str, Path, bool]]:
     heads = (*catalogue.source_names(), catalogue.MINE)
     for dataset_id, path, complete in find_datasets(root):
         head, *rest = dataset_id.split("/")
-        if len(rest) == 1 or head in heads or not leads_nowhere(path):
+        if len(rest) == 1 or head in heads or not is_dangling(path):
             yield dataset_id, path, complete
 
 

@@ -20,7 +20,7 @@ from typing import IO, Any
 
 import google_crc32c
 
-from .durable import close_durably, open_anew, open_plain, sync_folder
+from .durable import close_durably, open_plain, open_replacement, sync_folder
 
 #: Bytes of a block, and bytes read at a time when a file is summed again.
 BLOCK = 1 << 22
@@ -52,7 +52,7 @@ class Crc32c:
             at += len(piece)
 
     def copy(self) -> Crc32c:
-        """One that goes on from here."""
+        """A copy that continues from here."""
         other = Crc32c()
         other._value, other.length = self._value, self.length
         return other
@@ -192,7 +192,7 @@ def append_blocks(path: Path, at: int, parts: Iterable[Iterable[bytes]], *, cut:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     checksums: list[Crc32c] = []
-    with open_plain(path, "r+b") if (at or not cut) and path.exists() else open_anew(path) as file:
+    with open_plain(path, "r+b") if (at or not cut) and path.exists() else open_replacement(path) as file:
         file.seek(at)
         for blocks in parts:
             checksum = Crc32c(file.tell())

@@ -71,7 +71,7 @@ def read_plain(path: Path, most: int) -> bytes:
         return file.read(size)  # files of the kernel have more than they say
 
 
-def leads_nowhere(path: Path) -> bool:
+def is_dangling(path: Path) -> bool:
     """Whether a path is a dangling link, or one whose target cannot be reached. Never raises."""
     try:
         path.readlink()
@@ -84,13 +84,13 @@ def leads_nowhere(path: Path) -> bool:
     return False
 
 
-def open_anew(path: Path) -> BinaryIO:
-    """Replace a file that readers may have mapped by an empty one: they keep the old inode."""
+def open_replacement(path: Path) -> BinaryIO:
+    """Open a new, empty file in place of one that readers may have mapped: they keep the old inode."""
     path.unlink(missing_ok=True)
     return open_plain(path, "xb")
 
 
-def copy_anew(path: Path) -> None:
+def replace_by_copy(path: Path) -> None:
     """Replace a file that readers may have mapped by a copy of it: they keep the old inode."""
     temporary = path.with_name(path.name + ".tmp")
     try:
@@ -166,7 +166,7 @@ def preallocate(path: Path, size: int) -> None:
 
 
 def has_bytes(path: Path, size: int, *, exactly: bool = False) -> bool:
-    """Whether a path is a regular file of at least ``size`` bytes (``exactly``: of just so many)."""
+    """Whether a path is a regular file of at least ``size`` bytes (``exactly``: no more)."""
     try:
         found = path.stat()
     except FileNotFoundError:

@@ -8,7 +8,7 @@ Four flat arrays in ``episodes/`` (with a ``meta.json``, so that tensordict open
     outcome  uint8    how it ended: 1 terminated, 2 truncated (a time limit), 3 cut (the data end there)
     midway   bool     whether its beginning is missing from the data
 
-State rows need no table of their own: each episode has one more of them than steps, so the first state row of episode e
+State rows need no table: each episode has one more of them than steps, so the first state row of episode e
 is ``start[e] + e``.
 """
 
@@ -24,7 +24,7 @@ import numpy as np
 from ..errors import DamagedDatasetError, InvariantError
 from .amounts import count, html_table, real
 from .checksums import record_of
-from .durable import open_anew
+from .durable import open_replacement
 from .memory_map import map_array, verify_hint
 from .tensordict_folder import write_meta
 
@@ -128,7 +128,7 @@ class EpisodeTable(Sequence[EpisodeRow]):
             expected = int(start[-1]) + int(length[-1])
 
     def checked(self, folder: Path, steps: int) -> EpisodeTable:
-        """This table, of a dataset with so many steps. Raises DamagedDatasetError when it cannot be that of one."""
+        """This table, of a dataset with ``steps`` steps. Raises DamagedDatasetError when it cannot be that of one."""
         try:
             self.check()
         except InvariantError as error:
@@ -150,7 +150,7 @@ class EpisodeTable(Sequence[EpisodeRow]):
         ranges: dict[str, list[list[object]]] = {}
         for name, array in zip(_COLUMNS, (self.start, self.length, self.returns, self.outcome, self.midway)):
             data = np.ascontiguousarray(array, np.dtype(_COLUMNS[name]).newbyteorder("<")).tobytes()
-            with open_anew(target / f"{name}.memmap") as file:
+            with open_replacement(target / f"{name}.memmap") as file:
                 file.write(data)
             ranges[f"{FOLDER}/{name}.memmap"] = [record_of(data)]
         leaves: dict[str, tuple[str, tuple[int, ...]]] = {name: (dtype, ()) for name, dtype in _COLUMNS.items()}
@@ -158,7 +158,7 @@ class EpisodeTable(Sequence[EpisodeRow]):
 
 
 def open_episodes(folder: Path, episodes: int, steps: int) -> EpisodeTable:
-    """Map the table of a dataset of so many episodes and steps. Raises DamagedDatasetError when it is not one."""
+    """Map the table of a dataset with this many episodes and steps. Raises DamagedDatasetError when it is not one."""
     return map_episodes(folder, episodes).checked(folder, steps)
 
 

@@ -1,4 +1,4 @@
-"""Where datasets lie: ``<root>/<source>/<name>``, and beside it what belongs to an unfinished one.
+"""Where datasets lie: ``<root>/<source>/<name>``, next to what belongs to an unfinished one.
 
 <root>/atari/Pong/5              the dataset: complete, or not there at all
 <root>/atari/Pong/.5.writing/    leaves being filled, journal, parts; renamed to the above when complete
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ..errors import DatasetExistsError, DiskSpaceError, RbdataError, RootNotWritableError, UsageError
 from .amounts import size
-from .durable import leads_nowhere, sync_folder
+from .durable import is_dangling, sync_folder
 from .lock import WriterLock
 from .manifest import BLOCK_TABLE, FILENAME, read_manifest
 from .snapshot import aside, has_manifest, holds_dataset
@@ -213,7 +213,7 @@ def is_empty_folder(path: Path) -> bool:
 def files_below(folder: Path) -> Iterator[Path]:
     """Everything below a folder except folders, without following links.
 
-    Unlike `Path.rglob` it skips folders that another process removes meanwhile; a file may be gone when it is used.
+    Unlike `Path.rglob` it skips folders that another process removes during the walk; a file may be gone when it is used.
     """
     return (Path(here, name) for here, _, files in os.walk(folder) for name in files)
 
@@ -261,7 +261,7 @@ def check_space(path: Path, needed: int, what: str) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder, or whatever is in its place, without following links; a missing one is fine."""
+    """Remove a folder, or what is in its place, without following links; does nothing where nothing is."""
     while not path.is_symlink() and path.is_dir():
         with suppress(FileNotFoundError):  # another process removes it as well
             shutil.rmtree(path)
@@ -341,7 +341,7 @@ def find_datasets(root: Path) -> Iterator[tuple[str, Path, bool]]:
                 # A dataset moved to another disk; other links are not followed.
                 found.append(("/".join((*relative, name)), here / name, True))
         # One whose disk is not there: it can be seen, and deleted.
-        links = (name for name in files if relative and not name.startswith(".") and leads_nowhere(here / name))
+        links = (name for name in files if relative and not name.startswith(".") and is_dangling(here / name))
         found += [("/".join((*relative, name)), here / name, True) for name in links]
     complete = {dataset_id for dataset_id, _, done in found if done}
     yield from sorted(entry for entry in found if entry[2] or entry[0] not in complete)

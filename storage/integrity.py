@@ -74,7 +74,7 @@ def verify(
 
     ``on_progress(bytes checked, bytes in all)`` is called after every block. Raises NotADatasetError, FormatVersionError and
     DamagedDatasetError for a folder whose manifest cannot be used, DatasetBusyError for one that is replaced or deleted
-    meanwhile, OSError where this process has no right, memory or descriptor to read; all else is in the report.
+    meanwhile, OSError where this process lacks the rights, memory or descriptors to read; everything else is in the report.
     """
     with pinned(folder) as pin:
         report = _verify(folder, quick, invariants, on_progress)
@@ -264,7 +264,7 @@ def check_invariants(folder: Path, manifest: Manifest, block: int = 65_536) -> l
         for what, bad in found.items():
             if what not in first and bad.any():
                 first[what] = low + int(bad.argmax())
-        met = slice(ending.start, ending.stop + (not ends[-1]))  # and the one that goes on after it
+        met = slice(ending.start, ending.stop + (not ends[-1]))  # and the one that continues after it
         begins = np.maximum(start[met], low) - low
         with np.errstate(all="ignore"):  # rewards that are not finite
             returns[met] += np.add.reduceat(reward, begins, dtype=np.float64)

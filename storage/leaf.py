@@ -25,7 +25,7 @@ DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float3
 #: Names at the top that leaves may not take: the folder's own, and what reading adds to a batch.
 RESERVED = frozenset({"episodes", "index", "mask"})
 
-#: Names that leaves may take nowhere: tensordict's ``meta.json`` holds entries of its own under them, beside the leaves.
+#: Names that no level of a key may have: tensordict's ``meta.json`` has entries of these names besides the leaves.
 RESERVED_EVERYWHERE = frozenset({"shape", "device", "_type"})
 
 #: Characters of a key, all levels together: files of unfinished parts have its name, and 50 characters more.

@@ -32,7 +32,7 @@ from .scratch import is_running, machine, pid_space
 
 TOUCH_EVERY = 20.0
 STALE_AFTER = 180.0
-#: Breaking a stale lock takes milliseconds; a process that began it this many seconds ago was killed meanwhile.
+#: Breaking a stale lock takes milliseconds; a process that began it longer ago was killed.
 BREAKING_AFTER = 10.0
 #: The locks of this process by path, and the threads that took them.
 _holders: dict[str, int] = {}
@@ -230,7 +230,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """Remove a lock, or whatever is in its place; a folder only where it is empty."""
+    """Remove a lock, or what is in its place; a folder only if it is empty."""
     try:
         path.unlink(missing_ok=True)
     except OSError:

@@ -45,7 +45,7 @@ from msgspec import Meta
 
 from ..errors import DamagedDatasetError, FormatVersionError, NotADatasetError, reason
 from .checksums import crc32c
-from .durable import is_about_reader, leads_nowhere, read_plain, write_atomically
+from .durable import is_about_reader, is_dangling, read_plain, write_atomically
 from .leaf import Leaf
 from .schema import Schema, check_ted
 from .untrusted_json import parse_json
@@ -281,7 +281,7 @@ def read_manifest(folder: Path, name: str = FILENAME) -> Manifest:
     try:
         data = read_plain(path, LARGEST_MANIFEST)
     except OSError as error:
-        if isinstance(error, (FileNotFoundError, NotADirectoryError)) or leads_nowhere(folder):
+        if isinstance(error, (FileNotFoundError, NotADirectoryError)) or is_dangling(folder):
             hint = "`rbdata list --local` shows the datasets that are there"
             raise NotADatasetError(why_missing(folder, os.fspath(folder), name), hint=hint) from error
         if error.errno == errno.ELOOP:
@@ -323,7 +323,7 @@ def parse_manifest(data: bytes, folder: str, name: str = FILENAME) -> Manifest:
 def why_missing(folder: Path, shown: str, name: str = FILENAME) -> str:
     """Why there is no manifest in a folder; the words call it ``shown``, as the user did."""
     with suppress(OSError):  # no name that a folder could have
-        if leads_nowhere(folder):
+        if is_dangling(folder):
             return f"{shown} is a link to {folder.readlink()}, which is not there"
         if folder.is_dir():
             return f"{shown} holds no dataset: there is no {name} in it"
@@ -333,7 +333,7 @@ def why_missing(folder: Path, shown: str, name: str = FILENAME) -> str:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object. Raises ValueError where a key is there twice, or is no text that could be printed."""
+    """A JSON object. Raises ValueError where a key is there twice, or is not printable text."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a key is there twice")

@@ -28,7 +28,7 @@ _FLAGS = mmap.MAP_PRIVATE | (getattr(mmap, "MAP_NORESERVE", 0x4000) if sys.platf
 # fits into memory; where it does not, random reads would fetch hundreds of times what they need.
 _READ_AHEAD_BELOW = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
 
-#: Rows of at most so many bytes NumPy takes several times faster than torch, larger ones more slowly.
+#: Up to this many bytes a row NumPy gathers rows several times faster than torch, above more slowly.
 SHORT_ROW = 128
 
 VERIFY = "`rbdata verify ID` names what is damaged; download or convert it again with --force"

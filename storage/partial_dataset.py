@@ -52,7 +52,7 @@ class PartialDataset(Dataset):
     ``plan``: that of the dataset that is meant, where another one may be in its place. ``unfinished``: the dataset that is
     being written, also where one is complete that it will replace.
 
-    Raises DatasetNotFoundError where no episode can be read yet, and as `Dataset`.
+    Raises DatasetNotFoundError where no episode can be read yet, and what `Dataset` raises.
     """
 
     def __init__(self, place: DatasetPlace, plan: Manifest | None = None, *, unfinished: bool = False) -> None:
@@ -67,7 +67,7 @@ class PartialDataset(Dataset):
         self._take(found)
 
     def _take(self, found: _Found) -> None:
-        # Rows first: another thread that reads meanwhile finds too many of them, never too few.
+        # Rows first: another thread that reads at the same time finds too many of them, never too few.
         self.path, self._stored, self.plan = found.path, found.stored, found.plan
         self.finished, self.complete = found.finished, found.complete
         self._table, self.manifest = found.table, found.manifest
@@ -142,7 +142,7 @@ class PartialDataset(Dataset):
         try:
             return not is_outcome(self.plan, read_manifest(self.place.working, PLAN))
         except (RbdataError, OSError):
-            return False  # there is no plan, or not yet
+            return False  # no plan, or none yet
 
     def _report_stop(self, *, as_error: bool) -> None:
         message = f"{self.id} is not being written any more, with {self.progress} finished"

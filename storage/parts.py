@@ -1,4 +1,4 @@
-"""The rows of one part while a dataset is written: in place in the leaf's file, or in a file of the part's own.
+"""The rows of one part while a dataset is written: in place in the leaf's file, or in the part's own file.
 
 .parts/<leaf>.<part>.blob       rows in the order in which they were written; the journal lists the runs by position
 .parts/<leaf>.<part>.lengths    int64 [rows]: the stored length of every row, where rows differ in length
@@ -22,8 +22,8 @@ from .leaf import Leaf
 PARTS = ".parts"  # a name that no leaf can have
 _BLOCK = 1 << 22
 
-#: Encodes the rows of so many bytes that begin at some bytes (int64 ``[n]``) of a buffer: ``encode(buffer, starts,
-#: row_bytes)`` gives the encoded rows joined, and their lengths (int64 ``[n]``).
+#: ``encode(buffer, starts, row_bytes)`` encodes the rows of ``row_bytes`` bytes that begin at ``starts`` (int64 ``[n]``) of a
+#: buffer, and returns the encoded rows joined and their lengths (int64 ``[n]``).
 Encode = Callable[[Any, np.ndarray, int], tuple[bytes, np.ndarray]]
 
 

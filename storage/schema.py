@@ -135,7 +135,7 @@ def ted_flags() -> tuple[Leaf, ...]:
 
 
 def check_ted(schema: Schema) -> None:
-    """Raise SchemaError unless the flags and the reward are those of TED, and some leaf has rows of its own."""
+    """Raise SchemaError unless the flags and the reward are those of TED, and some leaf is not constant."""
     if all(leaf.constant is not None for leaf in schema):
         raise SchemaError("every leaf is constant: nothing shows how many steps there are")
     flags = {prefix + name: "bool" for prefix in ("", "next/") for name in FLAGS}

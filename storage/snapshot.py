@@ -54,7 +54,7 @@ def pinned(folder: Path, name: str = FILENAME) -> Iterator[Pin]:
     except ValueError:
         pass
     except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):  # that is no folder that changes
+        if error.errno in (errno.EMFILE, errno.ENFILE):  # not a folder that changes
             raise
     try:
         yield Pin(folder, descriptor, name)
@@ -64,7 +64,7 @@ def pinned(folder: Path, name: str = FILENAME) -> Iterator[Pin]:
 
 
 def read_snapshot(folder: Path, read: Callable[[Manifest], T]) -> T:
-    """``read(manifest)`` of one dataset: again, if it was replaced meanwhile.
+    """``read(manifest)`` of one dataset: repeated if the dataset was replaced during the call.
 
     Raises what ``read`` and `read_manifest` raise of a folder that stays as it is, and DatasetBusyError of one that is
     replaced again and again.
@@ -77,7 +77,7 @@ def read_snapshot(folder: Path, read: Callable[[Manifest], T]) -> T:
                 if pin.is_unchanged():
                     return found
             except (RbdataError, OSError):
-                if not _is_being_replaced(folder) and pin.is_unchanged():  # in this order: it may be there by now
+                if not _is_being_replaced(folder) and pin.is_unchanged():  # in this order: it may have appeared
                     raise
     message = f"{folder} was replaced again and again while it was opened"
     raise DatasetBusyError(message, hint="try again when the process that writes it has finished")

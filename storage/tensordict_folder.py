@@ -6,7 +6,7 @@ follows a link. The format is that of tensordict 0.13 and 0.14 (the tests compar
 
     meta.json            {"shape": batch size, "device", "_type": class of the folder, key: entry, ...}
         a tensor         {"device", "shape", "dtype": "torch.float32", "is_nested": false}, its elements in <key>.memmap
-        a sub-folder     {"type": name of its class}, with a meta.json of its own
+        a sub-folder     {"type": name of its class}, with its own meta.json
     of class TensorDict  the same again
     of NonTensorData     {"_type", "data": a JSON value, ...}
 

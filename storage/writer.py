@@ -7,13 +7,13 @@
 3. *Commit*: the manifest is written and the working folder renamed to the dataset.
 
 Where the row counts are only known when a part is done (`preprocess`), all bulk leaves are *appended*: like compressed parts,
-every part is a file of its own until its turn comes, and the plan (episode table, constant leaves) follows the fill.
+every part is a separate file until its turn comes, and the plan (episode table, constant leaves) follows the fill.
 
 Killed at any moment, the next writer with the same fingerprint resumes from the journal and ends with the same bytes; what
 earlier runs finished is compared with its checksums once. A working folder with another fingerprint is not silently discarded.
 
 A larger dataset replaces a smaller one of the same id: parts of the old one (`OldDataset`) are copied instead of fetched again.
-The new dataset is written beside the old one and then takes its place, so readers of the old one are not disturbed. A part is
+The new dataset is written next to the old one and then takes its place; readers of the old one are not disturbed. A part is
 copied when the plan gives it the same rows of the same object (``layout``: which rows of the object go where) and its bytes
 still match the old manifest; the dictionary of compressed leaves is copied too.
 """
@@ -38,7 +38,7 @@ from .block_checksums import BlockChecksums, write_table
 from .checksums import Crc32c, crc32c, damaged_ranges, join_ranges, sum_range
 from .codecs import PLAIN, codec_of
 from .codecs.codec import Codec, OldPart, Sink
-from .durable import copy_anew, open_anew, open_plain, preallocate, sync_files, write_atomically
+from .durable import open_plain, open_replacement, preallocate, replace_by_copy, sync_files, write_atomically
 from .episodes import FOLDER as EPISODES
 from .episodes import EpisodeTable
 from .folder import JOURNAL, RAW, DatasetPlace, check_space, holds_files, remove_links
@@ -70,7 +70,7 @@ class ColumnWriter:
             for leaf in self._leaves:
                 path = folder / leaf.memmap
                 path.parent.mkdir(parents=True, exist_ok=True)
-                self._files[leaf.name] = open_anew(path)
+                self._files[leaf.name] = open_replacement(path)
 
     def reserve(self, rows: int) -> None:
         """Raise DiskSpaceError when this many rows in all do not fit on the disk."""
@@ -126,7 +126,7 @@ def _write_constant(path: Path, leaf: Leaf, rows: int) -> list[object]:
     value = np.full((), leaf.constant, leaf.np_dtype)
     block = np.full(min(total, _CONSTANT_BLOCK) // leaf.np_dtype.itemsize, value).tobytes()
     checksum = Crc32c(0)
-    with open_anew(path) as file:
+    with open_replacement(path) as file:
         if not any(value.tobytes()):
             file.truncate(total)
         while checksum.length < total:
@@ -148,7 +148,7 @@ _NOTHING = {"blob": 0, "rows": 0}
 class DatasetWriter:
     """Writes one dataset. Use it with the place's lock held.
 
-    ``fingerprint`` is a string that stands for everything the resulting bytes depend on. ``restart`` discards unfinished
+    ``fingerprint`` is a string that identifies everything the resulting bytes depend on. ``restart`` discards unfinished
     work instead of resuming it, except what a restart of the same fingerprint began; without it, unfinished work of another
     fingerprint raises UnfinishedDatasetError.
     ``bulk`` names the leaves that workers fill in ``parts`` parts; the plan appends all others. ``appended``: parts of
@@ -241,7 +241,7 @@ class DatasetWriter:
     def planned(self, files: Mapping[str, list[list[Any]]], episodes: EpisodeTable, digest: str = "") -> None:
         """Add the finished columns (``ColumnWriter.close``) and the episode table, and preallocate the states.
 
-        ``digest`` stands for the plan as it was made from the source's data. Raises UnfinishedDatasetError when parts are
+        ``digest`` identifies the plan that was made from the source's data. Raises UnfinishedDatasetError when parts are
         finished that were planned from other data.
         """
         before = self._journal.find("digest").get(None, {}).get("digest")
@@ -359,7 +359,7 @@ class DatasetWriter:
                 self._forget_parts(range(numbers[-1] + 1, self.parts))
                 for codec in self._in_parts():  # readers keep the old inode when it is truncated
                     for name in codec.appended:
-                        copy_anew(self.folder / codec.path(name))
+                        replace_by_copy(self.folder / codec.path(name))
         entries: list[dict[str, Any]] = [{"kind": "merged", "number": number, "leaves": {}} for number in numbers]
         for codec in self._in_parts():
             name = codec.leaf.name
@@ -374,7 +374,7 @@ class DatasetWriter:
         return True
 
     def _in_parts(self) -> list[Codec]:
-        """The leaves whose parts are files of their own until they are appended."""
+        """The leaves whose parts are separate files until they are appended."""
         return [codec for codec in map(codec_of, self.bulk) if self.appended or not codec.fixed_rows]
 
     def _in_place(self) -> list[Leaf]:

@@ -33,7 +33,7 @@ def escape(text: str) -> str:
 
 SUFFIXES = (".html", ".htm")
 
-#: Most episodes that get a dot each, and frames of so many episodes.
+#: Most episodes that get a dot each, and episodes whose frames are shown.
 MOST_DOTS, FRAME_EPISODES = 800, 3
 #: The longer side of a frame in pixels, before the browser enlarges it.
 _SIDE = 160

@@ -61,14 +61,14 @@ def make_readme(manifest: Manifest, found: Overview) -> str:
 
 
 def hub_licence(licence: str | None) -> str:
-    """The Hub's name of a licence; ``unknown`` where none is stated, ``other`` for those it has no name for."""
+    """The Hub's name of a licence; ``unknown`` where none is stated, ``other`` for a licence without one."""
     if not licence or re.match(r"(not stated|unknown)", licence, re.IGNORECASE):
         return "unknown"
     return next((name for begin, name in _LICENCES.items() if re.match(begin, licence, re.IGNORECASE)), "other")
 
 
 def _head(manifest: Manifest, found: Overview) -> str:
-    # Strings in JSON are strings in YAML too, whatever is in them.
+    # Every JSON string is a YAML string.
     licence = hub_licence(manifest.licence)
     size = next((name for most, name in (*_SIZES, *_LARGER) if manifest.steps < most), "10B<n<100B")
     tags = ["offline-rl", "rbdata", str(manifest.source.get("name") or "")]

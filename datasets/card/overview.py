@@ -121,7 +121,7 @@ def _listed(finite: np.ndarray, choices: Sequence[float]) -> dict[float, int]:
 
 # -- the overview --------------------------------------------------------------------------------------------------------
 
-#: Rows that are read at most, in so many blocks.
+#: Most rows that are read, and the number of blocks they are read in.
 MOST_EPISODES, MOST_STEPS, BLOCKS = 1 << 18, 1 << 16, 256
 #: Elements of an action that are counted; those behind them are left out.
 _MOST_ELEMENTS = 32

@@ -31,7 +31,7 @@ def check_target(target: Path, suffixes: tuple[str, ...], *, force: bool = False
     if target.exists() and not target.is_file():
         raise UsageError(f"{target} is not a file", hint="choose another path")
     if target.is_file() and not force and (edited or not is_ours(target)):
-        what = "" if edited else " and is no picture or page of rbdata"
+        what = "" if edited else " and was not written by rbdata"
         raise DatasetExistsError(
             f"{target} already exists{what}", hint="choose another path, or replace it with --force"
         )

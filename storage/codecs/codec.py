@@ -53,7 +53,7 @@ class StoredRows(Rows, Protocol):
     def extents(self, first: np.ndarray, length: int) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
         """The bytes that ``length`` rows from each of ``first`` (int64 ``[n]``) lie in: ``(path, starts, stops)`` a file.
 
-        Each file's bytes are read before the next file's are asked for, so they must be there by then; the rows' own file
+        Each file's bytes are read before the next file's are requested, so they must be present then; the rows' own file
         (``Codec.path("blob")``) comes last. Raises DamagedDatasetError.
         """
 
@@ -81,7 +81,7 @@ class Codec(ABC):
     fixed_rows: ClassVar[bool]
     #: Whether rows are encoded with a dictionary, which `train` makes.
     uses_dictionary: ClassVar[bool] = False
-    #: Bytes that are stored for each row beside the row itself.
+    #: Bytes that are stored for each row in addition to the row itself.
     index_bytes: ClassVar[int] = 0
     #: What parts are appended to, the rows first; `path` gives the files.
     appended: ClassVar[tuple[str, ...]] = ("blob",)

@@ -196,7 +196,7 @@ class CompressedRows:
         ):
             raise _damaged()
         # A decoder serves one batch at a time, so threads that read at once have one each; after a fork, the threads of
-        # the parent's decoders are not there any more.
+        # the parent's decoders no longer exist.
         threads = torch.get_num_threads()
         idle = self._idle.setdefault((os.getpid(), threads), [])
         try:

@@ -37,7 +37,7 @@ DICTIONARY_BYTES = 110 * 1024
 #: bytes, as for text. Whole rows of a screen make frames of Breakout three times smaller, small pieces those of Assault a
 #: quarter; over 56 games `benchmarks/scaling.py games` measures the mean.
 PIECES, COUNTED = (6000, 2000, 200), 8
-#: One row in so many is kept from training, to judge by.
+#: One row in this many is kept out of training, to compare dictionaries by.
 HELD_OUT = 8
 #: Fewer samples than this give dictionaries worse than none.
 MIN_SAMPLES = 64
@@ -59,7 +59,7 @@ class ZstdCodec(CompressedCodec):
 
     @classmethod
     def train(cls, samples: Iterable[np.ndarray]) -> bytes:
-        """The dictionary, of several, that makes those rows smallest that it was not trained on."""
+        """Of several dictionaries the one that compresses unseen rows best."""
         rows = [np.frombuffer(row.tobytes(), np.uint8) for row in samples]
         if len(rows) < MIN_SAMPLES:
             return b""

@@ -1,7 +1,7 @@
 """The cache of one dataset: a folder that becomes the dataset, block by block.
 
 Its files have their full length from the beginning and holes where nothing is stored yet, so that the readers of datasets map
-them as they are. Without ``rbdata.json`` the folder is no dataset; it gets one when every block is resident and checked.
+them as they are. Without ``rbdata.json`` the folder is not a dataset; it gets one when every block is resident and checked.
 
     hold(blocks)   fetches missing blocks, checks them, and protects them from eviction while rows are copied
     evict          removes a random block that no batch waits for: a pass touches every block once, so the least recently used
@@ -47,7 +47,7 @@ class RemoteFiles(Protocol):
     def read(self, path: str, start: int, stop: int) -> bytes:
         """Bytes ``start..stop-1`` of a file, all of them, with retries.
 
-        Raises ObjectChangedError where the file is not that of this version any more, and the other fetch errors.
+        Raises ObjectChangedError where the file is no longer that of this version, and the other fetch errors.
         """
 
     def check(self) -> None:
@@ -246,7 +246,7 @@ class BlockCache:
     def fetch_files(self, paths: Iterable[str]) -> None:
         """Fetch files that are not in blocks, whole and checked. Raises as `hold`."""
         blocks = (self.layout.of_file(path) for path in paths if path not in self.layout.in_blocks)
-        # The first block stands for the file, which is fetched in one piece.
+        # The first block represents the file, which is fetched in one piece.
         self._fetcher.fetch([int(group[0]) for group in blocks if len(group) and not self.are_resident(group)])
 
     def fetch_all(self) -> None:
@@ -400,7 +400,7 @@ class BlockCache:
         if not self._claims.take(self.layout.count):
             return
         try:
-            with writing(self.folder), self._lock.shared():  # no block goes meanwhile
+            with writing(self.folder), self._lock.shared():  # no block is evicted at the same time
                 if not self.finished and bool((self.states == RESIDENT).all()):
                     self._check_unproven()
                     for path in self.layout.paths:

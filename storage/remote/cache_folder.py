@@ -1,6 +1,6 @@
 """The folder of a cache: which bytes are which block, which blocks it holds, and the locks of the processes that share it.
 
-    rbdata.json         only when the dataset is complete: until then the folder is no dataset
+    rbdata.json         only when the dataset is complete: until then the folder is not a dataset
     .rbdata-manifest    the manifest, as it was received
     .rbdata-blocks      the states of the blocks, one small file that all processes map
     .rbdata-*           locks; these files are empty
@@ -55,7 +55,7 @@ WHOLE = 64 << 20
 
 
 class BlockLayout:
-    """The blocks of files by path, of so many bytes each (the last one of a file may be shorter)."""
+    """The blocks of files by path, of ``block_bytes`` each (the last one of a file may be shorter)."""
 
     def __init__(self, sizes: Mapping[str, int], in_blocks: frozenset[str], block_bytes: int) -> None:
         self.paths = sorted(sizes)
@@ -178,7 +178,7 @@ _STRUCT_FLOCK = "hhqqi"
 
 
 class CacheLock:
-    """The lock of the cache in a folder. Every thread has files of its own: locks belong to an open file."""
+    """The lock of the cache in a folder. Every thread opens its own files: locks belong to an open file."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

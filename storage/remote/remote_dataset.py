@@ -168,7 +168,7 @@ class RemoteDataset(Dataset):
         return _RemoteRows(rows, self.cache) if split else rows
 
     def fetch(self) -> Path:
-        """Fetch all that is missing, and check it; returns the folder, which is a dataset of its own then.
+        """Fetch and check everything that is missing; returns the folder, which is then a complete dataset.
 
         Raises CacheError where the limit leaves no room for it, DamagedDatasetError, and the fetch errors.
         """
