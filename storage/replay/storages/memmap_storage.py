@@ -22,6 +22,7 @@ import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ class LazyMemmapStorage(LazyTensorStorage):
     the files are temporary and go with the storage, in the process that made them (of a process that was killed, when the
     next one needs temporary files); ``auto_cleanup`` says otherwise, either way. Space on the disk is asked for before rows
     are written: DiskSpaceError where there is none.
+    Pickling carries no rows: what comes out has the same files. ``copy.deepcopy`` copies the rows into temporary files.
     Batches read are copies: changing them never reaches the files. ``shared_init`` and ``cleanup_memmap`` change nothing:
     every process that has the storage may write the first record.
     """
@@ -85,8 +87,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         if scratch_dir is not None:
             self.scratch_dir = Path(scratch_dir).absolute()
         elif self._temporary:
-            self._scratch: ScratchFolder | None = ScratchFolder()
-            self.scratch_dir = self._scratch.path.absolute()
+            self._make_scratch()
         else:
             self.scratch_dir = Path(tempfile.mkdtemp(prefix="rbdata-replay-")).absolute()
         self._write_lock = ProcessLock(self.scratch_dir / COUNTERS)
@@ -95,6 +96,10 @@ class LazyMemmapStorage(LazyTensorStorage):
         if (self.scratch_dir / DESCRIPTION).exists() and not self._occupied:
             self._reopen()
             self._remove_later()
+
+    def _make_scratch(self) -> None:
+        self._scratch: ScratchFolder | None = ScratchFolder()
+        self.scratch_dir = self._scratch.path.absolute()
 
     def _remove_later(self) -> None:
         if self._temporary:
@@ -278,6 +283,21 @@ class LazyMemmapStorage(LazyTensorStorage):
         super().__setstate__(state)
         if written:
             self._reopen()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LazyMemmapStorage:
+        """A storage with a copy of the rows, in temporary files that go with it."""
+        self._attach()
+        with self.read_lock:
+            copied = memo[id(self)] = type(self).__new__(type(self))
+            copied.__setstate__(deepcopy({**self.__getstate__(), "_reopen": False}, memo))
+            copied._make_scratch()
+            copied._temporary, copied._is_named, copied._occupied = True, False, False
+            copied._made_in, copied._reserved = os.getpid(), 0
+            copied._write_lock = ProcessLock(copied.scratch_dir / COUNTERS)
+            if self._data is not None:
+                copied.restore(self._data, self.filled, self.newest)
+                copied._count[:] = self._count  # samplers know rows by the version
+        return copied
 
 
 LazyTensorStorage.in_files = LazyMemmapStorage

@@ -18,6 +18,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import deepcopy
 from inspect import signature
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
@@ -595,6 +596,14 @@ class TensorStorage(SavedTensors):
         self.__dict__.update(state)
         self._count = self._counters.numpy()
         self._note_leaves()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TensorStorage:
+        """A storage with a copy of the rows, shared where this one is."""
+        with self.read_lock:
+            copied = memo[id(self)] = type(self).__new__(type(self))
+            copied.__setstate__(deepcopy(self.__getstate__(), memo))
+        copied._write_lock = None  # which is this one's
+        return copied.share_memory_() if self.is_shared else copied
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(shape={tuple(self.shape)}, max_size={self.max_size}, device={self._device})"

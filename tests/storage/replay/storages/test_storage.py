@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import pickle
 
 import pytest
@@ -120,3 +122,40 @@ class TestEveryStorage:
         buffer.sample()
         other = pickle.loads(pickle.dumps(buffer))
         assert all(equal(other.sample(), buffer.sample()) for _ in range(20))
+
+
+@pytest.mark.parametrize("existing_folder", [False, True])
+@pytest.mark.parametrize("kind", ["list", "lazy", "shared", "memmap", "shared_init"])
+def test_a_deep_copy_has_rows_of_its_own(kind, existing_folder, tmp_path):
+    folder = {"scratch_dir": tmp_path} if existing_folder and kind == "memmap" else {}
+    more = {"shared_init": True} if kind == "shared_init" else {}
+    storage = make("lazy" if kind.startswith("shared") else kind, 6, tmp_path, **folder, **more)
+    buffer = TensorDictReplayBuffer(storage=storage, batch_size=4, seed=0, shared=kind == "shared")
+    empty = copy.deepcopy(buffer)
+    buffer.extend(rollout([5]))
+    buffer.extend(rollout([3], first=50))  # the ring wraps
+    before = buffer[:].clone()
+    copied = copy.deepcopy(buffer)
+    assert equal(copied[:], before)
+    assert (copied.storage.newest, copied.storage.is_shared) == (1, buffer.storage.is_shared)
+    assert equal(copied.sample(), buffer.sample())
+    assert copied.extend(rollout([2], first=90)).tolist() == [2, 3]
+    copied[0:1] = copied[2:3]
+    empty.extend(rollout([2], first=70))
+    assert equal(buffer[:], before)
+    assert empty["action"].tolist() == [70, 71]
+    after = copied[:].clone()
+    buffer.extend(rollout([6], first=200))
+    assert equal(copied[:], after)
+
+
+@pytest.mark.parametrize("kind", ["shared", "memmap"])
+def test_a_deep_copy_outlives_what_it_is_of(kind, tmp_path):
+    storage = make("lazy" if kind == "shared" else kind, 6, tmp_path)
+    buffer = TensorDictReplayBuffer(storage=storage, batch_size=4, shared=kind == "shared")
+    buffer.extend(rollout([5]))
+    copied = copy.deepcopy(buffer)
+    del storage, buffer
+    gc.collect()
+    copied.extend(rollout([2], first=90))
+    assert copied["action"].tolist() == [91, 1, 2, 3, 4, 90]
