@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 
 from ...errors import SamplingError, UsageError
 from ...storage.dataset import Dataset
-from ...storage.replay import LazyTensorStorage, ReplayBuffer, Storage
+from ...storage.replay import LazyTensorStorage, ReplayBuffer, ReplayBufferEnsemble, SliceSampler, Storage
 from ...storage.replay.argument_checks import check_batch_size, check_seed
 from ...storage.replay.loading import load_buffer
 from ..local import open_dataset
@@ -29,7 +29,9 @@ class OfflineToOnlineReplayBuffer:
     - ``transform``: applied to the whole batch. ``seed``: same seed, same batches of both.
     - ``dataset_kwargs``: options of the buffer over the dataset, where that is named.
 
-    A batch has the keys that both parts have: rows and weights of a sampler, for example, only where both buffers give them.
+    Frame stacks and n-step returns of the dataset's buffer are made of the online records as well, which are stored one by one.
+    Raises UsageError where the dataset's batches are slices, or windows of a ``sample_unit``. A batch has the keys that both
+    parts have: rows and weights of a sampler, for example, only where both buffers give them.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class OfflineToOnlineReplayBuffer:
             raise UsageError(f"offline_fraction must lie between 0 and 1, and is {offline_fraction!r}")
         self.batch_size = None if batch_size is None else check_batch_size(batch_size)
         self._offline_buffer = _offline_buffer(offline_dataset, self.batch_size, dataset_kwargs)
-        self._online_buffer = ReplayBuffer(storage=online_storage)
+        self._online_buffer = ReplayBuffer(storage=online_storage, **_windows(self._offline_buffer))
         # The hooks of TorchRL's trainers save and restore these two.
         self._offline_fraction = self._base_offline_fraction = float(offline_fraction)
         self._transform = transform
@@ -140,28 +142,62 @@ def prefill_replay_buffer(rb: Any, dataset: Any, n_samples: int | None = None, c
     """Copy a dataset (as in `OfflineToOnlineReplayBuffer`) into the buffer ``rb``, and return that.
 
     Without ``n_samples`` every record is copied once and in order, so that episodes stay whole; with fewer than there are, so
-    many are drawn by the dataset's sampler. ``chunk_size`` records are copied at a time.
+    many are drawn by the dataset's sampler. Either way they are what batches of the dataset's buffer hold: with ``n_step`` the
+    rewards are n-step returns, with ``frame_stack`` the observations are stacks. ``chunk_size`` records are copied at a time.
     """
     source = _offline_buffer(dataset, check_batch_size(chunk_size), {})
+    if isinstance(source, ReplayBufferEnsemble):
+        raise UsageError("an ensemble has no order of records", hint="prefill from its members: ensemble.buffers")
     total = len(source) if n_samples is None else min(n_samples, len(source))
     copied = 0
     while copied < total:
         count = min(chunk_size, total - copied)
-        data = source[_in_time(source, copied, count)] if total == len(source) else source.sample(count)
-        if isinstance(data, TensorDictBase):
-            count, data = len(data), data.exclude("index")  # the row it had there
-        rb.extend(data)
+        if total == len(source):
+            data = _in_time(source, copied, count)
+        else:
+            data = source.sample(count)
+            count = len(data) if isinstance(data, TensorDictBase) else count
+        rb.extend(data.exclude(*_OF_A_DRAW) if isinstance(data, TensorDictBase) else data)
         copied += count
     return rb
 
 
+#: Keys of a batch that say how and where its records were drawn.
+_OF_A_DRAW = ("index", "index_generation", "priority_weight", "_weight")
+
+
 def _in_time(source: Any, first: int, count: int) -> Any:
-    """The rows of records by their order in time, which in a ring that has wrapped begins at its oldest row."""
+    """Records by their order in time, which in a ring that has wrapped begins at its oldest row.
+
+    Of a storage of more dimensions it is one environment after the other.
+    """
     storage = getattr(source, "storage", None)
-    oldest = getattr(storage, "oldest", 0) if getattr(storage, "ndim", 1) == 1 else 0
-    if not oldest:
-        return slice(first, first + count)
-    return (torch.arange(first, first + count) + oldest) % len(source)
+    oldest, ndim = getattr(storage, "oldest", 0), getattr(storage, "ndim", 1)
+    places = torch.arange(first, first + count)
+    if ndim > 1:
+        steps = storage.filled
+        return source.sample_at(storage.coordinates((places + oldest) % steps * storage.width + places // steps))
+    if _has_windows(source):
+        return source.sample_at((places + oldest) % len(source))
+    return source[(places + oldest) % len(source) if oldest else slice(first, first + count)]
+
+
+def _has_windows(buffer: Any) -> bool:
+    spec = getattr(buffer, "_spec", None)
+    return spec is not None and any(window is not None for window in (spec.frame_stack, spec.n_step, spec.unit))
+
+
+def _windows(buffer: Any) -> dict[str, Any]:
+    """The windows of a buffer, as options of `ReplayBuffer`. Raises UsageError where a record gives several of a batch."""
+    spec = getattr(buffer, "_spec", None)
+    if isinstance(getattr(buffer, "sampler", None), SliceSampler) or (spec is not None and spec.unit is not None):
+        message = "half of every batch would be slices or windows, and half single records of the online buffer"
+        raise UsageError(message, hint="leave out slice_len, num_slices and sample_unit, or sample from two buffers")
+    if spec is None or not _has_windows(buffer):
+        return {}
+    look_ahead = {} if spec.n_step is None else {"n_step": spec.n_step.steps, "gamma": spec.n_step.gamma}
+    ends = {"end_key": spec.edges.end_keys[0] if spec.edges.end_keys else None, "traj_key": spec.edges.traj_key}
+    return {"frame_stack": spec.frame_stack, "stack_keys": spec.stack_keys, **look_ahead, **ends}
 
 
 def _offline_buffer(dataset: Any, batch_size: int | None, options: dict[str, Any]) -> Any:

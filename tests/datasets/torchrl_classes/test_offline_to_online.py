@@ -90,6 +90,63 @@ def test_what_is_refused(folder):
             both.sample()
 
 
+def sources(folder):
+    """A buffer with windows, named in two ways: by options, and as it is."""
+    windows = {"n_step": 3, "gamma": 0.5, "frame_stack": 2}
+    return (folder, windows), (rbdata.load(folder, **windows), {})
+
+
+def test_windows_are_made_of_both_parts(folder):
+    """n-step returns and stacks of the online records, those of the dataset's are checked elsewhere."""
+    data = rbdata.open_dataset(folder)[:20]
+    for source, options in sources(folder):
+        both = rbdata.OfflineToOnlineReplayBuffer(source, online_capacity=30, batch_size=8, seed=0, **options)
+        both.extend(data)
+        batch = both.sample()
+        assert batch["observation"].shape[:2] == (8, 2) and (batch["steps_to_next_obs"] > 1).any()
+        first = range(18)  # what follows ends with the records there are
+        online, alike = (
+            both.online_buffer.sample_at(first),
+            rbdata.load(folder, **sources(folder)[0][1]).sample_at(first),
+        )
+        assert equal(online, alike.exclude("index"))
+
+
+@pytest.mark.parametrize("options", [{"slice_len": 4}, {"num_slices": 2}, {"sample_unit": rbdata.Sequence(3)}])
+def test_slices_are_of_no_use_beside_single_records(folder, options):
+    with pytest.raises(UsageError, match="single records"):
+        rbdata.OfflineToOnlineReplayBuffer(folder, online_capacity=30, batch_size=8, **options)
+    with pytest.raises(UsageError, match="single records"):
+        rbdata.OfflineToOnlineReplayBuffer(rbdata.load(folder, batch_size=8, **options), online_capacity=30)
+
+
+def test_copies_hold_what_batches_hold(folder):
+    """However many are copied."""
+    source = rbdata.load(folder, batch_size=32, n_step=3, gamma=0.5, frame_stack=2, alpha=1.0, beta=1.0, seed=0)
+    every = source.sample_at(range(len(source)))
+    for count in (None, len(source), len(source) - 1):
+        target = TensorDictReplayBuffer(storage=LazyTensorStorage(100))
+        rbdata.prefill_replay_buffer(target, source, count, chunk_size=20)
+        copied = target[:].exclude("index")
+        assert set(copied.keys(True, True)) == set(every.exclude("index").keys(True, True))
+        if count != len(source) - 1:
+            assert equal(copied, every.exclude("index"))
+        rows = [int((every["observation"] == each).flatten(1).all(1).nonzero()[0]) for each in copied["observation"]]
+        assert torch.equal(copied["next", "reward"], every["next", "reward"][rows])
+
+
+def test_copies_of_several_environments_are_in_order():
+    time = torch.arange(7)
+    source = TensorDictReplayBuffer(storage=LazyTensorStorage(8, ndim=2))
+    for chunk in (time[:4], time[4:]):
+        source.extend(TensorDict({"x": torch.stack([chunk, chunk + 100])}, [2, len(chunk)]))
+    target = TensorDictReplayBuffer(storage=LazyTensorStorage(20))
+    rbdata.prefill_replay_buffer(target, source, chunk_size=3)
+    assert target["x"].tolist() == [3, 4, 5, 6, 103, 104, 105, 106]
+    with pytest.raises(UsageError, match="members"):
+        rbdata.prefill_replay_buffer(target, rbdata.ReplayBufferEnsemble(filled(5), filled(5), batch_size=4))
+
+
 @pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
 def test_copies_of_datasets(folder, kind):
     for count, chunk, expected in ((None, 7, 30), (12, 5, 12), (99, 1000, 30)):
