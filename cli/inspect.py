@@ -342,7 +342,7 @@ def _write_files(
         animate,
         choose_strips,
         draw_sheet,
-        encode,
+        encode_image,
     )
     from ..datasets.card.html_card import SUFFIXES as HTML_SUFFIXES
     from ..datasets.card.html_card import make_html
@@ -357,7 +357,7 @@ def _write_files(
 
     def draw_frames(suffix: str) -> tuple[bytes, str]:
         dataset = _open(folder)
-        return encode(draw_sheet(dataset, choose_strips(dataset, episodes)), suffix), ""
+        return encode_image(draw_sheet(dataset, choose_strips(dataset, episodes)), suffix), ""
 
     def draw_video(suffix: str) -> tuple[bytes, str]:
         with count_progress(f"episode {number}") as show:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ from ..errors import DamagedDatasetError
 from .block_checksums import Block, read_block_checksums
 from .checksums import BLOCK, Crc32c
 from .codecs import codec_of
-from .codecs.codec import Rows, StoredRows
+from .codecs.codec import GuardedRows, Rows, StoredRows
 from .dataset import Dataset, reopen
 from .durable import is_about_reader
 from .episodes import EpisodeTable
@@ -39,7 +39,7 @@ class CheckedDataset(Dataset):
 
     def _open(self, leaf: Leaf, count: int) -> Rows:
         rows = super()._open(leaf, count)
-        return rows if leaf.constant is not None else CheckedRows(cast(StoredRows, rows), self._checks)
+        return rows if leaf.constant is not None else _CheckedRows(cast(StoredRows, rows), self._checks)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return reopen, (CheckedDataset, (self.path.absolute(),), self.manifest.content)
@@ -128,30 +128,19 @@ def _close(files: dict[str, int]) -> None:
         os.close(descriptor)
 
 
-class CheckedRows:
+class _CheckedRows(GuardedRows):
     """The rows of a leaf, whose blocks are checked before they are read for the first time."""
 
     def __init__(self, rows: StoredRows, checks: BlockChecks) -> None:
-        self.leaf, self.count = rows.leaf, rows.count
-        self._rows, self._checks = rows, checks
+        super().__init__(rows)
+        self._checks = checks
         codec = codec_of(rows.leaf)
         self._left = {codec.path(name) for name in codec.appended}
 
-    def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
-        self._check(first.numpy(), length)
-        return self._rows.windows(first, length)
-
-    def take(self, index: torch.Tensor) -> torch.Tensor:
-        self._check(index.numpy(), 1)
-        return self._rows.take(index)
-
-    def block(self, start: int, stop: int) -> torch.Tensor:
-        self._check(np.array([start]), stop - start)
-        return self._rows.block(start, stop)
-
-    def _check(self, first: np.ndarray, length: int) -> None:
+    def _read(self, first: np.ndarray, length: int, read: Callable[[], torch.Tensor]) -> torch.Tensor:
         if self._left and len(first) and length > 0:
             for path, starts, stops in self._rows.extents(first, length):
                 self._checks.check(path, starts, stops)
                 if self._checks.is_done(path):
                     self._left.discard(path)
+        return read()

@@ -191,6 +191,23 @@ def check_leaves(folder: Path, manifest: Manifest, names: Collection[str]) -> No
                 raise DamagedDatasetError(f"{folder / path} has a checksum mismatch", hint=verify_hint(folder))
 
 
+def find_damage(path: Path, ranges: Sequence[Sequence[Any]]) -> str | None:
+    """How a file differs from its ``ranges`` (length, crc32c) in the manifest, None if it does not."""
+    expected = sum(length for length, _ in ranges)
+    try:
+        found = path.stat().st_size
+    except OSError:
+        return "file missing"
+    if found != expected:
+        return f"{found} bytes, expected {expected}"
+    try:
+        for begin, length in damaged_ranges(path, ranges):
+            return f"checksum mismatch, bytes {begin}-{begin + length}"
+    except OSError as error:  # a pipe or folder, or a failing disk
+        return f"cannot be read: {error.strerror}"
+    return None
+
+
 def _where(manifest: Manifest, checksums: BlockChecksums, block: Block) -> str:
     """Which bytes a block is and, where the ranges of a file are parts, the source objects that they were made from."""
     codecs = [codec_of(leaf) for leaf in manifest.schema.states]

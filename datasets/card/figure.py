@@ -169,7 +169,11 @@ def add_scores(axes: Axes, found: Overview) -> None:
     """An axis on the right with the normalised scores of the returns, where the reference returns are known."""
     if found.reference:
         low, span = found.reference.low, (found.reference.high - found.reference.low) / 100
-        scores = axes.secondary_yaxis("right", functions=(found.reference.normalize, lambda s: low + s * span))
+
+        def to_return(score: Any) -> Any:
+            return low + score * span
+
+        scores = axes.secondary_yaxis("right", functions=(found.reference.normalize, to_return))
         scores.spines["right"].set_visible(True)
         scores.set_ylabel("normalised score")
 

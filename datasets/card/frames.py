@@ -199,7 +199,7 @@ def draw_sheet(dataset: Dataset, strips: Sequence[Strip]) -> Image:
     return sheet
 
 
-def encode(image: Image, suffix: str) -> bytes:
+def encode_image(image: Image, suffix: str) -> bytes:
     """The sheet in the format of a file's suffix, with the mark of rbdata where the format has room for it."""
     from PIL import Image as images
     from PIL.PngImagePlugin import PngInfo

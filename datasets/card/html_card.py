@@ -177,7 +177,7 @@ def _elements(actions: Sequence[Distribution]) -> str:
 def _frames(folder: Path) -> str:
     """Frames of a few episodes, or nothing for a dataset without frames."""
     from ...storage.dataset import Dataset
-    from .frames import choose_strips, describe_strip, encode, enlarged, frame_leaf, read_pictures
+    from .frames import choose_strips, describe_strip, encode_image, enlarged, frame_leaf, read_pictures
 
     dataset = Dataset(folder)
     try:
@@ -189,7 +189,7 @@ def _frames(folder: Path) -> str:
         images = []
         for step, one in zip(strip.steps, read_pictures(dataset, leaf, strip.steps)):
             small = enlarged(one, _SIDE) if max(one.size) > _SIDE else one
-            data = base64.b64encode(encode(small, ".png")).decode()
+            data = base64.b64encode(encode_image(small, ".png")).decode()
             images.append(f'<img alt="step {step - strip.first}" src="data:image/png;base64,{data}">')
         caption = escape(describe_strip(dataset, strip))
         strips.append(f'<figcaption>{caption}</figcaption><div class="strip">{"".join(images)}</div>')

@@ -1,7 +1,7 @@
 """A dataset at a glance: how its episodes ended, the distributions of returns, lengths, rewards and actions, returns over time.
 
 Figures, cards and the command line draw these numbers. The work is bounded whatever the size of the dataset: above
-``MOST_EPISODES`` and ``MOST_STEPS``, evenly spaced blocks of rows are read, and `Overview` states how many. A histogram counts
+``MOST_EPISODES`` and ``MOST_STEPS``, evenly spaced ranges of rows are read, and `Overview` states how many. A histogram counts
 few distinct values one by one, others in bins of equal width.
 """
 
@@ -121,8 +121,8 @@ def _listed(finite: np.ndarray, choices: Sequence[float]) -> dict[float, int]:
 
 # -- the overview --------------------------------------------------------------------------------------------------------
 
-#: Most rows that are read, and the number of blocks they are read in.
-MOST_EPISODES, MOST_STEPS, BLOCKS = 1 << 18, 1 << 16, 256
+#: Most rows that are read, and the number of ranges they are read in.
+MOST_EPISODES, MOST_STEPS, SAMPLE_RANGES = 1 << 18, 1 << 16, 256
 #: Elements of an action that are counted; those behind them are left out.
 _MOST_ELEMENTS = 32
 #: Choices of a discrete action that are listed even where none of them occurs.
@@ -200,8 +200,8 @@ def overview(folder: Path, manifest: Manifest, table: EpisodeTable, rows: Mappin
     bounds: Mapping[str, LeafBounds] = {}
     with suppress(SchemaError):  # spaces only tell which choices do not occur
         bounds = leaf_bounds(manifest.schema, manifest.spaces)
-    few = [slice(*ends) for ends in blocks(len(table), MOST_EPISODES)]
-    ranges = blocks(manifest.steps, MOST_STEPS)
+    few = [slice(*ends) for ends in sample_ranges(len(table), MOST_EPISODES)]
+    ranges = sample_ranges(manifest.steps, MOST_STEPS)
 
     def distribution(leaf: Leaf) -> Distribution:
         size = math.prod(leaf.shape)
@@ -251,12 +251,12 @@ def _scores(reference: ReferenceScores, manifest: Manifest, table: EpisodeTable)
     return {name: float(reference.normalize(statistics[name])) for name in names}, len(table) - count
 
 
-def blocks(count: int, most: int) -> list[tuple[int, int]]:
+def sample_ranges(count: int, most: int) -> list[tuple[int, int]]:
     """Evenly spaced ranges ``(start, stop)`` of at most ``most`` rows out of ``count`` together; all rows where they fit."""
     if count <= most:
         return [(0, count)] if count else []
-    size = most // BLOCKS
-    return [(start, start + size) for start in np.linspace(0, count - size, BLOCKS).astype(np.int64).tolist()]
+    size = most // SAMPLE_RANGES
+    return [(start, start + size) for start in np.linspace(0, count - size, SAMPLE_RANGES).astype(np.int64).tolist()]
 
 
 def _read(
@@ -321,7 +321,7 @@ def return_series(table: EpisodeTable, most: int) -> ReturnSeries:
         low = mean = high = np.where(np.isfinite(returns), returns, np.nan)
         steps = np.asarray(ends)
     else:
-        pieces = blocks(len(table), MOST_EPISODES)
+        pieces = sample_ranges(len(table), MOST_EPISODES)
         if len(pieces) == 1:
             bounds = np.linspace(0, len(table), min(most, PIECES) + 1).astype(np.int64).tolist()
             pieces = list(pairwise(bounds))

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ... import settings
 from ...errors import (
@@ -25,8 +24,8 @@ from ...errors import (
     TransientFetchError,
     UnknownDatasetError,
 )
-from ...storage.checksums import damaged_ranges
 from ...storage.folder import JOURNAL, DatasetPlace, check_id, free_bytes, remove_tree
+from ...storage.integrity import find_damage
 from ...storage.manifest import FILENAME, LARGEST_MANIFEST, Manifest, parse_manifest, write_manifest
 from ...storage.writer import DatasetWriter, fingerprint, finished_parts
 from .. import catalogue
@@ -264,20 +263,3 @@ def check_size(item: RemoteObject, manifest: Manifest, name: str) -> RemoteObjec
     if item.size is not None and item.size != size:
         raise ChecksumError(f"{item.url}: {item.size} bytes, expected {size}", hint=_DAMAGED_MIRROR)
     return replace(item, size=size)
-
-
-def find_damage(path: Path, ranges: list[list[Any]]) -> str | None:
-    """How a file differs from its ``ranges`` (length, crc32c) in the manifest, None if it does not."""
-    expected = sum(length for length, _ in ranges)
-    try:
-        found = path.stat().st_size
-    except OSError:
-        return "file missing"
-    if found != expected:
-        return f"{found} bytes, expected {expected}"
-    try:
-        for begin, length in damaged_ranges(path, ranges):
-            return f"checksum mismatch, bytes {begin}-{begin + length}"
-    except OSError as error:  # a pipe or folder, or a failing disk
-        return f"cannot be read: {error.strerror}"
-    return None

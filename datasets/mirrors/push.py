@@ -28,6 +28,7 @@ from ...errors import (
     ObjectNotFoundError,
     UsageError,
 )
+from ...storage.integrity import find_damage
 from ...storage.manifest import FILENAME, Manifest, read_manifest
 from ...storage.snapshot import Pin, pinned
 from .. import catalogue, local
@@ -35,7 +36,7 @@ from ..fetch import FetchOptions, open_location
 from ..fetch.upload import LocalFile, Uploader, open_uploader, upload
 from ..ingest.protocol import ConvertOptions
 from ..ingest.raw_files import FOLDER as RAW_FOLDER
-from .pull import fetch_manifest, find_damage
+from .pull import fetch_manifest
 
 CONNECTIONS = 4
 

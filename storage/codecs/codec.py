@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -56,6 +56,26 @@ class StoredRows(Rows, Protocol):
         Each file's bytes are read before the next file's are requested, so they must be present then; the rows' own file
         (``Codec.path("blob")``) comes last. Raises DamagedDatasetError.
         """
+
+
+class GuardedRows(ABC):
+    """Stored rows whose bytes are made ready (fetched, checked) before they are read. A derived class defines `_read`."""
+
+    def __init__(self, rows: StoredRows) -> None:
+        self.leaf, self.count, self._rows = rows.leaf, rows.count, rows
+
+    def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
+        return self._read(first.numpy(), length, lambda: self._rows.windows(first, length))
+
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        return self._read(index.numpy(), 1, lambda: self._rows.take(index))
+
+    def block(self, start: int, stop: int) -> torch.Tensor:
+        return self._read(np.array([start]), stop - start, lambda: self._rows.block(start, stop))
+
+    @abstractmethod
+    def _read(self, first: np.ndarray, length: int, read: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """``read()``, once the bytes of ``length`` rows from each of ``first`` are ready."""
 
 
 class Sink(Protocol):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from ..amounts import plural
 from ..amounts import size as amount
 from ..block_checksums import BlockChecksums
 from ..codecs import codec_of
-from ..codecs.codec import Rows, StoredRows
+from ..codecs.codec import GuardedRows, Rows, StoredRows
 from ..dataset import Dataset
 from ..episodes import FOLDER as EPISODES
 from ..episodes import EpisodeTable, open_episodes
@@ -28,22 +28,14 @@ from ..memory_map import keep_freed_memory
 from .block_cache import BlockCache, RemoteFiles
 from .cache_folder import check_room, layout_of, open_session
 
-T = TypeVar("T")
 
-
-class _RemoteRows:
+class _RemoteRows(GuardedRows):
     """As ``rows``, which a codec opened on the folder of a cache. Raises as `BlockCache.hold` when rows are read."""
 
     def __init__(self, rows: StoredRows, cache: BlockCache) -> None:
-        self.leaf, self.count = rows.leaf, rows.count
-        self._rows, self._cache = rows, cache
+        super().__init__(rows)
+        self._cache = cache
         self._file = codec_of(rows.leaf).path("blob")
-
-    def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
-        return self._read(first.numpy(), length, lambda: self._rows.windows(first, length))
-
-    def take(self, index: torch.Tensor) -> torch.Tensor:
-        return self._read(index.numpy(), 1, lambda: self._rows.take(index))
 
     def block(self, start: int, stop: int) -> torch.Tensor:
         # A copy: what a view shows may be evicted.
@@ -60,7 +52,9 @@ class _RemoteRows:
             if path == self._file:
                 return found
 
-    def _read(self, first: np.ndarray, length: int, read: Callable[[], T], *, again: bool = True) -> T:
+    def _read(
+        self, first: np.ndarray, length: int, read: Callable[[], torch.Tensor], *, again: bool = True
+    ) -> torch.Tensor:
         if self._cache.finished or not len(first) or length < 1:
             return read()
         found = np.empty(0, np.int64)

@@ -7,7 +7,7 @@ from io import BytesIO
 import numpy as np
 import pytest
 from PIL import Image
-from rbdata.datasets.card.frames import animate, choose_strips, draw_sheet, encode, enlarged, frame_leaf, picture
+from rbdata.datasets.card.frames import animate, choose_strips, draw_sheet, encode_image, enlarged, frame_leaf, picture
 from rbdata.datasets.card.target import MARK
 from rbdata.errors import UsageError
 from rbdata.storage.dataset import Dataset
@@ -74,7 +74,7 @@ def test_the_sheet(dataset):
     sheet = draw_sheet(dataset, choose_strips(dataset, [1, 2]))
     assert sheet.mode == "RGB" and sheet.width > 8 * 140
     for suffix in (".png", ".jpg", ".webp", ".gif"):
-        data = encode(sheet, suffix)
+        data = encode_image(sheet, suffix)
         assert MARK.encode() in data
         assert Image.open(BytesIO(data)).size == sheet.size
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rbdata.datasets.card.overview import MOST_STEPS, Overview, blocks, overview
+from rbdata.datasets.card.overview import MOST_STEPS, Overview, overview, sample_ranges
 from rbdata.errors import DamagedDatasetError
 from rbdata.storage.episodes import open_episodes
 from rbdata.storage.manifest import read_manifest
@@ -71,7 +71,7 @@ def test_what_the_source_states(folder):
 
 @pytest.mark.parametrize("count", [0, 1, MOST_STEPS, MOST_STEPS + 1, 50_000_000])
 def test_blocks_are_few_and_cover_both_ends(count):
-    found = blocks(count, MOST_STEPS)
+    found = sample_ranges(count, MOST_STEPS)
     assert sum(stop - start for start, stop in found) == min(count, MOST_STEPS)
     assert not found or (found[0][0], found[-1][1]) == (0, count)
 
