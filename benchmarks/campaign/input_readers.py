@@ -283,27 +283,55 @@ def _read_api(data: bytes, folder: Path) -> None:
 # -- whole conversions -------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Counted:
+    """Columns that are counted, and written nowhere."""
+
+    schema: Any
+
+    def __call__(self) -> Any:
+        from rbdata.storage.writer import ColumnWriter
+
+        class Columns(ColumnWriter):
+            def close(self) -> Any:
+                return {"rows": [self.rows]}
+
+        return Columns(None, self.schema)
+
+
+@dataclass(frozen=True)
+class _Unwritten:
+    """Reads the rows of a part."""
+
+    part: Any
+    leaves: Any
+
+    def __call__(self, on_block: Any) -> Any:
+        for _ in self.part.blocks(self.leaves, 1):
+            pass
+
+
 def convert(source: str, path: Path, **extra: Any) -> Any:
     """Plan a conversion and read all of its rows, as a download does, into nothing."""
     from rbdata.datasets.catalogue import load_source
     from rbdata.datasets.fetch.transports import open_raw
     from rbdata.datasets.ingest.protocol import ConvertOptions
-    from rbdata.storage.writer import ColumnWriter
+    from rbdata.datasets.ingest.raw_reading import RawReading
 
     job = load_source(source).open_folder(open_raw(path), ConvertOptions(extra=extra))
     files = {item.url: Path(item.url) for item in job.files()}
-    job.inspect_files(files)
-    columns = ColumnWriter(None, job.schema)
-    plan = job.plan(columns, files, lambda done, total: None)
-    plan.episodes.check()
-    if plan.episodes.steps != columns.rows:
-        raise Wrong(f"{columns.rows} rows, and episodes of {plan.episodes.steps} steps")
-    if job.bulk:
-        job.sample_rows()
-        leaves = [leaf for leaf in job.schema if leaf.name in job.bulk]
-        for part in job.row_sources():
-            for _ in part.blocks(leaves, 1):
-                pass
+    with RawReading(job, files) as reading:
+        reading.inspect()
+        counted = _Counted(job.schema)
+        plan, rows = reading.plan(counted, lambda done, total: None)
+        plan.episodes.check()
+        if [plan.episodes.steps] != rows["rows"]:
+            raise Wrong(f"{rows} rows, and episodes of {plan.episodes.steps} steps")
+        if job.bulk:
+            reading.sample_rows()
+            leaves = [leaf for leaf in job.schema if leaf.name in job.bulk]
+            for part in job.row_sources():
+                reading.fill(_Unwritten(part, leaves), lambda *_: None)
     json.dumps([job.about(), plan.spaces, plan.notes, plan.counts])
     return plan
 
@@ -473,10 +501,17 @@ def _parquet_corpus(folder: Path) -> Corpus:
 
 
 def _read_parquet(data: bytes, folder: Path) -> None:
-    from rbdata.datasets.formats.parquet import Reader
+    from rbdata.datasets.workers.sandbox import RawFiles, Sandbox
 
     (folder / "x.parquet").write_bytes(data)
-    reader = Reader(folder / "x.parquet", "x", {"class": ("a0", "a1", "a2")})
+    with Sandbox(folder / "x.parquet", RawFiles("x.parquet", len(data)), ["pyarrow.parquet"]) as sandbox:
+        sandbox.call(_read_table)
+
+
+def _read_table(path: Path, _: Any) -> None:
+    from rbdata.datasets.formats.parquet import Reader
+
+    reader = Reader(path, "x", {"class": ("a0", "a1", "a2")})
     for block in reader.blocks():
         _check_codes(reader.attributes, block)
 

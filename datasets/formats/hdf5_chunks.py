@@ -127,7 +127,8 @@ def filters_of(properties: Any) -> tuple[int, ...]:
 
 
 def check_chunks(array: Any, what: str) -> None:
-    """Refuse chunks that are, or that HDF5 would unpack into, more or less than a chunk holds.
+    """Refuse chunks that are, or that HDF5 would unpack into, more or less than a chunk holds: it fills up what is missing with
+    whatever is in memory there.
 
     Raises CorruptSourceError that names ``what``. Arrays that `Rows` unpacks need no proof: it never unpacks more.
     """
@@ -140,19 +141,15 @@ def check_chunks(array: Any, what: str) -> None:
         known = "shuffle, fletcher32, and deflate or lzf"
         message = f"{what} is packed by HDF5's filters {list(filters)}, of which only {known} are read"
         raise CorruptSourceError(message, hint="repack it: h5repack -f GZIP=4 IN OUT")
-    size, stored = math.prod(chunks) * _cell_bytes(array), array.get_storage_size()
-    if filters and size > most_unpacked(stored):
-        raise CorruptSourceError(f"{what} has chunks of {size} bytes, but holds {stored} bytes")
+    size = math.prod(chunks) * _cell_bytes(array)
     places: list[tuple[tuple[int, ...], int]] = []
     array.chunk_iter(lambda info: places.append((info.chunk_offset, info.size)))
     for offset, held in places:
         # Of texts inside of others h5py says another size than they have; they are not read.
-        if held > stored or (not filters and held != size and not isinstance(array.get_type(), h5t.TypeCompoundID)):
+        if not filters and held != size and not isinstance(array.get_type(), h5t.TypeCompoundID):
             raise CorruptSourceError(f"{what}, the chunk at {offset} claims {held} bytes instead of {size}")
     if not filters or filters_unpacked_here(array) is not None:
         return
-    if _LZF in filters and max(properties.get_filter_by_id(_LZF)[1][2:3], default=0) > size:  # what it allocates first
-        raise CorruptSourceError(f"{what} states another size of its chunks to lzf than {size} bytes")
     for offset, _ in places:
         mask, data = array.read_direct_chunk(offset)
         applied = [filter for number, filter in enumerate(filters) if not mask >> number & 1]
@@ -168,18 +165,6 @@ def _cell_bytes(array: Any) -> int:
 
     kind = array.get_type()
     return 16 if isinstance(kind, h5t.TypeStringID) and kind.is_variable_str() else int(kind.get_size())
-
-
-def unpack_chunk(array: Any, offset: tuple[int, ...], where: str) -> bytes:
-    """The bytes of one chunk of an array (``h5py.h5d.DatasetID``) that was written."""
-    properties = array.get_create_plist()
-    mask, data = array.read_direct_chunk(offset)
-    applied = [filter for number, filter in enumerate(filters_of(properties)) if not mask >> number & 1]
-    if not set(applied) <= {_DEFLATE, _SHUFFLE}:
-        raise CorruptSourceError(f"{where}: texts are packed by HDF5's filters {applied}, which is not read")
-    width = _cell_bytes(array)
-    plain = _unpacked(data, math.prod(properties.get_chunk()) * width, applied, where)
-    return np.frombuffer(plain, np.uint8).reshape(width, -1).T.tobytes() if _SHUFFLE in applied else bytes(plain)
 
 
 def _unpacked(data: Any, size: int, filters: list[int], where: str) -> Any:

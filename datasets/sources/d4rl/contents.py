@@ -24,9 +24,8 @@ import numpy as np
 from ....errors import CorruptSourceError
 from ....storage.checksums import crc32c
 from ....storage.leaf import DTYPES
-from ...formats.hdf5_checks import DEEPEST, check_lengths, check_storage, damage_reported, read_attributes
+from ...formats.hdf5_checks import DEEPEST, attributes, check_storage, damage_reported
 from ...formats.hdf5_chunks import Rows
-from ...formats.hdf5_headers import Headers
 from ...formats.limits import LARGEST_ROW, check_row_bytes, check_rows
 from ...ingest.casts import LossyCastError, cast
 
@@ -84,8 +83,7 @@ def survey(file: h5py.File, name: str) -> Contents:
 
     Raises CorruptSourceError for what is missing, has the wrong length, dtype or shape, or points outside the file.
     """
-    headers = Headers.of(Path(file.filename), name)
-    found = dict(_walk(file, headers, name))
+    found = dict(_walk(file, name))
     missing = [key for key in REQUIRED if key not in found]
     if missing:
         there = ", ".join(sorted(found)[:12]) or "nothing"
@@ -93,7 +91,7 @@ def survey(file: h5py.File, name: str) -> Contents:
         raise CorruptSourceError(message, hint=f"it holds {there}")
     size, stored = file.id.get_filesize(), 0
     for path, dataset in found.items():
-        stored += check_storage(dataset.id, headers, f"{name}: {path}", least=1 << 16, size=size)
+        stored += check_storage(dataset.id, f"{name}: {path}", least=1 << 16, size=size)
     if stored > size:
         raise CorruptSourceError(f"{name}: its arrays claim {stored} bytes of a file that has {size}")
     shape = found["observations"].shape
@@ -120,7 +118,7 @@ def survey(file: h5py.File, name: str) -> Contents:
         else:
             contents.left_out[path] = why
     check_row_bytes(sum(one.row_bytes for one in (*contents.arrays.values(), *contents.infos)), name)
-    for key, value in read_attributes(file, name, size).items():
+    for key, value in attributes(file).items():
         contents.metadata[f"attributes/{key}"] = _plain(np.asarray(value))
     return contents
 
@@ -134,11 +132,10 @@ def flags(file: h5py.File, name: str, key: str) -> np.ndarray:
         raise CorruptSourceError(f"{name}: {key} of row {error.row} is {error.value}") from error
 
 
-def _walk(file: h5py.File, headers: Headers, name: str) -> Iterator[tuple[str, h5py.Dataset]]:
+def _walk(file: h5py.File, name: str) -> Iterator[tuple[str, h5py.Dataset]]:
     """Every dataset with its path, in order; refuses links."""
     import h5py
 
-    headers.check_root()  # nothing of it may belong to another object
     seen: set[Any] = set()
     arrays: set[Any] = set()
     count = 0
@@ -153,7 +150,6 @@ def _walk(file: h5py.File, headers: Headers, name: str) -> Iterator[tuple[str, h
             if not isinstance(group.get(key, getlink=True), h5py.HardLink):
                 message = f"{name}: {path} is a link to somewhere else, which is not followed"
                 raise CorruptSourceError(message, hint="D4RL files have none: use another mirror (--mirror)")
-            headers.check(group.id.links.get_info(key.encode(errors="surrogateescape")).u)
             item = group[key]
             if isinstance(item, h5py.Group):
                 if item.id not in seen:  # a group may contain itself
@@ -202,9 +198,6 @@ def _metadata(dataset: h5py.Dataset, name: str) -> Any:
         return None
     if dataset.nbytes > _LARGEST_METADATA or (dataset.size > _FEW and dataset.dtype.hasobject):
         return {"shape": list(dataset.shape), "dtype": str(dataset.dtype)}
-    if dataset.dtype.hasobject:
-        rows, size = len(dataset) if dataset.shape else 1, dataset.file.id.get_filesize()
-        check_lengths(dataset.id, 0, rows, size, f"{name}: {dataset.name}")
     if dataset.dtype.hasobject and dataset.shape:  # texts one by one: each may be as long as the file
         texts = [_plain(np.asarray(dataset[place])) for place in np.ndindex(dataset.shape)]
         return np.array(texts, object).reshape(dataset.shape).tolist()

@@ -18,7 +18,6 @@ from ....errors import ChecksumError, CorruptSourceError, SchemaError
 from ....storage.schema import clean_keys
 from ....storage.writer import ColumnWriter
 from ...fetch import Location, RemoteObject, resolve
-from ...formats.hdf5_checks import check_structure
 from ...ingest import trajectories
 from ...ingest.protocol import ConvertOptions, PartSpec, Plan, RawObject
 from ...ingest.spaces import TakenKeys
@@ -103,7 +102,6 @@ class D4rlJob(WholeFileJob):
         self._look(self.item.url)
 
     def _look(self, name: str) -> None:
-        check_structure(self.path, name)
         with hdf5.opened(self.path, name) as file:
             contents = hdf5.survey(file, name)
             terminals = hdf5.flags(file, name, "terminals")

@@ -23,16 +23,8 @@ from typing import Any
 import numpy as np
 
 from ....errors import CorruptSourceError
-from ...formats.hdf5_checks import (
-    DEEPEST,
-    check_lengths,
-    check_storage,
-    check_structure,
-    damage_reported,
-    read_attributes,
-)
+from ...formats.hdf5_checks import DEEPEST, attributes, check_storage, damage_reported
 from ...formats.hdf5_chunks import Rows, plain_bools
-from ...formats.hdf5_headers import Headers
 from ...formats.jpeg import frame_shape, is_jpeg
 from ...formats.limits import check_row_bytes
 from ...ingest.spaces import Json
@@ -58,14 +50,12 @@ class Hdf5Reader:
         self._name = data.name
         path = data.files[FILE]
         self._size, self._stored = path.stat().st_size, 0
-        if not data.checked:
-            check_structure(path, self._name)
         with self._sound():
             self._file = h5py.File(h5py.h5f.open(bytes(path), h5py.h5f.ACC_RDONLY, self._access()))
             try:
-                self._headers = None if data.checked else Headers.of(path, self._name)
-                if self._headers:
-                    self._check_links(self._headers)
+                self._checked = data.checked
+                if not self._checked:
+                    self._check_links()
                 numbers = (_EPISODE.fullmatch(name) for name in self._file)
                 self.episodes = sorted(int(match[1]) for match in numbers if match)
             except BaseException:
@@ -95,7 +85,7 @@ class Hdf5Reader:
     def attributes(self) -> Metadata:
         """Metadata as they were kept before 0.5."""
         with self._sound():
-            return metadata_from(read_attributes(self._file, self._name, self._size), self._name)
+            return metadata_from(attributes(self._file), self._name)
 
     def steps(self, episode: int) -> int:
         with self._sound():
@@ -151,8 +141,6 @@ class Hdf5Reader:
         dataset, values, total = self._h5py.Dataset(array), list[bytes](), 0
         width = math.prod(array.shape[1:]) * array.dtype.itemsize
         size = _AT_ONCE if array.dtype.hasobject else max(1, _BYTES_AT_ONCE // width)
-        if array.dtype.hasobject:
-            check_lengths(array, low, high, self._size, f"{self._name}: {dataset.name}")
         for first in range(low, high, size):
             rows = dataset[first : min(first + size, high)]
             read = [row.tobytes() if kind == "jpeg" else _text(row) for row in rows]
@@ -168,28 +156,17 @@ class Hdf5Reader:
 
     # -- finding -------------------------------------------------------------------------------------------------------
 
-    def _check_links(self, headers: Headers) -> None:
-        """Refuse links to anywhere, and second ones to the same object: a small file could list a million episodes.
-
-        Headers are looked through before HDF5 goes into them.
-        """
+    def _check_links(self) -> None:
+        """Refuse links to anywhere, and second ones to the same object: a small file could list a million episodes."""
         hard, seen = self._h5py.h5l.TYPE_HARD, {self._h5py.h5o.get_info(self._file.id).addr}
-        refused: list[Exception] = []
-        headers.check_root()  # nothing of it may belong to another object
 
         def look(name: bytes, info: Any) -> bytes | None:
             if info.type != hard or name.count(b"/") > DEEPEST or info.u in seen:
                 return name
             seen.add(info.u)
-            try:
-                headers.check(info.u)
-            except Exception as error:  # which h5py makes a SystemError of
-                refused.append(error)
-            return name if refused else None
+            return None
 
         found = self._file.id.links.visit(look, info=True)
-        if refused:
-            raise refused[0]
         if found is not None:
             message = (
                 f"{self._name}: {found.decode(errors='replace')} is a link to somewhere else, which is not followed"
@@ -212,9 +189,8 @@ class Hdf5Reader:
                 raise CorruptSourceError(message, hint="the file does not hold what its spaces say") from error
             if not isinstance(array, self._h5py.h5d.DatasetID):
                 raise CorruptSourceError(f"{self._name}: {path} is a group, its space says an array")
-            if self._headers:
-                what = f"{self._name}: {path}"
-                self._stored += check_storage(array, self._headers, what, least=1 << 16, size=self._size)
+            if not self._checked:
+                self._stored += check_storage(array, f"{self._name}: {path}", least=1 << 16, size=self._size)
                 if self._stored > _MOST_VALUES + 2 * self._size:
                     raise CorruptSourceError(f"{self._name}: arrays share their bytes ({path})")
                 if not array.shape and place[0] != "infos":
