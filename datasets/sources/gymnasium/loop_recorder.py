@@ -12,11 +12,15 @@ Every episode that ends is in a log at once (`loop_job.EpisodeLog`); closing mak
 
 from __future__ import annotations
 
+import copy
 import os
+import warnings
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from inspect import signature
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal, overload
 from weakref import finalize
 
@@ -27,7 +31,15 @@ from gymnasium.vector.utils import iterate
 from typing_extensions import TypedDict, Unpack
 
 from .... import settings
-from ....errors import DatasetBusyError, DatasetExistsError, RbdataError, UnfinishedDatasetError, UsageError, reason
+from ....errors import (
+    DatasetBusyError,
+    DatasetExistsError,
+    RbdataError,
+    UnfinishedDatasetError,
+    UsageError,
+    is_interrupt,
+    reason,
+)
 from ....storage.folder import JOURNAL, DatasetPlace, make_writable
 from ....storage.journal import Journal
 from ....storage.keywords import with_options
@@ -39,10 +51,12 @@ from .environments import check_name, join_name
 from .leaf_rows import LeafRows, first_observation, to_end, to_reward
 from .loop_job import LOG, EpisodeLog, LoopJob, Piece
 from .participants import PYTHON, changes_of_environment, describe_environment
-from .policy import checked
+from .policy import checked, seeded
 from .recording import CUT, TRUNCATED
 
-_OVERWRITTEN = "return a copy from the environment's step, or use another autoreset mode than same-step"
+_OVERWRITTEN = 'put a copy into infos["final_obs"], or use another autoreset mode than same-step'
+#: After how many steps an environment is reset, to see whether the reset changes what the last step returned.
+_TRIED_STEPS = (1, 3, 10)
 #: The locks of the recorders that are open, with the process that opened them.
 _open: dict[str, int] = {}
 #: Bytes of rows of an episode that are kept in memory.
@@ -109,20 +123,12 @@ class _Lane:
         elif self._bytes > _PIECE_BYTES and len(self._rewards) > 1:
             self._write(0)
 
-    def check_final(self, final: Any, first: Any, name: str) -> None:
-        """Raise RbdataError where the reset seems to have overwritten the final observation in another process.
-
-        Its memory cannot be seen here. So every array that the last step changed, and that now equals the first one of the next
-        episode, counts as overwritten.
-        """
-        leaves = self._tape.job.observation
-        rows = (self._copied(leaves, final), self._copied(leaves, first), [rows[-1] for rows in self._rows])
-        changed = [(end, begin) for end, begin, last in zip(*rows) if end.ndim and not np.array_equal(end, last)]
-        if changed and all(np.array_equal(end, begin) for end, begin in changed):
-            message = (
-                f"the final observation of {name} equals the first one of the next episode: the reset overwrote it"
-            )
-            raise RbdataError(message, hint=_OVERWRITTEN)
+    def lies_in(self, holder: Any, final: Any, first: Any) -> bool:
+        """Whether an array of the final observation is memory of ``holder``, and equals that of the next episode's first."""
+        leaves, pick = self._tape.job.observation, self._tape.values.pick
+        rows = zip(leaves, self._copied(leaves, final), self._copied(leaves, first))
+        same = [pick(leaf, final) for leaf, end, begin in rows if end.tobytes() == begin.tobytes()]
+        return bool(same) and (any(map(_is_foreign, _arrays(same))) or _shares_memory(same, _held_arrays(holder)))
 
     def cut(self) -> None:
         """The recording ends here."""
@@ -394,6 +400,8 @@ class VectorRecorder(gymnasium.vector.VectorWrapper):
     def __init__(self, env: gymnasium.vector.VectorEnv, **options: Unpack[RecorderOptions]) -> None:
         super().__init__(env)
         self._mode = _autoreset_mode(env)
+        if self._mode == AutoresetMode.SAME_STEP and isinstance(env.unwrapped, gymnasium.vector.AsyncVectorEnv):
+            _check_final_observations(env.unwrapped)
         self._tape: Tape | None = Tape(env, env.num_envs, **options)
         finalize(self, self._tape.abandon_if_open).atexit = False
         self.dataset_id = self._tape.place.id
@@ -428,16 +436,18 @@ class VectorRecorder(gymnasium.vector.VectorWrapper):
             for lane, one in zip(lanes, iterate(self.env.action_space, stacked))
         ]
         with self._cutting(self._tape):
-            observations, rewards, terminated, truncated, info = self.env.step(actions)
+            with self._final_observations_copied():
+                observations, rewards, terminated, truncated, info = self.env.step(actions)
             for i, (lane, observation) in enumerate(zip(lanes, self._each(observations))):
                 if not lane.is_open:
                     if self._mode == AutoresetMode.NEXT_STEP:
                         lane.begin(observation)
                     continue
                 at_once = self._mode == AutoresetMode.SAME_STEP and bool(terminated[i] or truncated[i])
-                final = self._final(info, i, observations) if at_once else observation
-                if at_once and isinstance(self.env.unwrapped, gymnasium.vector.AsyncVectorEnv):
-                    lane.check_final(final, observation, f"environment {i} of {self.dataset_id}")
+                final = observation
+                if at_once:
+                    final = self._final(info, i)
+                    self._check_memory(lane, i, final, observation, observations)
                 lane.step(taken[i], final, rewards[i], terminated[i], truncated[i])
                 if at_once:
                     lane.begin(observation)
@@ -452,26 +462,104 @@ class VectorRecorder(gymnasium.vector.VectorWrapper):
             self._must_reset = True
             raise
 
-    def _final(self, info: Any, number: int, returned: Any) -> Any:
-        """The final observation of an environment that was reset in the same step; ``returned``: the observations of all."""
+    @contextmanager
+    def _final_observations_copied(self) -> Iterator[None]:
+        """A `SyncVectorEnv` resets environments in the step that ends an episode: what they returned is copied before."""
+        several = self.env.unwrapped
+        if self._mode != AutoresetMode.SAME_STEP or not isinstance(several, gymnasium.vector.SyncVectorEnv):
+            yield
+            return
+        envs = several.envs
+        envs[:] = map(_CopiesFinal, envs)
+        try:
+            yield
+        finally:
+            envs[:] = [one.env if isinstance(one, _CopiesFinal) else one for one in envs]
+
+    def _final(self, info: Any, number: int) -> Any:
+        """The final observation of an environment that was reset in the same step."""
         try:  # infos are a dictionary of arrays, or with Gymnasium's DictInfoToList a list of dictionaries
-            final = info["final_obs"][number] if isinstance(info, dict) else info[number]["final_obs"]
+            return info["final_obs"][number] if isinstance(info, dict) else info[number]["final_obs"]
         except (KeyError, IndexError, TypeError) as error:
             message = (
                 f"environment {number} of {self.dataset_id} was reset in the step, and its infos have no final_obs"
             )
             hint = 'put the final observation into infos["final_obs"][number], or use another autoreset mode than same-step'
             raise RbdataError(message, hint=hint) from error
-        held = getattr(self.env.unwrapped, "_env_obs", None)  # of a SyncVectorEnv: what its environments returned last
-        if (held is not None and _shares_memory(final, held[number])) or _shares_memory(final, returned):
+
+    def _check_memory(self, lane: _Lane, number: int, final: Any, first: Any, returned: Any) -> None:
+        """Raise RbdataError where the reset has overwritten the final observation: it lies in the memory of what the step
+        ``returned``, or in that of the vector environment, which now holds the first one of the next episode.
+        """
+        several = self.env.unwrapped
+        is_elsewhere = isinstance(several, gymnasium.vector.AsyncVectorEnv)  # was tried when the recorder was made
+        if _shares_memory(final, returned) or (not is_elsewhere and lane.lies_in(several, final, first)):
             message = (
                 f"environment {number} of {self.dataset_id} reuses its observation: the reset overwrote the final one"
             )
             raise RbdataError(message, hint=_OVERWRITTEN)
-        return final
 
     def _each(self, observations: Any) -> Any:
         return iterate(self.env.observation_space, observations)
+
+
+class _CopiesFinal:
+    """An environment whose last observation of an episode is a copy, which no reset changes."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.env, name)
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if terminated or truncated:
+            observation = copy.deepcopy(observation)
+        return observation, reward, terminated, truncated, info
+
+
+def _check_final_observations(several: gymnasium.vector.AsyncVectorEnv) -> None:
+    """Raise UsageError where the environments reset themselves in other processes, and overwrite the final observation.
+
+    The memory there cannot be seen. So one environment of each kind is made once more here, and tried.
+    """
+    hint = "use another autoreset mode than same-step, a SyncVectorEnv, or return a copy from the environment's step"
+    kinds = dict(zip(several.call("__str__"), several.env_fns))
+    for kind, make in kinds.items():
+        try:
+            overwrites = _reset_overwrites(make)
+        except BaseException as problem:
+            if is_interrupt(problem):
+                raise
+            message = f"whether the reset of {kind} overwrites the final observation cannot be tried: {reason(problem)}"
+            raise UsageError(message, hint=hint) from problem
+        if overwrites:
+            message = f"{kind} reuses its observation: in another process the reset overwrites the final one"
+            raise UsageError(message, hint=hint)
+
+
+def _reset_overwrites(make: Any) -> bool:
+    """Whether the reset of an environment that is made for this changes what its step returned."""
+    with seeded(0), warnings.catch_warnings():  # global generators stay as they are
+        warnings.simplefilter("ignore")
+        env = make()
+        try:
+            space = copy.deepcopy(env.action_space)  # classes may share theirs
+            space.seed(0)
+            for steps in _TRIED_STEPS:
+                returned, _ = env.reset(seed=steps)
+                for _ in range(steps):
+                    returned, _, terminated, truncated, _ = env.step(space.sample())
+                    if terminated or truncated:
+                        break
+                before = [array.tobytes() for array in _arrays(returned)]
+                env.reset(seed=0)
+                if before != [array.tobytes() for array in _arrays(returned)]:
+                    return True
+        finally:
+            env.close()
+    return False
 
 
 def _autoreset_mode(env: Any) -> AutoresetMode:
@@ -497,6 +585,33 @@ def _arrays(value: Any) -> Iterator[np.ndarray]:
     elif isinstance(value, (dict, tuple, list, np.ndarray)):
         for inner in value.values() if isinstance(value, dict) else value:
             yield from _arrays(inner)
+
+
+def _held_arrays(holder: Any) -> list[np.ndarray]:
+    """The arrays that an object holds, itself or in what it holds."""
+    found, seen, left = [], set[int](), [holder]
+    while left:
+        value = left.pop()
+        if id(value) in seen or isinstance(value, (type, ModuleType)):
+            continue
+        seen.add(id(value))
+        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+            found.append(value)
+        elif isinstance(value, Mapping):
+            left += value.values()
+        elif isinstance(value, (tuple, list, set, frozenset, deque, np.ndarray)):
+            left += value
+        else:
+            left += getattr(value, "__dict__", {}).values()
+    return found
+
+
+def _is_foreign(array: np.ndarray) -> bool:
+    """Whether the memory of an array is not numpy's: nobody knows who changes it."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return base is not None
 
 
 def _taken(action: Any, space: gymnasium.Space[Any], count: int | None) -> Any:

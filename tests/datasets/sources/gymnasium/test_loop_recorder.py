@@ -9,12 +9,14 @@ import signal
 import struct
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import gymnasium
 import gymnasium_envs
 import numpy as np
 import pytest
 import rbdata
+import torch
 from gymnasium.vector import AutoresetMode
 from minari_tools import minari, with_root
 from minari_tools import play as play_for_minari
@@ -336,6 +338,41 @@ def test_the_final_observation_of_an_own_vector_environment():
 def test_a_final_observation_that_is_not_there(infos, told):
     with pytest.raises(RbdataError, match=told):
         play_vector(OwnVector(infos))
+
+
+class Copies(OwnVector):
+    """It returns copies of its state, which the simulator holds."""
+
+    def __init__(self, infos, state):
+        self.infos, self.simulator = infos, SimpleNamespace(parts=[state])
+
+    @property
+    def state(self):
+        return self.simulator.parts[0]
+
+    @state.setter
+    def state(self, _):  # `state += 1`, in place
+        pass
+
+    def reset(self, **options):
+        return super().reset()[0].copy(), {}
+
+    def step(self, actions):
+        observations, *others = super().step(actions)
+        return (observations.copy(), *others)
+
+
+@pytest.mark.parametrize("state", [np.zeros((2, 1), np.float32), torch.zeros(2, 1).numpy()])
+def test_a_final_observation_in_the_memory_of_the_environment(state):
+    with pytest.raises(RbdataError, match="reuses its observation"):
+        play_vector(Copies(lambda state: {"final_obs": state}, state))
+    made = Copies(lambda state: {"final_obs": np.copyto(made.final, state) or made.final}, state)
+    made.final = np.zeros((2, 1), np.float32)  # of its own, which no reset overwrites
+    with rbdata.Recorder(made, name="other") as env:
+        env.reset()
+        for _ in range(6):
+            env.step(np.array([1, 1]))
+    assert rbdata.open_dataset(env.path)["next", "observation"].flatten().tolist() == [1, 2, 3] * 4
 
 
 def test_infos_as_lists(monkeypatch, tmp_path):
