@@ -382,6 +382,10 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.close()
         return False
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        message = f"the recorder of {self.dataset_id} cannot be copied or pickled: both would write to one log"
+        raise UsageError(message, hint="copy the environment in it: copy.deepcopy(recorder.env)")
+
 
 Recorder.__new__.__signature__ = signature(Recorder.__init__)  # type: ignore[attr-defined]
 
@@ -392,6 +396,7 @@ class VectorRecorder(gymnasium.vector.VectorWrapper):
     counts = Recorder.counts
     close = Recorder.close
     __exit__ = Recorder.__exit__
+    __reduce_ex__ = Recorder.__reduce_ex__
 
     def __enter__(self) -> VectorRecorder:
         return self

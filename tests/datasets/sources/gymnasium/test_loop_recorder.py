@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import os
+import pickle
 import signal
 import struct
 import subprocess
@@ -399,6 +401,20 @@ def test_a_recorder_that_is_still_open(vectors):
     del env
     gc.collect()  # it was not closed, and nobody can close it any more
     make().close()
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+@pytest.mark.parametrize("vectors", [False, True])
+def test_a_recorder_is_not_copied_but_its_environment_is(vectors, duplicate):
+    made = gymnasium.make_vec("CartPole-v1", 2) if vectors else gymnasium.make("CartPole-v1")
+    action = np.array([1, 1]) if vectors else 1
+    with rbdata.Recorder(made, name="one") as env:
+        env.reset(seed=0)
+        with pytest.raises(UsageError, match="cannot be copied or pickled"):
+            duplicate(env)
+        planned, *_ = copy.deepcopy(env.env).step(action)
+        assert np.array_equal(env.step(action)[0], planned)
+    assert len(rbdata.open_dataset(env.path)) == 1 + vectors
 
 
 @pytest.mark.parametrize("reward", [10**30 * 10**30, -(10**400)])
