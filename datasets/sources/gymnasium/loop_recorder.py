@@ -474,7 +474,7 @@ class VectorRecorder(gymnasium.vector.VectorWrapper):
         if self._mode != AutoresetMode.SAME_STEP or not isinstance(several, gymnasium.vector.SyncVectorEnv):
             yield
             return
-        envs = several.envs
+        envs: list[Any] = several.envs
         envs[:] = map(_CopiesFinal, envs)
         try:
             yield

@@ -346,7 +346,7 @@ class Copies(OwnVector):
     """It returns copies of its state, which the simulator holds."""
 
     def __init__(self, infos, state):
-        self.infos, self.simulator = infos, SimpleNamespace(parts=[state])
+        self.infos, self.simulator, self.kept = infos, SimpleNamespace(parts=[state]), None
 
     @property
     def state(self):
@@ -368,8 +368,9 @@ class Copies(OwnVector):
 def test_a_final_observation_in_the_memory_of_the_environment(state):
     with pytest.raises(RbdataError, match="reuses its observation"):
         play_vector(Copies(lambda state: {"final_obs": state}, state))
-    made = Copies(lambda state: {"final_obs": np.copyto(made.final, state) or made.final}, state)
-    made.final = np.zeros((2, 1), np.float32)  # of its own, which no reset overwrites
+    own = np.zeros((2, 1), np.float32)  # which no reset overwrites
+    made = Copies(lambda state: {"final_obs": np.add(state, 0, out=own)}, state)
+    made.kept = own
     with rbdata.Recorder(made, name="other") as env:
         env.reset()
         for _ in range(6):
