@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from ...storage.dataset import Dataset
-    from ...storage.leaf import Leaf
 
 
 # -- rows as pictures ----------------------------------------------------------------------------------------------------
@@ -202,20 +201,23 @@ def draw_sheet(dataset: Dataset, strips: Sequence[Strip]) -> Image:
 def encode_image(image: Image, suffix: str) -> bytes:
     """The sheet in the format of a file's suffix, with the mark of rbdata where the format has room for it."""
     from PIL import Image as images
-    from PIL.PngImagePlugin import PngInfo
 
     kind = images.registered_extensions()[suffix.lower()]
-    more: dict[str, Any] = {}
-    if kind == "PNG":
-        more = {"pnginfo": PngInfo(), "optimize": True}
-        more["pnginfo"].add_text("Software", MARK)
-    elif kind in ("JPEG", "GIF"):
-        more = {"comment": MARK.encode(), "quality": 92}
-    elif kind == "WEBP":
-        more = {"xmp": MARK.encode(), "quality": 92}
     with BytesIO() as file:
-        image.save(file, kind, **more)
+        image.save(file, kind, optimize=kind in ("PNG", "GIF"), quality=92, **_mark(kind))
         return file.getvalue()
+
+
+def _mark(kind: str) -> dict[str, Any]:
+    """What `Image.save` takes to put the mark into a file; formats without room for it get none."""
+    from PIL.PngImagePlugin import PngInfo
+
+    if kind == "PNG":
+        info = PngInfo()
+        info.add_text("Software", MARK)
+        return {"pnginfo": info}
+    entry = {"JPEG": "comment", "GIF": "comment", "WEBP": "xmp"}.get(kind)
+    return {entry: MARK.encode()} if entry else {}
 
 
 def _extent(dataset: Dataset, number: int) -> tuple[int, int]:
@@ -282,8 +284,6 @@ def animate(
 
     Raises UsageError for a dataset without frames or without the episode.
     """
-    from PIL.PngImagePlugin import PngInfo
-
     leaf = frame_leaf(dataset)
     first, length = _extent(dataset, episode)
     stride = -(-(length + 1) // MOST_FRAMES)
@@ -300,14 +300,8 @@ def animate(
     head = next(pictures)
     more: dict[str, Any] = {"save_all": True, "append_images": pictures, "duration": round(1000 / RATE), "loop": 0}
     kind = {".gif": "GIF", ".webp": "WEBP"}.get(suffix.lower(), "PNG")
-    if kind == "GIF":
-        more |= {"comment": MARK.encode(), "optimize": False}
-    elif kind == "WEBP":
-        more |= {"xmp": MARK.encode(), "quality": 80}
-    else:
+    if kind == "PNG":
         more["append_images"] = list(pictures)  # Pillow goes through them twice
-        more["pnginfo"] = PngInfo()
-        more["pnginfo"].add_text("Software", MARK)
     with BytesIO() as file:
-        head.save(file, kind, **more)
+        head.save(file, kind, optimize=False, quality=80, **more, **_mark(kind))
         return Animation(file.getvalue(), frames, stride)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,6 +17,7 @@ from rbdata.datasets.card.html_card import make_html
 from rbdata.datasets.card.metadata import hub_licence, make_croissant, make_readme
 from rbdata.datasets.card.overview import overview
 from rbdata.datasets.card.target import MARK
+from rbdata.errors import MissingExtraError
 from rbdata.storage.episodes import EpisodeTable, open_episodes
 from rbdata.storage.leaf import Leaf
 from rbdata.storage.manifest import Manifest, read_manifest, write_manifest
@@ -79,6 +81,23 @@ def test_the_page_is_whole_and_asks_for_nothing(made):
         "A second note.",
     ):
         assert word in text
+
+
+def test_charts_have_the_colours_of_the_page_and_identifiers_of_their_own(made):
+    charts = re.findall("<svg.*?</svg>", make_html(*made), re.DOTALL)
+    assert len(charts) == 2 + 3 + 1
+    identifiers = [one for chart in charts for one in re.findall(' id="([^"]*)"', chart)]
+    assert len(identifiers) == len(set(identifiers))
+    for chart in charts:
+        assert "var(--ink)" in chart and not re.search("#[0-9a-f]{6}\\b", chart)
+        assert set(re.findall(r'(?:href="|url\()#([^")]*)', chart)) <= set(identifiers)
+
+
+def test_a_page_without_matplotlib(made, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    with pytest.raises(MissingExtraError) as error:
+        make_html(*made)
+    assert "rbdata[plot]" in (error.value.hint or "")
 
 
 def test_croissant_describes_files_and_fields(made):
