@@ -15,7 +15,15 @@ import numpy as np
 from ...errors import CorruptSourceError, MissingExtraError
 from .arff import Attribute, Column
 from .limits import check_rows
-from .parquet_file import open_parquet
+
+
+def open_parquet(path: Path, name: str, **options: Any) -> Any:
+    """The file as `pyarrow.parquet.ParquetFile`. Raises CorruptSourceError, or errors of pyarrow."""
+    from pyarrow import parquet
+
+    if not path.stat().st_size:
+        raise CorruptSourceError(f"{name} is empty")
+    return parquet.ParquetFile(path, **options)
 
 
 class Reader:
@@ -49,11 +57,12 @@ class Reader:
         self.attributes = tuple(self._attribute(column, nominal) for column in schema)
 
     def blocks(self, rows: int = 4096) -> Iterator[list[Column]]:
-        used = [attribute.name for attribute in self.attributes if attribute.kind != "string"]
+        used, left = [attribute.name for attribute in self.attributes if attribute.kind != "string"], self.rows
         try:
             for batch in self._file.iter_batches(batch_size=rows, columns=used, use_threads=False):
                 # Names with dots choose columns that lie deeper as well.
                 names = batch.schema.names
+                left -= batch.num_rows
                 yield [
                     self._column(
                         attribute, batch.column(names.index(attribute.name)) if attribute.name in used else None
@@ -64,6 +73,8 @@ class Reader:
             if isinstance(error, CorruptSourceError):
                 raise
             raise CorruptSourceError(f"{self._name} is damaged: {error}") from error
+        if left:
+            raise CorruptSourceError(f"{self._name} holds {self.rows - left} rows, {self.rows} are stated")
 
     def _attribute(self, column: Any, nominal: Mapping[str, tuple[str, ...] | None]) -> Attribute:
         types = self._pyarrow.types

@@ -25,7 +25,7 @@ from ....errors import CorruptSourceError, MissingExtraError, RbdataError
 from ...formats.arrow_file import ArrowFile, inner_field
 from ...formats.jpeg import frame_shape, is_jpeg
 from ...formats.limits import check_rows
-from ...formats.parquet_file import open_parquet
+from ...formats.parquet import open_parquet
 from ...ingest.spaces import Json
 from .reader import Data, Field, Kind, Place
 
