@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CorruptSourceError, RbdataError
-from ..workers.sandbox import RawFiles, Sandbox
 from .hdf5_chunks import check_chunks
 
 #: HDF5's filters shrink data at most about 1030-fold (deflate): an array that declares more holds nothing.
@@ -22,16 +21,7 @@ DEEPEST = 16
 
 
 def root_names(path: Path) -> set[str]:
-    """Names of the members and attributes of a file's root group; empty for other files."""
-    try:
-        with Sandbox(path, RawFiles(path.name, path.stat().st_size), ["h5py"]) as sandbox:
-            names: set[str] = sandbox.call(_root_names)
-            return names
-    except (CorruptSourceError, OSError):
-        return set()
-
-
-def _root_names(path: Path, _: Any) -> set[str]:
+    """Names of the members and attributes of a file's root group. Raises CorruptSourceError for other files."""
     import h5py
 
     with damage_reported(path.name), h5py.File(path, "r") as file:

@@ -7,7 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ...errors import CorruptSourceError
 from ...storage.writer import ColumnWriter
+from ..formats.hdf5_checks import root_names
 from ..workers.sandbox import RawFiles, Sandbox
 from ..workers.task import OnBlock, Task
 from .protocol import Job, Plan
@@ -112,3 +114,17 @@ def _raw_files(job: Job, paths: Mapping[str, Path]) -> RawFiles:
             size += path.stat().st_size
     name = next(iter(paths)) if len(paths) == 1 else f"one of the {len(paths)} files at {job.location.url}"
     return RawFiles(name, size)
+
+
+def hdf5_names(path: Path) -> set[str]:
+    """Names of the members and attributes of an HDF5 file's root group; empty for other files."""
+    try:
+        with Sandbox(path, RawFiles(path.name, path.stat().st_size), ["h5py"]) as sandbox:
+            names: set[str] = sandbox.call(_root_names)
+            return names
+    except (CorruptSourceError, OSError):
+        return set()
+
+
+def _root_names(path: Path, _: Any) -> set[str]:
+    return root_names(path)

@@ -107,10 +107,10 @@ class D4rlSource(Source):
         return D4rlJob(entry, location, _find(location, entry), options, published=published)
 
     def recognises(self, path: Path) -> bool:
-        from ...formats.hdf5_checks import root_names
+        from ...ingest.raw_reading import hdf5_names
 
         file = only_file(path, ".hdf5", ".h5")
-        return file is not None and {"observations", "actions", "rewards", "terminals"} <= root_names(file)
+        return file is not None and {"observations", "actions", "rewards", "terminals"} <= hdf5_names(file)
 
     def find_in_folder(self, location: Location, options: ConvertOptions) -> D4rlJob:
         """A folder with one HDF5 file, or with that of ``dataset``."""

@@ -96,13 +96,13 @@ class MinariSource(Source):
             raise
 
     def recognises(self, path: Path) -> bool:
-        from ...formats.hdf5_checks import root_names
+        from ...ingest.raw_reading import hdf5_names
         from .hdf5 import FILE
 
         if any((path / folder / name).is_file() for folder in ("", "data") for name in (METADATA, FILE)):
             return True
         file = only_file(path, ".hdf5", ".h5")
-        return file is not None and not {"episode_0", "minari_version", "total_episodes"}.isdisjoint(root_names(file))
+        return file is not None and not {"episode_0", "minari_version", "total_episodes"}.isdisjoint(hdf5_names(file))
 
     def find_in_folder(self, location: Location, options: ConvertOptions) -> MinariJob:
         """A folder that holds a dataset's ``data``, or what is in that, or an HDF5 file of any name."""

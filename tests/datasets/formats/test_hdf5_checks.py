@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from d4rl_truth import make, to_dataset, write
 from hdf5_mutations import change_structures, lookup3, sealed, tables_of_chunks, write_of_every_kind
-from rbdata.datasets.formats.hdf5_checks import attributes, root_names
+from rbdata.datasets.formats.hdf5_checks import attributes
+from rbdata.datasets.ingest.raw_reading import hdf5_names
 from rbdata.datasets.workers import sandbox
 from rbdata.errors import CorruptSourceError
 
@@ -128,10 +129,10 @@ def test_files_that_end_in_their_superblock(tmp_path, length):
 
 def test_names_in_a_file(tmp_path):
     path = written(tmp_path / "x.hdf5")
-    assert {"observations", "rewards", "text", "list"} <= root_names(path)
+    assert {"observations", "rewards", "text", "list"} <= hdf5_names(path)
     data = path.read_bytes()
     path.write_bytes(data[:500])
-    assert root_names(path) == set() == root_names(tmp_path / "nothing")
+    assert hdf5_names(path) == set() == hdf5_names(tmp_path / "nothing")
 
 
 def test_names_of_attributes_that_are_not_unicode(tmp_path):
