@@ -36,7 +36,7 @@ from .ingest.request import Estimate as Estimate
 from .ingest.request import Listener as Listener
 from .ingest.request import Outcome as Outcome
 from .ingest.request import Request as Request
-from .ingest.run import make_dataset, run
+from .ingest.run import run, write_dataset
 from .local import find, known_here
 from .mirrors import pull as converted
 from .repair import repair
@@ -92,7 +92,7 @@ def _download(request: Request, listener: Listener) -> Outcome:
             message = f"unknown dataset {dataset_id!r}, and {open_location(mirror or '').url} holds none of that name"
             raise UnknownDatasetError(message, hint=catalogue.suggestion(dataset_id))
         if mirror:
-            job = converted.open_raw(source, name, mirror, request.options, request.fetch)
+            job = converted.open_raw_objects(source, name, mirror, request.options, request.fetch)
         else:
             job, _ = converted.open_published(source, name, request.options, request.fetch, on_place)
     except ObjectNotFoundError as error:
@@ -176,13 +176,21 @@ def _copy(url: str, place: DatasetPlace, request: Request, listener: Listener) -
         return [f"{name} {recorded.get(name, 'of its own')}" for name in differs]
     location, manifest = found
 
-    def make(lock: WriterLock | None) -> tuple[Estimate, Manifest]:
-        announce_replacement(place, request, manifest.source.get("shards", ()), location.url, listener)
-        return converted.fetch_converted(
-            location, manifest, place, listener, force=request.force, dry_run=lock is None, command=request.command
+    shards = manifest.source.get("shards", ())
+    if request.dry_run:
+        began = time.monotonic()
+        announce_replacement(place, request, shards, location.url, listener)
+        estimate = converted.estimate_copy(location, manifest, place, force=request.force)
+        listener.on_estimate(estimate)
+        return Outcome(place.id, place.path, "planned", None, time.monotonic() - began, estimate)
+
+    def write(lock: WriterLock) -> tuple[Estimate, Manifest]:
+        announce_replacement(place, request, shards, location.url, listener)
+        return converted.copy_converted(
+            location, manifest, place, listener, force=request.force, command=request.command
         )
 
-    return make_dataset(place, request, make)
+    return write_dataset(place, request, write)
 
 
 def _made_here(place: DatasetPlace, request: Request) -> Manifest:

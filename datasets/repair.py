@@ -208,7 +208,7 @@ def _open_job(manifest: Manifest, mirror: str | None, fetch: FetchOptions) -> tu
     for url in dict.fromkeys(filter(None, places)):
         try:
             if own:
-                return converted.open_raw(source, name, url, options, fetch), url
+                return converted.open_raw_objects(source, name, url, options, fetch), url
             here = Path(url).is_file()
             location = open_raw(Path(url), fetch) if here else open_location(url, options=fetch)
             return source.open_folder(location, options), url

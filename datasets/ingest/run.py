@@ -122,17 +122,20 @@ def run(job: Job, place: DatasetPlace, request: Request, listener: Listener, url
     DatasetExistsError. What is finished before an error or KeyboardInterrupt is kept for the next run.
     """
 
-    def make(lock: WriterLock | None) -> tuple[Estimate, Manifest | None]:
+    if request.dry_run:
+        began = time.monotonic()
         announce_replacement(place, request, job.shards(), url, listener)
-        if lock is None:
-            estimate = dry_run(job, place, request, listener)
-            listener.on_estimate(estimate)
-            return estimate, None
+        estimate = dry_run(job, place, request, listener)
+        listener.on_estimate(estimate)
+        return Outcome(place.id, place.path, "planned", None, time.monotonic() - began, estimate)
+
+    def write(lock: WriterLock) -> tuple[Estimate, Manifest]:
+        announce_replacement(place, request, job.shards(), url, listener)
         if request.force and place.exists():
             job.set_previous_objects(read_objects(place))
         return _write(job, place, request, listener, url, lock)
 
-    return make_dataset(place, request, make)
+    return write_dataset(place, request, write)
 
 
 def restore(job: Job, place: DatasetPlace, request: Request, listener: Listener, url: str) -> Estimate:
@@ -204,14 +207,11 @@ def _begin(
     return old, fingerprint(identity)
 
 
-def make_dataset(
-    place: DatasetPlace, request: Request, make: Callable[[WriterLock | None], tuple[Estimate, Manifest | None]]
+def write_dataset(
+    place: DatasetPlace, request: Request, write: Callable[[WriterLock], tuple[Estimate, Manifest]]
 ) -> Outcome:
-    """Have ``make`` put a dataset at a place, with the place's lock; for a dry run without one, when it writes nothing."""
+    """Have ``write`` put a dataset at a place, with the place's lock, unless another process has made it by then."""
     began = time.monotonic()
-    if request.dry_run:
-        estimate, _ = make(None)
-        return Outcome(place.id, place.path, "planned", None, time.monotonic() - began, estimate)
     make_writable(place.root)
     try:
         with place.lock() as lock:
@@ -219,7 +219,7 @@ def make_dataset(
             existing = find_existing(place, request)  # another process may have finished it meanwhile
             if existing is not None:
                 return Outcome(place.id, place.path, "complete", existing)
-            estimate, manifest = make(lock)
+            estimate, manifest = write(lock)
     except BaseException:
         place.prune_parents()
         raise

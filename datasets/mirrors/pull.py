@@ -76,14 +76,14 @@ def _find_bare(text: str, mirror: str, fetch: FetchOptions | None) -> tuple[str,
         location, dataset_id = open_location(mirror, options=fetch), f"{source.name}/{text}"
         try:
             if fetch_manifest(location, dataset_id) is None:
-                open_raw(source, text, mirror, ConvertOptions(), location.options)
+                open_raw_objects(source, text, mirror, ConvertOptions(), location.options)
         except (ObjectNotFoundError, ForbiddenError):
             continue
         return dataset_id, source
     return None
 
 
-def open_raw(source: Source, name: str, url: str, options: ConvertOptions, fetch: FetchOptions) -> Job:
+def open_raw_objects(source: Source, name: str, url: str, options: ConvertOptions, fetch: FetchOptions) -> Job:
     """Open a dataset's raw objects at a location: in the provider's layout, or in that of ``push --raw``."""
     try:
         return source.open(name, open_location(url, options=fetch), options)
@@ -110,7 +110,7 @@ def open_published(
         location = open_location(url, options=fetch)
         on_place(location.url)
         try:
-            job = open_raw(source, name, url, options, fetch)
+            job = open_raw_objects(source, name, url, options, fetch)
         except (ChecksumError, ObjectChangedError):
             raise
         except FetchError as error:
@@ -150,25 +150,17 @@ def find_converted(url: str, dataset_id: str, fetch: FetchOptions) -> tuple[Loca
     return location, manifest
 
 
-def fetch_converted(
-    location: Location,
-    manifest: Manifest,
-    place: DatasetPlace,
-    listener: Listener,
-    *,
-    force: bool,
-    dry_run: bool,
-    command: str = "",
-) -> tuple[Estimate, Manifest]:
-    """Copy a converted dataset; the caller holds the lock of ``place``, except for a ``dry_run``.
+def _copy_mark(manifest: Manifest) -> str:
+    """What an unfinished copy of this dataset is recognised by."""
+    return fingerprint({"copy": manifest.to_json()["checksum"], "id": manifest.id})
 
-    Continues an interrupted copy. Raises ChecksumError if a file does not match the manifest, and as `DatasetWriter` does.
-    """
+
+def estimate_copy(location: Location, manifest: Manifest, place: DatasetPlace, *, force: bool) -> Estimate:
+    """What `copy_converted` has to fetch. Raises DamagedDatasetError for a manifest that names files elsewhere."""
     names = [check_name(name, location) for name in sorted(manifest.files)]
-    mark = fingerprint({"copy": manifest.to_json()["checksum"], "id": manifest.id})
-    begun = finished_parts(place.working, mark, restart=force) is not None
+    begun = finished_parts(place.working, _copy_mark(manifest), restart=force) is not None
     left = manifest.bytes - (sum(bytes_there(place.working / name) for name in names) if begun else 0)
-    estimate = Estimate(
+    return Estimate(
         id=place.id,
         path=place.path,
         location=location.url,
@@ -184,10 +176,24 @@ def fetch_converted(
         notes=manifest.notes,
         why="converted dataset",
     )
+
+
+def copy_converted(
+    location: Location,
+    manifest: Manifest,
+    place: DatasetPlace,
+    listener: Listener,
+    *,
+    force: bool,
+    command: str = "",
+) -> tuple[Estimate, Manifest]:
+    """Copy a converted dataset; the caller holds the lock of ``place``.
+
+    Continues an interrupted copy. Raises ChecksumError if a file does not match the manifest, and as `DatasetWriter` does.
+    """
+    estimate, names = estimate_copy(location, manifest, place, force=force), sorted(manifest.files)
     listener.on_estimate(estimate)
-    if dry_run:
-        return estimate, manifest
-    writer = DatasetWriter(place, manifest.schema, mark, restart=force, command=command)
+    writer = DatasetWriter(place, manifest.schema, _copy_mark(manifest), restart=force, command=command)
     base = f"{location.url}/{manifest.id}/"
     with ThreadPoolExecutor(8, "rbdata-stat") as pool:
         stated = list(pool.map(lambda name: location.stat(f"{manifest.id}/{name}"), names))

@@ -48,7 +48,7 @@ def is_part(path: str) -> bool:
 
 
 class ArrowReader:
-    """A `Reader` of a folder of episodes; the episode asked for last is kept open."""
+    """An `EpisodeReader` of a folder of episodes; the episode asked for last is kept open."""
 
     def __init__(self, data: Data) -> None:
         try:

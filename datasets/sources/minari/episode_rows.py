@@ -26,7 +26,7 @@ from ...ingest.casts import LossyCastError, cast
 from ...ingest.row_source import BLOCK_BYTES, Block, RowSource, block_of_rows
 from ...ingest.spaces import text_rows
 from ...ingest.trajectories import TrajectoryWriter, as_reward, block_steps, outcome_of
-from .reader import Data, Reader
+from .reader import Data, EpisodeReader
 from .survey import Source, Survey
 
 #: Runs that a file may have beyond its episodes whatever its size; larger ones have one in 32 bytes.
@@ -41,9 +41,9 @@ _SAMPLE_BYTES, _SAMPLE_ROWS = 24 << 20, 1500
 
 
 @contextmanager
-def open_reader(data: Data) -> Iterator[Reader]:
+def open_reader(data: Data) -> Iterator[EpisodeReader]:
     """Open a dataset's files for reading. Raises CorruptSourceError, MissingExtraError for Arrow without pyarrow."""
-    reader: Reader
+    reader: EpisodeReader
     if data.format == "hdf5":
         from .hdf5 import Hdf5Reader
 
@@ -85,7 +85,9 @@ def split_episode(states: int, terminated: np.ndarray, truncated: np.ndarray, un
         first = end + 1
 
 
-def state_rows(reader: Reader, source: Source, found: Survey, index: int, low: int, high: int, name: str) -> np.ndarray:
+def state_rows(
+    reader: EpisodeReader, source: Source, found: Survey, index: int, low: int, high: int, name: str
+) -> np.ndarray:
     """Rows ``low..high-1`` of a column in one episode; zeros beyond what there is."""
     column = source.column
     rows = np.zeros((high - low, *column.shape), column.dtype)
@@ -121,7 +123,7 @@ def state_rows(reader: Reader, source: Source, found: Survey, index: int, low: i
 class ColumnRows:
     """Rows of one column by ranges in ascending order: ``size`` rows are read at once, whatever is asked for."""
 
-    def __init__(self, reader: Reader, source: Source, found: Survey, size: int, name: str) -> None:
+    def __init__(self, reader: EpisodeReader, source: Source, found: Survey, size: int, name: str) -> None:
         self._reader, self._source, self._found, self._size, self._name = reader, source, found, size, name
         self._rows, self._episode, self._first = np.zeros(0), -1, 0
 
@@ -137,7 +139,9 @@ class ColumnRows:
 class Planner:
     """Appends all small columns of a dataset, and keeps where the states of its episodes come from."""
 
-    def __init__(self, reader: Reader, found: Survey, name: str, unknown_next: str, columns: ColumnWriter) -> None:
+    def __init__(
+        self, reader: EpisodeReader, found: Survey, name: str, unknown_next: str, columns: ColumnWriter
+    ) -> None:
         #: Each is an episode of the dataset, so a small file may not have a million of them.
         self._most_runs = len(found.episodes) + max(_FEW_RUNS, found.size // 32)
         self._reader, self._found, self._name, self._unknown_next = reader, found, name, unknown_next
@@ -256,7 +260,7 @@ class LargeRows(RowSource):
                     yield block_of_rows(leaf, position, rows, done)
                     position += len(rows)
 
-    def _read(self, reader: Reader, source: Source) -> Iterator[np.ndarray]:
+    def _read(self, reader: EpisodeReader, source: Source) -> Iterator[np.ndarray]:
         size = max(1, BLOCK_BYTES // source.column.row_bytes)
         column = ColumnRows(reader, source, self.found, size, self.data.name)
         for index, first, states in self.runs.tolist():

@@ -45,7 +45,7 @@ class Data:
     checked: bool = False
 
 
-class Reader(Protocol):
+class EpisodeReader(Protocol):
     """One dataset, open for reading. Everything that is wrong with its files is a CorruptSourceError."""
 
     #: Numbers of the episodes, ascending.

@@ -22,7 +22,7 @@ from ....storage.schema import clean_keys
 from ...ingest.spaces import Json, SpaceLeaf, TakenKeys, TextAs, renamed, space_leaves, stored_dtype
 from ...ingest.trajectories import Column
 from .metadata import Metadata
-from .reader import Field, Kind, Place, Reader
+from .reader import EpisodeReader, Field, Kind, Place
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Survey:
         return [source.column for source in self.sources]
 
 
-def survey(reader: Reader, metadata: Metadata, name: str, text: TextAs) -> Survey:
+def survey(reader: EpisodeReader, metadata: Metadata, name: str, text: TextAs) -> Survey:
     """Look through a dataset without reading its rows.
 
     Raises CorruptSourceError where the files do not hold what the spaces say, UsageError for what cannot be stored.
@@ -110,7 +110,7 @@ class _Merged:
         self._kind: Kind | None = None
         self._dtypes: dict[np.dtype, None] = {}
 
-    def add(self, reader: Reader, episode: int, name: str) -> int:
+    def add(self, reader: EpisodeReader, episode: int, name: str) -> int:
         """Take an episode; returns how many rows it has."""
         wanted = tuple(self.leaf.space.get("shape", ()))
         found = reader.field(episode, self.place, wanted)
