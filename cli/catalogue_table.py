@@ -45,7 +45,7 @@ def show(entries: Sequence[CatalogueEntry], here: Here) -> None:
 
 def combine(entries: Iterable[CatalogueEntry], here: Here) -> list[tuple[str, CatalogueEntry]]:
     """Entries with what is shown as their id: ``atari/Pong/1-3,5`` for consecutive ones that differ in a number only."""
-    from ..datasets.ingest.number_ranges import format_numbers
+    from ..datasets.ingest.request import format_numbers
 
     def family(entry: CatalogueEntry) -> Any:
         match = _NUMBERED.fullmatch(entry.id)

@@ -9,9 +9,8 @@ from typing import Any
 from ...errors import DatasetExistsError, FormatVersionError, NotADatasetError, RbdataError
 from ...storage.folder import DatasetPlace
 from ...storage.manifest import Manifest, read_manifest
-from .number_ranges import format_numbers
 from .protocol import ConvertOptions
-from .request import Listener, Request
+from .request import Listener, Request, format_numbers
 
 
 def find_existing(place: DatasetPlace, request: Request) -> Manifest | None:

@@ -5,7 +5,7 @@ its result, plans the rows, and gives the row sources that fill its large leaves
 converting are the same job with raw objects from different places.
 
     inspect_files   leaves become known         jobs with whole files (HDF5, tables)
-    stage           everything is decoded       jobs whose row counts are unknown before (`staging`)
+    stage           everything is decoded       jobs whose row counts are unknown before (`run.stage_all`)
     plan            all small leaves, all counts
     sample_rows     rows to train a dictionary on
     row_sources     the rows of the large leaves, part by part (`FillTask`)
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ...errors import ChecksumError
 from ...storage.codecs import resolve_choice
 from ...storage.schema import Schema
 from ..fetch import Location, RemoteObject
@@ -229,3 +230,37 @@ class Job:
     def about(self) -> dict[str, Any]:
         """``source`` of the manifest, and ``licence``, ``citation``."""
         raise NotImplementedError
+
+
+ACCEPT = "if it was replaced on purpose, take it with --accept-changed"
+
+
+class WholeFileJob(Job):
+    """A job with one raw file, which is fetched whole, checked and read in place.
+
+    ``item`` is the object, ``path`` the file, set by `inspect_files`. Where the provider states no checksum, the one computed
+    is recorded in the manifest; replacing the dataset then requires the same bytes.
+    """
+
+    item: RemoteObject
+    path: Path
+    #: Accept a file that is not the one recorded.
+    accept_changed: bool
+    _recorded: str | None = None
+
+    def files(self) -> list[RemoteObject]:
+        return [self.item]
+
+    def set_previous_objects(self, objects: Sequence[Mapping[str, Any]]) -> None:
+        same = [entry.get("sha256") for entry in objects if entry.get("name") == self.item.name]
+        self._recorded = next((str(sha256) for sha256 in same if sha256), None)
+
+    def check_recorded(self, sha256: str) -> None:
+        """Raise ChecksumError for a file that is not the one that the dataset to be replaced was made from."""
+        if self._recorded in (None, sha256) or self.accept_changed:
+            return
+        message = (
+            f"{self.item.url} is not the file this dataset was made from before: its sha256 is {sha256}, "
+            f"not {self._recorded}"
+        )
+        raise ChecksumError(message, hint=ACCEPT)

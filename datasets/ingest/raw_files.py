@@ -1,21 +1,33 @@
-"""``--keep-raw``: the raw objects themselves, stored below the root in the provider's own layout.
+"""Raw files that are fetched whole: over several connections, checked, and kept for the next run.
 
-What is stored this way is a mirror: ``--mirror <root>/.raw/<source>`` reads it.
+``--keep-raw`` stores the raw objects below the root in the provider's own layout. That is a mirror: ``--mirror
+<root>/.raw/<source>`` reads it.
+
+A run keeps whole files, and folders that were decoded from raw files, in its working folder. The journal has the checksum of
+each file. The next run compares them before it uses them: what changed, or was never recorded, is removed and made again.
+Fetches in progress (``*.part``) are left to `fetch.to_file`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
 from threading import Event, Lock
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...errors import ChecksumError
-from ...storage.folder import check_space
+from ...storage.checksums import Crc32c
+from ...storage.durable import open_plain
+from ...storage.folder import RAW, check_space, remove_tree
 from ..fetch import RemoteObject, Verifier, fetch_to_file
 from ..fetch.to_file import bytes_there, discard_part
 from .protocol import RawObject
-from .whole_file import hash_file
+
+if TYPE_CHECKING:
+    from ...storage.writer import DatasetWriter
+
+Digest = TypeVar("Digest", bound=Any)
 
 FOLDER = ".raw"
 CONNECTIONS = 4
@@ -94,3 +106,84 @@ def _is_sound(path: Path, item: RemoteObject) -> bool:
     except ChecksumError:
         return False
     return True
+
+
+def hash_file(path: Path, digest: Digest) -> Digest:
+    """Add the bytes of a whole file to a digest (one of hashlib, `Crc32c`, `Verifier`); returns the digest."""
+    with open_plain(path, "rb", follow=True) as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest
+
+
+# -- what a run keeps for the next one ---------------------------------------------------------------------------------
+
+_KIND = "kept"
+
+
+def remember_kept(writer: DatasetWriter) -> None:
+    """Record what is complete by now and not recorded yet."""
+    known = writer.remembered(_KIND)
+    for path in _complete(writer.folder / RAW):
+        if path.name not in known:
+            writer.remember(
+                _KIND, {"files": {name: _size_and_checksum(path / name) for name in _files_of(path)}}, path.name
+            )
+
+
+def remember_fetched(writer: DatasetWriter, path: Path, found: RemoteObject) -> None:
+    """Record a file that was just fetched, with the size and checksum of what was received."""
+    summed = found.checksums.get("crc32c")  # others are summed again: the provider states another algorithm
+    writer.remember(_KIND, {"files": {".": [found.size, summed] if summed else _size_and_checksum(path)}}, path.name)
+
+
+def drop_changed(writer: DatasetWriter) -> None:
+    """Remove what is not as it was recorded."""
+    known = writer.remembered(_KIND)
+    for path in list(_complete(writer.folder / RAW)):
+        if not _is_as_recorded(path, known.get(path.name, {}).get("files"), writer):
+            remove_tree(path)
+    for name in known:
+        if not (isinstance(name, str) and (writer.folder / RAW / name).exists()):
+            writer.forget(_KIND, name)
+
+
+def _is_as_recorded(path: Path, files: Any, writer: DatasetWriter) -> bool:
+    if not isinstance(files, dict) or not set(_files_of(path)) <= set(files):
+        return False
+    for name, found in files.items():
+        if not (path / name).is_file() and not _is_part(path / name, found, writer):
+            return False
+        if (path / name).is_file() and _size_and_checksum(path / name) != found:
+            return False
+    return True
+
+
+def _is_part(path: Path, found: list[Any], writer: DatasetWriter) -> bool:
+    """Whether a file became that of a part. Where that was not recorded, it gets its place back."""
+    for record in writer.parts_done().values():
+        for leaf in record["leaves"].values():
+            if [[piece["length"], piece["crc32c"]] for piece in leaf.get("pieces", ())] == [found]:
+                return True
+    from ...storage.parts import PARTS
+
+    for part in (writer.folder / PARTS).glob("*.blob"):
+        if part.stat().st_size == found[0] and _size_and_checksum(part) == found:
+            part.replace(path)
+            return True
+    return False
+
+
+def _complete(folder: Path) -> Iterator[Path]:
+    if folder.is_dir():
+        yield from (path for path in sorted(folder.iterdir()) if ".part" not in path.suffixes)
+
+
+def _files_of(path: Path) -> list[str]:
+    """The files of a folder, relative to it; of a file "."."""
+    files = [one.relative_to(path).as_posix() for one in sorted(path.rglob("*")) if one.is_file()]
+    return files if path.is_dir() else ["."]
+
+
+def _size_and_checksum(path: Path) -> list[Any]:
+    return list(hash_file(path, Crc32c()).range)

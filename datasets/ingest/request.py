@@ -1,19 +1,23 @@
-"""The records that go into a download and come out of it: `Request`, `Estimate`, `Outcome`, and the `Listener`."""
+"""The records that go into a download and come out of it: `Request`, `Estimate`, `Outcome`, and the `Listener`.
+
+Shards are selected by number, as users write it: ``0-4,7`` (`parse_numbers`).
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from ...errors import UsageError
 from ...storage.manifest import Manifest
 from ..fetch import FetchOptions
 from ..workers.engines.engine import Engine
 from ..workers.task import TaskProgress
 from ..workers.worker_process import OnOutput, write_to_stderr
-from .number_ranges import parse_numbers
 from .protocol import ConvertOptions
 
 
@@ -124,3 +128,38 @@ class Listener:
     on_fetched: Callable[[str, int, int], None] = lambda name, done, total: None
     #: A line that a user's function printed in a worker process.
     on_output: OnOutput = write_to_stderr
+
+
+# -- selections of shards -----------------------------------------------------------------------------------------------
+
+#: Numbers in one range; more is a typing error.
+_LONGEST = 10_000
+
+
+def parse_numbers(selection: str | Sequence[int] | None) -> tuple[int, ...] | None:
+    """``"0-4,7"`` -> (0, 1, 2, 3, 4, 7); numbers sorted, each once; None, for all, as it is. Raises UsageError."""
+    if selection is None:
+        return None
+    if not isinstance(selection, str):
+        return tuple(sorted(set(selection)))
+    chosen: set[int] = set()
+    for part in selection.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        if not match:
+            raise UsageError(f"--shards {selection!r} is not a list of numbers and ranges", hint="for example: 0-4,7")
+        low, high = int(match[1]), int(match[2] or match[1])
+        if high < low or high - low > _LONGEST:
+            raise UsageError(f"--shards: the range {part.strip()} is empty or too long", hint="for example: 0-4,7")
+        chosen.update(range(low, high + 1))
+    return tuple(sorted(chosen))
+
+
+def format_numbers(numbers: Sequence[int]) -> str:
+    """Sorted numbers with ranges: [0, 1, 2, 5] -> "0-2, 5"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)

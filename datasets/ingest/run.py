@@ -38,6 +38,7 @@ from ...storage.schema import Schema
 from ...storage.writer import ColumnWriter, DatasetWriter, OldDataset, fingerprint, finished_parts, open_sink
 from ..fetch import RemoteObject
 from ..fetch.to_file import bytes_there
+from ..workers.engines.engine import Engine
 from ..workers.engines.local import run_tasks, threads_of_task
 from ..workers.pool import WorkerFaultError, usable_cpus
 from ..workers.sandbox import RawFiles, limited
@@ -46,6 +47,7 @@ from .estimate import (
     Samples,
     bytes_of_columns,
     bytes_of_state,
+    certain_bytes,
     compressed_leaves,
     estimate_fetch,
     estimate_plan,
@@ -53,12 +55,10 @@ from .estimate import (
 )
 from .existing import announce_replacement, find_existing, read_objects
 from .protocol import Job, Plan, RawObject
-from .raw_files import fetch_all
+from .raw_files import drop_changed, fetch_all, remember_fetched, remember_kept
 from .raw_reading import RawReading
 from .request import Estimate, Listener, Outcome, Request
-from .resume_files import drop_changed, remember_fetched
 from .row_source import RowSource
-from .staging import stage_all
 
 
 @dataclass(frozen=True)
@@ -263,6 +263,34 @@ def dry_run(job: Job, place: DatasetPlace, request: Request, listener: Listener)
             done,
             dictionary_bytes=lambda: len(dictionary()),
         )
+
+
+def stage_all(
+    job: Job, writer: DatasetWriter, procs: Callable[[int], int], engine: Engine | None, listener: Listener
+) -> Estimate:
+    """Stage everything in the working folder: in processes, of which ``procs`` gives the number for so many tasks, or by
+    an ``engine``."""
+    folder, place, finished = writer.folder / RAW, writer.place, 0
+    try:
+        listener.on_stage(job.staging)
+        left = len(job.staging_tasks(folder, 1))
+        finished = job.parts() - left
+        estimate = expect(job, place, finished)
+        listener.on_estimate(estimate)
+        check_space(place.path, certain_bytes(job, finished), place.id)
+        count = procs(left)
+        tasks = job.staging_tasks(folder, threads_of_task(count, engine))
+        remember_kept(writer)
+        for index, _ in run_tasks(tasks, count, listener.on_progress, engine):
+            remember_kept(writer)
+            finished += 1
+            listener.on_part_done(index)
+    except BaseException:
+        if not finished:
+            remove_tree(folder)  # nothing worth keeping for the next run
+        raise
+    listener.on_stage("sorting the rows")
+    return estimate
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from ....errors import ObjectNotFoundError, UsageError
 from ...fetch import Location, RemoteObject
-from ...ingest.number_ranges import format_numbers
 from ...ingest.protocol import ConvertOptions, Job, PartSpec
+from ...ingest.request import format_numbers
 from ...ingest.trajectories import Column, lay_out
 from .ring import TIME_LIMIT
 from .shards import FRAME

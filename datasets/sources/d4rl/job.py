@@ -19,10 +19,10 @@ from ....storage.schema import clean_keys
 from ....storage.writer import ColumnWriter
 from ...fetch import Location, RemoteObject, resolve
 from ...ingest import trajectories
-from ...ingest.protocol import ConvertOptions, PartSpec, Plan, RawObject
+from ...ingest.protocol import ACCEPT, ConvertOptions, PartSpec, Plan, RawObject, WholeFileJob
+from ...ingest.raw_files import hash_file
 from ...ingest.spaces import TakenKeys
 from ...ingest.trajectories import Column
-from ...ingest.whole_file import ACCEPT, WholeFileJob, hash_file
 from ...workers.pool import usable_cpus
 from . import contents as hdf5
 from .episode_ends import Flags, Layout, choose, lay_out, longest

@@ -23,8 +23,8 @@ from ....storage.writer import ColumnWriter
 from ...fetch import Location
 from ...fetch.directory import DirectoryLocation
 from ...ingest.protocol import ConvertOptions, Expectation, Job, PartSpec, Plan
+from ...ingest.row_source import StagedPart
 from ...ingest.spaces import renamed, space_json, space_leaves
-from ...ingest.staging import StagedPart
 from ...ingest.trajectories import TrajectoryWriter, block_steps, cuts, lay_out
 from . import recording as kinds
 from .environments import Made, heard, importable, specification, split_name

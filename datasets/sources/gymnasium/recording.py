@@ -25,7 +25,7 @@ from ....errors import DiskSpaceError
 from ....storage.codecs.compressed import compressed_codec
 from ....storage.durable import is_full, sync_files
 from ....storage.parts import Encode
-from ...ingest.staging import StagedRows, lengths_path
+from ...ingest.row_source import StagedRows, lengths_path
 from ...ingest.trajectories import Column
 
 REWARD, END, DICTIONARY, ABOUT = "reward", "end", "dictionary", "about.json"

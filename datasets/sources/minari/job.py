@@ -15,8 +15,8 @@ from ....storage.writer import ColumnWriter
 from ...fetch import Location, RemoteObject, resolve
 from ...formats.limits import check_row_bytes, check_rows
 from ...ingest.protocol import ConvertOptions, Job, PartSpec, Plan, RawObject
+from ...ingest.raw_files import hash_file
 from ...ingest.trajectories import lay_out
-from ...ingest.whole_file import hash_file
 from .episode_rows import LargeRows, Planner, open_reader, part_bounds, sample
 from .hdf5 import Hdf5Reader
 from .metadata import Metadata

@@ -27,8 +27,7 @@ from ...fetch import resolve
 from ...formats import arff, parquet
 from ...formats.arff import Column
 from ...formats.limits import check_row_bytes
-from ...ingest.protocol import Plan, RawObject
-from ...ingest.whole_file import ACCEPT, WholeFileJob
+from ...ingest.protocol import ACCEPT, Plan, RawObject, WholeFileJob
 from .client import Description
 from .columns import ColumnCastError, Encoder, Roles, roles, to_stored
 from .table_options import TableFile, TableOptions

@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rbdata.datasets.ingest.protocol import ConvertOptions, PartSpec
-from rbdata.datasets.ingest.row_source import Block, RowSource, block_of_rows
+from rbdata.datasets.ingest.row_source import Block, RowSource, StagedPart, StagedRows, block_of_rows, lengths_path
 from rbdata.datasets.ingest.run import FillTask
-from rbdata.datasets.ingest.staging import StagedPart, StagedRows, lengths_path
 from rbdata.errors import RbdataError, UsageError
 from rbdata.storage.durable import preallocate
 from rbdata.storage.schema import Leaf, Schema, ted_flags

@@ -4,8 +4,8 @@ network -> gunzip -> records -> episodes -> frames in blocks -> compressed rows
 
 How many rows there are, and which come first, is known only when all files have been read: lengths, actions and rewards lie
 in the same records as the pictures. So each file is decoded into a folder of the working folder, and its rows are put in
-their places when all files are decoded (`ingest.staging`). Rows are compressed as the dataset has them, so that for the usual
-codec a file of rows is only renamed. The folder exists only when it is complete:
+their places when all files are decoded (`ingest.row_source`). Rows are compressed as the dataset has them, so that for the
+usual codec a file of rows is only renamed. The folder exists only when it is complete:
 
     rows           state rows in the order of the file, each compressed on its own
     rows.lengths   int64 [rows]          their compressed lengths
@@ -37,7 +37,7 @@ from .....storage.episodes import CUT, TERMINATED, TRUNCATED
 from .....storage.parts import Encode
 from ....fetch import Location, RemoteObject
 from ....formats.png import SIDE, PngError, decode_frames
-from ....ingest.staging import lengths_path
+from ....ingest.row_source import lengths_path
 from ....workers.task import OnBlock
 from .episodes import ROW_BYTES, Episode, EpisodeStream, bad_frame
 

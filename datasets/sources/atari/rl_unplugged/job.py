@@ -18,9 +18,9 @@ from .....storage.episodes import TERMINATED
 from .....storage.folder import remove_tree
 from .....storage.writer import ColumnWriter
 from ....fetch import Location, resolve
-from ....ingest.number_ranges import format_numbers
 from ....ingest.protocol import ConvertOptions, Expectation, PartSpec, Plan, RawObject
-from ....ingest.staging import StagedPart, StagedRows
+from ....ingest.request import format_numbers
+from ....ingest.row_source import StagedPart, StagedRows
 from ....ingest.trajectories import results
 from ..run_job import CITATION, RunJob, spaces
 from .decode import ROWS, STEPS, DecodeTask, is_of
