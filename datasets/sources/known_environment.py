@@ -57,14 +57,19 @@ class KnownEnvironment:
 
         given = dict(arguments or {})
         try:
-            if trust and self.stated is not None and "entry_point" in self.stated:
-                spec = gymnasium.envs.registration.EnvSpec.from_json(json.dumps(dict(self.stated)))
-                made = gymnasium.make(spec, **given)
-            else:
-                if not trust:
-                    self._check()
+            self._check_missing(given)
+            if not trust:
+                self._check()
+            stated = {**(self.stated or {})}
+            if not trust or not ("entry_point" in stated or stated.get("additional_wrappers")):
                 self._register()
                 made = gymnasium.make(self.id, **{**self.arguments, **given})
+            else:
+                stated.pop("missing", None)
+                spec = gymnasium.envs.registration.EnvSpec.from_json(json.dumps(stated))
+                if spec.entry_point is None:  # it was registered with an object
+                    spec.entry_point = gymnasium.spec(self.id).entry_point
+                made = gymnasium.make(spec, **given)
             return self.wrap(made) if self.wrap else made
         except (error.UnregisteredEnv, ModuleNotFoundError) as problem:
             raise self._absent(problem) from problem
@@ -78,6 +83,20 @@ class KnownEnvironment:
                 raise
             message = f"{self.id} cannot be made: {type(problem).__name__}: {reason(problem)}"
             raise RbdataError(message, hint=f"try it: gymnasium.make({self.id!r})") from problem
+
+    def _check_missing(self, given: Mapping[str, Any]) -> None:
+        """Raise UsageError where the recorded environment had arguments or wrappers that the file does not hold."""
+        missing = (self.stated or {}).get("missing")
+        for what, hint in (
+            ("kwargs", "pass them to make_env"),
+            ("wrappers", f"make it as it was made for the recording, beginning with gymnasium.make({self.id!r})"),
+        ):
+            names = missing.get(what) if isinstance(missing, Mapping) else None
+            left = [str(name) for name in names if name not in given] if isinstance(names, list) else []
+            if left:
+                word = "arguments" if what == "kwargs" else what
+                message = f"{self.id} was recorded with {word} that the manifest cannot hold: {', '.join(left)[:200]}"
+                raise UsageError(message, hint=hint)
 
     def _check(self) -> None:
         """Raise UsageError where a file names something that would be imported."""
@@ -129,6 +148,8 @@ def stated_environment(record: Mapping[str, Any]) -> KnownEnvironment | None:
     limit = stated.get("max_episode_steps")
     if isinstance(limit, int) and limit > 0:
         arguments["max_episode_steps"] = limit
+    elif "max_episode_steps" in stated and limit is None:
+        arguments["max_episode_steps"] = -1  # none, whatever the registry says
     metadata = record.get("metadata")
     wanted = metadata.get("requirements") if isinstance(metadata, Mapping) else None
     named = ", ".join(map(str, wanted))[:200] if isinstance(wanted, (list, tuple)) else ""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import json
 import re
 import sys
 import warnings
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ....errors import MissingExtraError, RbdataError, UnknownDatasetError, UsageError, is_interrupt
 
 if TYPE_CHECKING:
-    import gymnasium
+    pass
 
 #: What `rbdata list` shows: ids that need nothing but Gymnasium, and two that need the ``atari`` extra.
 CLASSIC = (
@@ -39,6 +41,10 @@ _ID = re.compile(r"(?:[\w.]+:)?(?:[\w:-]+/)?[\w:.-]+?(?:-v\d+)?")
 #: Between an environment's id and the name of a recording; no id of Gymnasium has it.
 _AT = "@"
 _NAME = re.compile(r"\w[\w.+-]*")
+#: What `gymnasium.make_vec` adds to the arguments of its environments.
+_OF_MAKE_VEC = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")
+#: Vector wrappers that change neither observations nor actions, rewards or ends.
+_OBSERVERS = ("RecordEpisodeStatistics", "DictInfoToList", "RecordVideo", "HumanRendering", "VectorRecorder")
 
 
 def is_id(name: str) -> bool:
@@ -192,17 +198,76 @@ def _nearest(name: str) -> str:
     return f"did you mean {', '.join(bare[one] for one in near)}?" if near else _ALL
 
 
-def specification(env: gymnasium.Env) -> Any:
-    """An environment's specification as JSON values; its id alone where it holds what JSON cannot express."""
-    import json
+def specification(env: Any) -> dict[str, Any] | None:
+    """An environment's specification as JSON values, in Gymnasium's form; of a vector environment that of a single one.
 
+    An entry point that is an object is left out: the registry has it. ``missing``, ``{"kwargs": [...], "wrappers": [...]}``,
+    names the arguments and wrappers that JSON cannot express, or that Gymnasium does not state.
+    """
     spec = env.spec
     if spec is None:
         return None
-    try:
-        return json.loads(spec.to_json())
-    except (TypeError, ValueError, AttributeError):
+    if not dataclasses.is_dataclass(spec):
         return {"id": spec.id}
+    found = {one.name: getattr(spec, one.name) for one in dataclasses.fields(spec) if one.init}
+    layers = [*_layers(env)]
+    arguments, missing = dict(found["kwargs"]), _unstated_wrappers(layers, spec)
+    if hasattr(env, "single_action_space"):  # of `make_vec`
+        wraps = [getattr(wrap, "func", wrap) for wrap in arguments.get("wrappers", ())]  # of a `functools.partial`
+        missing += [getattr(wrap, "__name__", type(wrap).__name__) for wrap in wraps]
+        arguments = {name: value for name, value in arguments.items() if name not in _OF_MAKE_VEC}
+        found["max_episode_steps"] = arguments.pop("max_episode_steps", found["max_episode_steps"])
+    limits = [layer.spec.max_episode_steps for layer in layers if _is_time_limit(layer) and layer.spec]
+    found["max_episode_steps"] = min(limits, default=found["max_episode_steps"])
+    found["kwargs"] = {name: value for name, value in arguments.items() if _is_json(value)}
+    wrappers = spec.additional_wrappers
+    missing += [one.name for one in wrappers if not _is_json(one.kwargs)]
+    found["additional_wrappers"] = [dataclasses.asdict(one) for one in wrappers if _is_json(one.kwargs)]
+    lacking = {"kwargs": sorted({*arguments} - {*found["kwargs"]}), "wrappers": missing}
+    stated = {name: value for name, value in found.items() if _is_json(value)}
+    return json.loads(json.dumps({**stated, **({"missing": lacking} if any(lacking.values()) else {})}))
+
+
+def _unstated_wrappers(layers: list[Any], spec: Any) -> list[str]:
+    """The classes around an environment that its specification does not name."""
+    import gymnasium
+
+    unstated = [
+        type(layer).__name__
+        for layer in layers
+        if isinstance(layer, gymnasium.vector.VectorWrapper) and type(layer).__name__ not in _OBSERVERS
+    ]
+    module, _, name = spec.entry_point.partition(":") if isinstance(spec.entry_point, str) else ("", "", "")
+    creator = getattr(sys.modules.get(module), name, None) if module else spec.entry_point
+    single = isinstance(layers[-1], gymnasium.Env)
+    if single and isinstance(creator, type) and not any(isinstance(layer, creator) for layer in layers):
+        unstated.append(type(layers[-1]).__name__)  # an environment that holds the one whose specification it has
+    return unstated
+
+
+def _layers(env: Any) -> Iterator[Any]:
+    """The wrappers of an environment from the outside in, and what they wrap."""
+    import gymnasium
+
+    while isinstance(env, (gymnasium.Wrapper, gymnasium.vector.VectorWrapper)):
+        yield env
+        env = env.env
+    yield env
+
+
+def _is_time_limit(layer: Any) -> bool:
+    import gymnasium
+
+    return isinstance(layer, gymnasium.wrappers.TimeLimit)
+
+
+def _is_json(value: Any) -> bool:
+    """Whether JSON gives the value back, tuples as lists."""
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_json, value))
+    if isinstance(value, dict):
+        return all(isinstance(name, str) for name in value) and all(map(_is_json, value.values()))
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 @contextmanager

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from importlib.util import find_spec
 
 import gymnasium
 import gymnasium_envs
+import numpy as np
 import pytest
 import rbdata
 from paths import DATA
@@ -60,6 +62,115 @@ def test_a_trusted_file(tmp_path):
     env = dataset.make_env(trust=True)
     env.reset()
     assert isinstance(env.unwrapped, gymnasium_envs.Counter)
+
+
+class Walk(gymnasium.Env):
+    """Observes ``slope`` times the number of steps; ``shown`` makes the reward of it."""
+
+    observation_space = gymnasium.spaces.Box(-1e6, 1e6, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, slope=1.0, shown=float):
+        self.slope, self.shown = slope, shown
+
+    def reset(self, *, seed=None, options=None):
+        self.time = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.time += 1
+        value = self.slope * self.time
+        return np.full(1, value, np.float32), self.shown(value), self.time == 50, False, {}
+
+
+@pytest.fixture(params=[Walk, lambda **arguments: Walk(**arguments), f"{__name__}:Walk"])
+def walk(request):
+    name = "tests/Walk-v0"
+    gymnasium.register(name, request.param, max_episode_steps=20, disable_env_checker=True)
+    yield functools.partial(gymnasium.make, name)
+    gymnasium.registry.pop(name)
+
+
+def recorded(env):
+    vectors = hasattr(env, "single_action_space")
+    with rbdata.Recorder(env, name="own") as recorder:
+        recorder.reset(seed=0)
+        for _ in range(60):
+            *_, terminated, truncated, _ = recorder.step(recorder.action_space.sample())
+            if not vectors and (terminated or truncated):
+                recorder.reset()
+    return rbdata.open_dataset(recorder.path)
+
+
+def assert_same(dataset, env):
+    """The first recorded episode is what the environment gives for its actions."""
+    env.reset(seed=0)
+    for row in dataset.episode(0):
+        observation, reward, terminated, truncated, _ = env.step(int(row["action"]))
+        assert np.array_equal(row["next", "observation"], observation) and float(row["next", "reward"]) == reward
+        ends = bool(row["next", "terminated"]), bool(row["next", "truncated"])
+        assert ends == (terminated, truncated)
+
+
+@pytest.mark.parametrize("trust", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda make: make(slope=3.0),
+        lambda make: make(slope=3.0, max_episode_steps=6),
+        lambda make: make(max_episode_steps=-1),
+        lambda make: gymnasium.wrappers.TimeLimit(make(slope=3.0), 6),
+        lambda make: gymnasium.wrappers.TimeLimit(make(max_episode_steps=5), 10),
+        lambda make: gymnasium.make_vec(make.args[0], 2, "sync", slope=3.0, max_episode_steps=6),
+    ],
+)
+def test_an_environment_is_made_as_it_was_recorded(walk, make, trust):
+    dataset = recorded(make(walk))
+    assert_same(dataset, dataset.make_env(trust=trust))
+
+
+def test_wrappers_of_an_environment_that_is_registered_by_an_object(walk):
+    dataset = recorded(gymnasium.wrappers.FlattenObservation(walk(slope=3.0)))
+    with pytest.raises(UsageError, match="needs wrappers: FlattenObservation"):
+        dataset.make_env()
+    env = dataset.make_env(trust=True)
+    assert isinstance(env, gymnasium.wrappers.FlattenObservation)
+    assert_same(dataset, env)
+
+
+class Holder(gymnasium.Env):
+    """Holds an environment, and passes for it."""
+
+    def __init__(self, env):
+        self.env, self.spec = env, env.spec
+        self.observation_space, self.action_space = env.observation_space, env.action_space
+        self.reset, self.step = env.reset, lambda action: env.step(1 - action)
+
+
+@pytest.mark.parametrize("trust", [False, True])
+@pytest.mark.parametrize(
+    ("wrap", "names"),
+    [
+        (lambda: gymnasium.wrappers.TransformReward(gymnasium.make("CartPole-v1"), lambda _: 3), "TransformReward"),
+        (
+            lambda: gymnasium.wrappers.vector.ClipReward(gymnasium.make_vec("CartPole-v1", 2, "sync"), 0, 0.5),
+            "ClipReward",
+        ),
+        (lambda: gymnasium.make_vec("CartPole-v1", 2, "sync", wrappers=[gymnasium.wrappers.NormalizeReward]), "Norm"),
+        (lambda: Holder(gymnasium.make("CartPole-v1")), "Holder"),
+    ],
+)
+def test_wrappers_that_a_manifest_cannot_hold(wrap, names, trust):
+    with pytest.raises(UsageError, match=f"wrappers that the manifest cannot hold: {names}"):
+        recorded(wrap()).make_env(trust=trust)
+
+
+@pytest.mark.parametrize("trust", [False, True])
+def test_arguments_that_a_manifest_cannot_hold(walk, trust):
+    dataset = recorded(walk(slope=2.0, shown=abs))
+    with pytest.raises(UsageError, match="arguments that the manifest cannot hold: shown"):
+        dataset.make_env(trust=trust)
+    assert_same(dataset, dataset.make_env(trust=trust, shown=abs))
 
 
 def test_packages_that_are_missing():
