@@ -202,7 +202,9 @@ def test_one_flipped_bit_of_raw_rows_fetches_one_shard(large, monkeypatch):
     flip(path / "observation.memmap", 0)
     made = []
     monkeypatch.setattr(run, "fill_tasks", lambda job, *more: made.append(tasks := fill_tasks(job, *more)) or tasks)
-    monkeypatch.setattr(run, "run_tasks", lambda tasks, *more: made.append(len(tasks)) or run_tasks(tasks, *more))
+    monkeypatch.setattr(
+        run, "run_tasks", lambda tasks, *more, **named: made.append(len(tasks)) or run_tasks(tasks, *more, **named)
+    )
     assert repair(path, verify(path).problems, procs=1).files == ("observation.memmap",)
     assert made[1:] == [1]
     assert contents(path) == before
