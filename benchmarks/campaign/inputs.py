@@ -123,9 +123,13 @@ def _watch(name: str, seed: int, first: int, last: int, report: Report) -> int:
 
 
 def _work(name: str, seed: int, first: int, last: int, current: Any, answer: Connection, folder: Path) -> None:
+    from rbdata.datasets.workers import sandbox
     from rbdata.datasets.workers.worker_process import end_with_parent
 
     end_with_parent()
+    sandbox._PATIENCE = (
+        LIMIT_SECONDS / 3
+    )  # a reader that hangs in its sandbox is refused before this process is a fault
     warnings.simplefilter("ignore")
     reader = READERS[name]
     corpus = reader.corpus(folder / "corpus")
