@@ -114,7 +114,8 @@ def _problem(parts: tuple[str, ...], value: Any, steps: int) -> tuple[str, str |
     if value.shape[:1] != (steps,):
         return f"with {len(value) if value.ndim else 'no'} rows instead of {steps}", None
     if 0 in value.shape[1:]:
-        return f"with an empty row of shape {list(value.shape[1:])}", "remove it with .exclude(...)"
+        hint = "rows need elements: of one step (per sample) len(td) is 0; a leaf that has none is left out with .exclude(...)"
+        return f"with an empty row of shape {list(value.shape[1:])}", hint
     return None
 
 
