@@ -94,7 +94,7 @@ def ours_in_turn(source: Path, fn: str, root: Path, rounds: int, args: dict[str,
     """Seconds of runs by one process and by two, in turn, all of them up before: what longer runs converge to."""
     from rbdata.datasets.workers.engines.local import LocalEngine
     from rbdata.preprocess.driver import preprocess
-    from rbdata.preprocess.preprocess_request import Request
+    from rbdata.preprocess.request import Request
 
     engines = {procs: LocalEngine(procs) for procs in (1, 2)}
     seconds: dict[int, list[float]] = {procs: [] for procs in engines}

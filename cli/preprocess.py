@@ -13,7 +13,7 @@ from .options import Address, Engine, Force, IdOrFolder, NoWait, Procs, Root
 
 if TYPE_CHECKING:
     from ..datasets.acquire import Estimate
-    from ..preprocess.preprocess_request import DryRun, Preprocessed
+    from ..preprocess.request import DryRun, Preprocessed
 
 EXAMPLES = """
   rbdata preprocess Pong/5 --fn my.module:fn --dest my/pong --procs 8
@@ -86,10 +86,9 @@ def run(
     The function takes and returns a TensorDict in TED, TorchRL's Episode Data format. Keys and shapes may change, but all
     results must have the same ones. An interrupted run continues when the same command is run again.
     """
-    from ..preprocess.arguments import parse_arguments
     from ..preprocess.driver import preprocess
-    from ..preprocess.preprocess_request import Request
-    from ..preprocess.read_options import ReadOptions
+    from ..preprocess.function_chain import parse_arguments
+    from ..preprocess.request import ReadOptions, Request
     from .report import Result, finish, this_command, work
 
     request = Request(

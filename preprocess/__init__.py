@@ -2,17 +2,13 @@
 
 A chunk passes through these modules:
 
-    preprocess_request   what the user asks for
-    function_chain       the functions, looked up and checked (`function`, `functions`)
-    run_context          the request bound to its input, cut into `chunks`; `run_config` is the part that workers need
-    first_pass           statistics that functions need of all data
-    probe                the functions are tried on the first steps, which decides the `layout` of the new dataset
-    worker               reads a chunk (`input_view`), calls the functions (`apply`, `process_state`), checks the `result`,
-                         writes a `part`
-    passthrough          rows that no function changed are copied as they are stored
-    finish               the parts become a dataset: episode table, manifest with `lineage`
+    request          what the user asks for, bound to its input and cut into `chunks`
+    function_chain   the functions, looked up and checked (`function`, `functions`)
+    planning         statistics that functions need of all data; a trial on the first steps, which decides the `layout`
+    worker           reads a chunk and calls the functions (`apply`), checks the `result`, writes a part (`records`)
+    driver           runs all of this; the parts become a dataset: episode table, manifest with `lineage`
 
-`driver` runs them in this order. ``rbdata.preprocess`` is this package, which can be called: see `interface.preprocess`.
+``rbdata.preprocess`` is this package, which can be called: see `interface.preprocess`.
 """
 
 from __future__ import annotations

@@ -5,21 +5,33 @@ states (`functions.traits`) get each state once instead, not as observation and 
 
 A chain equals runs one after the other: the result of each function is checked and completed as if it were to be stored,
 and the next function gets what would be read then. With whole episodes, it gets those that the function before it made.
+
+What a user's function changes of the process that calls it is put back: results do not depend on which calls came before in
+the same process, and in Python the caller finds the process as it was.
+
+The input is read as functions get it (`InputView`): the episodes of `chunks` with the options of `request.ReadOptions`.
+Frame stacks and n-step returns are those of a sampler (`storage.replay`): they are read from the whole dataset and end at the
+edges of its episodes, not at those of slices.
 """
 
 from __future__ import annotations
 
+import decimal
+import os
 import random
 import signal
+import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import TracebackType
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -29,17 +41,20 @@ from ..datasets.user_code.loading import by_content
 from ..datasets.user_code.source_files import is_installed_path
 from ..errors import FunctionError, RbdataError, ResultError
 from ..storage.codecs import codec_of
-from .chunks import Chunk, split, step_range
+from ..storage.dataset import Dataset, reopen
+from ..storage.memory_map import release_pages
+from ..storage.window import nest
+from .chunks import Chunk, split, step_range, view_episodes
 from .function import EPISODE, STEP, BoundFunction, load_chain
-from .input_view import InputView
 from .layout import observation_pairs
-from .passthrough import SourceStates
-from .process_state import as_caller, unchanged_process, unchanged_program
 from .records import FIRST, LAST
+from .request import CallerSettings, ReadOptions, RunConfig
 from .result import (
     CollectedSteps,
     Columns,
     ResultCounts,
+    SourceRows,
+    SourceStates,
     as_stored,
     bookkeeping_of,
     check_batch,
@@ -52,7 +67,189 @@ from .result import (
     keeps_bookkeeping,
     leaves_of,
 )
-from .run_config import RunConfig
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class unchanged_process:
+    """Around calls: default dtype, default device, gradients and the current directory are restored.
+
+    A process that the function forked ends here: it must not do the work of this one a second time. (A class, as it is
+    faster than a generator.)
+    """
+
+    __slots__ = ("_before", "_pid")
+
+    def __enter__(self) -> None:
+        self._pid, self._before = os.getpid(), _settings()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if os.getpid() != self._pid:
+            os._exit(1)
+        dtype, device, gradients, folder = self._before
+        if _settings() == self._before:
+            return
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(gradients)
+        if _default_device() is not device:
+            torch.set_default_device(None if device is None else device.device)
+        if folder is not None:
+            with suppress(OSError):
+                os.chdir(folder)
+
+
+def _settings() -> tuple[torch.dtype, Any, bool, str | None]:
+    try:
+        folder = os.getcwd()  # noqa: PTH109  (Path.cwd takes five times as long)
+    except OSError:  # it was removed
+        folder = None
+    return torch.get_default_dtype(), _default_device(), torch.is_grad_enabled(), folder
+
+
+def _default_device() -> Any:
+    """What torch keeps of `torch.set_default_device`, None where it was not called; to ask torch takes ten times as long."""
+    return getattr(getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None), "device_context", None)
+
+
+@contextmanager
+def as_caller(settings: CallerSettings) -> Iterator[None]:
+    """In a worker: the settings of the process that asked for the run."""
+    if settings == CallerSettings.read():
+        yield
+        return
+    dtype, context = torch.get_default_dtype(), decimal.getcontext()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    try:
+        torch.set_default_dtype(getattr(torch, settings.dtype or "float32"))
+        torch.use_deterministic_algorithms(bool(settings.deterministic))
+        if settings.decimal is not None:
+            *values, traps = settings.decimal
+            prec, rounding, low, high, capitals, clamp = values
+            raised = [getattr(decimal, name) for name in traps]
+            decimal.setcontext(decimal.Context(prec, rounding, low, high, capitals, clamp, traps=raised))
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.use_deterministic_algorithms(deterministic)
+        decimal.setcontext(context)
+
+
+@contextmanager
+def unchanged_program() -> Iterator[None]:
+    """Around many calls: what only matters to the caller is restored. Threads of torch, NumPy's errors, filters of warnings,
+    signal handlers, standard streams. ``os._exit`` raises: the process would end without a word, and with any exit code.
+    """
+    pid, leave = os.getpid(), os._exit
+
+    def refuse(status: int) -> NoReturn:
+        if os.getpid() == pid and threading.current_thread() is threading.main_thread():
+            raise SystemExit(f"os._exit({status})")
+        leave(status)
+
+    threads, errors, filters = torch.get_num_threads(), np.geterr(), warnings.filters[:]
+    streams = {name: getattr(sys, name) for name in ("stdin", "stdout", "stderr")}
+    handlers: dict[Any, Any] = {one: signal.getsignal(one) for one in _SIGNALS}
+    os._exit = refuse
+    try:
+        yield
+    finally:
+        os._exit = leave
+        torch.set_num_threads(threads)
+        np.seterr(**errors)
+        if warnings.filters != filters:
+            warnings.filters[:] = filters  # type: ignore[index]
+        for name, stream in streams.items():
+            setattr(sys, name, stream)
+        if threading.current_thread() is threading.main_thread():
+            for one, handler in handlers.items():
+                if handler is not None and signal.getsignal(one) is not handler:
+                    signal.signal(one, handler)
+
+
+#: Pages of files of so many bytes in all stay in memory.
+KEPT_BYTES = 128 << 20
+
+
+class InputView:
+    """A dataset as functions get it. The tensors that it returns are copies, which functions may modify.
+
+    Raises UsageError where the dataset was replaced since the run began: its content is not ``content`` any more.
+    """
+
+    def __init__(self, path: Path, content: str, num_frames: int | None, options: ReadOptions) -> None:
+        self.dataset, self.options = reopen(Dataset, (path,), content), options
+        self.episodes = view_episodes(self.dataset.episodes, num_frames, options.slice_len)
+        self._added_ends = self.episodes.starts[1:][self.episodes.added] - 1
+
+    def read(self, start: int, stop: int) -> TensorDict:
+        """Steps ``start..stop-1`` as TED, batch ``[stop - start]``; no two tensors share memory."""
+        if not self.options.reads_neighbours:
+            td = self.dataset[start:stop]
+        else:
+            td = self._read_with_neighbours(torch.arange(start, stop))
+        return self._truncate_added_ends(td, torch.arange(start, stop))
+
+    def read_step_leaves(self, start: int, stop: int) -> TensorDict:
+        """The same without state leaves; not where steps are read with their neighbours."""
+        leaves = {name: rows for name, rows in self.dataset.rows.items() if rows.leaf.kind == "step"}
+        td = nest({name: rows.block(start, stop).clone() for name, rows in leaves.items()}, (stop - start,))
+        return self._truncate_added_ends(td, torch.arange(start, stop))
+
+    def read_states(self, start: int, stop: int, undecoded: Collection[str]) -> SourceStates:
+        """The states of the same steps, one row each: the successor of a step is the row after the one it begins with.
+
+        The rows of leaves in ``undecoded`` are not read.
+        """
+        numbers = self.dataset.state_numbers(start, stop)
+        first, end = int(numbers[0]), int(numbers[-1]) + 2
+        leaves = {
+            name: SourceRows(rows, first, None if name in undecoded else rows.block(first, end))
+            for name, rows in self.dataset.rows.items()
+            if rows.leaf.kind == "state"
+        }
+        return SourceStates(numbers - first, leaves)
+
+    def read_scattered(self, steps: torch.Tensor) -> TensorDict:
+        """Steps in any order, as ``read`` returns them."""
+        td = self._read_with_neighbours(steps) if self.options.reads_neighbours else self.dataset[steps]
+        return self._truncate_added_ends(td, steps)
+
+    def release(self) -> None:
+        """Give back the pages of the files that were read, which count as memory of this process.
+
+        Those of small datasets stay: they are read again in the next pass.
+        """
+        parts = [part for rows in self.dataset.rows.values() for part in vars(rows).values()]
+        mapped = [part for part in parts if isinstance(part, np.ndarray)]
+        if sum(part.nbytes for part in mapped) > KEPT_BYTES:
+            for part in mapped:
+                release_pages(part)
+
+    def _read_with_neighbours(self, steps: torch.Tensor) -> TensorDict:
+        from ..storage.replay.batches import BatchReader, NStep
+        from ..storage.replay.draw import Draw
+        from ..storage.replay.storages.dataset_storage import DatasetStorage
+
+        options = self.options
+        n_step = None if options.n_step is None else NStep(options.n_step, options.gamma)
+        storage = DatasetStorage(self.dataset)
+        reader = BatchReader(storage, frame_stack=options.frame_stack, n_step=n_step, with_info=False)
+        (prepared,) = reader.prepare([Draw(steps)])
+        return reader.complete(prepared).clone()  # stacks are overlapping views of the same memory
+
+    def _truncate_added_ends(self, td: TensorDict, steps: torch.Tensor) -> TensorDict:
+        """The steps, truncated where an episode of the view ends and that of the dataset continues."""
+        ends = self._added_ends
+        low, high = np.searchsorted(ends, [int(steps.min()), int(steps.max()) + 1])
+        if low < high:
+            is_end = torch.isin(steps, torch.from_numpy(ends[low:high]))
+            mask = is_end.view(-1, 1) & ~td.get(("next", "terminated"))
+            for name in ("truncated", "done"):
+                td.set(("next", name), td.get(("next", name)) | mask)
+        return td
+
 
 _HERE = str(Path(__file__).parent)
 

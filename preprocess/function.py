@@ -1,4 +1,4 @@
-"""A function of the chain: its name and arguments, and how a worker loads and calls it.
+"""A function of the chain: its name, arguments and identity, and how a worker loads and calls it.
 
 A function given as text is looked up again in every worker (`functions.lookup`). One given as a Python object is pickled:
 by value where its module cannot be imported (a lambda, a closure, a notebook cell), and where it is the user's, with the
@@ -6,11 +6,15 @@ globals that it uses as they are now. A worker compares what it loaded with the 
 
 Functions are called on copies that `load_chain` makes: each run, and each trial before it, begins with the state that they
 had when they were given.
+
+Fingerprint and lineage record the identity. A built-in function has the one that `functions.traits` fixes, any other one that
+of its content and of the local files that it reaches (`datasets.user_code`).
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,15 +26,100 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..datasets.user_code.identity import Identity, global_reads, qualified_name, strip_partials
+from ..datasets.user_code.identity import (
+    Content,
+    Identity,
+    content_hash,
+    global_reads,
+    hash_files,
+    labelled,
+    qualified_name,
+    strip_partials,
+)
+from ..datasets.user_code.identity import identify as identify_user_code
 from ..datasets.user_code.source_files import is_local_module, nested_codes
 from ..errors import FunctionError, UsageError
+from . import functions
 from .functions.lookup import find_function, find_unused, is_builtin_name
-from .functions.traits import Fit, Traits, traits_of
-from .identity import describe_arguments, files_of_arguments, identify, is_builtin
+from .functions.traits import Fit, Traits, recorded_identity, traits_of
 
 if TYPE_CHECKING:
     import torch
+
+
+def identify(fn: Callable[..., Any], what: str = "the function") -> Identity:
+    """The identity of a function; ``what`` names it in errors. Raises what `user_code.identity.identify` raises."""
+    traits = traits_of(fn)
+    if traits is None or not is_builtin(fn):
+        return identify_user_code(fn, what)
+    recorded = recorded_identity(traits.name)
+    if recorded is not None:
+        return Identity(*recorded)
+    source, file = inspect.getsource(fn).encode(), Path(inspect.getsourcefile(inspect.unwrap(fn)) or "").read_bytes()
+    return Identity(qualified_name(fn), hashlib.sha256(source).hexdigest(), hashlib.sha256(file).hexdigest())
+
+
+def is_builtin(fn: Callable[..., Any]) -> bool:
+    """Whether a function is built in; a wrapper of one has its attributes and is not."""
+    traits = traits_of(fn)
+    return traits is not None and functions.find_builtin(traits.name) is fn
+
+
+def describe_arguments(
+    args: Mapping[str, Any], name: str, fn: Callable[..., Any], *, builtin: bool
+) -> tuple[dict[str, Any], str | None]:
+    """The arguments of the function ``fn`` as JSON values, objects by their content; and the sha256 of all of them where JSON
+    does not tell them from others (a tuple from a list, the order of keys, what they share with the function). Built-in
+    functions take those alike.
+
+    Raises UsageError for an argument that cannot be told from another one.
+    """
+    described = {key: _to_json(value, _named(name, key)) for key, value in sorted(args.items())}
+    if builtin or all(map(_is_json, args.values())):
+        return described, None
+    content = Content(f"an argument of {name}")
+    content.add(fn)
+    for key, value in sorted(args.items()):
+        content.add(key)
+        content.add(value, f" {key}")
+    return described, content.sha256
+
+
+def files_of_arguments(args: Mapping[str, Any], name: str) -> dict[str, str]:
+    """sha256 of the local files that functions and objects among the arguments reach, by module."""
+    files: dict[str, str] = {}
+    for key, value in args.items():
+        if not _is_json(value):
+            content = Content(_named(name, key))
+            content.add(value)
+            files |= labelled(hash_files(content), content.files, None)
+    return files
+
+
+def _named(name: str, key: str) -> str:
+    return f"the argument {key} of {name}"
+
+
+def _is_json(value: Any) -> bool:
+    """Whether a value is that JSON value and no other."""
+    if type(value) is list:
+        return all(map(_is_json, value))
+    if type(value) is dict:
+        return (
+            all(type(key) is str for key in value) and [*value] == sorted(value) and all(map(_is_json, value.values()))
+        )
+    return type(value) in (bool, int, float, str, type(None))
+
+
+def _to_json(value: Any, what: str) -> Any:
+    if isinstance(value, (bool, int, float, str, type(None))):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _to_json(item, f"{what}[{key!r:.40}]") for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_to_json(item, f"{what}[{number}]") for number, item in enumerate(value)]
+    return f"{type(value).__qualname__} sha256 {content_hash(value, what)}"
+
 
 #: Arguments that rbdata passes to functions whose signature names them.
 GENERATOR = "generator"

@@ -42,14 +42,13 @@ def preprocess(
 
     ``fn`` takes a TED TensorDict and returns one: a callable, text such as ``"pkg.mod:fn"`` or ``"rbdata:to_float"``, or a
     sequence of them, applied one after the other. ``args`` are their arguments (``{"scale": 2}``, or
-    ``{"scale_rewards.scale": 2}`` for one of several). For the rest see `preprocess_request.Request`.
+    ``{"scale_rewards.scale": 2}`` for one of several). For the rest see `request.Request`.
     ``progress`` and ``listener`` are those of `download`. An interrupted run is continued by the same call. Where another
     process makes ``dest``, that one is waited for; ``wait=False`` raises DatasetBusyError. Raises what `driver.preprocess`
     raises.
     """
     from . import driver
-    from .preprocess_request import Request
-    from .read_options import ReadOptions
+    from .request import ReadOptions, Request
 
     request = Request(
         os.fspath(dataset_id),

@@ -1,4 +1,4 @@
-"""Checks of what a function returned.
+"""Results of functions: the checks of what a function returned, successors, rows that no function changed.
 
 It must be a TensorDict on the CPU with a valid key for every tensor and one row per step. Reward and flags that it dropped are
 copied from the input where the number of steps is the same. The checked result is called *columns*: tensors by path,
@@ -7,23 +7,34 @@ copied from the input where the number of steps is the same. The checked result 
 What the checks need of the input is copied before the function is called, because it may modify its input in place.
 A function may return views of memory that it uses again for its next result: results that are kept until then are `copied`.
 The next function of a chain gets what it would read if the result had been stored (`as_stored`).
+
+Compressed rows that no function changed are copied as they are stored, because most of the time goes into compression.
+
+Every batch is compared with the decoded rows to find out whether a function changed an observation. The rows of the result must
+be whole rows of the input in the same order, so episodes may have been dropped. Copied rows must have been compressed with
+the dictionary of the new dataset, which `planning` takes from the input where it can.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
+from math import gcd
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 
 from ..errors import ResultError, SchemaError
+from ..storage.codecs.codec import Rows
 from ..storage.leaf import DTYPES, check_key
+from ..storage.memory_map import widest_word
 from ..storage.schema import FLAGS
 from ..storage.window import nest
-from .layout import RESULT_FLAGS, REWARD, Shapes
+from .layout import RESULT_FLAGS, REWARD, Shapes, observation_pairs
 
 Columns = dict[str, torch.Tensor]
 _BOOKKEEPING = (REWARD, *RESULT_FLAGS)
@@ -298,3 +309,136 @@ class CollectedSteps:
             parts = torch.stack(self._rows[dtype]).detach().split([shape.numel() for shape in shapes], 1)
             columns.update({path: part.reshape(-1, *shape) for path, part, shape in zip(paths, parts, shapes)})
         return {path: columns[path] for path in self._kinds}
+
+
+#: Up to this many episodes in a batch it is faster to compare them one by one.
+_FEW_EPISODES = 64
+
+
+def find_unchained(columns: Columns, done: torch.Tensor) -> dict[str, int]:
+    """Observations whose successor is not the observation of the following step, with the first such row.
+
+    ``columns`` are consecutive rows; ``done`` bool ``[n]``: after which of them an episode ends.
+    """
+    broken: dict[str, int] = {}
+    inner = (~done[:-1]).nonzero().squeeze(1)
+    if not len(inner):
+        return broken
+    ends = [0, *(done[:-1].nonzero().squeeze(1) + 1).tolist(), len(done)]
+    for name in observation_pairs(columns):
+        here, after = columns["next/" + name], columns[name]
+        if here.shape != after.shape or here.dtype != after.dtype:
+            broken[name] = 0
+            continue
+        if len(ends) < _FEW_EPISODES and all(identical(here[a : b - 1], after[a + 1 : b]) for a, b in pairwise(ends)):
+            continue
+        differ = differing(here[:-1], after[1:])
+        rows = differ.nonzero().squeeze(1)
+        rows = rows[~done[rows]]
+        if len(rows):
+            broken[name] = int(rows[0])
+    return broken
+
+
+def identical(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether tensors of one shape and dtype hold the same bits; four times faster than ``torch.equal`` for uint8."""
+    if not a.nbytes:
+        return True
+    a, b = a.contiguous(), b.contiguous()
+    size = a.element_size()
+    _, word = widest_word(gcd(a.nbytes // len(a), a.storage_offset() * size, b.storage_offset() * size))
+    return torch.equal(*(tensor.view(len(tensor), -1).view(word) for tensor in (a, b)))
+
+
+def differing(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Which rows differ in any bit, bool ``[n]``: -0.0 from 0.0, but no NaN from itself."""
+    if identical(a, b):
+        return torch.zeros(len(a), dtype=torch.bool)
+    if a.is_floating_point() or a.is_complex():
+        a, b = (tensor.contiguous().reshape(len(tensor), -1).view(torch.uint8) for tensor in (a, b))
+    unequal = a != b
+    return unequal.flatten(1).any(1) if unequal.ndim > 1 else unequal
+
+
+def as_bytes(rows: torch.Tensor) -> np.ndarray:
+    """The bytes of rows as they are stored, uint8 ``[n, row_bytes]``."""
+    array = np.ascontiguousarray(rows.numpy())
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).view(np.uint8).reshape(len(array), -1)
+
+
+@dataclass(frozen=True)
+class SourceRows:
+    """Rows of a state leaf of the input: ``rows`` ``[n, ...]``, the first is number ``first`` of ``leaf``.
+
+    ``rows`` is None where they were not decoded.
+    """
+
+    leaf: Rows
+    first: int
+    rows: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class SourceStates:
+    """The states that the steps of a batch come from: ``place`` (int64 ``[steps]``) is the row of ``leaves`` that each step
+    begins with."""
+
+    place: torch.Tensor
+    leaves: Mapping[str, SourceRows]
+
+
+@dataclass(frozen=True)
+class StepRun:
+    """Steps ``start..stop-1`` of a batch whose states are consecutive rows of the input, beginning with row ``first``."""
+
+    start: int
+    stop: int
+    first: int
+
+
+def split_runs(place: torch.Tensor, done: torch.Tensor) -> list[StepRun] | None:
+    """The steps of a batch in runs; None where the states of the result are not consecutive rows of the input.
+
+    ``done`` (bool ``[steps]``): after which steps an episode of the result ends. An episode that ends where that of the input
+    continues, or continues where that of the input ends, has other states.
+    """
+    gaps = place[1:] - place[:-1]
+    consecutive = torch.where(done[:-1], gaps >= 2, gaps == 1)  # between two episodes there is a final state
+    if not bool(consecutive.all()):
+        return None
+    edges = [0, *((done[:-1]).nonzero().squeeze(1) + 1).tolist(), len(place)]
+    return [StepRun(start, stop, int(place[start])) for start, stop in pairwise(edges)]
+
+
+def find_passthrough(
+    source: SourceStates, columns: Mapping[str, torch.Tensor], names: Collection[str]
+) -> tuple[list[str], list[StepRun]]:
+    """Those of the leaves ``names`` whose rows in a result, and whose successors, are bit by bit those of the input.
+
+    Also the runs that the result consists of; no leaves where it does not consist of runs.
+    """
+    runs = split_runs(source.place, columns["next/done"].view(-1)) or []
+    found = [
+        name
+        for name, leaf in source.leaves.items()
+        if runs and name in names and _is_unchanged(leaf.rows, columns.get(name), columns.get("next/" + name), runs)
+    ]
+    return found, runs
+
+
+def _is_unchanged(
+    rows: torch.Tensor | None, root: torch.Tensor | None, successors: torch.Tensor | None, runs: list[StepRun]
+) -> bool:
+    if rows is None:
+        return True
+    if root is None or successors is None:
+        return False
+    if root.dtype != rows.dtype or root.shape[1:] != rows.shape[1:]:
+        return False
+    if successors.dtype != rows.dtype or successors.shape != root.shape:
+        return False
+    return all(
+        identical(tensor[run.start : run.stop], rows[first : first + run.stop - run.start])
+        for run in runs
+        for tensor, first in ((root, run.first), (successors, run.first + 1))
+    )

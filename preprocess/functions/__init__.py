@@ -1,7 +1,7 @@
 """Built-in preprocessing functions: ``--fn rbdata:NAME``, or ``from rbdata.preprocess.functions import NAME``.
 
-``NAME.py`` holds the function ``NAME``, which is imported when it is first used: the names alone do not load torch. To add a
-function, write such a module, decorate the function with `traits.Traits` and add its name to ``BUILTIN``.
+A function is imported when it is first used: the names alone do not load torch. To add a function, write it in the module of
+its kind, decorate it with `traits.Traits` and add its name to ``BUILTIN``.
 
 Conventions:
 
@@ -16,28 +16,27 @@ Conventions:
 from __future__ import annotations
 
 import difflib
-import sys
 from collections.abc import Callable
 from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 from ...errors import FunctionNotFoundError
 
-BUILTIN = (
-    "clip_rewards",
-    "filter_episodes",
-    "grayscale",
-    "n_step",
-    "normalize_observations",
-    "relabel_rewards",
-    "resize_frames",
-    "returns_to_go",
-    "scale_rewards",
-    "select_keys",
-    "subsample",
-    "to_float",
-)
+#: Name -> module of this package that holds the function.
+BUILTIN = {
+    "clip_rewards": "rewards",
+    "filter_episodes": "episodes",
+    "grayscale": "frames",
+    "n_step": "rewards",
+    "normalize_observations": "observations",
+    "relabel_rewards": "rewards",
+    "resize_frames": "frames",
+    "returns_to_go": "rewards",
+    "scale_rewards": "rewards",
+    "select_keys": "observations",
+    "subsample": "episodes",
+    "to_float": "observations",
+}
 
 
 def find_builtin(name: str) -> Callable[..., Any]:
@@ -46,7 +45,7 @@ def find_builtin(name: str) -> Callable[..., Any]:
         near = difflib.get_close_matches(name, BUILTIN, n=3)
         hint = (f"did you mean {', '.join(near)}? " if near else "") + f"built-in functions: {', '.join(BUILTIN)}"
         raise FunctionNotFoundError(f"rbdata has no built-in function {name!r}", hint=hint)
-    function: Callable[..., Any] = getattr(import_module("." + name, __name__), name)
+    function: Callable[..., Any] = getattr(import_module("." + BUILTIN[name], __name__), name)
     return function
 
 
@@ -58,13 +57,3 @@ def __getattr__(name: str) -> Callable[..., Any]:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *BUILTIN})
-
-
-class _FunctionsPackage(ModuleType):
-    """Python binds an imported submodule to its name in the package: here the name stands for the function inside it."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, getattr(value, name) if name in BUILTIN and isinstance(value, ModuleType) else value)
-
-
-sys.modules[__name__].__class__ = _FunctionsPackage

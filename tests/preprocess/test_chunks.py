@@ -6,8 +6,7 @@ from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rbdata.preprocess.chunks import choose_chunk_steps, choose_sizes, cut, cut_sections, split
-from rbdata.preprocess.episode_view import view_episodes
+from rbdata.preprocess.chunks import choose_chunk_steps, choose_sizes, cut, cut_sections, split, view_episodes
 from storage_tools import make_episodes, table
 
 

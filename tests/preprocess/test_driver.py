@@ -14,7 +14,7 @@ from preprocess_tools import check_files, lasting, make_input, plain, run
 from rbdata.datasets.workers.engines.local import LocalEngine
 from rbdata.preprocess import chunks, driver
 from rbdata.preprocess.driver import preprocess
-from rbdata.preprocess.preprocess_request import Listener, Request
+from rbdata.preprocess.request import Listener, Request
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.episodes import CUT, TERMINATED
 from rbdata.storage.integrity import check_invariants, verify

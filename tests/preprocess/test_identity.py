@@ -21,7 +21,7 @@ from rbdata.datasets.workers.engines import open_engine
 from rbdata.errors import DatasetExistsError, FunctionError, UnfinishedDatasetError, UsageError
 from rbdata.preprocess import driver
 from rbdata.preprocess.driver import preprocess
-from rbdata.preprocess.preprocess_request import Listener, Request
+from rbdata.preprocess.request import Listener, Request
 from rbdata.storage.dataset import Dataset
 
 

@@ -14,7 +14,7 @@ import torch
 from preprocess_tools import check_files, double_rewards, make_input, plain, run
 from rbdata.errors import UsageError
 from rbdata.preprocess.driver import preprocess
-from rbdata.preprocess.preprocess_request import Listener, Request
+from rbdata.preprocess.request import Listener, Request
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.episodes import CUT
 from rbdata.storage.integrity import check_invariants, verify
@@ -49,9 +49,9 @@ def mapped_bytes(folder):
 @pytest.mark.skipif(sys.platform != "linux", reason="smaps")
 @pytest.mark.parametrize("layout", ["flat", "zstd"])
 def test_read_pages_are_given_back(shared, layout, monkeypatch):
-    from rbdata.preprocess import input_view
-    from rbdata.preprocess.input_view import InputView
-    from rbdata.preprocess.read_options import ReadOptions
+    from rbdata.preprocess import apply
+    from rbdata.preprocess.apply import InputView
+    from rbdata.preprocess.request import ReadOptions
 
     path = shared / "my" / layout
     view = InputView(path, Dataset(path).manifest.content, None, ReadOptions())
@@ -59,7 +59,7 @@ def test_read_pages_are_given_back(shared, layout, monkeypatch):
     assert mapped_bytes(path) > 0
     view.release()
     assert mapped_bytes(path) > 0  # a small dataset
-    monkeypatch.setattr(input_view, "KEPT_BYTES", 0)
+    monkeypatch.setattr(apply, "KEPT_BYTES", 0)
     view.release()
     assert mapped_bytes(path) == 0
     assert bool((view.read(0, 100) == first).all())
@@ -88,7 +88,7 @@ class TestWindows:
     )
     @pytest.mark.parametrize("per", ["batch", "episode"])
     def test_as_a_sampler_gives_them(self, shared, layout, windows, per):
-        from rbdata.preprocess.read_options import ReadOptions
+        from rbdata.preprocess.request import ReadOptions
 
         dataset = run(
             shared,
@@ -115,7 +115,7 @@ class TestWindows:
     @pytest.mark.parametrize("layout", ["flat", "zstd"])
     @pytest.mark.parametrize("length", [1, 4, 100])
     def test_slices(self, shared, layout, length):
-        from rbdata.preprocess.read_options import ReadOptions
+        from rbdata.preprocess.request import ReadOptions
 
         seen = []
 

@@ -20,7 +20,7 @@ from preprocess_tools import fails, make_input, run
 from rbdata.datasets.workers.engines import open_engine
 from rbdata.errors import DatasetExistsError, FunctionError, ResultError, UsageError
 from rbdata.preprocess.functions import find_builtin
-from rbdata.preprocess.tasks import WORKER
+from rbdata.preprocess.planning import WORKER
 from rbdata.storage.dataset import Dataset
 from tensordict import LazyStackedTensorDict
 

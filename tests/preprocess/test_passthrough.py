@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from preprocess_tools import make_input, plain, run
 from rbdata.errors import DamagedDatasetError
 from rbdata.preprocess.functions import find_builtin
-from rbdata.preprocess.passthrough import StepRun, split_runs
-from rbdata.preprocess.read_options import ReadOptions
+from rbdata.preprocess.request import ReadOptions
+from rbdata.preprocess.result import StepRun, split_runs
 from rbdata.storage.codecs import zstd as codecs
 from rbdata.storage.codecs.compressed import CompressedRows
 from rbdata.storage.dataset import Dataset

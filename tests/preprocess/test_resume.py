@@ -17,7 +17,7 @@ from rbdata.datasets.ingest.request import Estimate
 from rbdata.datasets.local import list_local
 from rbdata.preprocess import chunks, driver
 from rbdata.preprocess.driver import preprocess
-from rbdata.preprocess.preprocess_request import Listener, Request
+from rbdata.preprocess.request import Listener, Request
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import verify
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rbdata.preprocess.successors import differing, identical
+from rbdata.preprocess.result import differing, identical
 
 
 @given(st.data())

@@ -14,7 +14,7 @@ PACKAGE = Path(untrusted_json.__file__).parents[1]
 #: What reads JSON that rbdata, the user or a program of this machine wrote, or of at most 1 MiB.
 OWN = {
     "cli/options.py": "an option that is typed",
-    "preprocess/arguments.py": "an argument that is typed",
+    "preprocess/function_chain.py": "an argument that is typed",
     "datasets/background_download.py": "pipes between own processes",
     "datasets/fetch/to_file.py": "a record of an own download",
     "datasets/ingest/listing.py": "a listing that was kept",

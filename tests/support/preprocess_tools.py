@@ -16,7 +16,7 @@ import pytest
 import torch
 import zstandard
 from rbdata.preprocess.driver import preprocess
-from rbdata.preprocess.preprocess_request import Request
+from rbdata.preprocess.request import Request
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.manifest import read_manifest
 from storage_tools import make_episodes, write_dataset

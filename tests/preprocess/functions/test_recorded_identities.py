@@ -8,16 +8,15 @@ import sys
 
 import pytest
 from preprocess_tools import make_input, run
+from rbdata.preprocess.function import content_hash, identify
 from rbdata.preprocess.functions import BUILTIN, find_builtin
-from rbdata.preprocess.functions.recorded_identities import recorded_identity
-from rbdata.preprocess.identity import content_hash, identify
+from rbdata.preprocess.functions.traits import recorded_identity
 
 
 def test_names_are_functions_whatever_is_imported_first():
-    """A module has the name of its function, which is bound in the package all the same."""
     code = """
-import rbdata.preprocess.functions.clip_rewards, rbdata.preprocess.functions as functions
-from rbdata.preprocess.functions.subsample import subsample as direct
+import rbdata.preprocess.functions.rewards, rbdata.preprocess.functions as functions
+from rbdata.preprocess.functions.episodes import subsample as direct
 from rbdata.preprocess.functions import clip_rewards, subsample, to_float
 for name in functions.BUILTIN:
     assert callable(getattr(functions, name)) and getattr(functions, name) is functions.find_builtin(name), name

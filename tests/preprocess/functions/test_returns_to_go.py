@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rbdata.errors import SchemaError, UsageError
 from rbdata.preprocess.functions import returns_to_go
-from rbdata.preprocess.functions.returns_to_go import discounted
+from rbdata.preprocess.functions.rewards import discounted
 from ted_tools import episode, ted_problems
 
 

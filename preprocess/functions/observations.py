@@ -1,7 +1,7 @@
-"""Observations normalized to mean 0 and standard deviation 1, in two passes.
+"""Functions of observations: as floating-point numbers, normalized to mean 0 and standard deviation 1, selected by key.
 
-The first pass computes, for each chunk of steps, the number n of states, their mean m and the sum M of squared differences
-from it. Two chunks are merged exactly (Chan, Golub & LeVeque, 1983):
+`normalize_observations` takes two passes. The first pass computes, for each chunk of steps, the number n of states, their mean
+m and the sum M of squared differences from it. Two chunks are merged exactly (Chan, Golub & LeVeque, 1983):
 
     n = n1 + n2      d = m2 - m1      m = m1 + d n2 / n      M = M1 + M2 + d^2 n1 n2 / n
 
@@ -23,10 +23,53 @@ import torch
 from tensordict import TensorDictBase
 
 from ...errors import UsageError
-from ...storage.schema import LARGE_ROW
+from ...storage.schema import FLAGS, LARGE_ROW
 from .checks import boolean, choice, key_list, number, positive
-from .leaves import change, get, paths, select
+from .leaves import below, change, check_finite, covers, get, paths, select
 from .traits import Fit, Partial, Traits
+
+#: Not bfloat16: it has no numpy dtype, so that no dataset can store it.
+_DTYPES = ("float16", "float32", "float64")
+
+
+def _check_to_float(keys: object, dtype: object, scale: object) -> None:
+    key_list("keys", keys)
+    choice("dtype", dtype, _DTYPES)
+    if scale is not None and number("scale", scale) == 0:
+        raise UsageError("scale=0 would set every value to zero")
+
+
+def _map_states_to_float(
+    name: str, rows: torch.Tensor, *, keys: object, dtype: str, scale: float | None
+) -> torch.Tensor:
+    if not covers(key_list("keys", keys), name):
+        return rows
+    target: torch.dtype = getattr(torch, dtype)
+    if scale is None:
+        scale = 1 / 255 if rows.dtype == torch.uint8 else 1.0
+    if scale == 1:
+        out = rows.to(target)
+    else:  # float16 has too few digits to multiply in
+        out = (rows.to(torch.float64 if target == torch.float64 else torch.float32) * scale).to(target)
+    never = rows.dtype == target or rows.dtype in (torch.uint8, torch.int8, torch.bool)
+    return out if never and abs(scale) <= 1 else check_finite(rows, out, name)
+
+
+@Traits("batch", map_states=_map_states_to_float, validate=_check_to_float)
+def to_float(
+    td: TensorDictBase, *, keys: str | list[str] | None = None, dtype: str = "float32", scale: float | None = None
+) -> TensorDictBase:
+    """Leaves are converted to ``dtype`` (float16, float32, float64) and multiplied by ``scale``; shapes stay.
+
+    ``keys``: see `preprocess.functions`; here also keys without a successor, such as ``action``. ``scale`` defaults to
+    1/255 for uint8 (frames in [0, 1]) and to 1 for all other dtypes. Raises UsageError for complex leaves.
+    """
+    names = select(td, keys)
+    for name in names:
+        if get(td, name).is_complex():
+            raise UsageError(f"{name} is complex and cannot be converted to {dtype}")
+    return change(td, names, _map_states_to_float, keys=keys, dtype=dtype, scale=scale)
+
 
 #: Rows are converted to float64 in blocks of about this many bytes.
 _BLOCK_BYTES = 1 << 24
@@ -34,7 +77,7 @@ _BLOCK_BYTES = 1 << 24
 _OVER = ("auto", "element", "leaf")
 
 
-def _check(keys: object, eps: object, clip: object, over: object, final: object, dtype: object) -> None:
+def _check_normalize(keys: object, eps: object, clip: object, over: object, final: object, dtype: object) -> None:
     key_list("keys", keys)
     number("eps", eps, low=0)
     if clip is not None:
@@ -105,7 +148,7 @@ def _finish(partial: Partial, **_: Any) -> dict[str, Any]:
 # -- the second pass --------------------------------------------------------------------------------------------------------
 
 
-def _map_states(
+def _map_states_normalize(
     name: str, rows: torch.Tensor, *, statistics: Any, eps: float, clip: float | None, dtype: str, **_: Any
 ) -> torch.Tensor:
     moments = statistics.get(name)
@@ -123,7 +166,12 @@ def _map_states(
     return out.to(getattr(torch, dtype))
 
 
-@Traits("batch", fit=Fit(_collect, _merge, _finish), map_states=_map_states, validate=_check)
+@Traits(
+    "batch",
+    fit=Fit(_collect, _merge, _finish),
+    map_states=_map_states_normalize,
+    validate=_check_normalize,
+)
 def normalize_observations(
     td: TensorDictBase,
     *,
@@ -150,4 +198,36 @@ def normalize_observations(
     """
     assert statistics is not None
     names = select(td, keys) if "next" in td.keys() else list(statistics)  # noqa: SIM118
-    return change(td, names, _map_states, statistics=statistics, eps=eps, clip=clip, dtype=dtype)
+    return change(td, names, _map_states_normalize, statistics=statistics, eps=eps, clip=clip, dtype=dtype)
+
+
+#: Leaves of every dataset.
+_REQUIRED = (*FLAGS, *(f"next/{flag}" for flag in FLAGS), "next/reward")
+
+
+def _check_select(keys: object, drop: object) -> None:
+    if (keys is None) == (drop is None):
+        raise UsageError("select_keys needs either keys or drop", hint="for example --args keys=observation,action")
+    key_list("keys", keys)
+    required = [key for key in key_list("drop", drop) or [] if key in (*FLAGS, "reward")]
+    if required:
+        raise UsageError(f"{', '.join(required)} cannot be dropped: every dataset has flags and rewards")
+
+
+@Traits("batch", validate=_check_select)
+def select_keys(
+    td: TensorDictBase, *, keys: str | list[str] | None = None, drop: str | list[str] | None = None
+) -> TensorDictBase:
+    """Keep only ``keys``, or all leaves except ``drop``; flags and the reward always stay.
+
+    A key selects the leaves below it and their successors: ``keys=["observation", "action"]`` keeps ``next/observation``.
+    Leaves that exist under ``next`` only are named without ``next/``. Raises UsageError for missing keys.
+    """
+    present = paths(td)
+    roots = list(dict.fromkeys(path.removeprefix("next/") for path in present))
+    given = key_list("keys", keys if keys is not None else drop) or []
+    selected = {path for key in given for path in below(roots, key)}
+    kept = [
+        path for path in present if path in _REQUIRED or (path.removeprefix("next/") in selected) == (keys is not None)
+    ]
+    return td.select(*(tuple(path.split("/")) for path in kept))

@@ -1,0 +1,295 @@
+"""What is found out before parts are made: statistics, the leaves of the result, the time that functions take.
+
+All of it is work for the engine (`call_worker`). Nothing here imports torch at the top, so that the process that distributes
+the work need not load it.
+
+- First passes (`collect_statistics`): what a function needs of all data before it can be called. The partial statistics of
+  each section are a small file in the working folder, so that an interrupted pass can be continued. They are merged in order,
+  so that sums do not depend on the order in which workers finish. Where functions come before it, which may be slow, few
+  sections are cut into more pieces, which follow from the data alone as well.
+- The functions are tried on the first steps (`prepare_layout`): the first result decides the leaves of the new dataset.
+- A dry run (`dry_run`) makes a few chunks; nothing is written to the root.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial, reduce
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ..datasets.workers.engines import Engine
+from ..datasets.workers.task import OnBlock, Work
+from ..errors import ResultError
+from ..storage.codecs import PLAIN, codec_of
+from ..storage.durable import write_atomically
+from ..storage.parts import PARTS
+from ..storage.schema import FLAGS
+from ..storage.scratch import ScratchFolder
+from ..storage.writer import DatasetWriter
+from .chunks import Chunk, Episodes, cut_sections, split
+from .layout import SAMPLE_ROWS, Layout, choose_codec, choose_schema
+from .records import ROWS_PER_SAMPLE, ProbeResult, load_arrays, nothing_left_error, sample_path, unpack_counts
+from .request import DryRun, Listener, Preprocessed, RunConfig, RunContext
+
+#: The module that does the work. It imports torch, so that workers are forked after it has been imported.
+WORKER = f"{__package__}.worker"
+
+
+def call_worker(function: str, config: RunConfig, **options: Any) -> Work[Chunk]:
+    """The work ``worker.FUNCTION(config, chunk, on_block, **options)`` of each chunk; picklable."""
+    return partial(_call, function, config, **options)
+
+
+def _call(function: str, config: RunConfig, chunk: Chunk, on_block: OnBlock, **options: Any) -> dict[str, Any]:
+    from . import worker
+
+    record: dict[str, Any] = getattr(worker, function)(config, chunk, on_block, **options)
+    return record
+
+
+#: The pieces of a pass through other functions, at least, where there are as many batches or episodes.
+LEAST_PIECES = 32
+
+
+def collect_statistics(
+    config: RunConfig,
+    sections: Sequence[Chunk],
+    episodes: Episodes,
+    engine: Engine,
+    listener: Listener,
+    writer: DatasetWriter | None = None,
+) -> RunConfig:
+    """The configuration with the statistics of every function; each pass gets the results of the functions before it.
+
+    Statistics are read from and added to the journal of ``writer``.
+    """
+    known = writer.remembered("statistics") if writer is not None else {}
+    for number, needs_fit in enumerate(config.chain.needs_fit):
+        if not needs_fit:
+            continue
+        statistics = list(config.statistics)
+        if number in known:
+            statistics[number] = known[number]["statistics"]
+        else:
+            pieces = sections if not number else _pieces(config, sections, episodes)
+            statistics[number] = _collect_one(config, number, pieces, engine, listener)
+            if writer is not None:
+                writer.remember("statistics", {"statistics": statistics[number]}, number)
+        config = replace(config, statistics=tuple(statistics))
+    return config
+
+
+def _pieces(config: RunConfig, sections: Sequence[Chunk], episodes: Episodes) -> Sequence[Chunk]:
+    if len(sections) >= LEAST_PIECES:
+        return sections
+    steps = -(-sum(section.rows for section in sections) // LEAST_PIECES)
+    size = steps if config.whole_episodes else config.batch * -(-steps // config.batch)
+    return cut_sections(sections, episodes, size, config.whole_episodes)
+
+
+def _collect_one(
+    config: RunConfig, number: int, pieces: Sequence[Chunk], engine: Engine, listener: Listener
+) -> dict[str, Any]:
+    """The statistics of one function."""
+    import torch
+
+    from .records import collected_path, is_whole, load_arrays
+
+    fn = config.chain.functions[number]
+    fit = fn.fit
+    assert fit is not None
+    listener.on_stage(f"first pass for {fn.label}")
+    paths = {piece.index: collected_path(config.folder, number, piece.index) for piece in pieces}
+    left = [piece for piece in pieces if not is_whole(paths[piece.index])]
+    done = len(pieces) - len(left)
+    for _ in engine.run(call_worker("collect_statistics", config, number=number), left, lambda progress: None):
+        done += 1
+        listener.on_stage(f"first pass for {fn.label}, {done} of {len(pieces)}")
+    loaded = (load_arrays(paths[piece.index]) for piece in pieces)
+    partials = ({name: torch.from_numpy(array) for name, array in arrays.items()} for arrays in loaded if arrays)
+    first = next(partials, None)
+    if first is None:
+        raise ResultError(f"there is nothing left for {fn.name}: the functions before it dropped every episode")
+    finished = fit.finish(reduce(fit.merge, partials, first), **fn.args)
+    for path in paths.values():
+        path.unlink(missing_ok=True)
+    return finished
+
+
+#: Sections that rows for the dictionary are taken from.
+_SAMPLED_SECTIONS = SAMPLE_ROWS // ROWS_PER_SAMPLE
+
+
+def prepare_layout(
+    context: RunContext, writer: DatasetWriter, engine: Engine, listener: Listener
+) -> tuple[Layout, ProbeResult]:
+    """The leaves of the new dataset, from the journal or from a new probe; writes the dictionaries."""
+    known = writer.remembered("layout").get(0)
+    if known is not None:
+        layout = Layout.from_json(known["layout"])
+        trained = [leaf for leaf in layout.schema.states if codec_of(leaf).uses_dictionary]
+        stored = {leaf.name: writer.stored_dictionary(leaf) for leaf in trained}
+        if None not in stored.values():
+            for leaf in trained:
+                writer.dictionary(leaf, stored[leaf.name] or b"")
+            return layout, ProbeResult.from_json(known["look"])
+    listener.on_stage("trying the functions on the first steps")
+    probe = probe_functions(context, engine)
+    layout, dictionaries = choose_layout(context, probe, engine, listener)
+    for name, data in dictionaries.items():
+        if codec_of(layout.schema[name]).uses_dictionary:
+            writer.dictionary(layout.schema[name], data)
+    if known is None:
+        writer.remember("layout", {"layout": layout.to_json(), "look": probe.to_json()})
+    return layout, probe
+
+
+def probe_functions(context: RunContext, engine: Engine) -> ProbeResult:
+    """The result of the first batch, or of the first episodes that are not dropped (`worker.try_functions`).
+
+    Raises ResultError where every episode is dropped.
+    """
+    probe = call_worker("try_functions", context.config)
+    for section in context.sections:
+        for _, record in engine.run(probe, [section], lambda progress: None):
+            if record["probe"] is not None:
+                return ProbeResult.from_json(record["probe"])
+    raise nothing_left_error(context.config.chain.last_name, context.input.id)
+
+
+def choose_layout(
+    context: RunContext, probe: ProbeResult, engine: Engine, listener: Listener
+) -> tuple[Layout, dict[str, bytes]]:
+    """Leaves, codecs and dictionaries for results like the first one."""
+    request, before = context.request, context.input.schema
+    ted = request.layout == "ted"
+    schema = choose_schema(probe.after, probe.unchained, before, ted=ted, codecs={})
+    names = tuple(leaf.name for leaf in schema.states)
+    step_bytes = float(sum(leaf.row_bytes for leaf in schema.steps))
+    codecs: dict[str, str] = {}
+    dictionaries: dict[str, bytes] = {}
+    for name in sorted(set(names).intersection(passthrough_leaves(context, probe))):
+        codecs[name], dictionaries[name], row_bytes = _input_codec(context, name)
+        step_bytes += row_bytes
+    names = tuple(name for name in names if name not in codecs)
+    samples: dict[str, np.ndarray] = {}
+    if names and request.codec != PLAIN:
+        listener.on_stage("sampling results")
+        samples = _sample_results(context.config, context.sections, names, engine)
+    for name in names:
+        rows = samples[name] if samples else np.zeros((0, schema[name].row_bytes), np.uint8)
+        codecs[name], dictionaries[name], row_bytes = choose_codec(rows, request.codec)
+        step_bytes += row_bytes
+    schema = choose_schema(probe.after, probe.unchained, before, ted=ted, codecs=codecs)
+    return Layout(schema, step_bytes), dictionaries
+
+
+def passthrough_leaves(context: RunContext, probe: ProbeResult) -> list[str]:
+    """The compressed leaves that no function changes and whose codec stays: their stored rows are copied."""
+    schema = context.input.schema
+    return [name for name in probe.passthrough if context.request.codec in ("auto", schema[name].codec)]
+
+
+def _input_codec(context: RunContext, name: str) -> tuple[str, bytes, float]:
+    """Codec, dictionary and bytes per row of an unchanged leaf: those of the input, so that its rows can be copied."""
+    leaf, path = context.input.schema[name], context.config.path
+    codec = codec_of(leaf)
+    return codec.name, codec.read_dictionary(path), codec.stored_row_bytes(path, context.input.states)
+
+
+def _sample_results(
+    config: RunConfig, sections: Sequence[Chunk], names: tuple[str, ...], engine: Engine
+) -> dict[str, np.ndarray]:
+    """Rows of results from all parts of the data, uint8 ``[n, row_bytes]`` by leaf."""
+    places = np.linspace(0, len(sections) - 1, min(len(sections), _SAMPLED_SECTIONS)).astype(int)
+    sampled = [sections[place] for place in sorted(set(places.tolist()))]
+    if len(sections) < _SAMPLED_SECTIONS and not config.whole_episodes:
+        sampled = _split(sampled, _SAMPLED_SECTIONS)
+    for _ in engine.run(call_worker("sample_results", config, names=names), sampled, lambda progress: None):
+        pass
+    samples: dict[str, np.ndarray] = {}
+    for name in names:
+        paths = [sample_path(config.folder, name, section.index) for section in sampled]
+        rows = [array for array in (load_arrays(path)["rows"] for path in paths) if len(array)]
+        samples[name] = np.concatenate(rows) if rows else np.zeros((0, 1), np.uint8)
+        for path in paths:
+            path.unlink(missing_ok=True)
+    return samples
+
+
+def _split(sections: Sequence[Chunk], count: int) -> list[Chunk]:
+    """About ``count`` pieces of fewer sections, renumbered, so that small datasets give as many rows."""
+    each = -(-count // len(sections))
+    pieces: list[Chunk] = []
+    for section in sections:
+        edges = np.linspace(section.start, section.stop, min(each, section.rows) + 1).astype(int).tolist()
+        for start, stop in pairwise(edges):
+            pieces.append(Chunk(len(pieces), start, stop, section.first, section.last))
+    return pieces
+
+
+#: Chunks from all parts of the data that are made, at most.
+TRIED_CHUNKS = 4
+
+
+def dry_run(
+    context: RunContext,
+    engine: Engine,
+    listener: Listener,
+    useful_procs: Callable[[RunContext, ProbeResult, Engine], int],
+) -> Preprocessed:
+    """Make a few chunks in a temporary folder; the leaves before and after, and time and disk space for all chunks.
+
+    ``useful_procs``: how many processes a run with a probe would have.
+    """
+    listener.on_stage("trying the functions")
+    config, episodes = context.config, context.episodes
+    with ScratchFolder() as scratch:
+        config = replace(config, folder=scratch)
+        # The statistics of the first batch, or of as many episodes, are good enough for an estimate.
+        first = split(context.sections[0], episodes, config.batch, config.whole_episodes)[:1]
+        config = collect_statistics(config, first, episodes, engine, Listener())
+        context = replace(context, config=config)
+        probe = probe_functions(context, engine)
+        layout, dictionaries = choose_layout(context, probe, engine, Listener())
+        for name, data in dictionaries.items():
+            path = config.folder / codec_of(layout.schema[name]).path("dictionary")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, data)
+        procs = useful_procs(context, probe, engine)
+        context = context.with_chunks(context.choose_chunk_steps(probe.step_seconds, procs))
+        last = len(context.chunks) - 1
+        places = {round(last * number / (TRIED_CHUNKS - 1)) for number in range(TRIED_CHUNKS)}
+        tried = [context.chunks[place] for place in sorted(places)]
+        work = call_worker("write_part", config, schema=layout.schema, shapes=layout.shapes, undecoded=frozenset[str]())
+        records = [record for _, record in engine.run(work, tried, lambda progress: None)]
+        written = sum(path.stat().st_size for path in (config.folder / PARTS).iterdir())
+    steps_in = sum(chunk.rows for chunk in tried)
+    steps_out = sum(record["steps"] for record in records)
+    seconds = sum(record["seconds"] for record in records)
+    dropped = (
+        sum(int((unpack_counts(record["dones"]) == 0).sum()) for record in records) if config.whole_episodes else 0
+    )
+    nans = sum((Counter(record["nans"]) for record in records), Counter[str]())
+    probe = replace(probe, steps_in=steps_in, steps_out=steps_out, dropped=dropped, nans=dict(nans))
+    share = steps_in / episodes.steps
+    estimate = context.estimate(round(steps_out / share), round(written / share), 0, measured=True)
+    listener.on_estimate(estimate)
+    stored = {leaf.name: f"{leaf.kind} {leaf.codec}" for leaf in layout.schema}
+    stored.update({"next/" + leaf.name: f"rows of {leaf.name}" for leaf in layout.schema.states})
+    passes = 1 + sum(config.chain.needs_fit)
+    found = DryRun(
+        [fn.name for fn in config.chain.functions],
+        config.chain.per,
+        probe,
+        after=layout.shapes | dict.fromkeys(FLAGS, ("bool", (1,))),
+        stored=stored,
+        seconds=seconds,
+        estimated_seconds=seconds / share * passes / procs,
+    )
+    return Preprocessed(context.place.id, context.place.path, "planned", None, 0.0, estimate, found)

@@ -1,0 +1,362 @@
+"""A request from what the user asks for to what workers get.
+
+Request       what the user asks for, with `ReadOptions`: how the steps of the input are read
+RunContext    the request bound to its input, its destination and its chunks: all that is known before anything is written
+RunConfig     what workers need of it; small and picklable, with the `CallerSettings` of the process that asks
+Preprocessed  the outcome; `DryRun` is that of a dry run
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from ..datasets.ingest.request import Estimate, Outcome
+from ..datasets.ingest.request import Listener as Listener
+from ..errors import DatasetExistsError, NotADatasetError, UsageError
+from ..storage.amounts import MOST_RECORDS
+from ..storage.codecs import resolve_choice
+from ..storage.episodes import open_episodes
+from ..storage.folder import DatasetPlace, free_bytes
+from ..storage.manifest import Manifest, read_manifest
+from ..storage.schema import Leaf, Schema
+from ..storage.writer import fingerprint
+from .chunks import Chunk, Episodes, choose_chunk_steps, choose_sizes, cut, cut_sections, view_episodes
+from .function_chain import FunctionChain, Per
+from .functions.checks import choice, positive, whole
+from .layout import Shapes
+from .lineage import describe_changes, versions
+from .records import ProbeResult
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """The options of a sampler: ``frame_stack`` k, ``n_step`` n with ``gamma``, ``slice_len`` L (steps)."""
+
+    frame_stack: int | None = None
+    n_step: int | None = None
+    gamma: float = 0.99
+    slice_len: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("frame_stack", "n_step", "slice_len"):
+            if getattr(self, name) is not None:
+                whole(name, getattr(self, name), low=1, high=MOST_RECORDS)
+        positive("gamma", self.gamma, high=1)
+
+    @property
+    def reads_neighbours(self) -> bool:
+        """Whether a step depends on other steps."""
+        return self.frame_stack is not None or self.n_step is not None
+
+    def to_json(self) -> dict[str, Any]:
+        """The options that are set."""
+        names = ("frame_stack", "n_step", "slice_len", *(["gamma"] if self.n_step is not None else []))
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def step_bytes(self, schema: Schema) -> int:
+        """The approximate size of a step as functions get it, in bytes."""
+        total = 0
+        for leaf in schema:
+            stacked = self.frame_stack if _is_observation(leaf) else None
+            total += leaf.row_bytes * (2 if leaf.kind == "state" else 1) * (stacked or 1)
+        return max(1, total)
+
+
+def _is_observation(leaf: Leaf) -> bool:
+    return leaf.kind == "state" or leaf.name.removeprefix("next/").partition("/")[0] in ("observation", "pixels")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asks for.
+
+    - ``id``: the dataset to read, an id or a folder. ``dest``: the id of the dataset to make.
+    - ``functions``: text (`functions.lookup`) or callables, applied one after the other; ``args``: their `arguments`.
+    - ``per``: what they get at a time: a ``batch`` of steps, one ``sample``, one ``episode``; None: as they need it.
+    - ``read_options``: frame stacks, n-step returns and slices. ``num_frames``: only the first steps are read.
+    - ``batch_size``: steps of a batch (None: a 64th of the data, 32 at least, about 8 MB of them
+      and 16,384 at most). It affects the result where a function
+      draws random numbers or computes over the whole batch.
+    - ``codec`` of observations that are stored once per state: ``auto`` compresses where that saves a third. ``layout``
+      ``ted`` stores observations and successors, raw.
+    - ``seed``: the random numbers of every batch or episode follow from it and from the number of its first step.
+    - ``engine``, ``procs``, ``address``: where the work is done; they do not affect the result.
+    - ``force`` starts over and replaces an existing dataset; ``dry_run`` tries a few chunks and writes nothing.
+    - ``wait``: where another process writes ``dest``, wait for it instead of raising DatasetBusyError.
+    - ``command``: the command line, if there is one, for hints about an unfinished dataset.
+    - ``folder``: where modules and files are searched (None: the current directory).
+    """
+
+    id: str
+    functions: Sequence[str | Callable[..., Any]]
+    dest: str
+    per: Per | None = None
+    read_options: ReadOptions = field(default_factory=ReadOptions)
+    num_frames: int | None = None
+    batch_size: int | None = None
+    procs: int | None = None
+    codec: str = "auto"
+    layout: Literal["auto", "ted"] = "auto"
+    seed: int = 0
+    args: Mapping[str, Any] = field(default_factory=dict)
+    engine: str = "local"
+    address: str | None = None
+    root: Path | None = None
+    force: bool = False
+    dry_run: bool = False
+    wait: bool = False
+    command: str = ""
+    folder: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("num_frames", "batch_size", "procs"):
+            if getattr(self, name) is not None:
+                whole(name, getattr(self, name), low=1, high=MOST_RECORDS if name == "batch_size" else math.inf)
+        whole("seed", self.seed)
+        if self.per is not None:
+            choice("per", self.per, get_args(Per))
+        choice("layout", self.layout, ("auto", "ted"))
+        resolve_choice(self.codec, plain=self.layout == "ted")
+        if not self.functions:
+            raise UsageError("there is no function", hint="for example --fn my.module:fn, or --fn rbdata:to_float")
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What a dry run found: the probe, with the counts of the chunks that were made, and how the result would be stored.
+
+    ``after``: dtypes and shapes of the stored leaves. ``stored``: how each of them is stored, such as ``state zstd``.
+    ``seconds``: what the chunks took, one after the other; ``estimated_seconds`` is for all of them, in processes.
+    """
+
+    functions: Sequence[str]
+    per: str
+    probe: ProbeResult
+    after: Shapes
+    stored: Mapping[str, str]
+    seconds: float
+    estimated_seconds: float
+
+
+@dataclass(frozen=True)
+class Preprocessed(Outcome):
+    """What a run did. ``warnings`` are sentences for the user."""
+
+    dry_run: DryRun | None = None
+    warnings: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class CallerSettings:
+    """Settings of the process that asks for a run, which functions get in every worker; None where they are the defaults."""
+
+    dtype: str | None = None
+    deterministic: bool | None = None
+    decimal: tuple[Any, ...] | None = None
+
+    @staticmethod
+    def check_device() -> None:
+        """Raise UsageError for a default device of torch: data is in the memory of the machine, here and in workers."""
+        torch: Any = sys.modules.get("torch")
+        device = torch.empty(0).device if torch is not None else None
+        if device is not None and device.type != "cpu":
+            message = f"the default device of torch is {device} here, and functions are called with cpu"
+            hint = "torch.set_default_device(None) before it, and name the device inside the function"
+            raise UsageError(message, hint=hint)
+
+    @classmethod
+    def read(cls) -> CallerSettings:
+        """Those of this process. What has not been imported has its defaults."""
+        torch: Any = sys.modules.get("torch")
+        found: dict[str, Any] = {}
+        if torch is not None:
+            dtype = str(torch.get_default_dtype()).removeprefix("torch.")
+            found["dtype"] = dtype if dtype != "float32" else None
+            found["deterministic"] = torch.are_deterministic_algorithms_enabled() or None
+        decimal: Any = sys.modules.get("decimal")
+        if decimal is not None:
+            values = [_decimal_values(context) for context in (decimal.getcontext(), decimal.Context())]
+            found["decimal"] = values[0] if values[0] != values[1] else None
+        return cls(**found)
+
+    def to_json(self) -> dict[str, str]:
+        """Those that are not the defaults."""
+        return {name: str(value) for name, value in asdict(self).items() if value is not None}
+
+
+def _decimal_values(context: Any) -> tuple[Any, ...]:
+    traps = tuple(sorted(one.__name__ for one, is_set in context.traps.items() if is_set))
+    return context.prec, context.rounding, context.Emin, context.Emax, context.capitals, context.clamp, traps
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The configuration of a run; small and picklable.
+
+    - ``run``: the fingerprint of the run.
+    - ``path``: the folder of the input; ``content``: what identifies its data. ``folder``: where parts and samples are written.
+    - ``num_frames``: only the first steps are read (None: all). ``batch``: steps of a batch.
+    - ``statistics``: those of each function, None where it needs none or where they are not known yet.
+    """
+
+    run: str
+    path: Path
+    content: str
+    folder: Path
+    chain: FunctionChain
+    read_options: ReadOptions
+    num_frames: int | None
+    batch: int
+    seed: int
+    statistics: tuple[dict[str, Any] | None, ...]
+    caller: CallerSettings = CallerSettings()
+
+    @cached_property
+    def key(self) -> str:
+        """Equal for configurations that read and call alike: a worker keeps what it opened for one."""
+        return fingerprint({"run": self.run, "statistics": list(self.statistics)})
+
+    @property
+    def whole_episodes(self) -> bool:
+        return self.chain.per == "episode"
+
+    @property
+    def ignores_observations(self) -> int:
+        """How many functions at the beginning of the chain work without observations, on steps and episodes as stored."""
+        as_stored = self.chain.per != "sample" and self.read_options == ReadOptions()
+        return self.chain.ignores_observations if as_stored else 0
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """One run. ``identity`` is everything that decides the bytes of the result; ``config.run`` is its fingerprint."""
+
+    request: Request
+    config: RunConfig
+    input: Manifest
+    place: DatasetPlace
+    episodes: Episodes
+    sections: list[Chunk]
+    #: Steps of a section; with whole episodes, about so many.
+    section_steps: int
+    identity: dict[str, Any]
+    #: None until the functions have been tried.
+    chunks: tuple[Chunk, ...] = ()
+
+    def choose_chunk_steps(self, step_seconds: float, parallel: int) -> int:
+        """The steps of a chunk for functions that take ``step_seconds`` for a step, see `chunks.choose_chunk_steps`."""
+        config, steps = self.config, self.episodes.steps
+        return choose_chunk_steps(
+            step_seconds, steps, config.batch, self.section_steps, config.whole_episodes, parallel
+        )
+
+    def with_chunks(self, steps: int) -> RunContext:
+        """The run with chunks of about ``steps`` steps."""
+        chunks = cut_sections(self.sections, self.episodes, steps, self.config.whole_episodes)
+        return replace(self, chunks=tuple(chunks))
+
+    @property
+    def chunks_of_sections(self) -> list[tuple[int, int]]:
+        """The number of the first chunk of each section, and of the first one after it."""
+        starts = [chunk.start for chunk in self.chunks]
+        firsts = [bisect_left(starts, section.start) for section in self.sections]
+        return list(pairwise([*firsts, len(starts)]))
+
+    def find_existing(self) -> Manifest | None:
+        """The manifest at the destination if this very run has made it. Raises DatasetExistsError for other datasets."""
+        if not self.place.exists():
+            self.place.check_free()
+            return None
+        if self.request.force:
+            return None
+        try:
+            manifest = read_manifest(self.place.path)
+        except NotADatasetError:
+            return None
+        if (manifest.lineage or {}).get("fingerprint") == self.config.run:
+            return manifest
+        options = manifest.source.get("options") or {}
+        changed = describe_changes({**options, **(manifest.lineage or {})}, self.identity) if manifest.lineage else []
+        message = f"{self.place.id} exists already and was made with another request{listed(changed)}"
+        raise DatasetExistsError(message, hint="choose another --dest, or replace it with --force")
+
+    def estimate(self, steps: int, disk_bytes: int, done: int, *, measured: bool) -> Estimate:
+        """What remains to be done: ``steps`` of the result, ``disk_bytes`` to be written; ``done`` chunks are finished.
+
+        Without ``measured``, functions that may drop steps were tried on a few episodes only: both are upper bounds.
+        """
+        return Estimate(
+            id=self.place.id,
+            path=self.place.path,
+            location=str(self.config.path),
+            shards=len(self.chunks),
+            fetch_bytes=0,
+            steps=steps,
+            episodes=len(self.episodes),
+            disk_bytes=disk_bytes,
+            free_bytes=free_bytes(self.place.path),
+            done_parts=done,
+            parts=len(self.chunks),
+            part_names=[chunk.describe() for chunk in self.chunks],
+            estimated=self.config.whole_episodes,
+            at_most=self.config.whole_episodes and not measured,
+        )
+
+
+def listed(changed: Sequence[str]) -> str:
+    return f" (differs in {', '.join(changed)})" if changed else ""
+
+
+def make_context(
+    request: Request, chain: FunctionChain, path: Path, manifest: Manifest, place: DatasetPlace
+) -> RunContext:
+    """The context of a request whose input lies at ``path``. Raises UsageError for an input without steps."""
+    options = request.read_options
+    episodes = view_episodes(
+        open_episodes(path, manifest.episodes, manifest.steps), request.num_frames, options.slice_len
+    )
+    if not episodes.steps:
+        raise UsageError(f"{manifest.id} has no steps: there is nothing to preprocess")
+    batch, size = choose_sizes(request.batch_size, options.step_bytes(manifest.schema), episodes.steps)
+    # The keys and values are part of the fingerprints of existing datasets.
+    identity = {
+        "preprocess": 3,
+        "id": place.id,
+        "input": manifest.content,
+        "functions": list(chain.identities),
+        "per": chain.per,
+        "batch": batch,
+        "section": size,
+        "windows": options.to_json(),
+        "num_frames": request.num_frames,
+        "seed": request.seed,
+        "codec": request.codec,
+        "layout": request.layout,
+        "versions": versions(),
+    }
+    caller = CallerSettings.read()
+    if caller.to_json():
+        identity["process"] = caller.to_json()
+    config = RunConfig(
+        run=fingerprint(identity),
+        path=path,
+        content=manifest.content,
+        folder=place.working,
+        chain=chain,
+        read_options=options,
+        num_frames=request.num_frames,
+        batch=batch,
+        seed=request.seed,
+        statistics=(None,) * len(chain.functions),
+        caller=caller,
+    )
+    sections = cut(episodes, size, config.whole_episodes)
+    return RunContext(request, config, manifest, place, episodes, sections, size, identity)
