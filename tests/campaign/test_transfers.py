@@ -16,6 +16,8 @@ def test_a_few_rounds() -> None:
 
 def test_what_is_blamed(tmp_path: Path) -> None:
     class Broken(Case):
+        error: Exception
+
         def get(self, root: Path, fetch: object) -> Path:
             raise self.error
 
