@@ -34,7 +34,7 @@ from .leaves import check_finite, episode_return, get, observations, paths, with
 from .traits import Fit, Partial, Traits
 
 
-def _check(low: object, high: object, sign: object) -> None:
+def _check_clip(low: object, high: object, sign: object) -> None:
     bounds(number, low=low, high=high)
     if boolean("sign", sign) and (low, high) != (-1.0, 1.0):
         raise UsageError("sign=true gives -1, 0 or 1: low and high do not apply")
@@ -42,7 +42,7 @@ def _check(low: object, high: object, sign: object) -> None:
         raise UsageError("clip_rewards needs low, high, or both")
 
 
-@Traits("batch", ignores_observations=True, validate=_check)
+@Traits("batch", ignores_observations=True, validate=_check_clip)
 def clip_rewards(
     td: TensorDictBase, *, low: float | None = -1.0, high: float | None = 1.0, sign: bool = False
 ) -> TensorDictBase:
@@ -55,7 +55,7 @@ def clip_rewards(
     return with_reward(td, torch.sign(reward) if sign else reward.clamp(low, high))
 
 
-def _check(scale: object, shift: object) -> None:
+def _check_scale(scale: object, shift: object) -> None:
     if number("scale", scale) == 0:
         raise UsageError("scale=0 would make every reward the same", hint="give a scale that is not 0")
     if scale == 1 and number("shift", shift) == 0:
@@ -63,7 +63,7 @@ def _check(scale: object, shift: object) -> None:
     number("shift", shift)
 
 
-@Traits("batch", ignores_observations=True, validate=_check)
+@Traits("batch", ignores_observations=True, validate=_check_scale)
 def scale_rewards(td: TensorDictBase, *, scale: float = 1.0, shift: float = 0.0) -> TensorDictBase:
     """``next/reward`` becomes ``scale * reward + shift``, computed in float64, in the dtype of the reward.
 
@@ -78,7 +78,7 @@ _RULES = ("success", "steps_to_goal", "delayed", "even", "shaping", "return_rang
 Rewards = Callable[[TensorDictBase], torch.Tensor]
 
 
-def _check(fn: object, rule: object, gamma: object, keep: object) -> None:
+def _check_relabel(fn: object, rule: object, gamma: object, keep: object) -> None:
     if rule is not None:
         choice("rule", rule, _RULES)
     if rule is None and fn is None:
@@ -148,7 +148,9 @@ def _finish(partial: Partial, **_: Any) -> dict[str, Any]:
     return {"min_return": low, "max_return": high}
 
 
-@Traits("episode", fit=Fit(_collect, _merge, _finish, lambda rule, **_: rule == "return_range"), validate=_check)
+@Traits(
+    "episode", fit=Fit(_collect, _merge, _finish, lambda rule, **_: rule == "return_range"), validate=_check_relabel
+)
 def relabel_rewards(
     td: TensorDictBase,
     *,
@@ -192,14 +194,14 @@ def relabel_rewards(
     return out
 
 
-def _check(gamma: object, key: object) -> None:
+def _check_returns(gamma: object, key: object) -> None:
     positive("gamma", gamma, high=1.0)
     if not isinstance(key, str):
         raise UsageError(f"key must be a string, and is {key!r}")
     check_key(key)
 
 
-@Traits("episode", ignores_observations=True, validate=_check)
+@Traits("episode", ignores_observations=True, validate=_check_returns)
 def returns_to_go(td: TensorDictBase, *, gamma: float = 1.0, key: str = "return_to_go") -> TensorDictBase:
     """Add ``key``: the discounted sum of this reward and all later ones of the episode, in shape and dtype of ``next/reward``.
 
@@ -235,12 +237,12 @@ def discounted(reward: torch.Tensor, gamma: float) -> torch.Tensor:
 _BLOCK_ELEMENTS = 1 << 20
 
 
-def _check(n: object, gamma: object) -> None:
+def _check_n_step(n: object, gamma: object) -> None:
     whole("n", n, low=1, high=MOST_RECORDS)
     positive("gamma", gamma, high=1.0)
 
 
-@Traits("episode", validate=_check)
+@Traits("episode", validate=_check_n_step)
 def n_step(td: TensorDictBase, *, n: int, gamma: float = 0.99) -> TensorDictBase:
     """Each step gets the rewards of up to ``n`` steps and the successor after them; the number of steps stays.
 
