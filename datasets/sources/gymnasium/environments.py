@@ -207,7 +207,7 @@ def specification(env: Any) -> dict[str, Any] | None:
     spec = env.spec
     if spec is None:
         return None
-    if not dataclasses.is_dataclass(spec):
+    if not hasattr(spec, "additional_wrappers"):
         return {"id": spec.id}
     found = {one.name: getattr(spec, one.name) for one in dataclasses.fields(spec) if one.init}
     layers = [*_layers(env)]
