@@ -756,7 +756,7 @@ def test_text_whose_variables_the_program_has_set(shared, tmp_path, monkeypatch,
     options: dict[str, Any] = {"procs": procs, "folder": tmp_path}
     changed = import_module(module if which == "own_k" else helper)
     run(shared, f"{module}:fn", dest=f"set/{which}{procs}", **options)
-    changed.K = 5
+    vars(changed)["K"] = 5
     fails(shared, f"{module}:fn", UsageError, "has set to something else than its file", **options)
     assert sys.modules[changed.__name__] is changed
 

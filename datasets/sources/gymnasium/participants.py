@@ -253,8 +253,8 @@ def _changed_by_classes(kind: type) -> dict[type, set[str]]:
     found: dict[type, set[str]] = {one: set() for one in kind.__mro__}
     for one, names in found.items():
         for value in vars(one).values():
-            if isinstance(value, property) and hasattr(value.fget, "__code__"):
-                names |= _assigned(value.fget.__code__)
+            code = getattr(value.fget, "__code__", None) if isinstance(value, property) else None
+            names |= _assigned(code) if code is not None else set()
     left, done = [*_RUNS], set[str]()
     while left:
         name = left.pop()
