@@ -71,7 +71,12 @@ class ConditionalUpdateMixin(LockMixin):
         if not isinstance(storage, TensorStorage) or stamps is None or not self._writer.tracks_generations:
             message = f"conditional updates need stamps: {type(storage).__name__} with {type(self._writer).__name__}"
             raise UnsupportedError(message, hint="a tensor storage, and a writer with track_generations=True")
-        index = torch.as_tensor(index).long().cpu()
+        index = torch.as_tensor(index).cpu()
+        if index.numel() and (index.dtype == torch.bool or index.is_floating_point() or index.is_complex()):
+            raise UsageError(
+                f"index must hold row numbers, not {index.dtype}", hint="the `index` of a batch or of extend"
+            )
+        index = index.long()
         places = index.unbind(-1) if index.ndim > 1 else (index.reshape(-1),)
         count = places[0].numel()
         generation = torch.as_tensor(generation).long().cpu().reshape(-1)
@@ -138,8 +143,11 @@ def _target(storage: TensorStorage, key: tuple[str, ...]) -> torch.Tensor:
 
 
 def _fit(key: tuple[str, ...], value: torch.Tensor, leaf: torch.Tensor, count: int, ndim: int) -> torch.Tensor:
+    """``value`` as ``[count, ...]``. Records may come in any shape, as `extend` takes them; each has the shape of a row."""
     shape = (count, *leaf.shape[ndim:])
-    if value.dtype != leaf.dtype or value.numel() != torch.Size(shape).numel():
+    row = [size for size in leaf.shape[ndim:] if size != 1]
+    last = [size for size in value.shape if size != 1][-len(row) :] if row else []
+    if value.dtype != leaf.dtype or value.numel() != torch.Size(shape).numel() or last != row:
         message = (
             f"key {'/'.join(key)}: got {value.dtype} {list(value.shape)}, the records need {leaf.dtype} {list(shape)}"
         )

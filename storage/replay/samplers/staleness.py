@@ -53,7 +53,8 @@ class StalenessAwareSampler(Sampler):
             raise UnknownKeyError(message, hint="name the version_key, or write the policy's version with the data")
         if versions.numel() != size:
             raise UsageError(f"{'/'.join(key)} has {versions.numel()} values for {size} records")
-        staleness = self.consumer_version - versions.reshape(-1).float().cpu()
+        # Subtracted in float64: a version that counts steps may be more than float32 can tell apart.
+        staleness = (self.consumer_version - versions.reshape(-1).cpu().double()).float()
         rows = torch.arange(size)
         if self.max_staleness >= 0:
             rows = (staleness <= self.max_staleness).nonzero().squeeze(1)
@@ -62,7 +63,12 @@ class StalenessAwareSampler(Sampler):
                     f"all {size} records exceed max_staleness={self.max_staleness} at version {self.consumer_version}"
                 )
                 raise SamplingError(message, hint="allow older ones, or collect with newer policies")
-        weights = self.staleness_weight_fn(staleness[rows]).double()
+        weights = torch.as_tensor(self.staleness_weight_fn(staleness[rows])).double().cpu()
+        if weights.shape != rows.shape:
+            message = f"staleness_weight_fn gave weights of shape {list(weights.shape)} for {len(rows)} records"
+            raise UsageError(
+                message, hint="return one weight for each staleness, 0 for records that are not to be drawn"
+            )
         drawn = rows[_weighted(weights, batch_size, generator)]
         return Draw(drawn, info={"staleness": staleness[drawn]})
 

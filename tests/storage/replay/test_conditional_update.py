@@ -133,3 +133,17 @@ def test_what_is_refused():
     plain = replay.ReplayBuffer(storage=replay.ListStorage(4))
     with pytest.raises(UnsupportedError):
         plain.update_if_present(index=[0], generation=[0], patch={})
+
+
+def test_other_shapes_and_indices_are_refused():
+    buffer = make(replay)
+    buffer.extend(data(6))
+    index = torch.arange(1, 4)
+    generation = buffer.writer.generations_of(index)
+    with pytest.raises(SchemaError):  # [2, 3] for three records of [2]
+        buffer.update_if_present(index=index, generation=generation, patch={"x": torch.arange(6.0).view(2, 3)})
+    for wrong in (torch.tensor([True, False, True]), torch.tensor([1.7, 2, 3])):
+        with pytest.raises(UsageError, match="row numbers"):
+            buffer.update_if_present(index=wrong, generation=generation, patch={"x": torch.ones(3, 2)})
+    assert not buffer[:]["x"].any()
+    assert buffer.update_if_present(index=[], generation=[], patch={"x": torch.ones(0, 2)}).updated_count == 0

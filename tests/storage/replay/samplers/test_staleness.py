@@ -56,3 +56,26 @@ def test_states_and_errors(tmp_path):
         aged(sampler, torch.zeros(5)).sample(2)
     with pytest.raises(SamplingError, match="weights"):
         aged(StalenessAwareSampler(-1, torch.zeros_like), torch.zeros(5)).sample(2)
+
+
+def test_weights_are_one_for_each_staleness():
+    for function in (lambda s: 1 / (s[s < 5] + 1), lambda s: (0.5**s).sum(), lambda s: 1.0):
+        sampler = StalenessAwareSampler(staleness_weight_fn=function)
+        buffer = aged(sampler, torch.arange(10))
+        sampler.consumer_version = 9
+        with pytest.raises(UsageError, match="one weight for each"):
+            buffer.sample(6)
+    sampler = StalenessAwareSampler(staleness_weight_fn=lambda s: (s.numpy() < 5).astype("float32"))
+    buffer = aged(sampler, torch.arange(10))
+    sampler.consumer_version = 9
+    assert set(buffer.sample(200)["policy_version"].tolist()) == {5, 6, 7, 8, 9}
+
+
+def test_versions_that_count_steps():
+    first = 30_000_001
+    sampler = StalenessAwareSampler(max_staleness=3)
+    buffer = aged(sampler, torch.arange(first, first + 10))
+    sampler.consumer_version = first + 9
+    batch = buffer.sample(200)
+    assert set(batch["policy_version"].tolist()) == set(range(first + 6, first + 10))
+    assert torch.equal(batch["staleness"], (first + 9 - batch["policy_version"]).float())
