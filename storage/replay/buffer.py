@@ -49,7 +49,7 @@ from .storages.column_access import is_key, read_column, read_records, write_lea
 from .storages.dataset_storage import DatasetStorage
 from .storages.list_storage import ListStorage
 from .storages.storage import Storage
-from .storages.trees import copy_of, move_dim_first, stack_records
+from .storages.trees import as_list, copy_of, move_dim_first, stack_records
 from .timeline import Edges, as_key
 from .transforms import Transforms, as_transforms, share_state
 from .writers import ImmutableDatasetWriter, RoundRobinWriter, Writer
@@ -658,10 +658,12 @@ class ReplayBuffer(ConditionalUpdateMixin):
     def extend(self, data: Any, *, update_priority: bool | None = None) -> Any:
         """Write a batch of records; returns their rows, int64 ``[n]`` (``[n, ndim]`` for a storage of more dimensions).
 
-        A list is a list of records, a tuple a tree of columns: record i has the i-th elements. More records than
+        A list is a list of records, as are a deque, the values of a dict and what else gives them one by one; a tuple is a tree
+        of columns: record i has the i-th elements. More records than
         there is room for: the newest stay. Raises SchemaError for other keys, shapes or dtypes than those stored, ReadOnlyError
         where nothing can be written.
         """
+        data = as_list(data)
         if len(self._transforms):
             data = self._transforms.inv(data)
         if data is None:

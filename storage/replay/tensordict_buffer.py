@@ -18,7 +18,7 @@ from .buffer_options import BufferOptions, PrioritizedOptions, ReadOptions
 from .sample_units import Sequence
 from .samplers.prioritized import PrioritizedSampler
 from .storages.column_access import is_key, read_records
-from .storages.trees import stack
+from .storages.trees import as_list, stack, stack_records
 from .timeline import as_key
 from .writers import ImmutableDatasetWriter, TensorDictRoundRobinWriter, Writer, reduce
 
@@ -40,17 +40,23 @@ class TensorDictReplayBuffer(ReplayBuffer):
         return ImmutableDatasetWriter() if self._storage.immutable else TensorDictRoundRobinWriter()
 
     def add(self, data: Any) -> Any:
-        index = super().add(self._tensordict(data))
-        self._priorities_of(data, index)
+        priority = self._priority(self._tensordict(data), self._storage.ndim - 1)
+        index = super().add(data)
+        if index is not None and priority is not None:
+            self._set_priorities([index] if isinstance(index, int) else index, priority)
         return index
 
     def extend(self, data: Any, *, update_priority: bool | None = None) -> Any:
-        """As `ReplayBuffer.extend`; priorities are read from ``priority_key`` where the data have it."""
-        if isinstance(data, list):
-            data = stack(data)
-        index = super().extend(self._tensordict(data))
-        if update_priority is not False:
-            self._priorities_of(data, index)
+        """As `ReplayBuffer.extend`; priorities are read from ``priority_key`` where the data have it.
+
+        Raises SchemaError or SamplingError for what are no priorities, before anything is written.
+        """
+        data = as_list(data)
+        data = self._tensordict(stack(data) if isinstance(data, list) else data)
+        priority = self._priority(data, self._storage.ndim) if update_priority is not False else None
+        index = super().extend(data)
+        if priority is not None:
+            self._set_priorities(index, priority)
         return index
 
     def sample(self, batch_size: int | None = None, return_info: bool = False, include_info: bool | None = None) -> Any:
@@ -78,32 +84,50 @@ class TensorDictReplayBuffer(ReplayBuffer):
             raise SchemaError(message, hint="a ReplayBuffer takes anything")
         return data
 
-    def _priorities_of(self, data: TensorDictBase, index: Any) -> None:
-        if index is None or not isinstance(self._sampler, PrioritizedSampler):
-            return
-        priority = self._priority(data)
-        if priority is None:
-            return
-        if data.ndim > 1 and self._dim_extend and self._storage.ndim > 1:
-            priority = priority.reshape(data.batch_size[: self._storage.ndim]).transpose(0, self._dim_extend)
-        rows = self._storage.flat([index] if isinstance(index, int) else index)
+    def _priority(self, data: TensorDictBase, dims: int) -> torch.Tensor | None:
+        """One priority for each of the rows that ``dims`` leading dimensions of the data are, in the order in which rows are
+        written, ``[n]``; None where there are none. Raises SchemaError or SamplingError for what are no priorities."""
+        if not isinstance(self._sampler, PrioritizedSampler):
+            return None
+        values = data.get(_key(self.priority_key), None)
+        shape = data.batch_size[:dims]
+        if values is None or not shape.numel():
+            return None
+        if not isinstance(values, torch.Tensor) or not values.numel():
+            raise SchemaError(f"{self.priority_key} is a {type(values).__name__} without numbers: no priorities")
+        priority = reduce(values.detach().reshape(shape.numel(), -1), self._sampler.reduction)
+        self._sampler.check_priorities(priority)
+        if dims == self._storage.ndim > 1 and self._dim_extend < len(shape):
+            priority = priority.reshape(shape).transpose(0, self._dim_extend)
+        return priority.reshape(-1)
+
+    def _set_priorities(self, index: Any, priority: torch.Tensor) -> None:
+        """Set the priorities of records that were written to the rows ``index``."""
+        rows = self._storage.flat(index)
+        if len(rows) != len(priority):  # a writer, or a transform, has kept some of them back
+            rows = rows[rows >= 0]
+            found = self._stored_priority(rows) if len(rows) else None
+            if found is None:
+                return
+            priority = found
         # Records of which there was no room for all: the last one written to a row is the one there.
-        self.update_priority(rows if self._storage.ndim == 1 else self._unflat(rows), priority.reshape(-1))
+        self.update_priority(rows if self._storage.ndim == 1 else self._unflat(rows), priority)
+
+    def _stored_priority(self, rows: torch.Tensor) -> torch.Tensor | None:
+        """The priorities that the records in these rows have, ``[n]``."""
+        records = stack_records(self._storage.get(self._storage.coordinates(rows)))
+        values = records.get(_key(self.priority_key), None) if isinstance(records, TensorDictBase) else None
+        if values is None:
+            message = (
+                f"{self.priority_key} is not stored with the records that were kept: theirs is that of new records"
+            )
+            warnings.warn(message, stacklevel=4)
+            return None
+        assert isinstance(self._sampler, PrioritizedSampler)
+        return reduce(values.reshape(len(rows), -1), self._sampler.reduction)
 
     def _unflat(self, rows: torch.Tensor) -> torch.Tensor:
         return torch.stack(tuple(self._storage.coordinates(rows)), -1)
-
-    def _priority(self, data: TensorDictBase) -> torch.Tensor | None:
-        """One priority for each row of the data, ``[N]``; None where there are none."""
-        key = as_key(self.priority_key)
-        values = data.get(key if len(key) > 1 else key[0], None)
-        if values is None:
-            return None
-        rows = self._storage.ndim if data.ndim >= self._storage.ndim and "index" not in data else None
-        leading = data.batch_size[:rows] if rows else data.batch_size[:1]
-        flat = values.reshape(leading.numel(), -1) if data.ndim else values.reshape(1, -1)
-        assert isinstance(self._sampler, PrioritizedSampler)
-        return reduce(flat, self._sampler.reduction)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Set the priorities of a batch's rows from ``priority_key``, several values reduced to one.
@@ -115,7 +139,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
             return
         index = data.get("index", None)
         key = as_key(self.priority_key)
-        values = data.get(key if len(key) > 1 else key[0], None)
+        values = data.get(_key(key), None)
         if index is None:
             raise UsageError("the batch has no index: it takes that to set priorities")
         if values is None:
@@ -155,6 +179,12 @@ class TensorDictReplayBuffer(ReplayBuffer):
             0, place, values, "amax", include_self=False
         )
         return anchors if ndim == 1 else self._unflat(anchors), largest
+
+
+def _key(key: Any) -> Any:
+    """A key as TensorDicts take it: the quickest form of it."""
+    path = as_key(key)
+    return path if len(path) > 1 else path[0]
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):

@@ -122,19 +122,12 @@ class PrioritizedSampler(Sampler):
         ``index`` is ``[N]``, or ``[N, ndim]`` with the ``storage`` given. Raises SamplingError for priorities that are
         negative, infinite or not numbers, and for rows that are not there.
         """
-        rows = _flat(index, storage)
-        try:
-            values = _numbers(priority).reshape(-1)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise SamplingError(f"priorities are numbers, not {priority!r}") from error
+        rows, values = _flat(index, storage), _numbers(priority)
         if len(values) not in (1, len(rows)):
             raise SamplingError(f"{len(values)} priorities for {len(rows)} rows")
         if not len(rows):
             return
-        largest = values[values.argmax()]  # four times as fast as max(); NaN comes first in both
-        if not (values[values.argmin()] >= 0 and largest < np.inf):
-            bad = values[~((values >= 0) & (values < np.inf))][0]
-            raise SamplingError(f"a priority of {bad}: priorities are finite and not negative")
+        largest = _largest(values)
         known = len(storage) if storage is not None else self.room
         if len(values) != len(rows):
             values = np.broadcast_to(values, rows.shape)
@@ -147,6 +140,11 @@ class PrioritizedSampler(Sampler):
             largest = values.max()
         self._largest = max(float(largest), self._largest if self._largest is not None else 0.0)
         self._set(rows, values)
+
+    def check_priorities(self, priority: Any) -> None:
+        """Raise SamplingError where `update_priority` would, whichever the rows are; what a class overrides is not asked."""
+        if not is_overridden(self, "update_priority") and len(values := _numbers(priority)):
+            _largest(values)
 
     @staticmethod
     def _check_rows(rows: np.ndarray, known: int) -> None:
@@ -305,12 +303,24 @@ def _check_exponent(name: str, value: Any) -> None:
 
 
 def _numbers(priority: Any) -> np.ndarray:
-    """Priorities as float64."""
-    tensor = torch.as_tensor(priority).detach().cpu()
+    """Priorities as float64 ``[n]``. Raises SamplingError for what are no numbers."""
     try:
-        return tensor.numpy().astype(np.float64)
-    except (TypeError, RuntimeError):  # what NumPy cannot see: bfloat16, a negation that torch puts off
-        return tensor.to(torch.float64).resolve_neg().numpy()
+        tensor = torch.as_tensor(priority).detach().cpu()
+        try:
+            return tensor.numpy().astype(np.float64).reshape(-1)
+        except (TypeError, RuntimeError):  # what NumPy cannot see: bfloat16, a negation that torch puts off
+            return tensor.to(torch.float64).resolve_neg().numpy().reshape(-1)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SamplingError(f"priorities are numbers, not {priority!r}") from error
+
+
+def _largest(values: np.ndarray) -> np.float64:
+    """The largest priority. Raises SamplingError for ones that are negative, infinite or not numbers."""
+    largest: np.float64 = values[values.argmax()]  # four times as fast as max(); NaN comes first in both
+    if not (values[values.argmin()] >= 0 and largest < np.inf):
+        bad = values[~((values >= 0) & (values < np.inf))][0]
+        raise SamplingError(f"a priority of {bad}: priorities are finite and not negative")
+    return largest
 
 
 def _flat(index: Any, storage: Storage | None) -> np.ndarray:

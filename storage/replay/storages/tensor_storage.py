@@ -56,7 +56,7 @@ from .tensor_layout import (
     take_rows,
     written_rows,
 )
-from .trees import MemoryOf, copy_of, from_state, share_memory, stack, tree_map
+from .trees import MemoryOf, as_list, copy_of, from_state, share_memory, stack, tree_map
 
 
 class ProcessLock:
@@ -410,6 +410,7 @@ class TensorStorage(SavedTensors):
 
     def _set(self, cursor: Any, data: Any, set_cursor: bool) -> None:
         single = isinstance(cursor, (int, np.integer)) or (isinstance(cursor, torch.Tensor) and not cursor.ndim)
+        data = as_list(data)
         if isinstance(data, list):
             data = stack(data)
         if not is_tensor_collection(data):

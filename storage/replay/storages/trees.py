@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, MappingView
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from copy import copy
 from dataclasses import fields, is_dataclass
@@ -125,6 +127,14 @@ def from_state(state: Any) -> Any:
     if isinstance(state, dict) and (hasattr(state, "_metadata") or "__batch_size" in state):
         return copy_of(TensorDict().load_state_dict(state, strict=False))
     return copy_of(state)
+
+
+def as_list(data: Any) -> Any:
+    """Records that are no list but come one by one (a deque, a set, the values of a dict, a generator) as a list of them.
+
+    pytree takes a deque for a tuple: a tree of columns.
+    """
+    return list(data) if isinstance(data, (deque, AbstractSet, MappingView, Iterator)) else data
 
 
 def stack(records: list[Any]) -> Any:

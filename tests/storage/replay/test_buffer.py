@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import pytest
 import rbdata
 import torch
 from rbdata.storage.replay import (
     LazyTensorStorage,
+    ListStorage,
     RandomSampler,
+    ReplayBuffer,
     RoundRobinWriter,
     SamplerWithoutReplacement,
     SliceSampler,
@@ -75,3 +79,24 @@ def test_what_is_added_to_one_buffers_transforms_is_not_added_to_anothers():
     second.append_transform(lambda batch: batch.set("z", batch["z"] * 0 - 1))
     assert first.sample()["z"].min() >= 0
     assert second.sample()["z"].max() == -1
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+def test_records_given_one_by_one_are_a_list_of_them(storage):
+    """A deque, which pytree takes for a tuple, and what can be gone through once."""
+    every = [
+        [torch.full((3,), float(number)) for number in range(5)],
+        [{"x": torch.tensor(number)} for number in range(5)],
+        [TensorDict({"x": torch.tensor(number)}, []) for number in range(5)],
+    ]
+    forms = (deque, iter, lambda records: dict(enumerate(records)).values(), lambda records: (each for each in records))
+    for records in every:
+        for form in forms:
+            given, expected = (ReplayBuffer(storage=storage(30), batch_size=4) for _ in range(2))
+            assert given.extend(form(records)).tolist() == expected.extend(records).tolist() == list(range(5))
+            for row in range(5):
+                assert str(given[row]) == str(expected[row])
+    buffer = TensorDictReplayBuffer(storage=storage(30), batch_size=4)
+    buffer.extend(deque(every[2]))
+    buffer[0:2] = deque(every[2][3:])
+    assert [int(buffer[row]["x"]) for row in range(5)] == [3, 4, 2, 3, 4]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rbdata.errors import SchemaError, UsageError
+from rbdata.errors import SamplingError, SchemaError, UsageError
 from rbdata.storage.replay import (
     LazyMemmapStorage,
     LazyTensorStorage,
@@ -14,6 +14,7 @@ from rbdata.storage.replay import (
     TensorDictMaxValueWriter,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
+    TensorDictRoundRobinWriter,
 )
 from replay_tools import priorities, rollout
 from tensordict import TensorDict
@@ -55,6 +56,76 @@ def test_records_that_were_not_kept():
     index = buffer.extend(data)
     assert (index == -1).sum() == 5
     assert sorted(priorities(buffer).tolist()) == [6, 7, 8, 9]
+
+
+def prioritized(capacity, ndim=1, **more):
+    storage = LazyTensorStorage(capacity, ndim=ndim)
+    return TensorDictPrioritizedReplayBuffer(alpha=1, beta=1, eps=0, storage=storage, batch_size=4, **more)
+
+
+@pytest.mark.parametrize("ndim", [1, 2])
+def test_records_of_another_buffer_bring_their_priorities(ndim):
+    """Although they have an ``index``, as batches do."""
+    old, new = prioritized(20, ndim), prioritized(20, ndim)
+    shape = (10,) if ndim == 1 else (2, 5)
+    error = torch.arange(1.0, 11).view(shape)
+    old.extend(TensorDict({"x": error, "td_error": error}, shape))
+    new.extend(old[:])
+    assert torch.equal(priorities(new)[:10], priorities(old)[:10])
+    assert torch.equal(new[:]["x"], error)
+
+
+@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf"), "text"])
+def test_nothing_is_written_beside_what_is_no_priority(bad):
+    buffer = prioritized(20)
+    data = TensorDict({"x": torch.arange(3), "td_error": torch.ones(3)}, [3])
+    buffer.extend(data)
+    one = data[0].clone()
+    if isinstance(bad, str):
+        data, one = data.exclude("td_error"), one.exclude("td_error")
+        data.set_non_tensor("td_error", bad)
+        one.set_non_tensor("td_error", bad)
+    else:
+        data["td_error"][1] = bad
+        one["td_error"].fill_(bad)
+    for write, given in ((buffer.extend, data), (buffer.add, one)):
+        with pytest.raises((SamplingError, SchemaError)):
+            write(given)
+    assert len(buffer) == buffer.write_count == 3
+
+
+def test_a_trajectory_is_one_record_with_one_priority():
+    buffer = prioritized(20)
+    with pytest.warns(UserWarning, match="becomes one record"):
+        buffer.add(TensorDict({"x": torch.arange(4), "td_error": torch.tensor([1.0, 5, 2, 3])}, [4]))
+    assert priorities(buffer)[0] == 5 and len(buffer) == 1
+
+
+class Halving(TensorDictRoundRobinWriter):
+    """Keeps every other record."""
+
+    def extend(self, data):
+        return super().extend(data[::2])
+
+
+class Halved:
+    """The same as a transform."""
+
+    def __call__(self, data):
+        return data
+
+    def inv(self, data):
+        return data[::2] if len(data) > 1 else None
+
+
+@pytest.mark.parametrize("parts", [{"writer": Halving()}, {"transform": Halved()}])
+def test_priorities_are_those_of_the_records_that_were_kept(parts):
+    buffer = prioritized(20, **parts)
+    data = TensorDict({"x": torch.arange(10), "td_error": torch.arange(1.0, 11)}, [10])
+    assert len(buffer.extend(data)) == 5
+    assert buffer["x"].tolist() == [0, 2, 4, 6, 8] and priorities(buffer)[:5].tolist() == [1, 3, 5, 7, 9]
+    if "transform" in parts:
+        assert not len(buffer.extend(data[:1]))
 
 
 def test_plain_prioritized_buffer():
