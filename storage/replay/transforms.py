@@ -33,7 +33,7 @@ from torch.utils import _pytree as pytree
 from ...errors import SamplingError, SchemaError, UsageError, reason
 from ..schema import FLAGS
 from .overrides import is_own_code
-from .storages.trees import copy_of
+from .storages.trees import as_dense, copy_of
 from .timeline import as_key
 
 
@@ -78,6 +78,7 @@ class Transforms:
         self._chain = chain
 
     def __call__(self, batch: Any) -> Any:
+        batch = as_dense(batch) if self._chain else batch
         for transform in self._chain:
             batch = _forward(transform, batch)
         return batch
@@ -97,24 +98,31 @@ class Transforms:
         """Apply to a batch of which the keys ``info`` hold what the sampler says of its records.
 
         As in TorchRL, ``half()`` or ``select(...)`` must not reach them: they are put back, and ``flags`` (values by key) where
-        a transform has removed them or changed their dtype. Of other records than those drawn the sampler says nothing, and
-        where a transform changed their order, by ``index``, the batch stays as it is.
+        a transform has removed them or changed their dtype. Of another number of records the sampler says nothing. Where a
+        transform chose among the records drawn, by ``index``, the batch stays as it is: what is said of them moved along.
+        Raises SamplingError where some records with weights are of those drawn, and others are not.
         """
         if not self._chain or not isinstance(batch, TensorDictBase):
             return self(batch)
+        batch = as_dense(batch)
         found = {key: batch.get(key, None) for key in info}
         said = {key: (value, value.clone(), _version(value)) for key, value in found.items() if value is not None}
         size = batch.batch_size
         batch = self(batch)
         if not isinstance(batch, TensorDictBase) or batch.batch_size != size:
             return batch
+        if "index" in said:
+            value, _, version = said["index"]
+            index = batch.get("index", None)
+            if index is not value or _version(value) != version:
+                copies = {key: copy for key, (_, copy, _) in said.items()}
+                if _chosen(copies, {key: batch.get(key, None) for key in said}, in_place=index is value):
+                    return batch
         lost: dict[Any, Any] = {}
         for key, (value, copy, version) in said.items():
             found_now = batch.get(key, None)
             if found_now is value and _version(value) == version:
                 continue
-            if key == "index" and _reordered(copy, found_now):
-                return batch
             lost[key] = copy
             if _version(value) != version:
                 value.copy_(copy)  # the info has it as well
@@ -196,18 +204,59 @@ def _version(value: Any) -> Any:
     return float("nan") if value.is_inference() else value._version  # inference mode does not count: always another one
 
 
-def _reordered(index: Any, found: Any) -> bool:
-    """Whether ``found`` has the rows of ``index`` in another order."""
-    if isinstance(index, TensorDictBase) and isinstance(found, TensorDictBase):  # of an ensemble
-        index, found = ([part.get("buffer_ids"), part.get("index")] for part in (index, found))
-        index, found = (torch.stack(part, -1) if part[0].shape == part[1].shape else None for part in (index, found))
-    if not isinstance(index, torch.Tensor) or not isinstance(found, torch.Tensor):
+def _chosen(said: dict[Any, Any], found: dict[Any, Any], *, in_place: bool) -> bool:
+    """Whether the records of a batch are some of those drawn, in any order, as ``index`` and all that is said of them tell.
+
+    ``said``: of the records drawn, ``found``: in the batch. Raises SamplingError where some of them are, and others not.
+    """
+    drawn, now = _rows(said["index"]), _rows(found["index"])
+    if drawn is None or now is None or now.dtype != drawn.dtype or now.shape != drawn.shape:
         return False
-    if found.dtype != index.dtype or found.shape != index.shape or torch.equal(index, found):
+    count = len(drawn)
+    numbers = torch.unique(torch.cat([drawn, now.to(drawn.device)]), dim=0, return_inverse=True)[1]
+    of_drawn, of_now = numbers[:count], numbers[count:]
+    source = torch.full((int(numbers.max()) + 1 if count else 0,), -1, device=numbers.device)
+    source[of_drawn] = torch.arange(count, device=numbers.device)
+    source = source[of_now]
+    others = [(value, found[key]) for key, value in said.items() if key != "index"]
+
+    def agree(places: torch.Tensor) -> bool:
+        """Whether what is said of the records at these places belongs to their rows."""
+        return all(_is_said(value, other, count, source[places], places) for value, other in others)
+
+    if bool((source >= 0).all()):
+        moved = not in_place or torch.equal(of_drawn.sort().values, of_now.sort().values)
+        return moved and not torch.equal(of_drawn, of_now) and agree(torch.arange(count, device=source.device))
+    kept = (of_drawn == of_now).nonzero().squeeze(1)
+    if in_place or not others or not len(kept) or not agree(kept):
         return False
-    every = (each.reshape(-1, each.shape[-1]) if each.ndim > 1 else each[:, None] for each in (index, found))
-    first, second = (torch.unique(each, dim=0, return_counts=True) for each in every)
-    return torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
+    message = "a transform put records among those drawn of which the sampler has neither weights nor priorities"
+    raise SamplingError(message, hint="sample from both buffers, and join the batches afterwards")
+
+
+def _is_said(value: Any, found: Any, count: int, source: torch.Tensor, places: torch.Tensor) -> bool:
+    """Whether ``found`` says at ``places`` of ``count`` records what ``value`` does at ``source``, or is not there."""
+    if not isinstance(value, torch.Tensor) or found is None:
+        return True
+    is_alike = isinstance(found, torch.Tensor) and found.shape == value.shape and found.dtype == value.dtype
+    if not is_alike or value.numel() % count:
+        return False
+    flat, now = value.reshape(count, -1), found.reshape(count, -1)
+    return torch.equal(flat[source.to(flat.device)], now[places.to(now.device)])
+
+
+def _rows(index: Any) -> torch.Tensor | None:
+    """What identifies each record of an index, ``[n, numbers]``; of an ensemble the member as well."""
+    if isinstance(index, TensorDictBase):
+        ids, rows = index.get("buffer_ids", None), index.get("index", None)
+        if (
+            not isinstance(ids, torch.Tensor)
+            or not isinstance(rows, torch.Tensor)
+            or rows.numel() % max(1, ids.numel())
+        ):
+            return None
+        return torch.cat([ids.reshape(-1, 1), rows.reshape(ids.numel(), -1)], 1)
+    return index.reshape(len(index), -1) if isinstance(index, torch.Tensor) and index.ndim else None
 
 
 def _copied(state: Any) -> Any:

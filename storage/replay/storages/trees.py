@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, MappingView
+from collections.abc import Callable, Iterable, Iterator, MappingView
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from copy import copy
@@ -194,8 +194,17 @@ def stack_records(records: Any) -> Any:
         return records
     if not all(map(is_tensor_collection, records)):
         return stack(records)
+    if are_alike(records):
+        return stack(records)
+    _check_kinds(records)
+    # Of copies: what is set in a lazy stack is set in what it is made of.
+    return TensorDict.lazy_stack([copy_of(record) for record in records])
+
+
+def are_alike(records: Iterable[Any]) -> bool:
+    """Whether TensorDicts have the same keys and shapes, and tensors under the same keys."""
     # Of all leaves: records of which some have a value that is not a tensor are not alike either.
-    leaves = [record.items(True, True, is_leaf=is_leaf_nontensor) for record in records]
+    leaves = [(record, record.items(True, True, is_leaf=is_leaf_nontensor)) for record in records]
     shapes = {
         (
             record.batch_size,
@@ -203,13 +212,16 @@ def stack_records(records: Any) -> Any:
                 sorted((str(key), getattr(leaf, "shape", ()), isinstance(leaf, torch.Tensor)) for key, leaf in items)
             ),
         )
-        for record, items in zip(records, leaves)
+        for record, items in leaves
     }
-    if len(shapes) == 1:
-        return stack(records)
-    _check_kinds(records)
-    # Of copies: what is set in a lazy stack is set in what it is made of.
-    return TensorDict.lazy_stack([copy_of(record) for record in records])
+    return len(shapes) == 1
+
+
+def as_dense(batch: Any) -> Any:
+    """A lazy stack of records that are alike as a TensorDict, whose leaves may be changed in place; all else as it is."""
+    if isinstance(batch, LazyStackedTensorDict) and are_alike(batch.tensordicts):
+        return torch.stack(batch.tensordicts, batch.stack_dim)
+    return batch
 
 
 def _check_kinds(records: list[Any]) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import rbdata
 import torch
-from rbdata.errors import UsageError
+from rbdata.errors import SamplingError, UsageError
 from rbdata.storage.replay import (
+    LazyStackStorage,
     LazyTensorStorage,
     ListStorage,
     ReplayBuffer,
@@ -154,6 +155,35 @@ def test_records_in_another_order_keep_their_rows():
     assert equal(batch.select("observation"), data[batch["index"]].select("observation"))
 
 
+@pytest.mark.parametrize("kind", [_prioritized, None])
+@pytest.mark.parametrize("choose", [[0, 0, 1, 1, 5, 5, 7, 7], [3] * 8, [7, 1, 2, 3, 4, 5, 6, 0]])
+def test_records_chosen_among_those_drawn_keep_their_rows(kind, choose):
+    """As in a bootstrap: their weights come with them, and priorities go to their rows."""
+    if kind is None:
+        storage = LazyTensorStorage(30)
+        buffer = TensorDictReplayBuffer(storage=storage, batch_size=8, seed=0, transform=lambda td: td[choose])
+    else:
+        buffer = kind(rbdata, lambda td: td[choose])
+    data = rollout([9, 8])
+    buffer.extend(data)
+    buffer.update_priority(torch.arange(17), torch.linspace(0.1, 3, 17))
+    for _ in range(5):
+        batch, info = buffer.sample(return_info=True)
+        assert equal(batch.select("observation"), data[batch["index"]].select("observation"))
+        assert torch.equal(batch["index"], info["index"][choose])
+        if kind is not None:
+            assert torch.equal(batch["priority_weight"], info["priority_weight"][choose])
+
+
+def test_records_of_elsewhere_among_those_drawn_are_refused():
+    other = _prioritized(rbdata, None)
+    other.extend(rollout([30]))
+    mixed = _prioritized(rbdata, lambda td: torch.cat([td[:4], other.sample()[4:]]))
+    mixed.extend(rollout([1, 1]))
+    with pytest.raises(SamplingError, match="neither weights nor priorities"):
+        mixed.sample()
+
+
 def test_flags_of_slices_stay_flags():
     def make(transform):
         sampler = rbdata.SliceSampler(slice_len=3)
@@ -202,7 +232,7 @@ def test_index_is_added_where_torchrl_adds_it():
         assert found[0] == found[1], change
 
 
-@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage, LazyStackStorage])
 def test_transforms_that_work_in_place_leave_the_records_as_they_are(storage):
     def halve(data):
         data["o"].div_(2)
