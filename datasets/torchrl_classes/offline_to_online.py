@@ -171,7 +171,7 @@ def _in_time(source: Any, first: int, count: int) -> Any:
 
     Of a storage of more dimensions it is one environment after the other.
     """
-    storage = getattr(source, "storage", None)
+    storage: Any = getattr(source, "storage", None)
     oldest, ndim = getattr(storage, "oldest", 0), getattr(storage, "ndim", 1)
     places = torch.arange(first, first + count)
     if ndim > 1:

@@ -65,6 +65,13 @@ def _put_in(batch: TensorDictBase, info: dict[Any, Any]) -> None:
         batch.set(key, expand_as_right(values, batch) if values.ndim < batch.ndim else values)
 
 
+def _as_int(number: Any) -> int:
+    """A whole number, NumPy's included. Raises UsageError for what is none."""
+    if isinstance(number, bool) or not hasattr(number, "__index__"):
+        raise UsageError(f"frame_stack must be a whole number, not {number!r}")
+    return int(number)
+
+
 Part = Any  # an instance, or a function without arguments that makes one
 
 
@@ -163,7 +170,8 @@ class ReplayBuffer(ConditionalUpdateMixin):
             raise UsageError("give generator or seed, not both")
         if dim_extend is not None and dim_extend < 0:
             raise UsageError(f"dim_extend must not be negative, and is {dim_extend}")
-        if frame_stack is not None and (not isinstance(frame_stack, int) or not 1 <= frame_stack <= MOST_RECORDS):
+        frame_stack = None if frame_stack is None else _as_int(frame_stack)
+        if frame_stack is not None and not 1 <= frame_stack <= MOST_RECORDS:
             raise UsageError(f"frame_stack must be at least 1 and at most {MOST_RECORDS:,}, not {frame_stack!r}")
         if {service_backend, transport} - {"direct", "auto"}:
             raise UsageError("a buffer is where it is made: service_backend and transport must be direct")

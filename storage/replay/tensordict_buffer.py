@@ -96,7 +96,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         if not isinstance(values, torch.Tensor) or not values.numel():
             raise SchemaError(f"{self.priority_key} is a {type(values).__name__} without numbers: no priorities")
         priority = reduce(values.detach().reshape(shape.numel(), -1), self._sampler.reduction)
-        self._sampler.check_priorities(priority)
+        self._sampler._check_priorities(priority)
         if dims == self._storage.ndim > 1 and self._dim_extend < len(shape):
             priority = priority.reshape(shape).transpose(0, self._dim_extend)
         return priority.reshape(-1)

@@ -141,7 +141,7 @@ class PrioritizedSampler(Sampler):
         self._largest = max(float(largest), self._largest if self._largest is not None else 0.0)
         self._set(rows, values)
 
-    def check_priorities(self, priority: Any) -> None:
+    def _check_priorities(self, priority: Any) -> None:
         """Raise SamplingError where `update_priority` would, whichever the rows are; what a class overrides is not asked."""
         if not is_overridden(self, "update_priority") and len(values := _numbers(priority)):
             _largest(values)

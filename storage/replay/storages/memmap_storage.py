@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -288,7 +288,8 @@ class LazyMemmapStorage(LazyTensorStorage):
         """A storage with a copy of the rows, in temporary files that go with it."""
         self._attach()
         with self.read_lock:
-            copied = memo[id(self)] = type(self).__new__(type(self))
+            copied: Any = type(self).__new__(type(self))
+            memo[id(self)] = copied
             copied.__setstate__(deepcopy({**self.__getstate__(), "_reopen": False}, memo))
             copied._make_scratch()
             copied._temporary, copied._is_named, copied._occupied = True, False, False
@@ -297,7 +298,7 @@ class LazyMemmapStorage(LazyTensorStorage):
             if self._data is not None:
                 copied.restore(self._data, self.filled, self.newest)
                 copied._count[:] = self._count  # samplers know rows by the version
-        return copied
+        return cast(LazyMemmapStorage, copied)
 
 
 LazyTensorStorage.in_files = LazyMemmapStorage

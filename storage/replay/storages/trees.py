@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, MappingView
+from collections.abc import Callable, Iterator, MappingView
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from copy import copy
@@ -134,7 +134,8 @@ def as_list(data: Any) -> Any:
 
     pytree takes a deque for a tuple: a tree of columns.
     """
-    return list(data) if isinstance(data, (deque, AbstractSet, MappingView, Iterator)) else data
+    one_by_one: Any = (deque, AbstractSet, MappingView, Iterator)
+    return list(data) if isinstance(data, one_by_one) else data
 
 
 def stack(records: list[Any]) -> Any:
@@ -194,17 +195,8 @@ def stack_records(records: Any) -> Any:
         return records
     if not all(map(is_tensor_collection, records)):
         return stack(records)
-    if are_alike(records):
-        return stack(records)
-    _check_kinds(records)
-    # Of copies: what is set in a lazy stack is set in what it is made of.
-    return TensorDict.lazy_stack([copy_of(record) for record in records])
-
-
-def are_alike(records: Iterable[Any]) -> bool:
-    """Whether TensorDicts have the same keys and shapes, and tensors under the same keys."""
     # Of all leaves: records of which some have a value that is not a tensor are not alike either.
-    leaves = [(record, record.items(True, True, is_leaf=is_leaf_nontensor)) for record in records]
+    leaves = [record.items(True, True, is_leaf=is_leaf_nontensor) for record in records]
     shapes = {
         (
             record.batch_size,
@@ -212,16 +204,20 @@ def are_alike(records: Iterable[Any]) -> bool:
                 sorted((str(key), getattr(leaf, "shape", ()), isinstance(leaf, torch.Tensor)) for key, leaf in items)
             ),
         )
-        for record, items in leaves
+        for record, items in zip(records, leaves)
     }
-    return len(shapes) == 1
+    if len(shapes) == 1:
+        return stack(records)
+    _check_kinds(records)
+    # Of copies: what is set in a lazy stack is set in what it is made of.
+    return TensorDict.lazy_stack([copy_of(record) for record in records])
 
 
 def as_dense(batch: Any) -> Any:
     """A lazy stack of records that are alike as a TensorDict, whose leaves may be changed in place; all else as it is."""
-    if isinstance(batch, LazyStackedTensorDict) and are_alike(batch.tensordicts):
-        return torch.stack(batch.tensordicts, batch.stack_dim)
-    return batch
+    if not isinstance(batch, LazyStackedTensorDict):
+        return batch
+    return LazyStackedTensorDict.maybe_dense_stack(batch.tensordicts, batch.stack_dim)
 
 
 def _check_kinds(records: list[Any]) -> None:
