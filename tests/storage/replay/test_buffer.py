@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 import pytest
 import rbdata
@@ -84,7 +85,7 @@ def test_what_is_added_to_one_buffers_transforms_is_not_added_to_anothers():
 @pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
 def test_records_given_one_by_one_are_a_list_of_them(storage):
     """A deque, which pytree takes for a tuple, and what can be gone through once."""
-    every = [
+    every: list[list[Any]] = [
         [torch.full((3,), float(number)) for number in range(5)],
         [{"x": torch.tensor(number)} for number in range(5)],
         [TensorDict({"x": torch.tensor(number)}, []) for number in range(5)],

@@ -65,7 +65,7 @@ def test_weights_are_one_for_each_staleness():
         sampler.consumer_version = 9
         with pytest.raises(UsageError, match="one weight for each"):
             buffer.sample(6)
-    sampler = StalenessAwareSampler(staleness_weight_fn=lambda s: (s.numpy() < 5).astype("float32"))
+    sampler = StalenessAwareSampler(staleness_weight_fn=lambda s: (s.numpy() < 5).astype("float32"))  # type: ignore[return-value]
     buffer = aged(sampler, torch.arange(10))
     sampler.consumer_version = 9
     assert set(buffer.sample(200)["policy_version"].tolist()) == {5, 6, 7, 8, 9}
