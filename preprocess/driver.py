@@ -88,7 +88,7 @@ def make_manifest(
     sections = context.chunks_of_sections
     steps = sum(part["steps"] for part in parts)
     if not steps:
-        raise nothing_left_error(context.config.chain.last_name, context.input.id)
+        raise nothing_left_error([fn.name for fn in context.config.chain.functions], context.input.id)
     columns = writer.columns()
     try:
         columns.rows = steps

@@ -159,7 +159,7 @@ def probe_functions(context: RunContext, engine: Engine) -> ProbeResult:
         for _, record in engine.run(probe, [section], lambda progress: None):
             if record["probe"] is not None:
                 return ProbeResult.from_json(record["probe"])
-    raise nothing_left_error(context.config.chain.last_name, context.input.id)
+    raise nothing_left_error([fn.name for fn in context.config.chain.functions], context.input.id)
 
 
 def choose_layout(

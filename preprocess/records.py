@@ -8,7 +8,7 @@ import os
 import uuid
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,8 +73,9 @@ def unchained_error(function: str, name: str, where: str) -> ResultError:
     return ResultError(message, hint="if that is intended, store both: --layout ted --force")
 
 
-def nothing_left_error(function: str, dataset_id: str) -> ResultError:
-    message = f"{function} dropped every episode of {dataset_id}: nothing is left"
+def nothing_left_error(functions: Sequence[str], dataset_id: str) -> ResultError:
+    """For a chain of which any function may have dropped the episodes."""
+    message = f"{', '.join(functions)} dropped every episode of {dataset_id}: nothing is left"
     return ResultError(message, hint="a dataset has at least one step")
 
 

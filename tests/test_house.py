@@ -105,8 +105,13 @@ def test_tests_mirror_the_package():
 
 def test_public_names_exist() -> None:
     import rbdata
+    import rbdata.datasets.sources
+    import rbdata.preprocess.functions
+    import rbdata.storage.replay
 
     assert not [name for name in rbdata.__all__ if not hasattr(rbdata, name)]
+    for package in (rbdata.datasets, rbdata.datasets.sources, rbdata.preprocess.functions, rbdata.storage.replay):
+        assert not [name for name in dir(package) if not hasattr(package, name)], package
 
 
 @pytest.mark.parametrize("path", sorted((HOUSE / ".github/workflows").glob("*.yml")), ids=lambda path: path.stem)

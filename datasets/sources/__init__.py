@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from .source import Source
 
 _HOMES = {
-    "...storage.column_writer": ("ColumnWriter",),
     "...storage.episodes": ("CUT", "TERMINATED", "TRUNCATED"),
+    "...storage.writer": ("ColumnWriter",),
     "..fetch": ("Location", "RemoteObject"),
     "..ingest.protocol": ("ConvertOptions", "Job", "PartSpec", "Plan", "RawObject"),
     "..ingest.row_source": ("Block", "RowSource", "block_of_rows"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from preprocess_tools import fails, make_input, run
 from rbdata.errors import FunctionError, ResultError
+from rbdata.preprocess.functions import find_builtin
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import verify
 from storage_tools import contents
@@ -106,6 +107,8 @@ class TestResults:
     def test_episodes_without_steps(self, shared):
         fails(shared, lambda td: td[:0], ResultError, "at least one step", per="episode")
         fails(shared, lambda td: None, ResultError, "dropped every episode", per="episode")
+        chain = [lambda td: None, find_builtin("returns_to_go")]
+        fails(shared, chain, ResultError, "<lambda>, .*returns_to_go dropped every episode", per="episode")
         shorter = lambda td: td[:1].exclude(("next", "reward"))  # noqa: E731
         fails(shared, shorter, ResultError, r"without 'next/reward'", per="episode")
 

@@ -6,6 +6,7 @@ import ctypes
 import os
 import resource
 import signal
+import sys
 import threading
 import time
 
@@ -79,7 +80,9 @@ def raise_what_cannot_be_sent(*_):
 
 @pytest.fixture(params=["fork", "fork server"])
 def start(request, monkeypatch):
-    """Either way in which the child is started."""
+    """Either way in which the child is started. A fork server must find the functions of this module."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    monkeypatch.setattr(sandbox, "_servers", threading.local())
     monkeypatch.setattr(sandbox, "_may_fork", lambda: request.param == "fork")
 
 
