@@ -2,87 +2,40 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
-import signal
-import sys
 import threading
 import time
 
-import numpy as np
 import pytest
 from rbdata.datasets.workers import sandbox
 from rbdata.datasets.workers.engines.local import run_tasks
 from rbdata.datasets.workers.pool import WorkerFaultError
 from rbdata.datasets.workers.sandbox import RawFiles, Sandbox, limited
 from rbdata.errors import CorruptSourceError, UsageError, WorkerLostError
+from sandbox_readers import (
+    abort,
+    add,
+    answer_at_length,
+    be_killed,
+    be_wrong,
+    crash,
+    hang,
+    leave,
+    raise_what_cannot_be_sent,
+    refuse,
+    sleep,
+    swallow,
+)
 
 FILES = RawFiles("https://a.example/x.hdf5", 1000)
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
 
 
-def add(subject, on_progress, number):
-    on_progress(number, 10)
-    return subject + number
-
-
-def crash(*_):
-    ctypes.string_at(0)
-
-
-def abort(*_):
-    os.abort()
-
-
-def leave(*_):
-    os._exit(3)
-
-
-def be_killed(*_):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def hang(*_):
-    while True:
-        pass
-
-
-def sleep(*_):
-    time.sleep(1000)
-
-
-def swallow(*_):
-    kept = []
-    while True:
-        kept.append(np.ones(1 << 24))
-
-
-def answer_at_length(*_):
-    return bytes(400 << 20)
-
-
-def refuse(*_):
-    raise UsageError("no", hint="yes")
-
-
-def be_wrong(*_):
-    raise ZeroDivisionError("a fault of ours")
-
-
-def raise_what_cannot_be_sent(*_):
-    class Local(Exception):
-        pass
-
-    raise Local("no")
-
-
 @pytest.fixture(params=["fork", "fork server"])
 def start(request, monkeypatch):
-    """Either way in which the child is started. A fork server must find the functions of this module."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    monkeypatch.setattr(sandbox, "_servers", threading.local())
+    """Either way in which the child is started."""
     monkeypatch.setattr(sandbox, "_may_fork", lambda: request.param == "fork")
 
 
