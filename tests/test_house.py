@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from graphlib import CycleError, TopologicalSorter
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
@@ -105,12 +106,10 @@ def test_tests_mirror_the_package():
 
 def test_public_names_exist() -> None:
     import rbdata
-    import rbdata.datasets.sources
-    import rbdata.preprocess.functions
-    import rbdata.storage.replay
 
     assert not [name for name in rbdata.__all__ if not hasattr(rbdata, name)]
-    for package in (rbdata.datasets, rbdata.datasets.sources, rbdata.preprocess.functions, rbdata.storage.replay):
+    for name in ("datasets", "datasets.sources", "preprocess.functions", "storage.replay"):
+        package = import_module(f"rbdata.{name}")
         assert not [name for name in dir(package) if not hasattr(package, name)], package
 
 

@@ -6,60 +6,62 @@ import ctypes
 import os
 import signal
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from rbdata.errors import UsageError
 
 
-def add(subject, on_progress, number):
+def add(subject: int, on_progress: Callable[[int, int], None], number: int) -> int:
     on_progress(number, 10)
     return subject + number
 
 
-def crash(*_):
+def crash(*_: object) -> Any:
     ctypes.string_at(0)
 
 
-def abort(*_):
+def abort(*_: object) -> Any:
     os.abort()
 
 
-def leave(*_):
+def leave(*_: object) -> Any:
     os._exit(3)
 
 
-def be_killed(*_):
+def be_killed(*_: object) -> Any:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def hang(*_):
+def hang(*_: object) -> Any:
     while True:
         pass
 
 
-def sleep(*_):
+def sleep(*_: object) -> Any:
     time.sleep(1000)
 
 
-def swallow(*_):
+def swallow(*_: object) -> Any:
     kept = []
     while True:
         kept.append(np.ones(1 << 24))
 
 
-def answer_at_length(*_):
+def answer_at_length(*_: object) -> Any:
     return bytes(400 << 20)
 
 
-def refuse(*_):
+def refuse(*_: object) -> Any:
     raise UsageError("no", hint="yes")
 
 
-def be_wrong(*_):
+def be_wrong(*_: object) -> Any:
     raise ZeroDivisionError("a fault of ours")
 
 
-def raise_what_cannot_be_sent(*_):
+def raise_what_cannot_be_sent(*_: object) -> Any:
     class Local(Exception):
         pass
 
