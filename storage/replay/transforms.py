@@ -111,18 +111,17 @@ class Transforms:
         batch = self(batch)
         if not isinstance(batch, TensorDictBase) or batch.batch_size != size:
             return batch
-        if "index" in said:
-            value, _, version = said["index"]
-            index = batch.get("index", None)
-            if index is not value or _version(value) != version:
-                copies = {key: copy for key, (_, copy, _) in said.items()}
-                if _chosen(copies, {key: batch.get(key, None) for key in said}, in_place=index is value):
-                    return batch
+        now = {key: batch.get(key, None) for key in said}
+        changed = {
+            key for key, (value, _, version) in said.items() if now[key] is not value or _version(value) != version
+        }
+        if "index" in changed:
+            copies = {key: copy for key, (_, copy, _) in said.items()}
+            if _chosen(copies, now, in_place=now["index"] is said["index"][0]):
+                return batch
         lost: dict[Any, Any] = {}
-        for key, (value, copy, version) in said.items():
-            found_now = batch.get(key, None)
-            if found_now is value and _version(value) == version:
-                continue
+        for key in changed:
+            value, copy, version = said[key]
             lost[key] = copy
             if _version(value) != version:
                 value.copy_(copy)  # the info has it as well
