@@ -128,7 +128,9 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
                 raise ValueError("it belongs elsewhere")
             return {str(name): archive[f"_{number}"] for number, name in enumerate(archive["names"])}
     except (OSError, ValueError, KeyError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
-        raise ResultError(f"{path} was changed: {error}", hint="run the command again: it is made anew") from error
+        raise ResultError(
+            f"{path} was changed: {error}", hint="run the command again: it makes the file once more"
+        ) from error
 
 
 def is_whole(path: Path) -> bool:

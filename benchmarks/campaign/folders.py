@@ -59,7 +59,7 @@ def run(rounds: int, seed: int) -> Report:
     """Rounds with seeds ``seed``, ``seed + 1``, ...; each is repeated by its own seed alone."""
     report = Report("folders", seed)
     before, look = signal.signal(signal.SIGALRM, _too_long), typer.main.get_params_from_function
-    typer.main.get_params_from_function = lru_cache(look)  # a quarter of the time: commands are parsed anew each time
+    typer.main.get_params_from_function = lru_cache(look)  # a quarter of the time: commands are parsed each time
     try:
         with tempfile.TemporaryDirectory(prefix="folders-") as folder, report.measured():
             bench = Bench(Path(folder))

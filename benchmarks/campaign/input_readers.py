@@ -423,7 +423,7 @@ def _made_with_minari(folder: Path, data_format: str) -> list[Path]:
     return [folder / f"tests/{name}-v0/data" for name in ("nested", "frames")]
 
 
-def _written_anew(home: Path, to: Path, how: dict[str, Any]) -> Path:
+def _rewritten(home: Path, to: Path, how: dict[str, Any]) -> Path:
     """A Minari dataset with its arrays stored in every way that HDF5 has."""
     import h5py
 
@@ -470,7 +470,7 @@ class MinariFile:
             homes.append(folder / "fixture")
             shutil.copytree(DATA / "minari/cartpole" / fixtures / "data", homes[-1])
         if self._format == "hdf5":
-            homes += [apart(_written_anew, homes[0], folder / f"kind-{at}", how) for at, how in enumerate(_HDF5_KINDS)]
+            homes += [apart(_rewritten, homes[0], folder / f"kind-{at}", how) for at, how in enumerate(_HDF5_KINDS)]
         name = "main_data.hdf5" if self._format == "hdf5" else f"0/part-0.{self._format}"
         self._homes = [(home, name) for home in homes]
         return [bytes([number]) + (home / name).read_bytes() for number, home in enumerate(homes)]

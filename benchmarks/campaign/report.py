@@ -44,7 +44,7 @@ class Report:
 
 
 def reset_peak() -> None:
-    """Have the peak of this process begin anew, so that imports do not count twice; children keep theirs."""
+    """Reset the peak of this process, so that imports do not count twice; children keep theirs."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 

@@ -229,7 +229,7 @@ class _Http(HttpLocation):
         token = os.environ.get("HF_TOKEN", "").strip()  # files that tokens are kept in end with a newline
         if not (token.isascii() and token.isprintable()):
             raise UsageError(
-                "HF_TOKEN has characters that no token has", hint="set it anew, without quotes or line breaks"
+                "HF_TOKEN has characters that no token has", hint="set it again, without quotes or line breaks"
             )
         if token:
 

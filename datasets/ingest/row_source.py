@@ -122,7 +122,7 @@ class StagedPart(RowSource):
                 staged = runs[0].path.parent
                 shutil.rmtree(staged)
                 message = f"the decoded rows of {self.name} are gone from {staged.parent}"
-                raise RbdataError(message, hint="run the command again: they are decoded anew") from error
+                raise RbdataError(message, hint="run the command again: it decodes them once more") from error
         part = codec.open_appender(folder, index)
         for run, every in zip(runs, lengths):
             stop = run.first + run.rows

@@ -445,7 +445,7 @@ class MinariExperienceReplay(BaseDatasetExperienceReplay):
 
     - ``split_trajs``: records are whole episodes, see `EpisodeStorage`.
     - ``load_from_local_minari``: read Minari's own folder on this machine (``MINARI_DATASETS_PATH``, else
-      ``~/.minari/datasets``), anew each time, and nothing else. Raises ObjectNotFoundError, which is a FileNotFoundError.
+      ``~/.minari/datasets``) each time, and nothing else. Raises ObjectNotFoundError, which is a FileNotFoundError.
 
     ``available_datasets`` are the names known without asking the network. See `BaseDatasetExperienceReplay` for all else.
     """

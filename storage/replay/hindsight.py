@@ -6,7 +6,7 @@ the goal is what was achieved at step
     future     t .. T - 1, uniformly            episode    0 .. T - 1, uniformly
     final      T - 1                            random     any step of the storage
 
-and the reward is computed anew. Goals are chosen with the batch, from the same generator: a seed repeats them, with and
+and the reward is computed again. Goals are chosen with the batch, from the same generator: a seed repeats them, with and
 without prefetching.
 """
 

@@ -214,7 +214,7 @@ class RingPlanner:
         if not lap.valid and not lap.seam:
             continues = True  # nothing new: whatever is open stays open
         elif self._previous is None or not continues:
-            self._begin_anew(ring, lap, previous if continues else None)
+            self._begin_stretch(ring, lap, previous if continues else None)
         self._take(ring, lap)
         self._previous = (ring, lap.lap)
 
@@ -233,7 +233,7 @@ class RingPlanner:
 
     # -- beginnings ------------------------------------------------------------------------------------------------
 
-    def _begin_anew(self, ring: RingArrays, lap: Lap, neighbour: tuple[RingArrays, int | None] | None) -> None:
+    def _begin_stretch(self, ring: RingArrays, lap: Lap, neighbour: tuple[RingArrays, int | None] | None) -> None:
         """Start reading where nothing before it was read: at the run's start, at a gap, or in the middle by choice."""
         if self._previous is not None:
             self._cut()

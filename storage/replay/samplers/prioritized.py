@@ -395,7 +395,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         self._starts = self._known = None
 
     def _start_tree(self, pool: EpisodePool, length: int) -> SumTree:
-        """The tree of starts, worked out anew when the storage's contents have changed."""
+        """The tree of starts, built again when the storage's contents have changed."""
         known = self._known
         if self._starts is None or known is None or known[0] is not pool.timeline or known[1] != length:
             ends = torch.zeros(int(pool.timeline.starts[-1]) + 1, dtype=torch.int64)

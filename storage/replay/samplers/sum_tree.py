@@ -10,7 +10,7 @@ tree has twenty steps). Where numba is installed, a process that draws often com
 
     draw m in [0, total):  at each level take the first child whose running sum exceeds m, go down with what is left of m
 
-Sums are kept in float64: a row is summed anew, from left to right, when one of its children changes, so errors do not
+Sums are kept in float64: a row is summed again, from left to right, when one of its children changes, so errors do not
 build up and the sums do not depend on the order of the changes. The least
 positive value is remembered with its place; only when that very place gets a larger one is it looked for again.
 """

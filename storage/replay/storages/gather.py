@@ -63,7 +63,7 @@ class TensorRows:
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
         if self._short and not index.is_cuda:
-            # The view is made anew: torch moves a tensor that other processes are to see, and the old one stays behind.
+            # The view is made each time: torch moves a tensor that other processes are to see, and the old one stays behind.
             return torch.from_numpy(self.tensor.numpy().take(index.numpy(), 0))
         index = index.to(self.tensor.device)
         if self._wide is None:

@@ -150,7 +150,7 @@ class LazyMemmapStorage(LazyTensorStorage):
             yield
         except (OSError, RuntimeError) as error:
             if self._data is None:
-                self._count = self._counters.numpy()  # the file of the counters is made anew the next time
+                self._count = self._counters.numpy()  # the file of the counters is made again the next time
             found = system_error(error)
             if found is not None and is_full(found):
                 raise self._too_large(1) from error
