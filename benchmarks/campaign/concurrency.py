@@ -211,7 +211,8 @@ def grown(one: Round) -> None:
     with one.beside(grow) as works:
         while works():
             buffer = rbdata.load(ATARI, root=one.root, batch_size=8, seed=0)
-            for dataset in (buffer.storage.dataset, rbdata.open_dataset(ATARI, root=one.root)):
+            storage: Any = buffer.storage
+            for dataset in (storage.dataset, rbdata.open_dataset(ATARI, root=one.root)):
                 opened.append((dataset, rows_of(dataset)))
                 assert opened[-1][1] in one.references.values(), f"{len(dataset)} steps are of no number of shards"
             check_sample(buffer)
@@ -280,7 +281,8 @@ def _open(root: Path) -> Dataset:
 def _load(root: Path) -> Dataset:
     buffer = rbdata.load(root / "my" / "test", batch_size=4, seed=0)
     buffer.sample()
-    dataset: Dataset = buffer.storage.dataset
+    storage: Any = buffer.storage
+    dataset: Dataset = storage.dataset
     return dataset
 
 
@@ -366,7 +368,7 @@ def fingerprint(folder: Path) -> str:
 
 def _references(folder: Path) -> dict[tuple[int, ...], str]:
     write_run(folder / "mirror" / "dqn" / "Pong" / "5", 60, [7, 30, 1, 40, 44, 50])
-    found = {}
+    found: dict[tuple[int, ...], str] = {}
     for shards in ((0,), (0, 1), (0, 1, 2)):
         download(folder / "reference", shards)
         found[shards] = fingerprint(folder / "reference" / ATARI)

@@ -435,7 +435,7 @@ def _open_store(place: str, datasets: list[Made], stack: ExitStack) -> Store:
             client.put_object(Bucket="lab", Key=key, Body=data)
 
     else:
-        google = open_(gcs_server() if place == "gs" else faulty_gcs())
+        google: Any = open_(gcs_server() if place == "gs" else faulty_gcs())
         proxy, url = open_(faulty_proxy(google.host)), "gs://lab"
         settings = {"STORAGE_EMULATOR_HOST": proxy.url}
 

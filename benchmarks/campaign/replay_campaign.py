@@ -142,7 +142,6 @@ def make_buffer(case: Case, folder: Path) -> TensorDictReplayBuffer:
     elif case.storage == "list":
         storage = ListStorage(ROWS)
     elif case.storage == "dataset":
-        sys.path.append(str(Path(__file__).resolve().parents[2] / "tests/support"))
         from storage_tools import make_episodes, write_dataset
 
         storage = DatasetStorage(write_dataset(folder / "data", make_episodes([9, 30, 24, 17])))
@@ -695,4 +694,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[2] / "tests/support"))
     main()
