@@ -105,6 +105,15 @@ def instance(part: Any, kind: type[Part], example: str) -> Part:
     return made
 
 
+def check_frame_stack(frame_stack: Any) -> int:
+    """The number of frames in a stack. Raises UsageError unless it is a whole number, NumPy's included, that can be read."""
+    if isinstance(frame_stack, bool) or not hasattr(frame_stack, "__index__"):
+        raise UsageError(f"frame_stack must be a whole number, not {frame_stack!r}")
+    if not 1 <= frame_stack <= MOST_RECORDS:
+        raise UsageError(f"frame_stack must be at least 1 and at most {MOST_RECORDS:,}, not {int(frame_stack)!r}")
+    return int(frame_stack)
+
+
 def check_seed(seed: Any) -> int:
     """Raises UsageError for what is no seed."""
     if not isinstance(seed, (int, np.integer)) or not 0 <= seed < 1 << 64:

@@ -22,13 +22,14 @@ from tensordict.utils import expand_as_right
 from typing_extensions import Self
 
 from ...errors import PassRestartedWarning, RbdataError, UsageError, reason
-from ..amounts import MOST_RECORDS, html_table, plural
+from ..amounts import html_table, plural
 from ..dataset import Dataset
 from ..keywords import check_keywords
 from ..partial_dataset import PartialDataset
 from .argument_checks import (
     check_batch_size,
     check_consumption,
+    check_frame_stack,
     check_prefetch,
     check_seed,
     make_generator,
@@ -63,13 +64,6 @@ def _put_in(batch: TensorDictBase, info: dict[Any, Any]) -> None:
     for key, value in info.items():
         values = torch.stack(value, -1) if isinstance(value, tuple) else torch.as_tensor(value, device=batch.device)
         batch.set(key, expand_as_right(values, batch) if values.ndim < batch.ndim else values)
-
-
-def _as_int(number: Any) -> int:
-    """A whole number, NumPy's included. Raises UsageError for what is none."""
-    if isinstance(number, bool) or not hasattr(number, "__index__"):
-        raise UsageError(f"frame_stack must be a whole number, not {number!r}")
-    return int(number)
 
 
 Part = Any  # an instance, or a function without arguments that makes one
@@ -170,9 +164,7 @@ class ReplayBuffer(ConditionalUpdateMixin):
             raise UsageError("give generator or seed, not both")
         if dim_extend is not None and dim_extend < 0:
             raise UsageError(f"dim_extend must not be negative, and is {dim_extend}")
-        frame_stack = None if frame_stack is None else _as_int(frame_stack)
-        if frame_stack is not None and not 1 <= frame_stack <= MOST_RECORDS:
-            raise UsageError(f"frame_stack must be at least 1 and at most {MOST_RECORDS:,}, not {frame_stack!r}")
+        frame_stack = None if frame_stack is None else check_frame_stack(frame_stack)
         if {service_backend, transport} - {"direct", "auto"}:
             raise UsageError("a buffer is where it is made: service_backend and transport must be direct")
         if not 0 <= rank < world_size:
@@ -666,10 +658,9 @@ class ReplayBuffer(ConditionalUpdateMixin):
     def extend(self, data: Any, *, update_priority: bool | None = None) -> Any:
         """Write a batch of records; returns their rows, int64 ``[n]`` (``[n, ndim]`` for a storage of more dimensions).
 
-        A list is a list of records, as are a deque, the values of a dict and what else gives them one by one; a tuple is a tree
-        of columns: record i has the i-th elements. More records than
-        there is room for: the newest stay. Raises SchemaError for other keys, shapes or dtypes than those stored, ReadOnlyError
-        where nothing can be written.
+        A list holds records, and so does what gives them one by one: a deque, the values of a dict, a generator. A tuple is a
+        tree of columns: record i has their i-th elements. Where there are more records than room, the newest stay. Raises
+        SchemaError for other keys, shapes or dtypes than those stored, ReadOnlyError where nothing can be written.
         """
         data = as_list(data)
         if len(self._transforms):

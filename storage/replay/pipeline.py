@@ -48,7 +48,7 @@ from .samplers.uniform import Sampler
 from .storages.list_storage import ListStorage
 from .storages.storage import Storage
 from .storages.trees import copy_of, stack_records
-from .timeline import Edges, as_key
+from .timeline import Edges, as_key, entry_key
 from .transforms import Transforms
 
 Prepare = Callable[[Sequence[Draw]], list[Any]]
@@ -343,7 +343,7 @@ class Pipeline:
         return prepared
 
     def _take_and_read(self, size: int) -> tuple[DrawnBatch, Any]:
-        """The next batch and its rows; where another process writes them, drawn and read anew."""
+        """The next batch and its rows; where another process writes them, drawn and read again."""
         before = self.order.state() if self.storage.is_shared else None
         attempts = count()
 
@@ -419,8 +419,8 @@ class Pipeline:
             batch.set("index", expand_to_records(prepared.index, tail))
         for name, value in prepared.draw.info.items():
             batch.set(name, expand_to_records(value, tail))
-        for key, value in slice_flags(prepared.draw, lambda key: batch.get(_key(key), None), tail).items():
-            batch.set(_key(key), value)
+        for key, value in slice_flags(prepared.draw, lambda key: batch.get(entry_key(key), None), tail).items():
+            batch.set(entry_key(key), value)
 
     def _finish(self, prepared: Prepared, batch: Any, *, copied: bool = False) -> tuple[Any, Info]:
         columns: dict[str, torch.Tensor] = dict(prepared.columns)
@@ -431,7 +431,7 @@ class Pipeline:
                         columns["/".join(as_key(key))] = value
         if len(self.transforms):
             if self.spec.info_in_batch:
-                flags = {_key(key): columns.get("/".join(key)) for key in flag_keys(prepared.draw)}
+                flags = {entry_key(key): columns.get("/".join(key)) for key in flag_keys(prepared.draw)}
                 batch = self.transforms.apply_beside(batch, ("index", *prepared.draw.info), flags)
             else:
                 batch = self.transforms(batch)
@@ -581,10 +581,6 @@ def _unread(draw: Draw) -> Prepared:
     return Prepared(draw, places if draw.timeline is None else draw.timeline.rows(places), None, None, {})
 
 
-def _key(key: tuple[str, ...]) -> Any:
-    return key if len(key) > 1 else key[0]
-
-
 def _info(storage: Storage, prepared: Prepared, columns: dict[str, torch.Tensor]) -> dict[Any, Any]:
     """The info dictionary of a batch."""
     draw = prepared.draw
@@ -595,5 +591,5 @@ def _info(storage: Storage, prepared: Prepared, columns: dict[str, torch.Tensor]
         column = columns.get("/".join(key))
         return None if column is None else column.clone()
 
-    info.update({_key(key): value for key, value in slice_flags(draw, copied).items()})
+    info.update({entry_key(key): value for key, value in slice_flags(draw, copied).items()})
     return info

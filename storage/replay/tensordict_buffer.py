@@ -19,7 +19,7 @@ from .sample_units import Sequence
 from .samplers.prioritized import PrioritizedSampler
 from .storages.column_access import is_key, read_records
 from .storages.trees import as_list, stack, stack_records
-from .timeline import as_key
+from .timeline import as_key, entry_key
 from .writers import ImmutableDatasetWriter, TensorDictRoundRobinWriter, Writer, reduce
 
 
@@ -89,7 +89,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         written, ``[n]``; None where there are none. Raises SchemaError or SamplingError for what are no priorities."""
         if not isinstance(self._sampler, PrioritizedSampler):
             return None
-        values = data.get(_key(self.priority_key), None)
+        values = self._priority_leaf(data)
         shape = data.batch_size[:dims]
         if values is None or not shape.numel():
             return None
@@ -113,10 +113,14 @@ class TensorDictReplayBuffer(ReplayBuffer):
         # Records of which there was no room for all: the last one written to a row is the one there.
         self.update_priority(rows if self._storage.ndim == 1 else self._unflat(rows), priority)
 
+    def _priority_leaf(self, data: TensorDictBase) -> Any:
+        """What the data have under ``priority_key``, None where they have nothing."""
+        return data.get(entry_key(as_key(self.priority_key)), None)
+
     def _stored_priority(self, rows: torch.Tensor) -> torch.Tensor | None:
         """The priorities that the records in these rows have, ``[n]``."""
         records = stack_records(self._storage.get(self._storage.coordinates(rows)))
-        values = records.get(_key(self.priority_key), None) if isinstance(records, TensorDictBase) else None
+        values = self._priority_leaf(records) if isinstance(records, TensorDictBase) else None
         if values is None:
             message = (
                 f"{self.priority_key} is not stored with the records that were kept: theirs is that of new records"
@@ -139,7 +143,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
             return
         index = data.get("index", None)
         key = as_key(self.priority_key)
-        values = data.get(_key(key), None)
+        values = self._priority_leaf(data)
         if index is None:
             raise UsageError("the batch has no index: it takes that to set priorities")
         if values is None:
@@ -179,12 +183,6 @@ class TensorDictReplayBuffer(ReplayBuffer):
             0, place, values, "amax", include_self=False
         )
         return anchors if ndim == 1 else self._unflat(anchors), largest
-
-
-def _key(key: Any) -> Any:
-    """A key as TensorDicts take it: the quickest form of it."""
-    path = as_key(key)
-    return path if len(path) > 1 else path[0]
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):

@@ -16,7 +16,6 @@ batch first, its positions along time first, so that what one environment lived 
 Episodes are contiguous in positions, never cross a column, and the newest step of a column always ends one (what comes
 after it is not there yet, or is the oldest data of all).
 
-
 `Edges` says how a storage is told where its episodes end: as in TorchRL by a trajectory id if the data have one (what
 collectors write), else by the done flag; where end flags are asked for and missing, by a trajectory id. A dataset folder has an
 episode table, and nothing needs to be looked at.
@@ -28,6 +27,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,6 +47,11 @@ ColumnOf = Callable[[Key], torch.Tensor | None]
 def as_key(key: str | Sequence[str]) -> Key:
     """A key as a tuple; ``"next/done"`` stays one name, as tensordict has it."""
     return (key,) if isinstance(key, str) else tuple(key)
+
+
+def entry_key(key: Key) -> Any:
+    """A key as a TensorDict takes it: a single name as a string, which is the quickest form of it."""
+    return key if len(key) > 1 else key[0]
 
 
 @dataclass(frozen=True, eq=False)

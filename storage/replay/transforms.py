@@ -34,7 +34,7 @@ from ...errors import SamplingError, SchemaError, UsageError, reason
 from ..schema import FLAGS
 from .overrides import is_own_code
 from .storages.trees import as_dense, copy_of
-from .timeline import as_key
+from .timeline import as_key, entry_key
 
 
 class Inverted:
@@ -99,7 +99,7 @@ class Transforms:
 
         As in TorchRL, ``half()`` or ``select(...)`` must not reach them: they are put back, and ``flags`` (values by key) where
         a transform has removed them or changed their dtype. Of another number of records the sampler says nothing. Where a
-        transform chose among the records drawn, by ``index``, the batch stays as it is: what is said of them moved along.
+        transform chose among the records drawn, which ``index`` tells, the batch is returned as is: the keys moved with them.
         Raises SamplingError where some records with weights are of those drawn, and others are not.
         """
         if not self._chain or not isinstance(batch, TensorDictBase):
@@ -457,10 +457,10 @@ def split_trajectories(
         ids_key = ("traj_ids",) if prefix in (None, ()) else (*as_key(prefix), "traj_ids")
     mask_key = (*ids_key[:-1], "mask")
     data = rollout_tensordict.copy()
-    ids = data.get(_key(ids_key), None)
+    ids = data.get(entry_key(ids_key), None)
     if ids is None:
         ids = _ids_from_done(data, ("next", *as_key(done_key or "done")))
-        data.set(_key(ids_key), ids)
+        data.set(entry_key(ids_key), ids)
     if not data.ndim:
         raise SchemaError("a batch without dimensions has no trajectories")
     flat, ids = data.reshape(-1), ids.reshape(data.batch_size.numel(), -1)[:, 0]
@@ -478,7 +478,7 @@ def split_trajectories(
     if not bool(mask.all()):
         padding = ~mask
         out = out.apply(lambda leaf: leaf.masked_fill(padding.view(*mask.shape, *[1] * (leaf.ndim - 2)), 0))
-    out.set(_key(mask_key), mask)
+    out.set(entry_key(mask_key), mask)
     return out
 
 
@@ -497,7 +497,3 @@ def _ids_from_done(data: TensorDictBase, key: tuple[str, ...]) -> torch.Tensor:
     rows = ids.reshape(-1, ids.shape[-1])
     before = (rows[:, -1] + 1).cumsum(0) - (rows[:, -1] + 1)
     return (rows + before[:, None]).reshape(ids.shape)
-
-
-def _key(key: tuple[str, ...]) -> Any:
-    return key if len(key) > 1 else key[0]

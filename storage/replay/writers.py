@@ -27,7 +27,7 @@ from ..tensordict_folder import map_tensor, read_json
 from .overrides import link
 from .state_files import read_state, reading, write_state
 from .storages.storage import SlotGenerations, Storage
-from .storages.trees import tree_map
+from .storages.trees import check_lengths, tree_map
 from .timeline import Key, as_key
 
 
@@ -306,9 +306,7 @@ def count_records(data: Any) -> int:
         raise SchemaError(
             f"extend takes a batch or a sequence of records, not a {type(data).__name__} of single values"
         )
-    lengths = {len(leaf) for leaf in leaves if isinstance(leaf, (torch.Tensor, np.ndarray)) and leaf.ndim}
-    if len(lengths) > 1:
-        raise SchemaError(f"the columns of a {type(data).__name__} have {' and '.join(map(str, sorted(lengths)))} rows")
+    check_lengths(data, (leaf for leaf in leaves if isinstance(leaf, (torch.Tensor, np.ndarray)) and leaf.ndim))
     return len(leaves[0]) if leaves else 0
 
 

@@ -12,12 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ....errors import MissingExtraError, RbdataError, UnknownDatasetError, UsageError, is_interrupt
-
-if TYPE_CHECKING:
-    pass
 
 #: What `rbdata list` shows: ids that need nothing but Gymnasium, and two that need the ``atari`` extra.
 CLASSIC = (

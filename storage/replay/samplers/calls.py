@@ -20,7 +20,7 @@ from ..draw import Draw, slice_flags
 from ..overrides import MADE, is_overridden, link
 from ..storages.storage import Storage
 from ..storages.trees import copy_of
-from ..timeline import Key, as_key
+from ..timeline import Key, as_key, entry_key
 
 Sampler = Any  # the base class is in `uniform`, which imports this module
 
@@ -95,7 +95,7 @@ def _by_row(draw: Draw, storage: Storage) -> tuple[Any, dict[Any, Any]]:
         values = storage.column_as_read(key)
         return None if values is None else values[rows].clone()
 
-    flags = {key if len(key) > 1 else key[0]: flag for key, flag in slice_flags(draw, column).items()}
+    flags = {entry_key(key): flag for key, flag in slice_flags(draw, column).items()}
     return storage.coordinates(rows), {**draw.info, **flags, **draw.notes}
 
 

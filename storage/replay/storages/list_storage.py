@@ -21,7 +21,7 @@ from ....errors import SchemaError, UsageError
 from ..devices import check_device
 from ..overrides import reads_by_get
 from ..state_files import read_state, reading, write_state
-from ..timeline import Key
+from ..timeline import Key, entry_key
 from .storage import Storage
 from .tensor_layout import written_rows
 from .trees import copy_of, from_state, records_of_columns
@@ -151,7 +151,7 @@ class ListStorage(Storage):
         records = [self._read(place) for place in range(len(self._records))]
         if not all(isinstance(record, TensorDictBase) for record in records):
             raise UsageError("episodes can only be told apart in a storage of TensorDicts")
-        values = [record.get(key if len(key) > 1 else key[0], None) for record in records]
+        values = [record.get(entry_key(key), None) for record in records]
         return None if any(value is None for value in values) else torch.stack(values)
 
     def empty(self) -> None:

@@ -33,7 +33,7 @@ from ....errors import DamagedDatasetError, SchemaError, UsageError, reason
 from ...scratch import ScratchFolder
 from ..devices import check_device
 from ..state_files import read_tensors, reading, write_leaves, write_metadata, write_tensors
-from ..timeline import Key
+from ..timeline import Key, entry_key
 from .gather import Readable
 from .storage import Result, Storage
 from .tensor_layout import (
@@ -392,7 +392,7 @@ class TensorStorage(SavedTensors):
     def column(self, key: Key) -> torch.Tensor | None:
         if not is_tensor_collection(self._data):
             raise UsageError("episodes can only be told apart in a storage of TensorDicts")
-        leaf = self._data.get(key if len(key) > 1 else key[0], None)
+        leaf = self._data.get(entry_key(key), None)
         return None if leaf is None else plain(leaf[: self.filled]).flatten(0, self.ndim - 1)
 
     # -- writing -----------------------------------------------------------------------------------------------------
@@ -484,7 +484,7 @@ class TensorStorage(SavedTensors):
 
     def leaf(self, key: Key) -> torch.Tensor | None:
         """The tensor of a leaf over all rows, to write to; call `touch` then."""
-        leaf = self._data.get(key if len(key) > 1 else key[0], None) if is_tensor_collection(self._data) else None
+        leaf = self._data.get(entry_key(key), None) if is_tensor_collection(self._data) else None
         return plain(leaf) if isinstance(leaf, torch.Tensor) else None
 
     def touch(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, MappingView
+from collections.abc import Callable, Iterable, Iterator, MappingView
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from copy import copy
@@ -130,7 +130,7 @@ def from_state(state: Any) -> Any:
 
 
 def as_list(data: Any) -> Any:
-    """Records that are no list but come one by one (a deque, a set, the values of a dict, a generator) as a list of them.
+    """Records that come one by one (in a deque, a set, the values of a dict, a generator) as a list; other data as they are.
 
     pytree takes a deque for a tuple: a tree of columns.
     """
@@ -155,18 +155,23 @@ def _stack_leaves(*leaves: Any) -> Any:
 
 
 def records_of_columns(data: tuple[Any, ...]) -> Any:
-    """The records of a tuple of columns: record i is the tuple of their i-th elements. Any other tuple stays as it is.
+    """A tuple of columns as a list of records: record i is the tuple of their i-th elements. Any other tuple is returned as is.
 
     Columns are tensors, arrays or TensorDicts ``[n, ...]``, in a tree. Raises SchemaError where they differ in length.
     """
     columns = pytree.tree_leaves(data, is_leaf=is_tensor_collection)
     if not columns or not all(map(_is_column, columns)):
         return data
+    check_lengths(data, columns)
+    elements = partial(pytree.tree_map, is_leaf=is_tensor_collection)
+    return [elements(lambda column, row=row: column[row], data) for row in range(len(columns[0]))]
+
+
+def check_lengths(data: Any, columns: Iterable[Any]) -> None:
+    """Raise SchemaError where the columns of ``data`` have other numbers of rows."""
     lengths = {len(column) for column in columns}
     if len(lengths) > 1:
-        raise SchemaError(f"the columns of a tuple have {' and '.join(map(str, sorted(lengths)))} rows")
-    elements = partial(pytree.tree_map, is_leaf=is_tensor_collection)
-    return [elements(lambda column, row=row: column[row], data) for row in range(lengths.pop())]
+        raise SchemaError(f"the columns of a {type(data).__name__} have {' and '.join(map(str, sorted(lengths)))} rows")
 
 
 def _is_column(leaf: Any) -> bool:
