@@ -43,21 +43,34 @@ class Report:
             self.peak_memory = max(self.peak_memory, peak_memory())
 
 
+#: Bytes of what `resource` counts in.
+_UNIT = 1 if sys.platform == "darwin" else 1024
+#: The most that a child took that ended before `reset_peak`, which the system cannot forget.
+_children_before = 0
+
+
 def reset_peak() -> None:
-    """Reset the peak of this process, so that imports do not count twice; children keep theirs."""
+    """Reset the peak: imports, and children that have ended, do not count."""
+    global _children_before
+    _children_before = _of_children()
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_memory() -> int:
     """The most memory in bytes that this process, or one of its children that ended, took since `reset_peak`."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit
+    children = _of_children()
+    if children == _children_before:
+        children = 0
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return max(children, int(line.split()[1]) * 1024)
-    return max(children, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+    return max(children, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _UNIT)
+
+
+def _of_children() -> int:
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * _UNIT
 
 
 _HEADINGS = ("campaign", "rounds", "faults", "peak memory", "time", "outcomes")

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from report import Report, page, table
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from report import Report, page, peak_memory, reset_peak, table
 from runner import run
 
 
@@ -22,6 +28,20 @@ def test_memory_and_time_are_measured():
     with report.measured():
         block = bytearray(60 << 20)
     assert report.peak_memory >= len(block) and report.seconds > 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_children_that_ended_before_are_not_counted():
+    subprocess.run([sys.executable, "-c", "held = bytearray(300 << 20)"], check=True)
+    reset_peak()
+    assert peak_memory() < 300 << 20 or own_memory() > 300 << 20
+    subprocess.run([sys.executable, "-c", "held = bytearray(900 << 20)"], check=True)
+    assert peak_memory() > 900 << 20
+
+
+def own_memory() -> int:
+    """Bytes of this process, in which other tests ran before."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
 def test_a_campaign_that_dies_is_a_fault():
