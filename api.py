@@ -66,7 +66,7 @@ def download(
     ``engine="ray"`` converts on a Ray cluster whose nodes see the folder under the same path; its ``address`` may be
     ``"auto"``. A bar is shown on a terminal (stderr) and in a notebook; ``progress=False`` hides it, True shows it in pipes
     as well. ``listener`` has callbacks instead. For the rest see `datasets.ingest.request.Request` and
-    `datasets.ingest.protocol.ConvertOptions`.
+    `datasets.ingest.job.ConvertOptions`.
 
     Options of one source (None: its default; ``rbdata download --help`` describes them):
 

@@ -144,7 +144,7 @@ def _refresh(source: str | None, root: Path | None) -> None:
             continue
         with count_progress(f"listing {name}") as on_progress:
             try:
-                one.refresh(root, FetchOptions(), on_progress)
+                one.refresh_listing(root, FetchOptions(), on_progress)
             except FetchError as error:
                 if source:
                     raise

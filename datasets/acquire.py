@@ -29,13 +29,13 @@ from . import catalogue
 from .cleanup import leftovers_of, remove_leftovers
 from .fetch import open_location
 from .fetch.transports import open_mirror, open_raw
-from .ingest.existing import announce_replacement, extend, find_existing, list_missing
 from .ingest.raw_files import FOLDER as RAW_FOLDER
 from .ingest.raw_files import fetch_all
 from .ingest.request import Estimate as Estimate
 from .ingest.request import Listener as Listener
 from .ingest.request import Outcome as Outcome
 from .ingest.request import Request as Request
+from .ingest.request import announce_replacement, extend, find_existing, list_missing
 from .ingest.run import run, write_dataset
 from .local import find, known_here
 from .mirrors import pull as converted

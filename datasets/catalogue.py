@@ -20,8 +20,7 @@ from .. import settings
 from ..errors import PluginError, PluginWarning, UnknownDatasetError, UsageError, is_interrupt
 from ..storage import plugins
 from ..storage.folder import check_id
-from .ingest.listing import RemoteListing
-from .sources.catalogue_entry import CatalogueEntry
+from .sources.catalogue_entry import CatalogueEntry, RemoteListing
 from .sources.source import Source
 
 MINE = plugins.MINE
@@ -72,7 +71,7 @@ def known_ids(source: str | None = None) -> list[str]:
 
 def remote_listings(source: str | None = None, root: Path | None = None) -> dict[str, RemoteListing]:
     """What remotes held when they were last asked, by source."""
-    found = _of_each(lambda source: source.listing(root), source)
+    found = _of_each(lambda source: source.cached_listing(root), source)
     return {name: listing for name, listing in found.items() if listing}
 
 
@@ -108,7 +107,7 @@ def _entries_of(source: Source, root: Path | None) -> Iterable[CatalogueEntry]:
     known = {entry.id: entry for entry in source.catalogue()}
     for name in source.names():
         known.setdefault(f"{source.name}/{name}", CatalogueEntry(f"{source.name}/{name}"))
-    listing = source.listing(root)
+    listing = source.cached_listing(root)
     for one in listing.datasets if listing else ():
         dataset_id = f"{source.name}/{one.name}"
         counts: dict[str, Any] = {"steps": one.steps, "episodes": one.episodes, "bytes": one.bytes}

@@ -106,7 +106,7 @@ def kept_raw(place: DatasetPlace) -> list[Path]:
     Where not all of them are there, those in a folder with the name of the dataset.
     """
     from .fetch import open_location
-    from .ingest.protocol import ConvertOptions
+    from .ingest.job import ConvertOptions
 
     source_name, _, name = place.id.partition("/")
     kept = place.root / RAW_FOLDER / source_name

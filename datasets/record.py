@@ -14,10 +14,9 @@ from ..errors import ArgumentTypeError, UsageError, refusing_exits
 from ..storage.folder import DatasetPlace
 from ..storage.keywords import LazyModule, check_keywords
 from . import acquire, catalogue
-from .ingest.existing import find_existing
+from .ingest.job import ConvertOptions
 from .ingest.progress_bar import progress_listener
-from .ingest.protocol import ConvertOptions
-from .ingest.request import Listener, Request
+from .ingest.request import Listener, Request, find_existing
 from .ingest.run import run
 from .waits import when_free
 
@@ -78,9 +77,10 @@ def record(
         with progress_listener("@".join(filter(None, (asked.id, name))), listener, progress) as events:
             return acquire.download(asked, events).path
 
-    from .sources.gymnasium.environments import Made, check_name, join_name, split_name
-    from .sources.gymnasium.job import RecordingJob
+    from .sources.gymnasium.environments import Made
     from .sources.gymnasium.policy import name_policy
+    from .sources.gymnasium.policy_recording import RecordingJob
+    from .sources.gymnasium.source import check_name, join_name, split_name
 
     environment, make = _environment(env, num_envs)
     if make is not None and env_args:
@@ -103,7 +103,7 @@ def record(
     if existing is not None:
         return check(existing)
     options = source.check(asked.options, "download")
-    job = RecordingJob(label, options, made if make else None, None if isinstance(policy, str) else policy)
+    job = RecordingJob(made, options, None if isinstance(policy, str) else policy)
     with progress_listener(full, listener, progress) as events, refusing_exits(f"the recording of {full}"):
         action = partial(run, job, place, asked, events, job.location.url)
         outcome = when_free(action, wait, events.on_note, events.on_stage)

@@ -37,7 +37,7 @@ from .fetch import FetchOptions, Location, RemoteObject, open_location
 from .fetch.stream import stream
 from .fetch.transports import open_raw
 from .fetch.upload import find_object
-from .ingest.protocol import ConvertOptions, Job
+from .ingest.job import ConvertOptions, Job
 from .ingest.request import Listener, Request
 from .ingest.run import restore
 from .mirrors import pull as converted

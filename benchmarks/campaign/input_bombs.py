@@ -539,12 +539,11 @@ def read_bomb(kind: str, path: Path) -> None:
         convert("atari", path)
     elif kind == "rlu":
         from rbdata.datasets.fetch import open_location
-        from rbdata.datasets.sources.atari.rl_unplugged.decode import DecodeTask
-        from rbdata.datasets.sources.atari.rl_unplugged.episodes import take_sample
-        from rbdata.datasets.sources.atari.rl_unplugged.files import group
+        from rbdata.datasets.sources.atari.raw_files import group_episode_files
+        from rbdata.datasets.sources.atari.rl_unplugged_decode import DecodeTask, take_sample
 
         location = open_location(str(path))
-        files = group(location.list(), None, "x")
+        files = group_episode_files(location.list(), None, "x")
         take_sample(location, files)
         (path / "dictionary").write_bytes(b"")
         task = DecodeTask(
@@ -552,7 +551,7 @@ def read_bomb(kind: str, path: Path) -> None:
         )
         task(lambda *_: None)
     elif kind == "metadata":
-        from rbdata.datasets.sources.minari.metadata import parse_metadata
+        from rbdata.datasets.sources.minari.reader import parse_metadata
         from rbdata.errors import CorruptSourceError
 
         for name in ("wide", "less", "deep"):

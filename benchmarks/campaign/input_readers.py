@@ -58,7 +58,7 @@ def _npy_corpus(_: Path) -> Corpus:
 
 def _read_npy(data: bytes, _: Path) -> None:
     from rbdata.datasets.formats.npy import Expected, NpyStream
-    from rbdata.datasets.sources.atari.job import SMALL
+    from rbdata.datasets.sources.atari.dqn_replay import SMALL
     from rbdata.errors import CorruptSourceError
 
     found: Any = None
@@ -116,7 +116,7 @@ def _change_records(corpus: Corpus, rng: random.Random, _: int) -> bytes:
 def _read_records(data: bytes, _: Path) -> None:
     from rbdata.datasets.formats.png import PngError, decode_frames
     from rbdata.datasets.formats.tfrecord import WireError, parse_example, read_records
-    from rbdata.datasets.sources.atari.rl_unplugged.episodes import to_episode
+    from rbdata.datasets.sources.atari.rl_unplugged_decode import to_episode
     from rbdata.errors import CorruptSourceError
 
     for record in read_records([data[:1000], data[1000:]], "x"):
@@ -205,9 +205,9 @@ def _arff_corpus(_: Path) -> Corpus:
 
 
 def _read_arff(data: bytes, _: Path) -> None:
-    from rbdata.datasets.formats.arff import Reader
+    from rbdata.datasets.formats.arff import ArffTable
 
-    reader = Reader(io.StringIO(data.decode("latin-1")), "x")
+    reader = ArffTable(io.StringIO(data.decode("latin-1")), "x")
     for block in reader.blocks():
         _check_codes(reader.attributes, block)
 
@@ -248,7 +248,7 @@ def _metadata_corpus(_: Path) -> Corpus:
 
 def _read_metadata(data: bytes, _: Path) -> None:
     from rbdata.datasets.ingest.spaces import space_leaves
-    from rbdata.datasets.sources.minari.metadata import parse_metadata
+    from rbdata.datasets.sources.minari.reader import parse_metadata
 
     metadata = parse_metadata(data, "x")
     for base, space in metadata.spaces.items():
@@ -315,8 +315,8 @@ def convert(source: str, path: Path, **extra: Any) -> Any:
     """Plan a conversion and read all of its rows, as a download does, into nothing."""
     from rbdata.datasets.catalogue import load_source
     from rbdata.datasets.fetch.transports import open_raw
-    from rbdata.datasets.ingest.protocol import ConvertOptions
-    from rbdata.datasets.ingest.raw_reading import RawReading
+    from rbdata.datasets.ingest.job import ConvertOptions
+    from rbdata.datasets.ingest.raw_files import RawReading
 
     job = load_source(source).open_folder(open_raw(path), ConvertOptions(extra=extra))
     files = {item.url: Path(item.url) for item in job.files()}
@@ -509,9 +509,9 @@ def _read_parquet(data: bytes, folder: Path) -> None:
 
 
 def _read_table(path: Path, _: Any) -> None:
-    from rbdata.datasets.formats.parquet import Reader
+    from rbdata.datasets.formats.arrow import ParquetTable
 
-    reader = Reader(path, "x", {"class": ("a0", "a1", "a2")})
+    reader = ParquetTable(path, "x", {"class": ("a0", "a1", "a2")})
     for block in reader.blocks():
         _check_codes(reader.attributes, block)
 

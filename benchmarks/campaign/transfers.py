@@ -27,7 +27,7 @@ from openml_server import openml_server
 from paths import DATA
 from rbdata.datasets.acquire import download
 from rbdata.datasets.fetch import FetchOptions
-from rbdata.datasets.ingest.protocol import ConvertOptions
+from rbdata.datasets.ingest.job import ConvertOptions
 from rbdata.datasets.ingest.request import Request
 from rbdata.datasets.mirrors.push import push
 from rbdata.errors import RbdataError

@@ -61,7 +61,7 @@ class Attribute:
 Column = np.ndarray | None
 
 
-class Reader:
+class ArffTable:
     """A file's attributes, and its rows in blocks. ``lines`` are the file's, without their ends or with them."""
 
     def __init__(self, lines: Iterable[str], name: str) -> None:

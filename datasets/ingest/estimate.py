@@ -12,7 +12,7 @@ from typing import Any
 from ...storage.codecs import codec_of
 from ...storage.folder import DatasetPlace, free_bytes
 from ...storage.schema import Leaf
-from .protocol import Job, Plan
+from .job import Job, Plan
 from .request import Estimate
 from .row_source import SampleRows
 

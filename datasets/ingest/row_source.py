@@ -19,10 +19,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ...errors import RbdataError
+from ...storage.checksums import Crc32c
 from ...storage.codecs import codec_of
 from ...storage.codecs.compressed import compressed_codec
 from ...storage.memory_map import map_array
 from ...storage.schema import Leaf
+from ..fetch import Location, RemoteObject, stream
 
 #: Sample rows, uint8 ``[row_bytes]`` each; those of several leaves may differ in size.
 SampleRows: TypeAlias = Sequence[np.ndarray] | np.ndarray
@@ -68,6 +70,28 @@ def block_of_rows(leaf: Leaf, position: int, rows: np.ndarray, done: int) -> Blo
     data = np.ascontiguousarray(rows, leaf.np_dtype)
     starts = np.arange(len(rows), dtype=np.int64) * leaf.row_bytes
     return Block(leaf.name, data.reshape(-1).view(np.uint8).data, [(position, starts)], done)
+
+
+class CountedStream:
+    """The bytes of a remote object, each once and in order, with what a `Block` reports of them."""
+
+    def __init__(self, location: Location, obj: RemoteObject) -> None:
+        self.fetched = self.retries = 0
+        self._location, self._obj, self._crc32c = location, obj, Crc32c()
+
+    def __iter__(self) -> Iterator[bytes]:
+        for piece in stream(self._location, self._obj, on_retry=self._count_retry):
+            self.fetched += len(piece)
+            self._crc32c.update(piece)
+            yield piece
+
+    @property
+    def crc32c(self) -> str:
+        """Of all bytes fetched so far."""
+        return self._crc32c.hex
+
+    def _count_retry(self, _: object) -> None:
+        self.retries += 1
 
 
 # -- staged rows --------------------------------------------------------------------------------------------------------

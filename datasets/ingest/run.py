@@ -53,11 +53,9 @@ from .estimate import (
     estimate_plan,
     expect,
 )
-from .existing import announce_replacement, find_existing, read_objects
-from .protocol import Job, Plan, RawObject
-from .raw_files import drop_changed, fetch_all, remember_fetched, remember_kept
-from .raw_reading import RawReading
-from .request import Estimate, Listener, Outcome, Request
+from .job import Job, Plan, RawObject
+from .raw_files import RawReading, drop_changed, fetch_all, remember_fetched, remember_kept
+from .request import Estimate, Listener, Outcome, Request, announce_replacement, find_existing, read_objects
 from .row_source import RowSource
 
 

@@ -1,4 +1,4 @@
-"""Observation and action spaces: as JSON for the manifest, and as the leaves they become.
+"""Observation and action spaces: as JSON for the manifest, as the leaves they become, and values in the dtypes of these.
 
 The JSON form says what Gymnasium's own spaces say (https://gymnasium.farama.org/api/spaces/), with bounds that are the
 same everywhere written once, and infinite ones as "inf" and "-inf", which JSON has no numbers for:
@@ -14,6 +14,10 @@ same everywhere written once, and infinite ones as "inf" and "-inf", which JSON 
 A space becomes one leaf for each of its basic spaces: ``observation`` for a Box, ``observation/camera`` and
 ``observation/position`` for a Dict, ``observation/0`` for the first of a Tuple. Text is kept as its UTF-8 bytes, zero-padded
 to the longest that the space allows, or left out.
+
+`cast` gives values in the dtype of a leaf: the same values, or an error. Floating-point numbers may be rounded (float64 to
+float32). All else stays what it is: whole numbers and booleans exactly, finite numbers finite. NaN and infinity stay as they
+are where the dtype has them.
 """
 
 from __future__ import annotations
@@ -66,6 +70,54 @@ class SpaceLeaf:
         for step in self.path:
             value = value[step]
         return value
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+class LossyCastError(ValueError):
+    """A value does not fit a dtype; ``row`` is its row, ``value`` the value."""
+
+    def __init__(self, value: Any, dtype: np.dtype, row: int) -> None:
+        super().__init__(f"{value} does not fit {dtype}")
+        self.value, self.row = value, row
+
+
+def cast(values: np.ndarray, dtype: Any) -> np.ndarray:
+    """Numbers or booleans ``[n, ...]`` in another dtype, not copied where they have it. Raises LossyCastError."""
+    target = np.dtype(dtype)
+    if values.dtype == target:
+        return values
+    with np.errstate(over="ignore", invalid="ignore"):
+        stored = values.astype(target)
+    lost = _lost(values, stored)
+    if lost is not None and lost.any():
+        at = int(lost.argmax())
+        row = at // max(1, values[:1].size) if values.ndim else 0
+        raise LossyCastError(values.reshape(-1)[at].item(), target, row)
+    return stored
+
+
+def _lost(values: np.ndarray, stored: np.ndarray) -> np.ndarray | None:
+    """Which values are others now; None where the dtypes alone tell that none is."""
+    source, target = values.dtype, stored.dtype
+    exact = np.can_cast(source, target, "safe")
+    if source.kind == "b" or (exact and not (source.kind in "iu" and target.kind == "f")):
+        return None
+    if target.kind == "b":
+        return (values != 0) & (values != 1)
+    if target.kind == "f" and source.kind == "f":
+        return np.isinf(stored) & np.isfinite(values)
+    if target.kind == "f":
+        if source.itemsize < target.itemsize:
+            return None
+        with np.errstate(invalid="ignore"):
+            return ~np.isfinite(stored) | (stored.astype(source) != values)
+    info = np.iinfo(target)
+    if source.kind == "f":
+        high = 2.0 ** (info.bits - (target.kind == "i"))  # iinfo's own limit may have no float
+        return ~((values >= float(info.min)) & (values < high)) | (values != np.trunc(values))
+    return (values < info.min) | (values > info.max)
 
 
 # -- JSON --------------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from ...storage.codecs import resolve_choice
 from ...storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeTable
 from ...storage.schema import LARGE_ROW, Leaf, Schema, ted_flags
 from ...storage.writer import ColumnWriter
-from .protocol import ConvertOptions
+from .job import ConvertOptions
 
 #: Steps that are made into columns at a time, unless their rows are large.
 BLOCK_STEPS, BLOCK_BYTES = 1 << 16, 8 << 20

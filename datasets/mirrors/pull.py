@@ -34,7 +34,7 @@ from ..fetch.failures import answer_of
 from ..fetch.location import is_plain_name, join_path
 from ..fetch.to_file import bytes_there
 from ..fetch.upload import find_object
-from ..ingest.protocol import ConvertOptions, Job, RawObject
+from ..ingest.job import ConvertOptions, Job, RawObject
 from ..ingest.raw_files import FOLDER as RAW_FOLDER
 from ..ingest.raw_files import fetch_all
 from ..ingest.request import Estimate, Listener

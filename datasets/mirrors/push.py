@@ -34,7 +34,7 @@ from ...storage.snapshot import Pin, pinned
 from .. import catalogue, local
 from ..fetch import FetchOptions, open_location
 from ..fetch.upload import LocalFile, Uploader, open_uploader, upload
-from ..ingest.protocol import ConvertOptions
+from ..ingest.job import ConvertOptions
 from ..ingest.raw_files import FOLDER as RAW_FOLDER
 from .pull import fetch_manifest
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ...storage.episodes import CUT, TERMINATED, TRUNCATED
     from ...storage.writer import ColumnWriter
     from ..fetch import Location, RemoteObject
-    from ..ingest.protocol import ConvertOptions, Job, PartSpec, Plan, RawObject
+    from ..ingest.job import ConvertOptions, Job, PartSpec, Plan, RawObject
     from ..ingest.row_source import Block, RowSource, block_of_rows
     from ..ingest.trajectories import Column, TrajectoryWriter, lay_out
     from .catalogue_entry import CatalogueEntry, Place
@@ -26,7 +26,7 @@ _HOMES = {
     "...storage.episodes": ("CUT", "TERMINATED", "TRUNCATED"),
     "...storage.writer": ("ColumnWriter",),
     "..fetch": ("Location", "RemoteObject"),
-    "..ingest.protocol": ("ConvertOptions", "Job", "PartSpec", "Plan", "RawObject"),
+    "..ingest.job": ("ConvertOptions", "Job", "PartSpec", "Plan", "RawObject"),
     "..ingest.row_source": ("Block", "RowSource", "block_of_rows"),
     "..ingest.trajectories": ("Column", "TrajectoryWriter", "lay_out"),
     ".catalogue_entry": ("CatalogueEntry", "Place"),

@@ -1,4 +1,4 @@
-"""What is known of a dataset before it is downloaded, and the files that state it.
+"""What is known of a dataset before it is downloaded: from files of the package, and from what a remote stated.
 
 A source may have a file ``catalogue.json`` beside its module:
 
@@ -14,20 +14,31 @@ A source may have a file ``catalogue.json`` beside its module:
 
 A row's columns override its group, a group overrides ``all``; null and missing columns are unknown. ``notes`` and ``tags`` of
 a group are added to those of all. A name that ends in a range (``Pong/1-5``) is one dataset for each number.
+
+A provider that can be asked what it holds is asked once; the answer (`RemoteListing`) is cached with its date below the root
+in ``.remote/<source>-<crc32c of the remote>.json``, so that it can be looked at without a network:
+
+    {"format": 1, "remote": url, "date": UTC, "datasets": [{"name", "episodes", "steps", "bytes"}, ...]}
+
+with null for what the remote does not state, or what would be too much to ask for.
 """
 
 from __future__ import annotations
 
+import contextlib
 import html
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ... import settings
+from ...storage.checksums import crc32c
+from ...storage.durable import read_plain, write_atomically
 from ...storage.reference_scores import ReferenceScores
 
 Observations = Literal["image", "vector", "discrete", "dict"]
@@ -231,3 +242,59 @@ def space_text(space: Mapping[str, Any]) -> str:
     if kind == "Box":
         return f"Box {list(space['shape'])} {space['dtype']}"
     return f"{kind} {space['n']}" if space.get("n") is not None else str(kind)
+
+
+# -- what remotes hold ----------------------------------------------------------------------------------------------------
+
+_CACHE, _CACHE_FORMAT = ".remote", 1
+#: Bytes; the listing of thousands of datasets has less than one MB.
+_LARGEST_CACHE = 1 << 28
+
+
+@dataclass(frozen=True)
+class RemoteDataset:
+    """One dataset at a remote; what is not known is None."""
+
+    name: str
+    episodes: int | None = None
+    steps: int | None = None
+    bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class RemoteListing:
+    """What a remote held at a date (``YYYY-MM-DDTHH:MM:SSZ``)."""
+
+    remote: str
+    date: str
+    datasets: tuple[RemoteDataset, ...]
+
+
+def read_listing(source: str, remote: str, root: Path | None = None) -> RemoteListing | None:
+    """The listing that is cached below a root; None where there is none, or one that cannot be read."""
+    try:
+        record: Any = json.loads(read_plain(_cache_path(source, remote, root), _LARGEST_CACHE))
+        if record["format"] != _CACHE_FORMAT or record["remote"] != remote:
+            return None
+        datasets = tuple(RemoteDataset(**entry) for entry in record["datasets"])
+        return RemoteListing(remote, str(record["date"]), datasets)
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return None  # not there, or of another time: it is asked for again
+
+
+def cache_listing(
+    source: str, remote: str, datasets: Iterable[RemoteDataset], root: Path | None = None
+) -> RemoteListing:
+    """Cache what a remote just answered, as of now; returns the listing."""
+    date = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    listing = RemoteListing(remote, date, tuple(sorted(datasets, key=lambda dataset: dataset.name)))
+    path = _cache_path(source, remote, root)
+    record = {"format": _CACHE_FORMAT, **asdict(listing)}
+    with contextlib.suppress(OSError):  # a root that cannot be written to is no reason not to answer
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(record, indent=1).encode())
+    return listing
+
+
+def _cache_path(source: str, remote: str, root: Path | None) -> Path:
+    return settings.root(root) / _CACHE / f"{source}-{crc32c(remote.encode())}.json"

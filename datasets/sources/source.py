@@ -10,7 +10,7 @@ This module and the modules that define sources are imported for ``rbdata downlo
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,15 +19,16 @@ from ... import settings
 from ...errors import UsageError
 from ...storage.keywords import nearest
 from ...storage.reference_scores import ReferenceScores, recorded_scores
-from .catalogue_entry import CatalogueEntry, CatalogueFile
+from ..fetch import open_location
+from ..fetch.location import without_login
+from .catalogue_entry import CatalogueEntry, CatalogueFile, RemoteDataset, RemoteListing, cache_listing, read_listing
 from .known_environment import KnownEnvironment, stated_environment
 from .options import SourceOption
 
 if TYPE_CHECKING:
     from ...storage.manifest import Manifest
     from ..fetch import FetchOptions, Location
-    from ..ingest.listing import RemoteListing
-    from ..ingest.protocol import ConvertOptions, Job
+    from ..ingest.job import ConvertOptions, Job
 
 
 class Source:
@@ -50,8 +51,6 @@ class Source:
     open_ended: bool = False
     #: Whether its datasets state reference scores of their own, unknown before they are downloaded.
     scores_in_datasets: bool = False
-    #: Whether its remote can be asked for a listing.
-    lists_remotely: bool = False
 
     @property
     def home(self) -> str:
@@ -133,15 +132,40 @@ class Source:
         """How the environment of a dataset is made, by the ``source`` record of its manifest; None where it is not known."""
         return stated_environment(record)
 
-    def listing(self, root: Path | None = None) -> RemoteListing | None:
-        """What the remote held when it was last asked, as kept below a root; None where it never was, or has none."""
-        return None
+    def list_remote(self, location: Location, on_progress: Callable[[int, int], None]) -> Iterable[RemoteDataset]:
+        """Ask a remote what it holds; ``on_progress`` receives how many datasets are known by now, and of how many.
 
-    def refresh(self, root: Path | None, fetch: FetchOptions, on_progress: Callable[[int, int], None]) -> RemoteListing:
-        """Ask the remote now, and keep what it says; only where ``lists_remotely``. Raises FetchErrors."""
-        raise UsageError(f"{self.name} has no remote listing: the datasets it knows are all there are")
+        Only a provider that can be asked defines it; what it says is cached (`refresh_listing`). Raises FetchErrors.
+        """
+        raise NotImplementedError
+
+    @property
+    def remote(self) -> str:
+        """What is asked for a listing: the mirror that is configured, else the home."""
+        return settings.mirror(self.name) or self.home
 
     # -- the same for all sources --------------------------------------------------------------------------------------
+
+    @property
+    def lists_remotely(self) -> bool:
+        """Whether its remote can be asked for a listing."""
+        return type(self).list_remote is not Source.list_remote
+
+    def cached_listing(self, root: Path | None = None) -> RemoteListing | None:
+        """What the remote held when it was last asked, as cached below a root; None where it never was."""
+        return read_listing(self.name, without_login(self.remote), root) if self.lists_remotely else None
+
+    def refresh_listing(
+        self,
+        root: Path | None = None,
+        fetch: FetchOptions | None = None,
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> RemoteListing:
+        """Ask the remote now, and cache what it says. Raises FetchErrors, UsageError for a source without `list_remote`."""
+        if not self.lists_remotely:
+            raise UsageError(f"{self.name} has no remote listing: the datasets it knows are all there are")
+        found = self.list_remote(open_location(self.remote, options=fetch), on_progress)
+        return cache_listing(self.name, without_login(self.remote), found, root)
 
     def options_of(self, command: str) -> list[SourceOption]:
         """The options that ``download`` or ``convert`` takes; none to convert where there are no raw files."""

@@ -37,9 +37,9 @@ from ...storage.replay.storages.tensor_storage import TensorStorage
 from ...storage.replay.tensordict_buffer import TensorDictReplayBuffer
 from ...storage.tensor_specs import Composite
 from .. import acquire, catalogue, local
-from ..ingest.protocol import ConvertOptions
+from ..ingest.job import ConvertOptions
 from ..ingest.request import make_request
-from ..sources.minari.names import local_root
+from ..sources.minari.source import local_root
 from ..sources.options import AcceptChangedOption, AtariOptions, D4RLOptions, OpenMLOptions, TextOption
 from .record_map import map_records
 

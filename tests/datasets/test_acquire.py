@@ -25,7 +25,7 @@ import servers
 from atari_truth import assert_holds, fed_truth, file_truth, save_array, save_black, write_run
 from rbdata.datasets.acquire import convert, download
 from rbdata.datasets.fetch import FetchOptions
-from rbdata.datasets.ingest.protocol import ConvertOptions
+from rbdata.datasets.ingest.job import ConvertOptions
 from rbdata.datasets.ingest.request import Listener, Request
 from rbdata.errors import (
     ChecksumError,

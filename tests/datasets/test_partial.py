@@ -16,7 +16,7 @@ import torch
 from atari_truth import write_run
 from rbdata import cli
 from rbdata.datasets.acquire import download
-from rbdata.datasets.ingest.protocol import ConvertOptions
+from rbdata.datasets.ingest.job import ConvertOptions
 from rbdata.datasets.ingest.request import Listener, Request
 from rbdata.errors import DamagedDatasetError, DatasetNotFoundError, StoppedError, StoppedWarning, UsageError
 from rbdata.storage.dataset import Dataset

@@ -12,7 +12,7 @@ from atari_truth import write_run
 from paths import DATA
 from rbdata.datasets.acquire import download
 from rbdata.datasets.ingest import run
-from rbdata.datasets.ingest.protocol import ConvertOptions
+from rbdata.datasets.ingest.job import ConvertOptions
 from rbdata.datasets.ingest.request import Request
 from rbdata.datasets.ingest.run import fill_tasks
 from rbdata.datasets.local import list_local

@@ -9,7 +9,7 @@ import pytest
 import rbdata
 from paths import DATA
 from rbdata.datasets.catalogue import known_ids
-from rbdata.datasets.ingest.listing import RemoteDataset, keep
+from rbdata.datasets.sources.catalogue_entry import RemoteDataset, cache_listing
 from rbdata.errors import UnknownDatasetError, UsageError
 
 
@@ -49,7 +49,7 @@ def test_info():
 
 def test_a_listing_of_the_remote_adds_counts_and_datasets(tmp_path):
     listed = [RemoteDataset("D4RL/door/human-v2", 26, 6800, 99), RemoteDataset("new/one-v0", steps=5)]
-    keep("minari", "hf://farama-minari", listed, tmp_path)
+    cache_listing("minari", "hf://farama-minari", listed, tmp_path)
     catalogue = {entry.id: entry for entry in rbdata.catalogue("minari", root=tmp_path)}
     door = catalogue["minari/D4RL/door/human-v2"]
     assert (door.steps, door.episodes, door.bytes, door.actions) == (6800, 26, 99, "continuous")

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from rbdata.datasets.ingest import listing
+from rbdata.datasets.sources import catalogue_entry
 from rbdata.storage.durable import open_plain, read_plain
 from rbdata.storage.remote.cache_folder import BlockStates, read_header
 
@@ -32,7 +32,7 @@ def test_a_file_is_as_long_as_it_says():
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
 def test_waits_for_nothing_that_is_no_file(tmp_path: Path, kind: str) -> None:
-    path = listing._path("minari", "hf://x", tmp_path)
+    path = catalogue_entry._cache_path("minari", "hf://x", tmp_path)
     path.parent.mkdir()
     {"pipe": os.mkfifo, "folder": Path.mkdir, "device": lambda path: path.symlink_to("/dev/zero")}[kind](path)
     with pytest.raises(OSError, match="not a file"):
@@ -40,4 +40,4 @@ def test_waits_for_nothing_that_is_no_file(tmp_path: Path, kind: str) -> None:
     for use in (lambda: read_header(path), lambda: BlockStates(path, 1)):
         with pytest.raises(OSError, match=path.name):
             use()
-    assert listing.kept("minari", "hf://x", tmp_path) is None
+    assert catalogue_entry.read_listing("minari", "hf://x", tmp_path) is None

@@ -7,11 +7,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from ....errors import ObjectNotFoundError, UsageError
 from ...fetch import Location, RemoteObject
-from ...ingest.protocol import ConvertOptions, Job, PartSpec
+from ...ingest.job import ConvertOptions, Job, PartSpec
 from ...ingest.request import format_numbers
 from ...ingest.trajectories import Column, lay_out
+from .raw_files import FRAME
 from .ring import TIME_LIMIT
-from .shards import FRAME
 
 
 class Numbered(Protocol):

@@ -20,30 +20,34 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ....errors import ObjectNotFoundError, page
 from ....storage.reference_scores import ReferenceScores
 from ...fetch import Location
-from ...ingest.protocol import ConvertOptions
+from ...ingest.job import ConvertOptions
 from ..human_scores import human_scores
 from ..known_environment import KnownEnvironment
 from ..options import SourceOption
 from ..source import Source
-from .rl_unplugged.files import FOLDER, find_files
-from .rl_unplugged.files import HOME as RLU_HOME
-from .rl_unplugged.files import UPSTREAM as RL_UNPLUGGED
-from .rl_unplugged.files import group as group_episodes
-from .shards import UPSTREAM as DQN_REPLAY
-from .shards import find_shards, group
+from .raw_files import (
+    DQN_REPLAY,
+    DQN_REPLAY_HOME,
+    FOLDER,
+    RL_UNPLUGGED,
+    RL_UNPLUGGED_HOME,
+    find_episode_files,
+    find_shards,
+    group_episode_files,
+    group_shards,
+)
 
 if TYPE_CHECKING:
-    from .job import AtariJob
-    from .rl_unplugged.job import RluJob
+    from .dqn_replay import AtariJob
+    from .rl_unplugged import RluJob
 
     AnyJob: TypeAlias = AtariJob | RluJob
 
 _AUTO = "auto"
-HOME = "gs://atari-replay-datasets/dqn"
 #: Where each upstream is, and what finds the raw files of a run there, in the order in which they are tried.
 _UPSTREAMS: dict[str, tuple[str, Callable[[Location, str, int], Sequence[Any]]]] = {
-    DQN_REPLAY: (HOME, find_shards),
-    RL_UNPLUGGED: (RLU_HOME, find_files),
+    DQN_REPLAY: (DQN_REPLAY_HOME, find_shards),
+    RL_UNPLUGGED: (RL_UNPLUGGED_HOME, find_episode_files),
 }
 
 #: Runs of each game, and the games as the bucket spells them. (Adventure and Defender, which d4rl-atari registers too, are not
@@ -66,7 +70,7 @@ class AtariSource(Source):
     """Names are ``<Game>/<run>``."""
 
     name = "atari"
-    home = HOME
+    home = DQN_REPLAY_HOME
     options = (
         SourceOption(
             "upstream",
@@ -137,12 +141,12 @@ class AtariSource(Source):
         wanted = options.extra["upstream"]
         for folder in ("", "replay_logs") if wanted in (_AUTO, DQN_REPLAY) else ():
             try:
-                shards = group(location.list(folder))
+                shards = group_shards(location.list(folder))
             except ObjectNotFoundError:
                 continue
             if shards:
                 return _make_job(DQN_REPLAY, None, location, shards, options)
-        episodes = group_episodes(location.list(), None, location.url) if wanted in (_AUTO, RL_UNPLUGGED) else []
+        episodes = group_episode_files(location.list(), None, location.url) if wanted in (_AUTO, RL_UNPLUGGED) else []
         if episodes:
             return _make_job(RL_UNPLUGGED, None, location, episodes, options)
         message = f"{location.url} holds no DQN Replay shards and no RL Unplugged episodes"
@@ -153,10 +157,10 @@ class AtariSource(Source):
 def _make_job(upstream: str, name: str | None, location: Location, found: Any, options: ConvertOptions) -> AnyJob:
     """The job for the shards or files that were found."""
     if upstream == RL_UNPLUGGED:
-        from .rl_unplugged.job import RluJob
+        from .rl_unplugged import RluJob
 
         return RluJob(name, location, found, options)
-    from .job import AtariJob
+    from .dqn_replay import AtariJob
 
     return AtariJob(name, location, found, options)
 

@@ -19,15 +19,14 @@ from ....storage.schema import clean_keys
 from ....storage.writer import ColumnWriter
 from ...fetch import Location, RemoteObject, resolve
 from ...ingest import trajectories
-from ...ingest.protocol import ACCEPT, ConvertOptions, PartSpec, Plan, RawObject, WholeFileJob
+from ...ingest.job import ACCEPT, ConvertOptions, PartSpec, Plan, RawObject, WholeFileJob
 from ...ingest.raw_files import hash_file
 from ...ingest.spaces import TakenKeys
 from ...ingest.trajectories import Column
 from ...workers.pool import usable_cpus
-from . import contents as hdf5
 from .episode_ends import Flags, Layout, choose, lay_out, longest
+from .file import Array, FileContents, PixelSource, RowWriter, open_file, read_flags, sample, survey
 from .registry import Entry, family_of
-from .rows import PixelSource, RowWriter, sample
 
 LICENCE = "CC-BY-4.0"
 CITATION = (
@@ -74,7 +73,7 @@ class D4rlJob(WholeFileJob):
 
     native = ("h5py", "isal.isal_zlib")
     #: Set by `inspect_files`: what the file holds, what becomes of its rows, and the keys of its other arrays by path.
-    _contents: hdf5.Contents
+    _contents: FileContents
     _layout: Layout
     _keys: dict[str, str]
     #: Set by `plan`.
@@ -102,10 +101,10 @@ class D4rlJob(WholeFileJob):
         self._look(self.item.url)
 
     def _look(self, name: str) -> None:
-        with hdf5.opened(self.path, name) as file:
-            contents = hdf5.survey(file, name)
-            terminals = hdf5.flags(file, name, "terminals")
-            timeouts = hdf5.flags(file, name, "timeouts") if "timeouts" in contents.arrays else None
+        with open_file(self.path, name) as file:
+            contents = survey(file, name)
+            terminals = read_flags(file, name, "terminals")
+            timeouts = read_flags(file, name, "timeouts") if "timeouts" in contents.arrays else None
         flags = Flags(terminals, timeouts, self.family.terminals_end, self.horizon)
         by, has_next = choose(self._asked, flags, name), "next_observations" in contents.arrays
         self._layout = lay_out(by, flags, has_next=has_next, unknown_next=self.options.unknown_next)
@@ -125,7 +124,7 @@ class D4rlJob(WholeFileJob):
         pool = ThreadPoolExecutor(min(_THREADS, usable_cpus()) + 1, "rbdata-d4rl")
         try:
             digest = pool.submit(hash_file, self.path, hashlib.sha256(usedforsecurity=False))
-            with hdf5.opened(self.path, name) as file:
+            with open_file(self.path, name) as file:
                 writer = RowWriter(file, name, contents, layout, self._keys, self.family.jump, pool)
                 inner = _INNER if _INNER in self.schema else None
                 rewards = writer.write(columns, observations=not self.bulk, inner_key=inner)
@@ -237,11 +236,11 @@ class D4rlJob(WholeFileJob):
         raise ChecksumError(message, hint=ACCEPT)
 
 
-def _column(key: str, array: hdf5.Array, per: Literal["state", "step"]) -> Column:
+def _column(key: str, array: Array, per: Literal["state", "step"]) -> Column:
     return Column(key, array.dtype.name, array.shape, per)
 
 
-def _info_keys(contents: hdf5.Contents, name: str) -> dict[str, str]:
+def _info_keys(contents: FileContents, name: str) -> dict[str, str]:
     """Under which key each of the other per-step arrays goes: ``infos/qpos`` -> ``info/qpos``, ``infos`` -> ``info/infos``.
 
     Arrays whose keys would fall together are left out, all but the first.
@@ -265,7 +264,7 @@ def _info_keys(contents: hdf5.Contents, name: str) -> dict[str, str]:
 
 
 def _notes(
-    entry: Entry | None, contents: hdf5.Contents, by: str, horizon: int | None, counts: Mapping[str, int], sha256: str
+    entry: Entry | None, contents: FileContents, by: str, horizon: int | None, counts: Mapping[str, int], sha256: str
 ) -> Iterator[str]:
     """What a user should know about the converted file, in sentences; ``counts`` are those of the plan."""
     if entry:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ....errors import ObjectNotFoundError, UsageError
 from ....storage.reference_scores import ReferenceScores
 from ...fetch import Location, RemoteObject
-from ...ingest.protocol import ConvertOptions
+from ...ingest.job import ConvertOptions
 from ..catalogue_entry import CatalogueEntry
 from ..known_environment import KnownEnvironment
 from ..options import ACCEPT_CHANGED, SourceOption
@@ -107,7 +107,7 @@ class D4rlSource(Source):
         return D4rlJob(entry, location, _find(location, entry), options, published=published)
 
     def recognises(self, path: Path) -> bool:
-        from ...ingest.raw_reading import hdf5_names
+        from ...ingest.raw_files import hdf5_names
 
         file = only_file(path, ".hdf5", ".h5")
         return file is not None and {"observations", "actions", "rewards", "terminals"} <= hdf5_names(file)

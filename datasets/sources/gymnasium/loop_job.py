@@ -28,14 +28,12 @@ import numpy as np
 from ....errors import CorruptSourceError
 from ....storage.checksums import crc32c
 from ....storage.durable import sync_folder
-from ...ingest.protocol import ConvertOptions, Expectation
+from ...ingest.job import ConvertOptions, Expectation
 from ...ingest.spaces import SpaceLeaf
 from ...ingest.trajectories import Column
 from ...workers.task import OnBlock
-from .job import RECORDING, RecordedJob
-from .participants import PYTHON, describe_environment
-from .recorder import block_rows, count_outside
-from .recording import RecordingWriter
+from .environments import PYTHON, describe_environment
+from .recording import RECORDING, RecordedJob, RecordingWriter, block_rows, count_outside
 
 #: The log, in the working folder of the dataset.
 LOG = "episodes.log"
@@ -262,7 +260,7 @@ class LogTask:
 
 
 class _Blocks:
-    """Gathers the rows of one environment into the blocks that `recorder` writes: a dictionary is trained on the first."""
+    """Gathers the rows of one environment into blocks, of which a dictionary is trained on the first."""
 
     def __init__(self, writer: RecordingWriter, env: int, columns: Sequence[Column], count: int) -> None:
         self._writer, self._env, self._columns = writer, env, columns

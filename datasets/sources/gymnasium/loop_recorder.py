@@ -44,15 +44,14 @@ from ....storage.folder import JOURNAL, DatasetPlace, make_writable
 from ....storage.journal import Journal
 from ....storage.keywords import with_options
 from ....storage.writer import DatasetWriter, fingerprint
-from ...ingest.protocol import ConvertOptions
+from ...ingest.job import ConvertOptions
 from ...ingest.request import Listener, Request
 from ...ingest.run import run
-from .environments import check_name, join_name
-from .leaf_rows import LeafRows, first_observation, to_end, to_reward
+from .environments import PYTHON, changes_of_environment, describe_environment
 from .loop_job import LOG, EpisodeLog, LoopJob, Piece
-from .participants import PYTHON, changes_of_environment, describe_environment
 from .policy import checked, seeded
-from .recording import CUT, TRUNCATED
+from .recording import END_CUT, END_TRUNCATED, LeafRows, first_observation, to_end, to_reward
+from .source import check_name, join_name
 
 _OVERWRITTEN = 'put a copy into infos["final_obs"], or use another autoreset mode than same-step'
 #: After how many steps an environment is reset, to see whether the reset changes what the last step returned.
@@ -75,7 +74,7 @@ class RecorderOptions(TypedDict, total=False):
     listener: Listener | None
 
 
-class _Lane:
+class _OpenEpisode:
     """The episode of one environment that is being recorded."""
 
     def __init__(self, env: int, tape: Tape) -> None:
@@ -89,7 +88,7 @@ class _Lane:
     def begin(self, observation: Any) -> None:
         """An episode begins; one that did not end is truncated, and one without a step was none."""
         if self.is_open and self.steps:
-            self._write(TRUNCATED)
+            self._write(END_TRUNCATED)
         self._clear()
         self.is_open = False
         states = self._copied(self._tape.job.observation, observation)
@@ -134,7 +133,7 @@ class _Lane:
         """The recording ends here."""
         is_open, self.is_open = self.is_open, False
         if is_open and self.steps:
-            self._write(CUT)
+            self._write(END_CUT)
 
     def _copied(self, leaves: Any, value: Any) -> list[np.ndarray]:
         values = self._tape.values
@@ -211,7 +210,7 @@ class Tape:
             self._lock.__exit__()
             raise
         _open[str(self._lock.path)] = os.getpid()
-        self.lanes = [_Lane(number, self) for number in range(count)]
+        self.lanes = [_OpenEpisode(number, self) for number in range(count)]
         self._process, self._is_released = os.getpid(), False
 
     @property
@@ -492,7 +491,7 @@ class VectorRecorder(gymnasium.vector.VectorWrapper):
             hint = 'put the final observation into infos["final_obs"][number], or use another autoreset mode than same-step'
             raise RbdataError(message, hint=hint) from error
 
-    def _check_memory(self, lane: _Lane, number: int, final: Any, first: Any, returned: Any) -> None:
+    def _check_memory(self, lane: _OpenEpisode, number: int, final: Any, first: Any, returned: Any) -> None:
         """Raise RbdataError where the reset has overwritten the final observation: it lies in the memory of what the step
         ``returned``, or in that of the vector environment, which now holds the first one of the next episode.
         """

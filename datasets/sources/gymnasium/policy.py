@@ -6,6 +6,9 @@ Gymnasium's vector environments do it, and returns their actions stacked (a Disc
 It is a function, an object that is called or has a method ``act``, a class of such objects (one is made for a recording),
 or a file with a function ``act``. Where it has a ``reset``, that is called when an episode begins: without arguments, of
 several environments with bool ``[num_envs]``, the environments that begin one.
+
+What a policy is, so that a recording by another one is not taken for it: given by name, the files that it is loaded from; given
+as an object, its content (`datasets.user_code`).
 """
 
 from __future__ import annotations
@@ -23,11 +26,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ....errors import FunctionError, UsageError, is_interrupt, reason
-from ...ingest.casts import cast
-from ...user_code.identity import qualified_name
+from ...ingest.spaces import cast
+from ...user_code.identity import Content, defining_module, hash_files, labelled, qualified_name
 from ...user_code.loading import load_module
-from .leaf_rows import as_array
-from .participants import changes_of_policy, describe_policy_content
+from .environments import PYTHON, short_digest
+from .recording import as_array
 
 if TYPE_CHECKING:
     import gymnasium
@@ -67,6 +70,45 @@ def name_policy(policy: Any) -> str:
         return policy
     named = policy if inspect.isroutine(policy) or inspect.isclass(policy) or inspect.ismodule(policy) else type(policy)
     return qualified_name(named)
+
+
+def describe_policy_content(policy: Any) -> dict[str, Any]:
+    """What a policy is: ``{content, file, files, python}``; of a module (a policy given by name) only its files.
+
+    ``content`` is None where the policy cannot be told from another one; ``why`` then says what in it. Raises UsageError for
+    code whose file was edited since it was imported.
+    """
+    content = Content("the policy")
+    digest: str | None = None
+    why = None
+    try:
+        content.add(policy)
+        digest = content.sha256
+    except UsageError as error:
+        why = error.message
+    hashes, own = hash_files(content), defining_module(policy)
+    files = labelled(hashes, content.files, own)
+    found: dict[str, Any] = {"python": PYTHON, "file": hashes.get(str(own)), "files": files}
+    if isinstance(policy, ModuleType):
+        return found
+    return {**found, "content": digest, **({"why": why} if why else {})}
+
+
+def changes_of_policy(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """In what a policy differs from the recorded one, in words."""
+    labels = {"the policy's file": (before.get("file"), now.get("file"))}
+    old, new = before.get("files") or {}, now.get("files") or {}
+    labels |= {label: (old[label], new.get(label)) for label in old}
+    changed = [
+        f"contents of {label}" for label, (one, other) in labels.items() if None not in (one, other) and one != other
+    ]
+    if changed or "content" not in before or "content" not in now or before.get("python") != now["python"]:
+        return changed
+    if now["content"] is None:
+        return [f"policy, as far as can be told ({now.get('why')})"]
+    if now["content"] in (before["content"], before.get("content_after")):
+        return []
+    return [f"policy (sha256 {short_digest(before['content'])} there, {short_digest(now['content'])} here)"]
 
 
 def _traceback(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Recorded rows on disk, until it is known how many there are.
+"""A recording: what environments return as rows, the rows on disk until it is known how many there are, and the dataset.
 
 Episodes of several environments are recorded side by side, but lie one after the other in a dataset. So each environment has
 its own files, appended block by block; memory stays a few blocks, however long the recording. A recording is a folder
@@ -10,26 +10,164 @@ that exists only when it is complete:
     <e>.<c>.lengths      int64 [states]   compressed lengths, where <e>.<c> holds rows compressed as the dataset has them
     dictionary           that they are compressed with; trained on the first rows recorded
     about.json           {"states": [of each environment], "counts": {...}, "notes": [...]}
+
+Whoever steps the environments (`policy_recording`, `loop_job`) writes one with a `RecordingWriter`; `RecordedJob` makes the
+dataset.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ....errors import DiskSpaceError
+from ....errors import DiskSpaceError, RbdataError, UsageError
+from ....storage.codecs import PLAIN, load_codec
 from ....storage.codecs.compressed import compressed_codec
 from ....storage.durable import is_full, sync_files
+from ....storage.episodes import CUT, TERMINATED, TRUNCATED
 from ....storage.parts import Encode
-from ...ingest.row_source import StagedRows, lengths_path
-from ...ingest.trajectories import Column
+from ....storage.writer import ColumnWriter
+from ...fetch import Location
+from ...fetch.directory import DirectoryLocation
+from ...ingest.job import ConvertOptions, Expectation, Job, PartSpec, Plan
+from ...ingest.row_source import StagedPart, StagedRows, lengths_path
+from ...ingest.spaces import LossyCastError, SpaceLeaf, cast, renamed, space_json, space_leaves, text_rows
+from ...ingest.trajectories import Column, TrajectoryWriter, block_steps, cuts, lay_out
+from .environments import specification
+
+RECORDING = "recording"
+#: Bytes of rows kept in memory for all environments together, and the most rows for one.
+_BUFFER_BYTES, _BUFFER_ROWS = 32 << 20, 8192
+#: What frames are guessed to shrink to where no environment can be tried; it ranges from 1/200 (Pong) to 1/2 (noise).
+_GUESSED_RATIO = 0.1
+
+_HINT = "the environment breaks its own space: gymnasium.utils.env_checker shows where"
+_OLD = "is it one of Gym's old interface? gymnasium.make('GymV21Environment-v0', env=...) adapts it (package shimmy)"
+#: Rewards are stored as float32.
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+def as_array(value: Any) -> np.ndarray:
+    """A value as a NumPy array; a torch tensor may be on any device, and part of a graph."""
+    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+
+
+class LeafRows:
+    """Makes rows of the values of one environment, ``name``, and notes where these are not of the dtype of their space."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._cast: set[str] = set()
+
+    def row(self, leaf: SpaceLeaf, value: Any) -> np.ndarray:
+        """A value as a row of its leaf, perhaps a view of it. Raises RbdataError when it is not of its space."""
+        if leaf.is_text:
+            return text_rows([value], leaf.shape[0], leaf.key)[0]
+        try:
+            array = as_array(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            message = f"{self._name} gave {leaf.key} as {type(value).__name__}, which is no array: {error}"
+            raise RbdataError(message, hint=_HINT) from error
+        basic = tuple(leaf.space.get("shape", ()))
+        if array.shape != basic:
+            message = f"{self._name} gave {leaf.key} of shape {array.shape}, its space says {basic}"
+            raise RbdataError(message, hint=_HINT)
+        if array.dtype != leaf.dtype:
+            array = self._converted(leaf, array)
+        return array.reshape(leaf.shape)
+
+    def pick(self, leaf: SpaceLeaf, value: Any) -> Any:
+        """The part of a value that a leaf holds. Raises RbdataError where it has none."""
+        try:
+            return leaf.pick(value)
+        except (KeyError, IndexError, TypeError) as error:
+            raise RbdataError(f"{self._name} gave no {leaf.key}, which its space has", hint=_HINT) from error
+
+    def notes(self) -> list[str]:
+        """A sentence about values that were given in another dtype, if any."""
+        if not self._cast:
+            return []
+        names = ", ".join(sorted(self._cast))
+        return [f"The environment gave {names} in another dtype than its space states; stored as it states."]
+
+    def _converted(self, leaf: SpaceLeaf, array: np.ndarray) -> np.ndarray:
+        if not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
+            message = f"{self._name} gave {leaf.key} as {array.dtype}, its space says {leaf.dtype}"
+            raise RbdataError(message, hint=_HINT)
+        if not np.can_cast(array.dtype, leaf.dtype, "safe"):
+            self._cast.add(leaf.key)
+        try:
+            return cast(array, leaf.dtype)
+        except LossyCastError as error:
+            message = f"{self._name} gave {leaf.key} with the value {error.value}, which {leaf.dtype} does not hold"
+            raise RbdataError(message, hint="give the space of the environment a wider dtype") from error
+
+
+def first_observation(returned: Any) -> Any:
+    """The observation of what ``reset`` returned. Raises RbdataError where that is not ``(observation, info)``."""
+    if isinstance(returned, (tuple, list)) and len(returned) == 2 and isinstance(returned[1], (Mapping, type(None))):
+        return returned[0]
+    raise RbdataError(f"it returned {_described(returned)}, not (observation, info)", hint=_OLD)
+
+
+def step_results(returned: Any) -> tuple[Any, float, int]:
+    """Observation, reward and end (0, or how the episode ended: `recording`) of what ``step`` returned.
+
+    Raises RbdataError for other than five values, a reward that float32 cannot hold, and flags that are not true or false.
+    """
+    try:
+        observation, reward, terminated, truncated, _ = returned
+    except (TypeError, ValueError) as error:
+        wanted = "(observation, reward, terminated, truncated, info)"
+        raise RbdataError(f"it returned {_described(returned)}, not {wanted}", hint=_OLD) from error
+    if terminated is False is truncated and isinstance(reward, float) and -_LARGEST <= reward <= _LARGEST:
+        return observation, reward, 0  # nearly always
+    return observation, to_reward(reward), to_end(terminated, truncated)
+
+
+def to_reward(value: Any) -> float:
+    """A reward: a number, or an array or tensor of one. Raises RbdataError for what float32 cannot hold."""
+    if isinstance(value, int) and abs(value) > _LARGEST:  # NumPy may not hold it at all
+        raise RbdataError("it gave a reward that float32 does not hold", hint="rewards are stored as float32")
+    reward = value if isinstance(value, float) else float(_number(value, "reward"))
+    if not abs(reward) <= _LARGEST:
+        problem = "which float32 does not hold" if np.isfinite(reward) else "a reward that is not a finite number"
+        raise RbdataError(f"it gave {reward}, {problem}", hint="rewards are stored as float32")
+    return reward
+
+
+def to_end(terminated: Any, truncated: Any) -> int:
+    """How an episode ends with these flags, 0 where it goes on. Raises RbdataError for flags that are not true or false."""
+    return END_TERMINATED * _flag(terminated, "terminated") + END_TRUNCATED * _flag(truncated, "truncated")
+
+
+def _flag(value: Any, name: str) -> bool:
+    if value is True or value is False or type(value) is np.bool_:
+        return bool(value)
+    number = _number(value, name)
+    if number != 0 and number != 1:
+        raise RbdataError(f"it gave {name} as {value!r:.60}, which is neither true nor false")
+    return bool(number)
+
+
+def _number(value: Any, name: str) -> Any:
+    array = as_array(value)
+    if array.size != 1 or array.dtype.kind not in "fiub":
+        raise RbdataError(f"it gave {name} as {value!r:.60}, not one number")
+    return array.reshape(-1)[0]
+
+
+def _described(returned: Any) -> str:
+    several = isinstance(returned, (tuple, list))
+    return f"{len(returned)} values" if several else f"{type(returned).__name__} {returned!r:.40}"
+
 
 REWARD, END, DICTIONARY, ABOUT = "reward", "end", "dictionary", "about.json"
-TERMINATED, TRUNCATED, BOTH, CUT = 1, 2, 3, 4
+END_TERMINATED, END_TRUNCATED, END_BOTH, END_CUT = 1, 2, 3, 4
 #: Bytes and rows that the dictionary is trained on. They come from the first rows of all environments.
 SAMPLE_BYTES, SAMPLE_ROWS = 24 << 20, 1500
 
@@ -144,3 +282,181 @@ class Recording:
         path = self.folder / name
         item = np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
         return np.memmap(path, dtype, "r", shape=(path.stat().st_size // item, *shape))
+
+
+def columns_of(observation: Sequence[SpaceLeaf], action: Sequence[SpaceLeaf]) -> list[Column]:
+    """The columns of a recording: observations per state, actions per step."""
+    states = [Column(leaf.key, leaf.dtype, leaf.shape, "state") for leaf in observation]
+    return states + [Column(leaf.key, leaf.dtype, leaf.shape, "step") for leaf in action]
+
+
+def block_rows(columns: Sequence[Column], count: int) -> int:
+    """How many rows of each environment are kept in memory, of ``count``."""
+    row = sum(column.row_bytes for column in columns) + 5
+    return max(4, min(_BUFFER_ROWS, _BUFFER_BYTES // (row * count)))
+
+
+def count_outside(leaf: SpaceLeaf, rows: np.ndarray) -> int:
+    """How many rows of an action lie outside its Box."""
+    if leaf.space["type"] != "Box" or leaf.space["low"] is None or leaf.space["high"] is None:
+        return 0
+    low, high = (np.array(leaf.space[name], float).astype(rows.dtype) for name in ("low", "high"))
+    beyond = (rows < low) | (rows > high)
+    return int(beyond.reshape(len(rows), -1).any(1).sum()) if len(rows) else 0
+
+
+# -- the dataset of a recording ------------------------------------------------------------------------------------------
+
+CITATION = (
+    "Mark Towers et al. Gymnasium: A Standard Interface for Reinforcement Learning Environments. 2024. arXiv:2407.17032"
+)
+
+
+class RecordedJob(Job):
+    """What recordings have in common, whoever steps the environment.
+
+    ``env`` has the spaces and the specification; it is not stepped here. ``environments`` are recorded side by side.
+    """
+
+    staging = "recording"
+    _folder: Path
+
+    def __init__(self, name: str, env: Any, environments: int, options: ConvertOptions) -> None:
+        self.name, self.options, self.environments = name, options, environments
+        self.location: Location = DirectoryLocation("this machine")  # only its name is used: there is nothing to fetch
+        self._notes: list[str] = []
+        several = hasattr(env, "single_action_space")
+        pair = ("single_observation_space", "single_action_space") if several else ("observation_space", "action_space")
+        spaces = dict(zip(("observation", "action"), (getattr(env, one) for one in pair)))
+        self.spaces = {key: space_json(space) for key, space in spaces.items()}
+        self.spec = specification(env)
+        text = options.extra["text"]
+        self.observation, left_out = space_leaves(self.spaces["observation"], "observation", text)
+        self.action, also_out = space_leaves(self.spaces["action"], "action", text)
+        self.left_out = {**left_out, **also_out}
+        if not self.observation or not self.action:
+            raise UsageError(f"no observations or no actions of {name} remain: {self.left_out}")
+        self.columns = columns_of(self.observation, self.action)
+        self.schema, self.bulk = lay_out(self.columns, options)
+        #: The codec of the large columns.
+        self._codec = next((leaf.codec for leaf in self.schema.states), PLAIN)
+
+    def parts(self) -> int:
+        return 1
+
+    def ratio(self) -> float:
+        """What large rows are expected to shrink to."""
+        return _GUESSED_RATIO
+
+    def _compresses(self) -> bool:
+        return bool(self.bulk) and not load_codec(self._codec).fixed_rows
+
+    def ratio_range(self) -> tuple[float, float]:
+        """So many times `ratio` is what large rows shrink to at least, and at most."""
+        return 1 / 20, 5.0
+
+    def expect_rows(self, steps: int, episodes: int = 0) -> Expectation:
+        """What so many steps are expected to take on the disk."""
+        small = sum(column.row_bytes for column in self.columns if not column.large)
+        large: float = sum(column.row_bytes for column in self.columns if column.large)
+        if large and not load_codec(self._codec).fixed_rows:
+            large *= self.ratio()
+        bulk = set(self.bulk)
+        lasting = sum(leaf.row_bytes for leaf in self.schema.steps if leaf.name not in bulk)
+        lasting += int(large) * (2 if self.options.layout == "ted" else 1)
+        # The recording lies beside the dataset until that is complete.
+        disk, stored = int(steps * (small + large + 5 + lasting)), steps * lasting
+        low, high = self.ratio_range() if self._compresses() else (1.0, 1.0)
+        guessed = steps * int(large) if self._compresses() else 0
+        return Expectation(
+            *(0, steps, episodes, disk, ["recording"]),
+            stored_bytes=(int(stored - guessed * (1 - low)), int(stored + guessed * (high - 1))),
+            certain_bytes=int(disk - 2 * guessed * (1 - low)),
+        )
+
+    # -- plan and fill -------------------------------------------------------------------------------------------------
+
+    def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
+        """Reads the recording: call after the task of `staging_tasks` is done."""
+        recording = self._recorded()
+        columns.reserve(sum(recording.states))
+        writer = TrajectoryWriter(columns, self.columns)
+        size = block_steps(self.columns)
+        small = [(number, column) for number, column in enumerate(self.columns) if not column.large]
+        for env in range(self.environments):
+            end, reward = recording.end(env), recording.reward(env)
+            ends = np.flatnonzero(end)
+            rows = {column.key: (column, recording.rows(env, number)) for number, column in small}
+            for cut in cuts(np.diff(np.concatenate([[-1], ends])), size):
+                here = slice(*cut.steps)
+                block = {
+                    key: all_rows[slice(*cut.states) if column.per == "state" else here]
+                    for key, (column, all_rows) in rows.items()
+                }
+                flag = end[here]
+                terminated, truncated = (flag == END_TERMINATED) | (flag == END_BOTH), flag >= END_TRUNCATED
+                writer.append(block, cut.lengths, np.array(reward[here]), terminated, truncated, _OUTCOMES[flag])
+            on_progress(env + 1, self.environments)
+        episodes = writer.episodes()
+        counts = {**writer.counts, **recording.counts, "environments": self.environments}
+        part = PartSpec(
+            name="recording",
+            number=0,
+            first_state=0,
+            states=episodes.steps + len(episodes),
+            layout="recording",
+            object={"name": self.name, "size": None, "crc32c": None},
+        )
+        notes = self._all_notes(counts, recording)
+        return Plan(episodes, counts, notes, parts=[part], spaces=self.spaces)
+
+    def staged_dictionary(self) -> bytes:
+        return (self._recorded().folder / DICTIONARY).read_bytes()
+
+    def row_sources(self) -> list[StagedPart]:
+        recording = self._recorded()
+        large = {column.key: recording.staged(number) for number, column in enumerate(self.columns) if column.large}
+        return [StagedPart(self.name, large)]
+
+    def _recorded(self) -> Recording:
+        return Recording(self._folder / RECORDING, self.columns)
+
+    # -- what the manifest says ----------------------------------------------------------------------------------------
+
+    def about_source(self) -> dict[str, Any]:
+        """What recordings of one kind state besides."""
+        raise NotImplementedError
+
+    def about(self) -> dict[str, Any]:
+        import gymnasium
+
+        return {
+            "source": {
+                "name": "gymnasium",
+                "upstream": "gymnasium",
+                "dataset": self.name,
+                "environment": self.spec,
+                "gymnasium_version": gymnasium.__version__,
+                "keys": renamed([*self.observation, *self.action]),
+                "left_out": self.left_out,
+                **self.about_source(),
+            },
+            "licence": None,
+            "citation": CITATION,
+        }
+
+    def _all_notes(self, counts: Mapping[str, Any], recording: Recording) -> list[str]:
+        notes = list(dict.fromkeys([*self._notes, *recording.notes]))
+        cut, outside = counts["cut_episodes"], counts["actions_out_of_bounds"]
+        if cut:
+            is_cut = "episode was" if cut == 1 else "episodes were"
+            notes.append(f"{cut} {is_cut} cut by the end of the recording; the final observation is true.")
+        if outside:
+            notes.append(f"{outside} actions lie outside their Box; stored as the policy gave them.")
+        if any(leaf.is_text for leaf in [*self.observation, *self.action]):
+            notes.append("Texts are stored as UTF-8 bytes, zero-padded.")
+        return notes
+
+
+#: From the end of a step in a recording to the outcome of its episode.
+_OUTCOMES = np.array([0, TERMINATED, TRUNCATED, TERMINATED, CUT], np.uint8)

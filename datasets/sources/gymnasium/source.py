@@ -9,21 +9,78 @@ Nothing is fetched. What decides the bytes is the environment, the policy and a 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ....errors import DatasetExistsError
+from ....errors import DatasetExistsError, UsageError
 from ....storage.manifest import Manifest
 from ....storage.reference_scores import ReferenceScores
 from ...fetch import Location
-from ...ingest.protocol import ConvertOptions
+from ...ingest.job import ConvertOptions
 from ..human_scores import game_of, human_scores
 from ..options import TEXT, SourceOption
 from ..source import Source
-from .environments import CLASSIC, is_id, is_name, join_name, split_name
 
 if TYPE_CHECKING:
-    from .job import RecordingJob  # loaded when a recording is made: lists do without
+    from .policy_recording import RecordingJob  # loaded when a recording is made: lists do without
+
+#: What `rbdata list` shows: ids that need nothing but Gymnasium, and two that need the ``atari`` extra.
+CLASSIC = (
+    "CartPole-v1",
+    "Acrobot-v1",
+    "MountainCar-v0",
+    "MountainCarContinuous-v0",
+    "Pendulum-v1",
+    "FrozenLake-v1",
+    "Blackjack-v1",
+    "ALE/Breakout-v5",
+    "ALE/Pong-v5",
+)
+
+#: Gymnasium's own syntax, ``(module:)(namespace/)name(-vN)``.
+_ID = re.compile(r"(?:[\w.]+:)?(?:[\w:-]+/)?[\w:.-]+?(?:-v\d+)?")
+#: Between an environment's id and the name of a recording; no id of Gymnasium has it.
+_AT = "@"
+_NAME = re.compile(r"\w[\w.+-]*")
+
+
+def is_id(name: str) -> bool:
+    """Whether Gymnasium's registry could have such an id."""
+    return _ID.fullmatch(name) is not None
+
+
+def is_name(recording: str) -> bool:
+    """Whether a recording can have this name."""
+    return _NAME.fullmatch(recording) is not None
+
+
+def split_name(text: str) -> tuple[str, str | None]:
+    """``CartPole-v1@expert`` as environment and recording, the latter None without a name."""
+    environment, at, recording = text.partition(_AT)
+    return environment, recording if at else None
+
+
+def join_name(text: str, recording: str | None) -> str:
+    """``CartPole-v1`` (or the same with its name already) and ``expert`` as ``CartPole-v1@expert``.
+
+    Raises UsageError for another name than the one that is there, and for one that cannot be part of an id.
+    """
+    environment, given = split_name(text)
+    if recording is None or recording == given:
+        return text
+    if given is not None:
+        message = f"{text} has a name already, which is not {recording}"
+        raise UsageError(message, hint=f"leave one out: {environment}{_AT}{recording}")
+    return f"{environment}{_AT}{check_name(recording)}"
+
+
+def check_name(recording: str) -> str:
+    """The name of a recording. Raises UsageError for an invalid one."""
+    if not isinstance(recording, str) or not is_name(recording):
+        hint = "letters, digits and _ . + -, such as expert or seed-3"
+        raise UsageError(f"{recording!r} cannot be the name of a recording", hint=hint)
+    return recording
 
 
 class GymnasiumSource(Source):
@@ -86,7 +143,7 @@ class GymnasiumSource(Source):
         of the id (`environments.Made`).
         """
         from .environments import importable
-        from .job import changes_of_recording
+        from .policy_recording import changes_of_recording
 
         recorded, asked = manifest.source.get("options", {}), options.extra
         differs = [name for name in ("episodes",) if asked.get(name) not in (None, recorded.get(name))]
@@ -102,6 +159,7 @@ class GymnasiumSource(Source):
 
     def find(self, name: str, location: Location, options: ConvertOptions) -> RecordingJob:
         """Makes the environment once, to know its spaces. Raises as `Made.open`, and UsageError for the options."""
-        from .job import RecordingJob
+        from .environments import Made
+        from .policy_recording import RecordingJob
 
-        return RecordingJob(name, options)
+        return RecordingJob(Made(split_name(name)[0], options.extra["env_args"]), options)

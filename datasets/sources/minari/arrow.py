@@ -22,12 +22,11 @@ from typing import Any
 import numpy as np
 
 from ....errors import CorruptSourceError, MissingExtraError, RbdataError
-from ...formats.arrow_file import ArrowFile, inner_field
+from ...formats.arrow import ArrowFile, inner_field, open_parquet
 from ...formats.jpeg import frame_shape, is_jpeg
 from ...formats.limits import check_rows
-from ...formats.parquet import open_parquet
 from ...ingest.spaces import Json
-from .reader import Data, Field, Kind, Place
+from .reader import DataFiles, Field, Kind, LeafPath
 
 METADATA = "metadata.json"
 _NUMBER = r"(0|[1-9]\d{0,17})"
@@ -50,7 +49,7 @@ def is_part(path: str) -> bool:
 class ArrowReader:
     """An `EpisodeReader` of a folder of episodes; the episode asked for last is kept open."""
 
-    def __init__(self, data: Data) -> None:
+    def __init__(self, data: DataFiles) -> None:
         try:
             import pyarrow
         except ImportError as error:
@@ -83,7 +82,7 @@ class ArrowReader:
             raise CorruptSourceError(message, hint="fetch it again, or use another mirror (--mirror)")
         return stated
 
-    def field(self, episode: int, place: Place, shape: tuple[int, ...]) -> Field:
+    def field(self, episode: int, place: LeafPath, shape: tuple[int, ...]) -> Field:
         kind = self._type(episode, place)
         where = f"{self._name}: episode {episode}, {'/'.join(map(str, place))}"
         rows = self._open(episode).rows
@@ -103,11 +102,11 @@ class ArrowReader:
             return Field(filled, "numbers", _dtype(kind))
         return Field(filled, "other", np.dtype("O"), (), f"its type is {kind}")
 
-    def infos(self, episode: int) -> dict[Place, Field]:
+    def infos(self, episode: int) -> dict[LeafPath, Field]:
         opened = self._open(episode)
         if "infos" not in opened.schema.names:
             return {}
-        found: dict[Place, Field] = {}
+        found: dict[LeafPath, Field] = {}
         for place, field in self._info_fields(opened.schema.field("infos"), ("infos",), 0):
             one = replace(self.field(episode, place, _stated_shape(field)), rows=opened.rows)
             if one.kind not in ("numbers", "other"):
@@ -115,7 +114,7 @@ class ArrowReader:
             found[place] = one
         return found
 
-    def read(self, episode: int, place: Place, low: int, high: int, kind: Kind) -> Any:
+    def read(self, episode: int, place: LeafPath, low: int, high: int, kind: Kind) -> Any:
         if kind in ("jpeg", "text"):
             return self._values(episode, place, low, high)
         where = f"{self._name}: episode {episode}, {'/'.join(map(str, place))}"
@@ -132,7 +131,7 @@ class ArrowReader:
                 blocks.append(flat.to_numpy(zero_copy_only=False).astype(dtype, copy=False).reshape(len(array), *shape))
         return np.concatenate(blocks)
 
-    def space(self, place: Place) -> Json:
+    def space(self, place: LeafPath) -> Json:
         message = f"{self._name} does not say what its {place[0]} space is"
         raise CorruptSourceError(message, hint="its metadata.json is not Minari's")
 
@@ -146,7 +145,7 @@ class ArrowReader:
                 self._current = (episode, _Episode(paths, self._format, f"{self._name}: episode {episode}"))
         return self._current[1]
 
-    def _read(self, episode: int, place: Place, low: int, high: int) -> Iterator[Any]:
+    def _read(self, episode: int, place: LeafPath, low: int, high: int) -> Iterator[Any]:
         """Rows of a column as arrays, one after the other."""
         opened, kind = self._open(episode), self._type(episode, place)
         if self._pa.types.is_fixed_size_list(kind):
@@ -156,7 +155,7 @@ class ArrowReader:
         with self._sound(episode):
             yield from opened.read(tuple(map(str, place)), low, high, at_once)
 
-    def _values(self, episode: int, place: Place, low: int, high: int) -> list[bytes]:
+    def _values(self, episode: int, place: LeafPath, low: int, high: int) -> list[bytes]:
         """Texts or pictures. Raises CorruptSourceError where the same long ones are listed again and again."""
         values, total = list[bytes](), 0
         for array in self._read(episode, place, low, high):
@@ -183,7 +182,7 @@ class ArrowReader:
             message = f"{self._name}: the file of episode {episode} cannot be read: {str(error)[:200]}"
             raise CorruptSourceError(message, hint="fetch it again, or use another mirror (--mirror)") from error
 
-    def _type(self, episode: int, place: Place) -> Any:
+    def _type(self, episode: int, place: LeafPath) -> Any:
         """The type of a column. Raises CorruptSourceError for a missing column."""
         schema = self._open(episode).schema
         name, *inner = map(str, place)
@@ -196,7 +195,7 @@ class ArrowReader:
             raise CorruptSourceError(message, hint="the files do not hold what their spaces say")
         return kind
 
-    def _info_fields(self, field: Any, place: Place, depth: int) -> list[tuple[Place, Any]]:
+    def _info_fields(self, field: Any, place: LeafPath, depth: int) -> list[tuple[LeafPath, Any]]:
         """The fields below a struct that hold values."""
         if not self._pa.types.is_struct(field.type) or depth > _DEEPEST:
             return [(place, field)]

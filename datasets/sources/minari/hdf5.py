@@ -23,13 +23,11 @@ from typing import Any
 import numpy as np
 
 from ....errors import CorruptSourceError
-from ...formats.hdf5_checks import DEEPEST, attributes, check_storage, damage_reported
-from ...formats.hdf5_chunks import Rows, plain_bools
+from ...formats.hdf5 import DEEPEST, ChunkedRows, attributes, check_storage, damage_reported, plain_bools
 from ...formats.jpeg import frame_shape, is_jpeg
 from ...formats.limits import check_row_bytes
 from ...ingest.spaces import Json
-from .metadata import Metadata, metadata_from
-from .reader import Data, Field, Kind, Place
+from .reader import DataFiles, Field, Kind, LeafPath, Metadata, metadata_from
 
 FILE = "main_data.hdf5"
 _EPISODE = re.compile(r"episode_(0|[1-9]\d{0,17})")
@@ -43,7 +41,7 @@ _MOST_VALUES = 64 << 20
 class Hdf5Reader:
     """An `EpisodeReader` of ``main_data.hdf5``. Uses HDF5's own calls: a file has thousands of small arrays."""
 
-    def __init__(self, data: Data) -> None:
+    def __init__(self, data: DataFiles) -> None:
         import h5py
 
         self._h5py = h5py
@@ -61,9 +59,9 @@ class Hdf5Reader:
             except BaseException:
                 self.close()
                 raise
-        #: The group (as "") and the arrays of one episode that are open, and that episode; packed arrays as their `Rows`.
+        #: The group (as "") and the arrays of one episode that are open, and that episode; packed arrays as `ChunkedRows`.
         self._open: dict[str, Any] = {}
-        self._packed: dict[str, Rows] = {}
+        self._packed: dict[str, ChunkedRows] = {}
         self._current = -1
 
     def _access(self) -> Any:
@@ -91,11 +89,11 @@ class Hdf5Reader:
         with self._sound():
             return self._array(episode, ("rewards",)).shape[0]
 
-    def field(self, episode: int, place: Place, shape: tuple[int, ...]) -> Field:
+    def field(self, episode: int, place: LeafPath, shape: tuple[int, ...]) -> Field:
         with self._sound():
             return self._describe(self._array(episode, place), shape, _path(episode, place))
 
-    def infos(self, episode: int) -> dict[Place, Field]:
+    def infos(self, episode: int) -> dict[LeafPath, Field]:
         with self._sound():
             top = _path(episode, ("infos",))
             if top not in self._file:
@@ -105,14 +103,14 @@ class Hdf5Reader:
                 return {("infos",): Field(0, "other", np.dtype("O"), (), "infos are an array, not a group")}
             names: list[str] = []
             item.id.links.visit(lambda name: names.append(name.decode()))  # returns None, so that it goes on
-            found: dict[Place, Field] = {}
+            found: dict[LeafPath, Field] = {}
             for name in sorted(names):
                 if self._h5py.h5o.get_info(item.id, name.encode()).type == self._h5py.h5o.TYPE_DATASET:
-                    place: Place = ("infos", *name.split("/"))
+                    place: LeafPath = ("infos", *name.split("/"))
                     found[place] = self._info(episode, place)
             return found
 
-    def read(self, episode: int, place: Place, low: int, high: int, kind: Kind) -> Any:
+    def read(self, episode: int, place: LeafPath, low: int, high: int, kind: Kind) -> Any:
         with self._sound():
             array = self._array(episode, place)
             if kind in ("text", "jpeg"):
@@ -121,7 +119,7 @@ class Hdf5Reader:
             path = _path(episode, place)
             if high > low and array.get_create_plist().get_nfilters():
                 if path not in self._packed:
-                    self._packed[path] = Rows(self._h5py.Dataset(array), None, 0, self._name)
+                    self._packed[path] = ChunkedRows(self._h5py.Dataset(array), None, 0, self._name)
                 packed = self._packed[path].read(low, high)
                 return packed.astype(packed.dtype.newbyteorder("="), copy=False)
             out = np.empty((max(0, high - low), *array.shape[1:]), array.dtype.newbyteorder("="))
@@ -150,7 +148,7 @@ class Hdf5Reader:
                 raise CorruptSourceError(f"{self._name}: {dataset.name} lists the same long values again and again")
         return values
 
-    def space(self, place: Place) -> Json:
+    def space(self, place: LeafPath) -> Json:
         with self._sound():
             return self._guess(place, 0)
 
@@ -173,7 +171,7 @@ class Hdf5Reader:
             )
             raise CorruptSourceError(message, hint="put the data together with Minari itself (minari combine)")
 
-    def _array(self, episode: int, place: Place) -> Any:
+    def _array(self, episode: int, place: LeafPath) -> Any:
         """The array at a place, looked over when it is opened."""
         path = _path(episode, place)
         if episode != self._current:
@@ -213,14 +211,14 @@ class Hdf5Reader:
                 return Field(rows, "jpeg", np.dtype("uint8"), frame_shape(first, f"{self._name}: {path}"))
         return _numbers(array)
 
-    def _info(self, episode: int, place: Place) -> Field:
+    def _info(self, episode: int, place: LeafPath) -> Field:
         """Infos have no space: what is not numbers is not used."""
         array = self._array(episode, place)
         if not array.shape:
             return Field(0, "other", np.dtype("O"), (), f"its shape is {array.shape}, not one row a step")
         return _numbers(array)
 
-    def _guess(self, place: Place, depth: int) -> Json:
+    def _guess(self, place: LeafPath, depth: int) -> Json:
         if not self.episodes or depth > DEEPEST:
             raise CorruptSourceError(f"{self._name} holds no episodes, and does not say what its spaces are")
         first = self.episodes[0]
@@ -257,6 +255,6 @@ def _text(value: Any) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode()
 
 
-def _path(episode: int, place: Place) -> str:
+def _path(episode: int, place: LeafPath) -> str:
     """Where an array is in the file."""
     return "/".join([f"episode_{episode}", *(f"_index_{step}" if isinstance(step, int) else step for step in place)])

@@ -14,14 +14,12 @@ from ....storage.checksums import Crc32c, crc32c
 from ....storage.writer import ColumnWriter
 from ...fetch import Location, RemoteObject, resolve
 from ...formats.limits import check_row_bytes, check_rows
-from ...ingest.protocol import ConvertOptions, Job, PartSpec, Plan, RawObject
+from ...ingest.job import ConvertOptions, Job, PartSpec, Plan, RawObject
 from ...ingest.raw_files import hash_file
 from ...ingest.trajectories import lay_out
-from .episode_rows import LargeRows, Planner, open_reader, part_bounds, sample
+from .episodes import ColumnSource, EpisodePlanner, LargeRows, Survey, open_reader, part_bounds, sample, survey
 from .hdf5 import Hdf5Reader
-from .metadata import Metadata
-from .reader import Data
-from .survey import Source, Survey, survey
+from .reader import DataFiles, Metadata
 
 CITATION = "Omar G. Younis et al. Minari. 2024. doi:10.5281/zenodo.13767625"
 
@@ -34,9 +32,9 @@ class MinariJob(Job):
 
     metadata: Metadata
     #: Set by `inspect_files`.
-    _data: Data
+    _data: DataFiles
     _found: Survey
-    #: Set by `plan`; ``_runs``: see `Planner`.
+    #: Set by `plan`; ``_runs``: see `EpisodePlanner`.
     _runs: np.ndarray
     _checksums: dict[str, str]
 
@@ -82,7 +80,7 @@ class MinariJob(Job):
     def inspect_files(self, files: Mapping[str, Path]) -> None:
         """Look through the files. Raises CorruptSourceError, UsageError."""
         data_format = self._stated.format if self._stated else "hdf5"
-        self._data = Data(data_format, self._title, {path: files[item.url] for path, item in self._objects})
+        self._data = DataFiles(data_format, self._title, {path: files[item.url] for path, item in self._objects})
         with open_reader(self._data) as reader:
             if self._stated is None:
                 assert isinstance(reader, Hdf5Reader)
@@ -124,7 +122,7 @@ class MinariJob(Job):
         with ThreadPoolExecutor(1, "rbdata-crc32c") as pool:
             sums = pool.submit(lambda: {path: hash_file(file, Crc32c()).hex for path, file in data.files.items()})
             with open_reader(data) as reader:
-                planner = Planner(reader, found, self._title, self.options.unknown_next, columns)
+                planner = EpisodePlanner(reader, found, self._title, self.options.unknown_next, columns)
                 episodes = planner.run(on_progress)
             self._checksums = sums.result()
         if not len(episodes):
@@ -160,7 +158,7 @@ class MinariJob(Job):
     # -- frames --------------------------------------------------------------------------------------------------------
 
     @property
-    def _large(self) -> list[Source]:
+    def _large(self) -> list[ColumnSource]:
         return [source for source in self._found.sources if source.column.large]
 
     def sample_rows(self) -> list[np.ndarray]:

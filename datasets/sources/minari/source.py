@@ -1,35 +1,175 @@
 """Minari: datasets of the Farama Foundation, and of anybody who records with its collector.
 
-https://minari.farama.org; the format is described in `hdf5` and `arrow`, the places in `names`. Wherever a dataset lies, its
-files are below ``<id>/data``.
+https://minari.farama.org; the files are described in `hdf5`, `arrow` and `reader`.
+
+An id is ``(namespace/)name-vN``; namespaces may nest (``D4RL/door/human-v2``). Everywhere the dataset lies below its id, in
+``data/``: in Minari's own root on this machine (``~/.minari/datasets``, or MINARI_DATASETS_PATH), in a bucket, below an owner
+at the Hugging Face Hub (the first namespace is the repository).
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ....errors import CorruptSourceError, FetchError, ObjectNotFoundError
-from ...fetch import FetchOptions, Location, RemoteObject, open_location, read_all
-from ...fetch.location import join_path
-from ...ingest.listing import RemoteListing, kept
-from ...ingest.protocol import ConvertOptions
-from ..catalogue_entry import CatalogueEntry
+from ....errors import CorruptSourceError, FetchError, ObjectNotFoundError, UsageError
+from ...fetch import Location, RemoteObject, open_location, read_all
+from ...fetch.location import check_search, join_path
+from ...ingest.job import ConvertOptions
+from ..catalogue_entry import (
+    CatalogueEntry,
+    Place,
+    RemoteDataset,
+    action_kind,
+    observation_kind,
+    space_text,
+)
 from ..options import TEXT
 from ..source import Source, only_file
-from .names import HOME, KNOWN, is_id, local_entries, local_names, local_root, remote_url, split_url
-from .remote_counts import remote_list
 
 if TYPE_CHECKING:
     from .job import MinariJob  # loaded when a dataset is opened: lists do without
 
+HOME = "hf://farama-minari"
+_ID = re.compile(r"(?:[-\w]+/)*[-\w]+?-v\d+")
 METADATA = "metadata.json"
 #: Atari's is 1 MB: the bounds of its frames are written in full.
 _LARGEST_METADATA = 64 << 20
+#: Metadata larger than this (Atari's bounds, written in full) are neither parsed nor fetched for two numbers.
+_LARGEST_PARSED = 1 << 18
+#: Folders below each other that are searched, in the root on this machine and at remotes.
+_DEEPEST_LOCAL, _DEEPEST_REMOTE = 8, 6
+_COUNTS = {"total_steps": "steps", "total_episodes": "episodes"}
+
+#: What the Farama Foundation publishes, as far as its documentation lists it; a listing says what it holds today.
+_ADROIT = tuple(
+    f"D4RL/{hand}/{kind}-v2" for hand in ("door", "hammer", "pen", "relocate") for kind in ("human", "cloned", "expert")
+)
+_MAZES = ("umaze", "umaze-diverse", "medium-play", "medium-diverse", "large-play", "large-diverse")
+_POINTS = tuple(f"{maze}{dense}" for maze in ("open", "umaze", "medium", "large") for dense in ("", "-dense"))
+KNOWN = (
+    *_ADROIT,
+    *(f"D4RL/kitchen/{kind}-v2" for kind in ("complete", "partial", "mixed")),
+    *(f"D4RL/antmaze/{maze}-v1" for maze in _MAZES),
+    *(f"D4RL/pointmaze/{maze}-v2" for maze in _POINTS),
+    "D4RL/minigrid/fourrooms-v0",
+    "D4RL/minigrid/fourrooms-random-v0",
+    *(
+        f"mujoco/{robot}/{level}-v0"
+        for robot in ("ant", "halfcheetah", "hopper", "humanoid", "walker2d")
+        for level in ("simple", "medium", "expert")
+    ),
+)
+
+
+def is_id(name: str) -> bool:
+    """Whether this could be a Minari id."""
+    return _ID.fullmatch(name) is not None
+
+
+def local_root() -> Path:
+    """Where Minari keeps its datasets on this machine; it need not be there."""
+    chosen = os.environ.get("MINARI_DATASETS_PATH")
+    return Path(chosen) if chosen else Path.home() / ".minari" / "datasets"
+
+
+def local_names(root: Path | None = None) -> list[str]:
+    """Ids of the datasets in a local root, sorted."""
+    top = root or local_root()
+    return sorted(_walk(top, "", 0)) if top.is_dir() else []
+
+
+def _walk(folder: Path, prefix: str, depth: int) -> Iterator[str]:
+    try:
+        entries = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    except OSError:
+        return
+    for entry in entries:
+        name = prefix + entry.name
+        if (entry / "data").is_dir():
+            if is_id(name):
+                yield name
+        elif depth < _DEEPEST_LOCAL:
+            yield from _walk(entry, name + "/", depth + 1)
+
+
+def remote_url() -> str:
+    """The remote that Minari itself would use: MINARI_REMOTE (``hf://owner``, ``gcp://bucket``), else the Foundation's."""
+    return as_location(os.environ.get("MINARI_REMOTE") or HOME)
+
+
+def as_location(url: str) -> str:
+    """A remote as Minari writes it, as a place that can be opened."""
+    return "gs://" + url[len("gcp://") :] if url.startswith("gcp://") else url
+
+
+def split_url(text: str) -> tuple[str, str] | None:
+    """``hf://owner/D4RL/door/human-v2`` as (id, remote); None for other text.
+
+    Raises UsageError for an address with an invalid id.
+    """
+    scheme, separator, rest = text.partition("://")
+    if not separator or scheme not in ("hf", "gcp", "gs"):
+        return None
+    owner, _, name = rest.partition("/")
+    if not owner or not is_id(name):
+        message = f"{text} is not the address of a Minari dataset"
+        raise UsageError(message, hint="write hf://owner/namespace/name-v0 or gcp://bucket/namespace/name-v0")
+    return name, as_location(f"{scheme}://{owner}")
+
+
+# -- this machine -----------------------------------------------------------------------------------------------------
+
+
+def local_entries(root: Path | None = None) -> Iterator[CatalogueEntry]:
+    """One for each dataset in a local root; of datasets from before Minari 0.5, which have no such file, the size only."""
+    top = root or local_root()
+    place = Place("this machine", str(top), "open", note="Minari's own root")
+    for name in local_names(top):
+        data = top / name / "data"
+        yield CatalogueEntry(
+            f"minari/{name}", bytes=_size(data), places=(place,), **_stated_facts(data / "metadata.json")
+        )
+
+
+def _size(folder: Path) -> int:
+    return sum((Path(parent) / file).stat().st_size for parent, _, files in os.walk(folder) for file in files)
+
+
+def _stated_facts(path: Path) -> dict[str, Any]:
+    """Fields of an entry, as far as a metadata file states them."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        record = _counts(text) if len(text) > _LARGEST_PARSED else json.loads(text)
+        facts: dict[str, Any] = {ours: int(record[theirs]) for theirs, ours in _COUNTS.items() if theirs in record}
+        for ours, theirs in (("observations", "observation_space"), ("actions", "action_space")):
+            space = _parsed(record.get(theirs))
+            if space:
+                kind = observation_kind if ours == "observations" else action_kind
+                facts[ours], facts[theirs] = kind(space), space_text(space)
+        spec = _parsed(record.get("env_spec"))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        return {}  # not there, or not what Minari writes: the download says what is wrong with it
+    return {**facts, **({"environment": spec["id"]} if spec and isinstance(spec.get("id"), str) else {})}
+
+
+def _counts(text: str) -> dict[str, Any]:
+    found = {name: re.search(rf'"{name}":\s*(\d+)', text) for name in _COUNTS}
+    return {name: match[1] for name, match in found.items() if match}
+
+
+def _parsed(value: Any) -> dict[str, Any] | None:
+    """JSON inside a string, as Minari writes spaces and specifications."""
+    record = json.loads(value) if isinstance(value, str) else value
+    return record if isinstance(record, dict) else None
 
 
 class MinariSource(Source):
@@ -43,7 +183,6 @@ class MinariSource(Source):
     scores_in_datasets = True
     options = (TEXT,)
     open_ended = True
-    lists_remotely = True
 
     @property
     def home(self) -> str:
@@ -56,10 +195,9 @@ class MinariSource(Source):
     def names(self) -> Sequence[str]:
         """What is in the local root, what the remote held when it was last asked, and what is known to be published."""
         known = KNOWN if self.home == HOME else ()
-        listing = self.listing()
-        return list(
-            dict.fromkeys([*local_names(), *(one.name for one in (listing.datasets if listing else ())), *known])
-        )
+        listing = self.cached_listing()
+        listed = [one.name for one in listing.datasets] if listing else []
+        return list(dict.fromkeys([*local_names(), *listed, *known]))
 
     def catalogue(self) -> Sequence[CatalogueEntry]:
         """The Foundation's datasets, unless MINARI_REMOTE names another remote, and those in the local root."""
@@ -73,11 +211,22 @@ class MinariSource(Source):
             )
         return list(published.values())
 
-    def listing(self, root: Path | None = None) -> RemoteListing | None:
-        return kept(self.name, self.home, root)
+    @property
+    def remote(self) -> str:
+        return self.home
 
-    def refresh(self, root: Path | None, fetch: FetchOptions, on_progress: Callable[[int, int], None]) -> RemoteListing:
-        return remote_list(True, root=root, fetch=fetch, on_progress=on_progress)
+    def list_remote(self, location: Location, on_progress: Callable[[int, int], None]) -> list[RemoteDataset]:
+        """Counts from the metadata of each dataset, sizes from listings."""
+        found = list(_datasets_at(location))
+        pool = ThreadPoolExecutor(8, "rbdata-list")
+        try:
+            datasets = []
+            for dataset in pool.map(lambda entry: _counts_of(location, *entry), found):
+                datasets.append(dataset)
+                on_progress(len(datasets), len(found))
+            return datasets
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def knows(self, name: str) -> bool:
         return is_id(name)
@@ -90,13 +239,13 @@ class MinariSource(Source):
         """Finds the files and reads the metadata. Raises FetchErrors, CorruptSourceError, UsageError."""
         why = f"it is in Minari's own root {location.url}" if location.url == _root_url() else ""
         try:
-            return _open(name, join_path(name, "data"), location, options, why)
+            return _make_job(name, join_path(name, "data"), location, options, why)
         except ObjectNotFoundError as error:
-            error.hint = _instead(name, location) or error.hint
+            error.hint = _other_names(name, location) or error.hint
             raise
 
     def recognises(self, path: Path) -> bool:
-        from ...ingest.raw_reading import hdf5_names
+        from ...ingest.raw_files import hdf5_names
         from .hdf5 import FILE
 
         if any((path / folder / name).is_file() for folder in ("", "data") for name in (METADATA, FILE)):
@@ -110,22 +259,22 @@ class MinariSource(Source):
         from .job import MinariJob
 
         if "data" in location.folders():
-            return _open(None, "data", location, options, "")
+            return _make_job(None, "data", location, options, "")
         files = [item for item in location.list() if item.name.endswith((".hdf5", ".h5"))]
         if len(files) == 1 and files[0].name != FILE:
             return MinariJob(None, location, [(FILE, files[0])], None, None, options, "")
-        return _open(None, "", location, options, "")
+        return _make_job(None, "", location, options, "")
 
 
 def _root_url() -> str:
     return open_location(local_root()).url
 
 
-def _open(name: str | None, folder: str, location: Location, options: ConvertOptions, why: str) -> MinariJob:
+def _make_job(name: str | None, folder: str, location: Location, options: ConvertOptions, why: str) -> MinariJob:
     from .arrow import is_part
     from .hdf5 import FILE
     from .job import MinariJob
-    from .metadata import parse_metadata
+    from .reader import parse_metadata
 
     try:
         item = location.stat(join_path(folder, METADATA))
@@ -162,7 +311,7 @@ def _tree(location: Location, folder: str) -> list[tuple[str, RemoteObject]]:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _instead(name: str, location: Location) -> str:
+def _other_names(name: str, location: Location) -> str:
     """What else there is: other versions and neighbours at the same place, or the nearest names known."""
     parent, _, last = name.rpartition("/")
     try:
@@ -174,3 +323,56 @@ def _instead(name: str, location: Location) -> str:
     near = near or difflib.get_close_matches(name, there, n=3, cutoff=0.6)
     near = near or difflib.get_close_matches(name, KNOWN, n=3, cutoff=0.85)
     return f"did you mean {', '.join(f'minari/{one}' for one in near[:3])}?" if near else ""
+
+
+# -- what remotes hold -------------------------------------------------------------------------------------------------
+
+
+def _datasets_at(location: Location) -> Iterator[tuple[str, RemoteObject | None, int | None]]:
+    """Name, metadata object and size of every dataset."""
+    whole, numbers = getattr(location, "tree", None), count(1)
+    if whole is None:
+        yield from _search(location, "", 0, numbers)
+        return
+    for repository in location.folders():
+        check_search(location.url, next(numbers))
+        files: dict[str, list[tuple[str, RemoteObject]]] = {}
+        for path, item in whole(repository):
+            name, marker, inside = path.partition("/data/")
+            if marker and is_id(name):
+                files.setdefault(name, []).append((inside, item))
+        for name, items in files.items():
+            check_search(location.url, next(numbers))
+            described = next((item for inside, item in items if inside == "metadata.json"), None)
+            yield name, described, sum(item.size or 0 for _, item in items)
+
+
+def _search(
+    location: Location, folder: str, depth: int, numbers: Iterator[int]
+) -> Iterator[tuple[str, RemoteObject | None, int | None]]:
+    """The same folder by folder, where a place cannot list all at once; ``numbers`` counts the folders."""
+    if depth > _DEEPEST_REMOTE:
+        return
+    check_search(location.url, next(numbers))
+    names = location.folders(folder)
+    if "data" in names and is_id(folder):
+        items = location.list(join_path(folder, "data"))
+        described = next((item for item in items if item.name == "metadata.json"), None)
+        whole = all(item.size is not None for item in items) and any(item.name.endswith(".hdf5") for item in items)
+        yield folder, described, sum(item.size or 0 for item in items) if whole else None
+        return
+    for name in names:
+        if not name.startswith("."):
+            yield from _search(location, join_path(folder, name), depth + 1, numbers)
+
+
+def _counts_of(location: Location, name: str, item: RemoteObject | None, size: int | None) -> RemoteDataset:
+    if item is None or (item.size or 0) > _LARGEST_PARSED:
+        return RemoteDataset(name, bytes=size)
+    from .reader import parse_metadata  # here, since it needs numpy: what was kept is listed without
+
+    try:
+        metadata = parse_metadata(read_all(location, item, limit_bytes=_LARGEST_PARSED), item.url)
+    except (CorruptSourceError, ObjectNotFoundError, ValueError):
+        return RemoteDataset(name, bytes=size)  # one bad entry must not hide the others
+    return RemoteDataset(name, metadata.episodes, metadata.steps, size)

@@ -104,7 +104,7 @@ class Api:
         message = f"no dataset at {self.location.url} is called {wanted}"
         raise ObjectNotFoundError(message, hint="look for it on https://www.openml.org, or give its number: openml/61")
 
-    def listing(self, on_progress: Callable[[int, int], None]) -> list[Listed]:
+    def list_all(self, on_progress: Callable[[int, int], None]) -> list[Listed]:
         """All active datasets, page by page; ``on_progress`` hears how many came so far, twice: the end is not known."""
         found, pages = list[Listed](), Pages(self.location.url, self.location.options.silence_timeout)
         while True:

@@ -19,7 +19,7 @@ import numpy as np
 
 from ....errors import UsageError
 from ...formats.arff import Attribute, Column
-from ...ingest.casts import LossyCastError, cast
+from ...ingest.spaces import LossyCastError, cast
 from .client import Description
 from .table_options import TableOptions
 

@@ -24,10 +24,10 @@ from ....storage.episodes import TERMINATED, EpisodeTable
 from ....storage.schema import FLAGS, Leaf, Schema
 from ....storage.writer import ColumnWriter
 from ...fetch import resolve
-from ...formats import arff, parquet
-from ...formats.arff import Column
+from ...formats.arff import ArffTable, Attribute, Column
+from ...formats.arrow import ParquetTable
 from ...formats.limits import check_row_bytes
-from ...ingest.protocol import ACCEPT, Plan, RawObject, WholeFileJob
+from ...ingest.job import ACCEPT, Plan, RawObject, WholeFileJob
 from .client import Description
 from .columns import ColumnCastError, Encoder, Roles, roles, to_stored
 from .table_options import TableFile, TableOptions
@@ -44,7 +44,7 @@ class OpenmlJob(WholeFileJob):
     _encoding = "utf-8-sig"
     #: Set by `inspect_files`: checksums by algorithm, the columns of the file, and what is made of them.
     _digests: dict[str, str]
-    _attributes: Sequence[arff.Attribute]
+    _attributes: Sequence[Attribute]
     _roles: Roles
     _encoder: Encoder
 
@@ -169,13 +169,13 @@ class OpenmlJob(WholeFileJob):
     # -- the file --------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _reader(self) -> Iterator[arff.Reader | parquet.Reader]:
+    def _reader(self) -> Iterator[ArffTable | ParquetTable]:
         if self.is_parquet:
             nominal = {one.name: one.values for one in self.about_table.features if one.kind == "nominal"}
-            yield parquet.Reader(self.path, self.item.url, nominal)
+            yield ParquetTable(self.path, self.item.url, nominal)
             return
         with self.path.open(encoding=self._encoding) as lines:
-            yield arff.Reader(lines, self.item.url)
+            yield ArffTable(lines, self.item.url)
 
     def _look_through(self) -> int:
         """Check and hash the whole file, find its encoding; returns how many rows it has at most."""
@@ -201,7 +201,7 @@ class OpenmlJob(WholeFileJob):
             message = f"{self.item.url}: its md5 is {self._digests['md5']}, OpenML states {self._md5}"
             raise ChecksumError(message, hint=f"fetch it again, or use another mirror; {ACCEPT}")
         self.check_recorded(self._digests["sha256"])
-        return parquet.Reader(self.path, self.item.url, {}).rows if self.is_parquet else lines + 1
+        return ParquetTable(self.path, self.item.url, {}).rows if self.is_parquet else lines + 1
 
     # -- what the manifest says ------------------------------------------------------------------------------------
 

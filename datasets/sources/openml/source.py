@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 from urllib.parse import urlsplit
 
-from .... import settings
 from ....errors import ObjectNotFoundError, UsageError
 from ...fetch import FetchOptions, Location, RemoteObject, open_location
-from ...fetch.location import without_login
-from ...ingest.listing import RemoteDataset, RemoteListing, keep, kept
-from ...ingest.protocol import ConvertOptions, RawObject
+from ...ingest.job import ConvertOptions, RawObject
+from ..catalogue_entry import RemoteDataset
 from ..options import ACCEPT_CHANGED, SourceOption
 from ..source import Source, only_file
 from .client import Api, Description, Listed, path_of
@@ -62,22 +60,15 @@ class OpenmlSource(Source):
     )
     supports = frozenset()
     open_ended = True
-    lists_remotely = True
 
     def names(self) -> Sequence[str]:
         """The presets, what OpenML held when it was last asked, and a few well-known ones."""
-        listing = self.listing()
-        return list(
-            dict.fromkeys([*PRESETS, *WELL_KNOWN, *(one.name for one in (listing.datasets if listing else ()))])
-        )
+        listing = self.cached_listing()
+        listed = [one.name for one in listing.datasets] if listing else []
+        return list(dict.fromkeys([*PRESETS, *WELL_KNOWN, *listed]))
 
-    def listing(self, root: Path | None = None) -> RemoteListing | None:
-        return kept(self.name, without_login(settings.mirror(self.name) or self.home), root)
-
-    def refresh(self, root: Path | None, fetch: FetchOptions, on_progress: Callable[[int, int], None]) -> RemoteListing:
-        url = settings.mirror(self.name) or self.home
-        found = Api(open_location(url, options=fetch)).listing(on_progress)
-        return keep(self.name, without_login(url), _named(found), root)
+    def list_remote(self, location: Location, on_progress: Callable[[int, int], None]) -> Iterator[RemoteDataset]:
+        return _named(Api(location).list_all(on_progress))
 
     def knows(self, name: str) -> bool:
         return _NAME.fullmatch(name) is not None

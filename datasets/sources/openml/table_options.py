@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ....errors import UsageError
 from ...fetch import Location, RemoteObject
-from ...ingest.protocol import ConvertOptions
+from ...ingest.job import ConvertOptions
 
 Missing = Literal["keep", "error", "drop", "code"]
 Standardize = Literal["none", "numeric", "all"]

@@ -18,7 +18,7 @@ import pytest
 from rbdata.datasets.fetch import FetchOptions, open_location
 from rbdata.datasets.fetch import location as bounds
 from rbdata.datasets.mirrors.contents import ls
-from rbdata.datasets.sources.minari.remote_counts import remote_list
+from rbdata.datasets.sources.minari.source import MinariSource
 from rbdata.errors import FetchError, TransientFetchError
 
 QUICK = FetchOptions(attempts=1, backoff=0.0, connect_timeout=5.0, silence_timeout=20.0)
@@ -174,8 +174,9 @@ def test_folders_without_end(store: Store, monkeypatch: pytest.MonkeyPatch) -> N
     url = f"{os.environ['HF_ENDPOINT']}/web"
     with pytest.raises(FetchError, match="more than 10 folders"):
         ls(url, fetch=QUICK)
+    monkeypatch.setenv("MINARI_REMOTE", url)
     with pytest.raises(FetchError, match="more than 10 folders"):
-        remote_list(True, remote=url, fetch=QUICK)
+        MinariSource().refresh_listing(fetch=QUICK)
     assert store.asked <= 30
 
 

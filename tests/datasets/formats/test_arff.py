@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rbdata.datasets.formats.arff import Attribute, Reader
+from rbdata.datasets.formats.arff import ArffTable, Attribute
 from rbdata.errors import CorruptSourceError
 
 
 def read(text: str, rows: int = 3) -> tuple[tuple[Attribute, ...], list[list]]:
     """Attributes and columns; nominal codes and numbers as lists, None for text."""
-    reader = Reader(text.splitlines(keepends=True), "t.arff")
+    reader = ArffTable(text.splitlines(keepends=True), "t.arff")
     blocks = list(reader.blocks(rows))
     columns = []
     for at, attribute in enumerate(reader.attributes):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from rbdata.datasets.formats.arrow_file import ArrowFile
+from rbdata.datasets.formats.arrow import ArrowFile
 from rbdata.datasets.workers import sandbox
 from rbdata.datasets.workers.sandbox import RawFiles, Sandbox
 from rbdata.errors import CorruptSourceError

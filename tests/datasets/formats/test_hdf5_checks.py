@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from d4rl_truth import make, to_dataset, write
 from hdf5_mutations import change_structures, lookup3, sealed, tables_of_chunks, write_of_every_kind
-from rbdata.datasets.formats.hdf5_checks import attributes
-from rbdata.datasets.ingest.raw_reading import hdf5_names
+from rbdata.datasets.formats.hdf5 import attributes
+from rbdata.datasets.ingest.raw_files import hdf5_names
 from rbdata.datasets.workers import sandbox
 from rbdata.errors import CorruptSourceError
 

@@ -12,7 +12,7 @@ import pytest
 from d4rl_truth import make, to_dataset, write
 from PIL import Image
 from rbdata.datasets.formats import limits, tfrecord
-from rbdata.datasets.formats.arff import Reader
+from rbdata.datasets.formats.arff import ArffTable
 from rbdata.datasets.formats.jpeg import frame_shape
 from rbdata.datasets.formats.limits import LARGEST_ROW, check_row_bytes, check_rows, most_unpacked
 from rbdata.datasets.formats.npy import Expected, NpyStream
@@ -148,14 +148,14 @@ HEAD = "@relation x\n@attribute a numeric\n@attribute b {x, y}\n@data\n"
 def test_spaces_take_linear_time(row):
     """Once 80,000 took half a minute: these would take an hour."""
     with suppress(CorruptSourceError):
-        list(Reader((HEAD + row.format(" " * 1_000_000)).splitlines(), "t").blocks())
+        list(ArffTable((HEAD + row.format(" " * 1_000_000)).splitlines(), "t").blocks())
 
 
 @pytest.mark.parametrize("number", ["1_000", "\u0661\u0662"])
 def test_python_reads_numbers_that_arff_does_not_have(number):
     for row in (f"{number},x", f"'{number}',x", f"{{0 {number}}}"):
         with pytest.raises(CorruptSourceError, match="is not a number"):
-            list(Reader(f"{HEAD}{row}\n".splitlines(), "t").blocks())
+            list(ArffTable(f"{HEAD}{row}\n".splitlines(), "t").blocks())
 
 
 def test_a_version_of_npy_that_there_is_not():

@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from rbdata.datasets.formats import parquet
-from rbdata.datasets.formats.parquet import open_parquet
+from rbdata.datasets.formats.arrow import ParquetTable, open_parquet
 from rbdata.datasets.workers import sandbox
 from rbdata.datasets.workers.sandbox import RawFiles, Sandbox
 from rbdata.errors import CorruptSourceError
@@ -45,7 +44,7 @@ def bomb(path):
 
 
 def read_all(path, _):
-    reader = parquet.Reader(path, path.name, {})
+    reader = ParquetTable(path, path.name, {})
     return sum(len(block[0]) for block in reader.blocks())
 
 
@@ -70,7 +69,7 @@ def test_a_text_as_long_as_the_file_in_every_row(tmp_path):
         tmp_path / "x",
         compression="none",
     )
-    (block,) = parquet.Reader(tmp_path / "x", "x", {"a": ("b", long)}).blocks()
+    (block,) = ParquetTable(tmp_path / "x", "x", {"a": ("b", long)}).blocks()
     assert block[0].tolist() == [1] * 3000
 
 
@@ -126,4 +125,4 @@ def test_a_footer_that_would_end_the_process(tmp_path):
 def test_a_column_that_is_stated_and_not_there(tmp_path, nominal):
     pq.write_table(pa.table({"a": [1.0]}), tmp_path / "x")
     with pytest.raises(CorruptSourceError, match="lacks one of the columns"):
-        parquet.Reader(tmp_path / "x", "x", {nominal: ("a", "b")})
+        ParquetTable(tmp_path / "x", "x", {nominal: ("a", "b")})

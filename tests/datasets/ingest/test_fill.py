@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rbdata.datasets.ingest.protocol import ConvertOptions, PartSpec
+from rbdata.datasets.ingest.job import ConvertOptions, PartSpec
 from rbdata.datasets.ingest.row_source import Block, RowSource, StagedPart, StagedRows, block_of_rows, lengths_path
 from rbdata.datasets.ingest.run import FillTask
 from rbdata.errors import RbdataError, UsageError

@@ -16,7 +16,7 @@ from paths import DATA
 from rbdata.cli.inspect import _origin
 from rbdata.datasets.acquire import download
 from rbdata.datasets.fetch import FetchOptions, open_location
-from rbdata.datasets.ingest.protocol import RawObject
+from rbdata.datasets.ingest.job import RawObject
 from rbdata.datasets.ingest.raw_files import fetch_all
 from rbdata.datasets.ingest.request import Request
 from rbdata.errors import CorruptSourceError, FetchError, ForbiddenError

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from minari.serialization import serialize_space
-from rbdata.datasets.ingest.protocol import ConvertOptions
+from rbdata.datasets.ingest.job import ConvertOptions
 from rbdata.datasets.ingest.spaces import (
     TakenKeys,
     renamed,
@@ -21,7 +21,7 @@ from rbdata.datasets.ingest.spaces import (
     text_width,
 )
 from rbdata.datasets.ingest.trajectories import Column, TrajectoryWriter, cuts, lay_out, split_states
-from rbdata.datasets.sources.minari.metadata import metadata_from
+from rbdata.datasets.sources.minari.reader import metadata_from
 from rbdata.errors import CorruptSourceError, SchemaError, UsageError
 from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED
 from rbdata.storage.leaf import check_key

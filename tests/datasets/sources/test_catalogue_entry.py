@@ -11,7 +11,7 @@ import gymnasium
 import pytest
 from paths import DATA
 from rbdata.datasets.catalogue import load_source
-from rbdata.datasets.sources.atari.rl_unplugged.files import LEFT_OUT
+from rbdata.datasets.sources.atari.raw_files import LEFT_OUT
 from rbdata.datasets.sources.atari.source import GAMES
 from rbdata.datasets.sources.catalogue_entry import ACTIONS, OBSERVATIONS, CatalogueEntry, CatalogueFile, Place
 from rbdata.datasets.sources.d4rl.registry import FLAT_COPY, HOME, PINNED, registry

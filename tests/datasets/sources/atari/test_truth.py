@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 from paths import DATA
 from rbdata.datasets.acquire import convert, download
-from rbdata.datasets.ingest.protocol import ConvertOptions
+from rbdata.datasets.ingest.job import ConvertOptions
 from rbdata.datasets.ingest.request import Request
 from rbdata.datasets.sources.atari.source import GAMES
 from rbdata.errors import CorruptSourceError

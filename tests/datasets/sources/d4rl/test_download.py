@@ -15,7 +15,7 @@ from d4rl_truth import assert_holds, checked, expected, make, write
 from rbdata.datasets.acquire import download
 from rbdata.datasets.catalogue import describe, known_ids, resolve
 from rbdata.datasets.fetch import FetchOptions, open_location
-from rbdata.datasets.ingest.protocol import ConvertOptions
+from rbdata.datasets.ingest.job import ConvertOptions
 from rbdata.datasets.ingest.request import Listener, Request
 from rbdata.datasets.ingest.run import dry_run
 from rbdata.datasets.sources.d4rl import registry
@@ -116,13 +116,13 @@ def test_a_killed_conversion_leaves_nothing_that_passes_for_a_dataset(mirror, tm
     """Killed while rows are being written; the next run ends with the same bytes."""
     code = (
         "import os, signal, sys\n"
-        "from rbdata.datasets.sources.d4rl import rows\n"
-        "rows._BLOCK_ROWS = 1000\n"
-        "plain = rows.RowWriter._reward\n"
+        "from rbdata.datasets.sources.d4rl import file\n"
+        "file._BLOCK_ROWS = 1000\n"
+        "plain = file.RowWriter._reward\n"
         "def dying(self, low, high):\n"
         "    if low >= 5000: os.kill(os.getppid(), signal.SIGKILL)\n"
         "    return plain(self, low, high)\n"
-        "rows.RowWriter._reward = dying\n"
+        "file.RowWriter._reward = dying\n"
         "import rbdata\n"
         f"rbdata.download('d4rl/{NAME}', root=sys.argv[1], mirror=sys.argv[2])\n"
     )

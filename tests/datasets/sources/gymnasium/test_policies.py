@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from rbdata.datasets import catalogue
 from rbdata.datasets.acquire import download
-from rbdata.datasets.ingest.protocol import ConvertOptions
+from rbdata.datasets.ingest.job import ConvertOptions
 from rbdata.datasets.ingest.request import Request
-from rbdata.datasets.sources.gymnasium.environments import CLASSIC
+from rbdata.datasets.sources.gymnasium.source import CLASSIC
 from rbdata.errors import (
     DatasetExistsError,
     MissingExtraError,

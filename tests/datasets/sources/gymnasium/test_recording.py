@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from paths import SUPPORT
 from rbdata.datasets.acquire import download
-from rbdata.datasets.ingest.protocol import ConvertOptions
+from rbdata.datasets.ingest.job import ConvertOptions
 from rbdata.datasets.ingest.request import Listener, Request
 from rbdata.errors import RbdataError
 from rbdata.storage.dataset import Dataset
@@ -113,7 +113,7 @@ def test_several_environments_lose_and_invent_nothing(tmp_path, name, steps):
     buffer=st.sampled_from([200, 1 << 20]),
 )
 def test_counts_for_any_lengths(tmp_path_factory, monkeypatch, lengths, count, more, buffer):
-    monkeypatch.setattr("rbdata.datasets.sources.gymnasium.recorder._BUFFER_BYTES", buffer)
+    monkeypatch.setattr("rbdata.datasets.sources.gymnasium.recording._BUFFER_BYTES", buffer)
     root = tmp_path_factory.mktemp("root")
     steps = count + more
     dataset = record(root, "tests/Counter-v0", steps=steps, num_envs=count, env_args={"lengths": lengths})
@@ -236,7 +236,7 @@ import gymnasium_envs
 from pathlib import Path
 from rbdata.datasets.acquire import download
 from rbdata.datasets.ingest.request import Request
-from rbdata.datasets.ingest.protocol import ConvertOptions
+from rbdata.datasets.ingest.job import ConvertOptions
 gymnasium_envs.register()
 def go(name, steps):
     options = ConvertOptions(extra={"steps": steps})
@@ -259,7 +259,7 @@ def test_killed_while_recording_the_next_run_makes_the_same(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     code = (
         "from pathlib import Path; from rbdata.datasets.acquire import download\n"
-        "from rbdata.datasets.ingest.request import Request; from rbdata.datasets.ingest.protocol import ConvertOptions\n"
+        "from rbdata.datasets.ingest.request import Request; from rbdata.datasets.ingest.job import ConvertOptions\n"
         "options = ConvertOptions(extra={'steps': 200, 'policy': 'deadly:act'})\n"
         "download(Request('gymnasium/CartPole-v1', root=Path('root'), options=options))"
     )

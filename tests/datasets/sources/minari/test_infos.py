@@ -15,7 +15,7 @@ from minari_tools import FIXTURES, compare, convert, truth, with_root, write
 from minari_tools import minari as require_minari
 from rbdata.datasets import catalogue
 from rbdata.datasets.acquire import convert as convert_folder
-from rbdata.datasets.ingest.protocol import ConvertOptions
+from rbdata.datasets.ingest.job import ConvertOptions
 from rbdata.datasets.ingest.request import Request
 from rbdata.errors import (
     CorruptSourceError,
@@ -554,7 +554,7 @@ def test_the_fixture_is_as_minari_reads_it(tmp_path, monkeypatch):
 
 
 def test_a_dtype_that_numpy_takes_for_a_program(tmp_path):
-    from rbdata.datasets.sources.minari.metadata import parse_metadata
+    from rbdata.datasets.sources.minari.reader import parse_metadata
 
     space = {"type": "Box", "shape": [2], "low": 0, "high": 1, "dtype": "9" * 5000}
     with pytest.raises(CorruptSourceError, match="malformed Box"):

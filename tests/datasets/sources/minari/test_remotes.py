@@ -13,8 +13,7 @@ from rbdata.datasets import catalogue
 from rbdata.datasets.acquire import download
 from rbdata.datasets.fetch import FetchOptions, open_location, read_all
 from rbdata.datasets.ingest.request import Request
-from rbdata.datasets.sources.minari.names import HOME, local_names, remote_url, split_url
-from rbdata.datasets.sources.minari.remote_counts import remote_list
+from rbdata.datasets.sources.minari.source import HOME, MinariSource, local_names, remote_url, split_url
 from rbdata.errors import (
     ChecksumError,
     CorruptSourceError,
@@ -247,7 +246,9 @@ def test_what_a_remote_holds_is_kept_and_can_be_looked_at_offline(tmp_path, serv
     monkeypatch.setenv("RBDATA_ROOT", str(tmp_path / "root"))
     before = catalogue.known_ids("minari")
     assert "minari/cartpole/dict-v0" not in before
-    listing = remote_list(fetch=FAST)
+    source = MinariSource()
+    assert source.cached_listing() is None
+    listing = source.refresh_listing(fetch=FAST)
     assert listing.remote == HOME and listing.date.endswith("Z")
     found = {dataset.name: dataset for dataset in listing.datasets}
     assert sorted(found) == [
@@ -265,31 +266,35 @@ def test_what_a_remote_holds_is_kept_and_can_be_looked_at_offline(tmp_path, serv
     asked = len(server.faults.requests)
     with closed_port() as url:
         monkeypatch.setenv("HF_ENDPOINT", url)
-        assert remote_list(fetch=ONCE) == listing
+        assert source.cached_listing() == listing
         with pytest.raises(TransientFetchError):
-            remote_list(refresh=True, fetch=ONCE)
-        assert remote_list(fetch=ONCE) == listing
+            source.refresh_listing(fetch=ONCE)
+        assert source.cached_listing() == listing
         monkeypatch.setenv("MINARI_REMOTE", "hf://somebody")
-        with pytest.raises(TransientFetchError):  # another remote, of which nothing is kept
-            remote_list(fetch=ONCE)
+        assert source.cached_listing() is None  # another remote, which was not asked yet
     assert len(server.faults.requests) == asked
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"format": 1}', '{"format": 9, "remote": "hf://farama-minari"}'])
 def test_a_cache_that_is_damaged_is_as_none(tmp_path, server, text):
-    listing = remote_list(root=tmp_path, fetch=FAST)
+    source = MinariSource()
+    source.refresh_listing(tmp_path, FAST)
     (path,) = (tmp_path / ".remote").iterdir()
     path.write_text(text)
-    assert remote_list(root=tmp_path, fetch=FAST).datasets == listing.datasets
+    assert source.cached_listing(tmp_path) is None
+    listing = source.refresh_listing(tmp_path, FAST)
+    assert source.cached_listing(tmp_path) == listing
     assert json.loads(path.read_text())["remote"] == HOME
 
 
-def test_a_folder_as_a_remote(tmp_path):
-    listing = remote_list(root=tmp_path, remote=str(FIXTURES))
+def test_a_folder_as_a_remote(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINARI_REMOTE", str(FIXTURES))
+    listing = MinariSource().refresh_listing(tmp_path)
     assert len(listing.datasets) == 5
     assert {dataset.name: dataset.steps for dataset in listing.datasets}["cartpole/arrow-v0"] == 210
     with http_server(FIXTURES) as running:
-        again = remote_list(root=tmp_path, remote=running.url, fetch=FAST)
+        monkeypatch.setenv("MINARI_REMOTE", running.url)
+        again = MinariSource().refresh_listing(tmp_path, FAST)
     assert [dataset.name for dataset in again.datasets] == [dataset.name for dataset in listing.datasets]
 
 

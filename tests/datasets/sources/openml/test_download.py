@@ -14,7 +14,7 @@ from openml_server import API, error, openml_server
 from rbdata.datasets.acquire import convert, download
 from rbdata.datasets.catalogue import resolve
 from rbdata.datasets.fetch import FetchOptions
-from rbdata.datasets.ingest.protocol import ConvertOptions
+from rbdata.datasets.ingest.job import ConvertOptions
 from rbdata.datasets.ingest.request import Request
 from rbdata.datasets.sources.openml.client import description, feature
 from rbdata.datasets.sources.openml.source import OpenmlSource

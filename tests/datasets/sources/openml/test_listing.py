@@ -12,7 +12,7 @@ from openml_server import API, error, openml_server
 from rbdata.datasets import catalogue
 from rbdata.datasets.acquire import download
 from rbdata.datasets.fetch import FetchOptions, open_location
-from rbdata.datasets.ingest.protocol import ConvertOptions
+from rbdata.datasets.ingest.job import ConvertOptions
 from rbdata.datasets.ingest.request import Request
 from rbdata.datasets.sources.openml import source as openml_source
 from rbdata.datasets.sources.openml.client import PAGE
@@ -97,7 +97,7 @@ def test_a_listing_that_repeats_itself_is_ended(server, monkeypatch):
         server.put(f"{API}/list/status/active/limit/{PAGE}/offset/{at}", page)
     monkeypatch.setenv("RBDATA_OPENML_MIRROR", server.url)
     with pytest.raises(FetchError, match="the listing has no end"):
-        OpenmlSource().refresh(None, QUICK, lambda done, total: None)
+        OpenmlSource().refresh_listing(None, QUICK, lambda done, total: None)
 
 
 def test_the_remote_listing_is_kept_with_its_date_and_works_offline(server, tmp_path, monkeypatch):
@@ -107,9 +107,9 @@ def test_the_remote_listing_is_kept_with_its_date_and_works_offline(server, tmp_
     monkeypatch.setenv("RBDATA_OPENML_MIRROR", server.url)
     monkeypatch.setenv("RBDATA_ROOT", str(tmp_path))
     source = OpenmlSource()
-    assert source.listing() is None and catalogue.remote_listings("openml") == {}
+    assert source.cached_listing() is None and catalogue.remote_listings("openml") == {}
     told: list[int] = []
-    listing = source.refresh(None, QUICK, lambda done, total: told.append(done))
+    listing = source.refresh_listing(None, QUICK, lambda done, total: told.append(done))
     assert listing.date.endswith("Z") and len(listing.datasets) == PAGE and told == [PAGE, PAGE]
     found = {f"openml/{one.name}": one for one in catalogue.remote_listings("openml")["openml"].datasets}
     assert found["openml/iris"].steps == found["openml/iris"].episodes == 150
@@ -120,21 +120,21 @@ def test_the_remote_listing_is_kept_with_its_date_and_works_offline(server, tmp_
     with closed_port() as url:
         monkeypatch.setenv("RBDATA_OPENML_MIRROR", url)
         with pytest.raises(TransientFetchError):
-            source.refresh(None, QUICK, lambda done, total: None)
+            source.refresh_listing(None, QUICK, lambda done, total: None)
     monkeypatch.setenv("RBDATA_OPENML_MIRROR", server.url)
     server.faults.answer(503, times=50)
-    assert source.listing() == listing
+    assert source.cached_listing() == listing
     server.put(f"{API}/list/status/active/limit/{PAGE}/offset/0", {"data": {"dataset": [{"did": "no"}]}})
     with pytest.raises((CorruptSourceError, TransientFetchError)):
-        source.refresh(None, QUICK, lambda done, total: None)
-    assert source.listing() == listing
+        source.refresh_listing(None, QUICK, lambda done, total: None)
+    assert source.cached_listing() == listing
 
 
 def test_sources_without_a_listing_say_so():
     source = catalogue.load_source("d4rl")
-    assert source.listing() is None and not source.lists_remotely
+    assert source.cached_listing() is None and not source.lists_remotely
     with pytest.raises(UsageError, match="d4rl has no remote listing"):
-        source.refresh(None, QUICK, lambda done, total: None)
+        source.refresh_listing(None, QUICK, lambda done, total: None)
 
 
 # -- raw files from two hosts -------------------------------------------------------------------------------------------

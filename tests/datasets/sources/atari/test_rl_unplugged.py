@@ -14,9 +14,9 @@ import pytest
 from contents import content
 from paths import DATA
 from rbdata.datasets.acquire import convert, download
-from rbdata.datasets.ingest.protocol import ConvertOptions
+from rbdata.datasets.ingest.job import ConvertOptions
 from rbdata.datasets.ingest.request import Listener, Request
-from rbdata.datasets.sources.atari.rl_unplugged import episodes
+from rbdata.datasets.sources.atari import rl_unplugged_decode
 from rbdata.errors import CorruptSourceError, ObjectNotFoundError
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import check_invariants, verify
@@ -276,10 +276,10 @@ def refused(tmp_path: Path) -> str:
 def test_more_episodes_than_bytes_justify(tmp_path, monkeypatch):
     made = make_episodes([[1, 1]] * 20)
     write_run(tmp_path, [made])
-    monkeypatch.setattr(episodes, "_MOST_EPISODES", 19)
-    monkeypatch.setattr(episodes, "_LEAST_EPISODE", 1 << 20)
+    monkeypatch.setattr(rl_unplugged_decode, "_MOST_EPISODES", 19)
+    monkeypatch.setattr(rl_unplugged_decode, "_LEAST_EPISODE", 1 << 20)
     assert "holds more than 19 episodes" in refused(tmp_path)
-    monkeypatch.setattr(episodes, "_LEAST_EPISODE", 8)
+    monkeypatch.setattr(rl_unplugged_decode, "_LEAST_EPISODE", 8)
     assert_holds(get(tmp_path, tmp_path / "root"), made)
 
 
@@ -411,7 +411,6 @@ import sys
 from pathlib import Path
 from rbdata.datasets.acquire import download
 from rbdata.datasets.ingest.request import Listener, Request
-from rbdata.datasets.sources.atari.rl_unplugged import episodes
 import os, signal
 
 def die(index):

@@ -1,11 +1,21 @@
-"""One run of the DQN Replay dataset, from its shards to a dataset: what is planned, and what workers then fill."""
+"""One run of the DQN Replay dataset, from its shards to a dataset: what is planned, and what workers then fill.
+
+The plan is made from the small arrays of all shards (`ring`). The frames of a shard then go to the dataset in blocks:
+
+    network -> gunzip -> blocks of rows -> (padding left out, blank states put in) -> sink
+
+The network and the unpacking run in threads of their own, so that a part is as fast as the slowest of the three; memory
+is a few blocks, whatever the size of the shard.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +24,156 @@ import numpy as np
 from ....errors import ChecksumError, CorruptSourceError
 from ....storage.amounts import plural
 from ....storage.checksums import crc32c
+from ....storage.schema import Leaf
 from ....storage.writer import ColumnWriter
-from ...fetch import Location, read_all, resolve
+from ...fetch import Location, Readahead, RemoteObject, read_all, resolve
 from ...formats.gunzip import gunzip
 from ...formats.npy import Expected, NpyStream
-from ...ingest.protocol import ConvertOptions, Plan, RawObject
+from ...ingest.job import ConvertOptions, Plan, RawObject
+from ...ingest.row_source import Block, CountedStream, RowSource
 from ...ingest.trajectories import results
-from . import frames
+from .raw_files import DQN_REPLAY, FRAME, Shard
 from .ring import Counts, PartPlan, RingArrays, RingPlanner
 from .run_job import RunJob, describe, spaces
-from .shards import UPSTREAM, Shard
+
+ROW_BYTES = FRAME[0] * FRAME[1]
+#: Small blocks stay in the cache between the stages, and their memory is reused instead of mapped again.
+BLOCK_ROWS = 512
+_EXPECTED = Expected("uint8", (-1, *FRAME))
+#: Rows read from the heads of shards to train the dictionary on, and how many of them it is trained on.
+SAMPLE_READ, SAMPLE_ROWS, SAMPLE_SHARDS = 65_536, 3_000, 16
+
+
+@dataclass(frozen=True)
+class FrameSource(RowSource):
+    """The frames of one shard; progress counts the rows of its file."""
+
+    part: PartPlan
+    obj: RemoteObject
+    location: Location
+
+    @property
+    def rows(self) -> int:
+        return self.part.capacity
+
+    def blocks(self, leaves: Sequence[Leaf], threads: int) -> Generator[Block, None, None]:
+        part = self.part
+        if not part.states:
+            return  # a final dump with nothing new in it
+        segments = part.segments[np.argsort(part.segments[:, 0], kind="stable")]
+        with closing(_Frames(self.location, self.obj)) as frames:
+            if frames.rows != part.capacity:
+                message = f"{self.obj.url} has {frames.rows} frames; the other arrays have {part.capacity} rows"
+                raise CorruptSourceError(message, hint="the shard's files are of different versions; check the mirror")
+            for first, count, block in frames.blocks(BLOCK_ROWS):
+                _check_padding(part, segments, first, count, block)
+                runs = list(_runs_of(segments, first, count))
+                yield Block("observation", block, runs, first + count, frames.source.fetched, frames.source.retries)
+            found = frames.source
+            yield Block("", b"", (), part.capacity, found.fetched, found.retries, crc32c=found.crc32c)
+
+
+def _runs_of(segments: np.ndarray, first: int, count: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Where the rows of a block go: pairs of (position, byte offsets of the rows from there on).
+
+    The block holds file rows ``first..first+count-1`` and after them one row of zeros. ``segments`` is a part's, in file
+    order. Consecutive positions come as one pair.
+    """
+    low = int(np.searchsorted(segments[:, 0] + segments[:, 1], first, "right"))
+    high = int(np.searchsorted(segments[:, 0], first + count, "left"))
+    run: list[np.ndarray] = []
+    begin = end = -1
+    for row, rows, position, zero in segments[low:high].tolist():
+        skip = max(0, first - row)
+        stop = min(rows, first + count - row)
+        starts = (row - first + np.arange(skip, stop)) * ROW_BYTES
+        if zero and stop == rows:
+            starts = np.append(starts, count * ROW_BYTES)
+        if position + skip != end:
+            if run:
+                yield begin, np.concatenate(run)
+            run, begin = [], position + skip
+        run.append(starts)
+        end = position + skip + len(starts)
+    if run:
+        yield begin, np.concatenate(run)
+
+
+def _check_padding(part: PartPlan, segments: np.ndarray, first: int, count: int, block: np.ndarray) -> None:
+    """Padding rows are known by their place; that they are blank confirms that the place is right."""
+    rows = np.arange(first, first + count)
+    index = np.searchsorted(segments[:, 0], rows, "right") - 1
+    inside = (index >= 0) & (rows < segments[index, 0] + segments[index, 1])
+    expected = (rows < part.valid) | ((rows == part.capacity - 1) & part.seam)
+    padding = np.flatnonzero(expected & ~inside)
+    for row in padding.tolist():
+        if first + row == part.dropped or not block[row * ROW_BYTES : (row + 1) * ROW_BYTES].any():
+            continue
+        message = f"{part.name}: the frame of row {first + row} should be blank padding, but is not"
+        raise CorruptSourceError(message, hint="the file was not written by the DQN Replay logger, or is damaged")
+
+
+class _Frames:
+    """An observation object as a stream of blocks; ``source`` has what was fetched for it so far."""
+
+    def __init__(self, location: Location, obj: RemoteObject) -> None:
+        self.source = CountedStream(location, obj)
+        self._network = Readahead(iter(self.source), depth=16)
+        try:
+            self._npy = NpyStream(gunzip(self._network, obj.url), _EXPECTED, obj.url)
+        except BaseException:
+            self._network.close()
+            raise
+        self.rows = self._npy.rows
+
+    def blocks(self, rows: int) -> Iterator[tuple[int, int, np.ndarray]]:
+        """``(first, count, bytes)``; each block has one row of zeros behind its rows."""
+        with closing(Readahead(self._npy.blocks(rows, spare=1), depth=2)) as blocks:
+            yield from blocks
+
+    def close(self) -> None:
+        self._network.close()
+
+
+def _peek_blank(location: Location, obj: RemoteObject, rows: list[int]) -> list[bool]:
+    """Which of these rows are all zero. Reads no further than the last of them."""
+    blank = dict.fromkeys(rows, False)
+    with closing(_Frames(location, obj)) as frames:
+        for first, count, block in frames.blocks(256):
+            for row in rows:
+                if first <= row < first + count:
+                    at = (row - first) * ROW_BYTES
+                    blank[row] = not block[at : at + ROW_BYTES].any()
+            if first + count > max(rows):
+                break
+    return [blank[row] for row in rows]
+
+
+def _sample_frames(location: Location, parts: list[tuple[PartPlan, RemoteObject]]) -> np.ndarray:
+    """Frames to train the dictionary on, uint8 ``[n, row_bytes]``: from the heads of shards spread over the run.
+
+    Early and late training look different, so up to ``SAMPLE_SHARDS`` shards give rows; only their first few thousand
+    are fetched. The choice depends on nothing but the plan. There may be none: the first step of a final dump, which can be
+    its only one, is the last row of the file.
+    """
+    parts = [entry for entry in parts if entry[0].states]
+    chosen = [parts[i] for i in np.unique(np.linspace(0, len(parts) - 1, SAMPLE_SHARDS).astype(int))]
+    head = max(1, SAMPLE_READ // len(chosen))
+    want = max(1, SAMPLE_ROWS // len(chosen))
+    samples = []
+    for part, obj in chosen:
+        segments = part.segments[part.segments[:, 0] < min(head, part.valid)]
+        runs = [np.arange(row, min(row + count, head)) for row, count, _, _ in segments.tolist()]
+        rows = np.concatenate(runs) if runs else np.empty(0, np.int64)
+        rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(want, len(rows))).astype(int))] if len(rows) else rows
+        with closing(_Frames(location, obj)) as frames:
+            for first, count, block in frames.blocks(BLOCK_ROWS):
+                inside = rows[(rows >= first) & (rows < first + count)] - first
+                samples.append(block[: count * ROW_BYTES].reshape(count, ROW_BYTES)[inside])
+                if first + count > (int(rows[-1]) if len(rows) else 0):
+                    break
+    return np.concatenate(samples)
+
 
 #: The arrays that the plan is made from.
 SMALL = {
@@ -43,7 +193,7 @@ MAX_ROWS = 1 << 22
 class AtariJob(RunJob[Shard]):
     """One run, from shards at a place to a dataset."""
 
-    upstream, piece = UPSTREAM, "shard"
+    upstream, piece = DQN_REPLAY, "shard"
     #: Set by `plan`.
     _parts: list[PartPlan]
 
@@ -82,7 +232,7 @@ class AtariJob(RunJob[Shard]):
 
         def peek(number: int, rows: list[int]) -> list[bool]:
             (shard,) = (shard for shard in self.chosen if shard.number == number)
-            return frames.peek_blank(self.location, shard.observation, rows)
+            return _peek_blank(self.location, shard.observation, rows)
 
         planner = RingPlanner(emit, peek, unknown_next=self.options.unknown_next, time_limit=self.time_limit)
         before = self._neighbour()
@@ -131,7 +281,7 @@ class AtariJob(RunJob[Shard]):
 
     def _read_small(self, shard: Shard) -> RingArrays:
         size = shard.observation.size
-        most_rows = max(_FEW_ROWS, MAX_ROWS if size is None else size * _LARGEST_RATIO // frames.ROW_BYTES)
+        most_rows = max(_FEW_ROWS, MAX_ROWS if size is None else size * _LARGEST_RATIO // ROW_BYTES)
         arrays = {}
         for key, expected in SMALL.items():
             item = shard.objects[key]
@@ -147,12 +297,10 @@ class AtariJob(RunJob[Shard]):
 
     def sample_rows(self) -> np.ndarray:
         pairs = [(part, shard.observation) for part, shard in zip(self._parts, self.chosen)]
-        return frames.sample_rows(self.location, pairs)
+        return _sample_frames(self.location, pairs)
 
-    def row_sources(self) -> list[frames.FrameSource]:
-        return [
-            frames.FrameSource(part, shard.observation, self.location) for part, shard in zip(self._parts, self.chosen)
-        ]
+    def row_sources(self) -> list[FrameSource]:
+        return [FrameSource(part, shard.observation, self.location) for part, shard in zip(self._parts, self.chosen)]
 
     # -- what the manifest says ------------------------------------------------------------------------------------
 

@@ -1,39 +1,66 @@
-"""Stepping environments, and recording what they return.
+"""A policy steps environments, and what they return becomes a recording.
 
     reset -> s0 | act a0, step -> s1 (r0) | act a1, step -> s2 (r1), terminated | reset -> s3 | ...
 
 The observation of every step is stored as it came, the final one of an episode included, and after it the first one of the
 next: an episode of n steps has n + 1 states. The last episode of a recording is cut where the recording ends; its final
 observation is known as well. Infos are not recorded.
+
+`changes_of_recording` tells whether a recording that is there is of the policy and the environment that are asked for.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 
-from ....errors import RbdataError, is_interrupt, reason
+from ....errors import RbdataError, UsageError, is_interrupt, reason
+from ....storage.codecs.compressed import compressed_codec
 from ....storage.durable import sync_folder
+from ...ingest.job import ConvertOptions, Expectation
 from ...ingest.spaces import SpaceLeaf
-from ...ingest.trajectories import Column
 from ...workers.task import OnBlock
-from .environments import Made, heard, importable
-from .leaf_rows import LeafRows, first_observation, step_results
-from .policy import Actor, seeded
-from .recording import CUT, RecordingWriter
+from .environments import (
+    PYTHON,
+    Made,
+    changes_of_environment,
+    describe_environment,
+    has_local_code,
+    heard,
+    importable,
+    specification,
+    untold_of,
+)
+from .policy import RANDOM, Actor, changes_of_policy, describe_policy_content, load_policy, seeded
+from .recording import (
+    END_CUT,
+    RECORDING,
+    LeafRows,
+    RecordedJob,
+    RecordingWriter,
+    block_rows,
+    columns_of,
+    count_outside,
+    first_observation,
+    step_results,
+)
 
-#: Bytes of rows kept in memory for all environments together, and the most rows for one.
-_BUFFER_BYTES, _BUFFER_ROWS = 32 << 20, 8192
 _REPORT_EVERY = 256
 _NO_END = 1 << 62
+_MOST_ENVS = 1024
+#: How long, in seconds and steps, an environment is tried with random actions to measure it instead.
+_TRIED_SECONDS, _TRIED_STEPS = 0.4, 400
+_DEFAULT_STEPS = 20_000
 
 
 @dataclass(frozen=True)
@@ -90,12 +117,6 @@ def _end_forks(process: int) -> None:
         os._exit(1)
 
 
-def columns_of(observation: Sequence[SpaceLeaf], action: Sequence[SpaceLeaf]) -> list[Column]:
-    """The columns of a recording: observations per state, actions per step."""
-    states = [Column(leaf.key, leaf.dtype, leaf.shape, "state") for leaf in observation]
-    return states + [Column(leaf.key, leaf.dtype, leaf.shape, "step") for leaf in action]
-
-
 class _Lane:
     """One environment, and the rows of it that are not written yet.
 
@@ -130,7 +151,7 @@ class _Lane:
         self.reward[self.steps] = reward
         self.made += 1
         if end or self.made == self._steps_share:
-            self.end[self.steps] = end or CUT
+            self.end[self.steps] = end or END_CUT
             self.ended += end > 0
             self.is_active = self.made < self._steps_share and self.ended < self._episodes_share
         self.steps += 1
@@ -280,12 +301,6 @@ class _Recording:
         self._is_full = False
 
 
-def block_rows(columns: Sequence[Column], count: int) -> int:
-    """How many rows of each environment are kept in memory, of ``count``."""
-    row = sum(column.row_bytes for column in columns) + 5
-    return max(4, min(_BUFFER_ROWS, _BUFFER_BYTES // (row * count)))
-
-
 def _shares(total: int | None, count: int) -> list[int]:
     """How many of ``total`` each environment makes: the first few one more where they cannot be equal."""
     if total is None:
@@ -293,10 +308,169 @@ def _shares(total: int | None, count: int) -> list[int]:
     return [total // count + (number < total % count) for number in range(count)]
 
 
-def count_outside(leaf: SpaceLeaf, rows: np.ndarray) -> int:
-    """How many rows of an action lie outside its Box."""
-    if leaf.space["type"] != "Box" or leaf.space["low"] is None or leaf.space["high"] is None:
-        return 0
-    low, high = (np.array(leaf.space[name], float).astype(rows.dtype) for name in ("low", "high"))
-    beyond = (rows < low) | (rows > high)
-    return int(beyond.reshape(len(rows), -1).any(1).sum()) if len(rows) else 0
+class RecordingJob(RecordedJob):
+    """A recording that a policy makes; ``policy`` replaces that of the options."""
+
+    def __init__(self, made: Made, options: ConvertOptions, policy: Any = None) -> None:
+        self.given = {**options.extra}
+        self.given.pop("name", None)
+        if self.given.get("episodes") is None:
+            self.given.pop("episodes", None)
+            self.given["steps"] = self.given["steps"] or _DEFAULT_STEPS
+        count = self.given["num_envs"]
+        for unit in ("steps", "episodes"):
+            if count > min(self.given.get(unit) or _MOST_ENVS, _MOST_ENVS):
+                message = f"num_envs is {count}: at most {_MOST_ENVS}, and no more than {unit} ({self.given.get(unit)})"
+                raise UsageError(message, hint=f"record fewer environments, or more {unit}")
+        self.made = replace(made, count=count)
+        self._policy = self.given["policy"] if policy is None else policy
+        self._ratio: float | None = None
+        notes: list[str] = []
+        with importable(), heard(notes):
+            self._policy_content = policy_content(self._policy)
+            with replace(made, count=1, own=None).opened() as (env,):  # one is enough to know the spaces
+                self._environment = describe_environment(env)
+                super().__init__(made.id, env, count, options)
+                self._ratio = self._measure(env) if made.make is None and self._compresses() else None
+        self._notes = notes
+        if made.make is None and not has_local_code(self._environment):
+            self._environment = []  # its id and arguments say what it is
+
+    def identity(self) -> dict[str, Any]:
+        told = {
+            "policy_content": self._policy_content.get("content"),
+            "policy_files": self._policy_content.get("files"),
+        }
+        told["environment_layers"] = self._environment
+        return {
+            "converter": "gymnasium 1",
+            "environment": self.spec,
+            "leaves": [leaf.to_json() for leaf in self.schema],
+            "policy_sha256": self._policy_content.get("file"),
+            **{name: value for name, value in told.items() if value},
+            **self.given,
+        }
+
+    def about_source(self) -> dict[str, Any]:
+        policy = dict(self._policy_content)
+        about: dict[str, Any] = {"options": {**self.given, "unknown_next": self.options.unknown_next}}
+        about["policy_sha256"] = policy.pop("file", None)
+        # Acting may have changed policy and environment: they are the same all the same.
+        policy_after, environment_after = policy.get("content"), self._environment
+        with suppress(UsageError):  # their files were edited meanwhile
+            if policy_after:
+                policy_after = policy_content(self._policy).get("content")
+            if self._environment and self.made.own is not None:
+                environment_after = describe_environment(self.made.own)
+        if policy_after != policy.get("content"):
+            policy["content_after"] = policy_after
+        if policy.get("files") or "content" in policy:
+            about["policy_content"] = policy
+        if self._environment:
+            about |= {"environment_layers": self._environment, "python": PYTHON}
+        if environment_after != self._environment:
+            about["environment_layers_after"] = environment_after
+        return about
+
+    # -- recording -----------------------------------------------------------------------------------------------------
+
+    def expect(self) -> Expectation:
+        steps, episodes = self.given["steps"], self.given.get("episodes") or 0
+        return self.expect_rows(steps or 0, episodes)  # how long episodes are is not known before
+
+    def ratio(self) -> float:
+        return super().ratio() if self._ratio is None else self._ratio
+
+    def ratio_range(self) -> tuple[float, float]:
+        # Measured on some seconds of random play, which later frames may be unlike.
+        return super().ratio_range() if self._ratio is None else (1 / 3, 3.0)
+
+    def _measure(self, env: Any) -> float | None:
+        """What large rows shrink to: the environment is tried with random actions for a moment."""
+        leaves = [leaf for leaf, column in zip(self.observation, self.columns) if column.large]
+        rows: list[np.ndarray] = []
+        until = time.monotonic() + _TRIED_SECONDS
+        env.action_space.seed(0)
+        try:
+            observation, over = env.reset(seed=0)[0], False
+            for _ in range(min(_TRIED_STEPS, self.given["steps"] or _TRIED_STEPS)):
+                rows += [np.array(leaf.pick(observation), leaf.dtype).reshape(-1).view(np.uint8) for leaf in leaves]
+                if time.monotonic() > until and len(rows) > 20:
+                    break
+                observation = env.reset()[0] if over else observation
+                observation, _, terminated, truncated, _ = env.step(env.action_space.sample())
+                over = terminated or truncated
+        except (Exception, SystemExit, GeneratorExit):  # what is wrong with it is said when it is recorded
+            return None
+        codec = compressed_codec(self._codec)(self.schema[self.bulk[0]])
+        dictionary = codec.train(rows[::2])
+        stored = int(codec.encoded_lengths(rows[1::2] or rows, dictionary).sum())
+        return stored / max(1, sum(map(len, rows[1::2] or rows)))
+
+    def staged_parts(self, folder: Path) -> int:
+        return int((folder / RECORDING).is_dir())
+
+    def staging_tasks(self, folder: Path, threads: int) -> list[RecordTask]:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        target = folder / RECORDING
+        if target.is_dir():
+            return []
+        leaves = (tuple(self.observation), tuple(self.action))
+        given = {**self.given, "policy": self._policy, "policy_content": self._policy_content}
+        return [RecordTask(0, self.made, *leaves, given, self._codec, threads, target)]
+
+
+def policy_content(policy: Any) -> dict[str, Any]:
+    """What a policy is (`policy`), nothing of a random one; call it inside `environments.importable`."""
+    if isinstance(policy, str) and policy == RANDOM:
+        return {}
+    return describe_policy_content(load_policy(policy)[1] if isinstance(policy, str) else policy)
+
+
+def changes_of_recording(source: Mapping[str, Any], policy: Any, made: Made | None) -> list[str]:
+    """In what a recording differs, in words; ``source`` is what its manifest says of it.
+
+    ``policy``: None where none is asked for. ``made``: None for the environment of the id, which is only made where its
+    classes are the user's.
+    """
+    changed: list[str] = []
+    recorded = {**(source.get("policy_content") or {}), "file": source.get("policy_sha256")}
+    if policy is not None and any(recorded.values()):
+        changed += changes_of_policy(recorded, policy_content(policy))
+    layers = source.get("environment_layers") or []
+    if made is None and has_local_code(layers):
+        made = Made(str(source.get("dataset")), (source.get("options") or {}).get("env_args") or {})
+    if made is None:
+        return changed
+    return changed + _changes_of_environment(source, layers, made)
+
+
+@contextmanager
+def _opened(made: Made) -> Iterator[Any]:
+    """The caller's environment, or one that is closed at the end."""
+    if made.own is not None:
+        yield made.own
+        return
+    env = made.open()
+    try:
+        yield env
+    finally:
+        env.close()
+
+
+def _changes_of_environment(source: Mapping[str, Any], layers: Any, made: Made) -> list[str]:
+    same = (source.get("python"), source.get("gymnasium_version")) == (PYTHON, gymnasium.__version__)
+    with _opened(made) as env:
+        now, spec = describe_environment(env) if layers else None, specification(env)
+    if layers:
+        is_as_left = source.get("environment_layers_after") == now
+        changed = [] if is_as_left else changes_of_environment(layers, now, same_versions=same)
+        if changed and made.own is None:
+            with _opened(made) as env:
+                changed = changes_of_environment(layers, now, same_versions=same, again=describe_environment(env))
+        untold = untold_of(now)
+        return changed or [f"environment, as far as can be told ({one})" for one in untold[:1]]
+    if source.get("gymnasium_version") == gymnasium.__version__ and source.get("environment") != spec:
+        return [f"environment ({source.get('environment')} there, {spec} here)"]
+    return []

@@ -1,10 +1,12 @@
-"""Rows of an HDF5 dataset, with its chunks unpacked in threads, and never into more than they may hold.
+"""HDF5 files that somebody else wrote: damage becomes a CorruptSourceError, and what would be wrong or endless is refused.
 
-D4RL's files are in chunks packed by deflate, and HDF5 unpacks them one after the other with plain zlib: two thirds of the
-time it takes to convert a file. Here the packed chunks are read as they are and unpacked by ISA-L, several at once and
-ahead of what is being written. HDF5 also trusts a chunk to be as large as it should be: it unpacks 10 GB where the file has
-them, and reads beyond the end of what is too short. So what is stored in another way is proved (`check_chunks`) before HDF5
-reads it itself.
+HDF5 itself is not protected from a file here: it is used in a sandbox (`workers.sandbox`).
+
+`ChunkedRows` reads the rows of a dataset with its chunks unpacked in threads, and never into more than they may hold. D4RL's
+files are in chunks packed by deflate, and HDF5 unpacks them one after the other with plain zlib: two thirds of the time it
+takes to convert a file. Here the packed chunks are read as they are and unpacked by ISA-L, several at once and ahead of what
+is being written. HDF5 also trusts a chunk to be as large as it should be: it unpacks 10 GB where the file has them, and reads
+beyond the end of what is too short. So what is stored in another way is proved (`_check_chunks`) before HDF5 reads it itself.
 
 A chunk of shape ``chunks`` at grid position g holds the cells from ``g * chunks`` on; those at the far edges hang over.
 Filters, in the order they were applied: ``shuffle`` (2; byte i of all cells, then byte i + 1), ``deflate`` (1; a zlib
@@ -18,16 +20,79 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
+from contextlib import contextmanager
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...errors import CorruptSourceError
+from ...errors import CorruptSourceError, RbdataError
 from .limits import most_unpacked
 
 if TYPE_CHECKING:
     import h5py
+
+
+#: HDF5's filters shrink data at most about 1030-fold (deflate): an array that declares more holds nothing.
+_LARGEST_RATIO = 1200
+#: Groups inside each other.
+DEEPEST = 16
+
+
+def root_names(path: Path) -> set[str]:
+    """Names of the members and attributes of a file's root group. Raises CorruptSourceError for other files."""
+    import h5py
+
+    with damage_reported(path.name), h5py.File(path, "r") as file:
+        return {*file, *file.attrs}
+
+
+@contextmanager
+def damage_reported(name: str) -> Iterator[None]:
+    """Errors of HDF5 inside the block become a CorruptSourceError that names the file; errors of the disk do not."""
+    try:
+        yield
+    except RbdataError:
+        raise
+    except (OSError, RuntimeError, LookupError, TypeError, ValueError, OverflowError) as error:
+        # h5py says in many ways that it cannot read something: types it has no equivalent for, dimensions, names.
+        if isinstance(error, OSError) and error.errno:
+            raise
+        reason = str(error).partition("(")[2].rstrip(")") or str(error)
+        message = f"{name} is not a whole HDF5 file: {reason or 'it cannot be read'}"
+        raise CorruptSourceError(message, hint="fetch it again, or use another mirror (--mirror)") from error
+
+
+def check_storage(array: Any, what: str, *, least: int, size: int) -> int:
+    """Refuse an array (``h5py.h5d.DatasetID``) whose values are in other files, or not what its file of ``size`` bytes holds.
+
+    Arrays of up to ``least`` bytes are not compared with what is stored; returns how many bytes that is. Raises
+    CorruptSourceError that names ``what``.
+    """
+    from h5py import h5d
+
+    properties = array.get_create_plist()
+    if properties.get_external_count() or properties.get_layout() == h5d.VIRTUAL:
+        raise CorruptSourceError(f"{what} is kept in another file, which is not read")
+    stored: int = array.get_storage_size()
+    if stored > size:
+        raise CorruptSourceError(f"{what} claims {stored} bytes of a file that has {size}")
+    if properties.get_layout() == h5d.CHUNKED:
+        _check_chunks(array, what)
+    if not array.shape or array.dtype.hasobject:
+        return stored  # no values, one value, or text
+    declared = math.prod(array.shape) * array.dtype.itemsize
+    if declared > max(stored * _LARGEST_RATIO, least):
+        raise CorruptSourceError(f"{what} declares {array.shape}, {declared} bytes, but holds {stored} bytes")
+    return stored
+
+
+def attributes(owner: Any) -> dict[str, Any]:
+    """The attributes of a file or group (h5py's objects); names that are not UTF-8 are escaped."""
+    names = {key: key if isinstance(key, str) else key.decode(errors="backslashreplace") for key in owner.attrs}
+    return {name: owner.attrs[key] for key, name in names.items()}
+
 
 _DEFLATE, _SHUFFLE, _FLETCHER32, _LZF = 1, 2, 3, 32000
 #: What is unpacked here; HDF5 reads the others once they are proved.
@@ -38,21 +103,21 @@ _SMALLEST_CHUNK, _LARGEST_AHEAD = 1 << 12, 4 << 20
 _MOST_BESIDE = 1 << 10
 
 
-class Rows:
+class ChunkedRows:
     """Blocks of rows of one dataset, best in ascending order; ``ahead`` rows are unpacked before they are asked for.
 
-    Without a ``pool`` they are unpacked when they are asked for. The dataset is one that `hdf5_checks.check_storage` passed.
+    Without a ``pool`` they are unpacked when they are asked for. The dataset is one that `check_storage` passed.
     """
 
     def __init__(self, dataset: h5py.Dataset, pool: Executor | None, ahead: int, name: str) -> None:
         self._dataset, self._pool, self._name = dataset, pool, name
-        self._filters = filters_unpacked_here(dataset.id)
+        self._filters = _filters_unpacked_here(dataset.id)
         few = self._filters and pool and math.prod(dataset.chunks) * dataset.dtype.itemsize <= _LARGEST_AHEAD
         self._ahead = ahead if few else 0
         self._strips: dict[int, list[tuple[tuple[slice, ...], Future[np.ndarray]]]] = {}
 
     def read(self, low: int, high: int) -> np.ndarray:
-        """Rows ``low..high-1``, to be written to by the caller if need be."""
+        """ChunkedRows ``low..high-1``, to be written to by the caller if need be."""
         if self._filters is None:
             return plain_bools(self._dataset[low:high])
         size = self._dataset.chunks[0]
@@ -102,14 +167,14 @@ class Rows:
         return np.frombuffer(plain, dtype).reshape(chunks)[cells]
 
 
-def filters_unpacked_here(array: Any) -> tuple[int, ...] | None:
+def _filters_unpacked_here(array: Any) -> tuple[int, ...] | None:
     """The filters of an array (``h5py.h5d.DatasetID``) whose chunks are unpacked here; None where HDF5 reads it."""
     from h5py import h5d, h5t
 
     properties, dtype = array.get_create_plist(), array.dtype
     if properties.get_layout() != h5d.CHUNKED or dtype.hasobject or 0 in array.shape:
         return None
-    filters = filters_of(properties)
+    filters = _filters_of(properties)
     if filters not in _UNPACKED_HERE or not array.get_type().equal(h5t.py_create(dtype)):
         return None
     chunks = properties.get_chunk()
@@ -121,21 +186,21 @@ def filters_unpacked_here(array: Any) -> tuple[int, ...] | None:
     return filters if array.get_num_chunks() == math.prod(grid) else None
 
 
-def filters_of(properties: Any) -> tuple[int, ...]:
+def _filters_of(properties: Any) -> tuple[int, ...]:
     """The filters of a dataset's creation properties, in the order they were applied."""
     return tuple(properties.get_filter(number)[0] for number in range(properties.get_nfilters()))
 
 
-def check_chunks(array: Any, what: str) -> None:
+def _check_chunks(array: Any, what: str) -> None:
     """Refuse chunks that are, or that HDF5 would unpack into, more or less than a chunk holds: it fills up what is missing with
     whatever is in memory there.
 
-    Raises CorruptSourceError that names ``what``. Arrays that `Rows` unpacks need no proof: it never unpacks more.
+    Raises CorruptSourceError that names ``what``. Arrays that `ChunkedRows` unpacks need no proof: it never unpacks more.
     """
     from h5py import h5t
 
     properties = array.get_create_plist()
-    filters, chunks = filters_of(properties), properties.get_chunk()
+    filters, chunks = _filters_of(properties), properties.get_chunk()
     unknown = set(filters) - {_DEFLATE, _SHUFFLE, _FLETCHER32, _LZF} or {_DEFLATE, _LZF} <= set(filters)
     if unknown or len(set(filters)) < len(filters):
         known = "shuffle, fletcher32, and deflate or lzf"
@@ -148,7 +213,7 @@ def check_chunks(array: Any, what: str) -> None:
         # Of texts inside of others h5py says another size than they have; they are not read.
         if not filters and held != size and not isinstance(array.get_type(), h5t.TypeCompoundID):
             raise CorruptSourceError(f"{what}, the chunk at {offset} claims {held} bytes instead of {size}")
-    if not filters or filters_unpacked_here(array) is not None:
+    if not filters or _filters_unpacked_here(array) is not None:
         return
     for offset, _ in places:
         mask, data = array.read_direct_chunk(offset)
@@ -206,5 +271,5 @@ def _lzf_size(data: bytes) -> int:
 
 
 def plain_bools(rows: np.ndarray) -> np.ndarray:
-    """Rows whose truth values are the bytes 0 and 1; a file may hold any byte, which NumPy and torch take as it is."""
+    """ChunkedRows whose truth values are the bytes 0 and 1; a file may hold any byte, which NumPy and torch take as it is."""
     return rows.view(np.uint8) != 0 if rows.dtype == bool else rows

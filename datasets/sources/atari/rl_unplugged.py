@@ -1,0 +1,384 @@
+"""One run of RL Unplugged's ordered episodes, from its files to a dataset.
+
+Files are fetched and decoded first (`rl_unplugged_decode`). Then the episodes of all files are put in training order
+(`Order`), which is that of the stored indices, (checkpoint, index in it); the names of files say nothing. Episodes that follow
+each other both in that order and in a file are a *run*; usually a file is one.
+
+Whether an episode's beginning is missing is not stored. A checkpoint's last episode that did not terminate was cut by the
+checkpoint's end, and then the first one of the next checkpoint is its continuation, as far as can be known (sources say
+so, none shows it): it stands as an episode of its own, marked ``midway``. So does the first one of a checkpoint whose
+predecessor is not among the files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ....errors import CorruptSourceError
+from ....storage.amounts import plural
+from ....storage.checksums import crc32c
+from ....storage.codecs import codec_of
+from ....storage.codecs.compressed import CompressedCodec, compressed_codec
+from ....storage.durable import write_atomically
+from ....storage.episodes import CUT, TERMINATED, EpisodeTable
+from ....storage.folder import remove_tree
+from ....storage.writer import ColumnWriter
+from ...fetch import Location, resolve
+from ...ingest.job import ConvertOptions, Expectation, PartSpec, Plan, RawObject
+from ...ingest.request import format_numbers
+from ...ingest.row_source import StagedPart, StagedRows
+from ...ingest.trajectories import count_outcomes, results
+from .raw_files import FOLDER, RL_UNPLUGGED, EpisodeFile
+from .rl_unplugged_decode import (
+    ABOUT,
+    CHECKPOINT,
+    FILE_ROWS,
+    INDEX,
+    OUTCOME,
+    ROWS,
+    STEPS,
+    DecodeTask,
+    Sample,
+    is_of,
+    take_sample,
+)
+from .run_job import CITATION, RunJob, spaces
+
+
+@dataclass(frozen=True)
+class DecodedFile:
+    """A file that is decoded: its episodes, and memory-mapped columns."""
+
+    path: Path
+    episodes: np.ndarray
+    about: dict[str, Any]
+
+    @classmethod
+    def open(cls, path: Path) -> DecodedFile:
+        about = json.loads((path / ABOUT).read_text())
+        return cls(path, np.load(path / "episodes.npy", allow_pickle=False), about)
+
+    def column(self, name: str) -> np.ndarray:
+        """``action`` or ``reward``, mapped."""
+        return np.load(self.path / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+
+
+@dataclass(frozen=True)
+class EpisodeRun:
+    """``episodes`` are rows of the ordered table that are also consecutive in one file (``file``: its place in the list)."""
+
+    file: int
+    episodes: slice
+    first_step: int
+    steps: int
+    first_state: int
+    states: int
+
+
+@dataclass
+class EpisodePart:
+    """Consecutive state rows of the dataset, as many episodes as one file holds; ``file`` is the one named for it."""
+
+    file: int
+    first_state: int
+    states: int
+    runs: list[EpisodeRun] = field(default_factory=list)
+
+
+class Order:
+    """All episodes of some files in training order; the work is done on construction.
+
+    ``table`` is int64 ``[episodes kept, 8]``: the columns of ``episodes.npy``, then file and place in the file
+    (counting kept ones). Raises CorruptSourceError when an episode is there twice.
+    """
+
+    def __init__(self, files: Sequence[DecodedFile]) -> None:
+        self.files = files
+        everything = np.concatenate([_with_place(number, file.episodes) for number, file in enumerate(files)])
+        everything = everything[np.lexsort((everything[:, INDEX], everything[:, CHECKPOINT]))]
+        self._refuse_twins(everything)
+        midway, gaps = _find_midway(everything)
+        kept = everything[:, STEPS] > 0
+        self.table, self.midway = everything[kept], midway[kept]
+        if not len(self.table):
+            raise CorruptSourceError("no complete step in the files")
+        self._place_episodes()
+        #: For the manifest: what the files held and what became of it; complete after `episode_table`.
+        self.counts = self._count(everything, gaps)
+
+    def steps(self, block: int = 1 << 20) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """``(action, reward, outcome)`` of all steps in order, in blocks; outcome is 0 but in an episode's last step."""
+        for run in self.runs:
+            file = self.files[run.file]
+            action, reward = file.column("action"), file.column("reward")
+            table = self.table[run.episodes]
+            outcome = np.zeros(run.steps, np.uint8)
+            outcome[np.cumsum(table[:, STEPS]) - 1] = table[:, OUTCOME]
+            for low in range(0, run.steps, block):
+                high = min(low + block, run.steps)
+                rows = slice(run.first_step + low, run.first_step + high)
+                yield np.array(action[rows]), np.array(reward[rows]), outcome[low:high]
+
+    def episode_table(self) -> EpisodeTable:
+        """The dataset's episode table."""
+        length = self.table[:, STEPS].copy()
+        returns = np.empty(len(length))
+        for run in self.runs:
+            reward = self.files[run.file].column("reward")[run.first_step : run.first_step + run.steps]
+            self.counts["unclipped_rewards"] += int((np.abs(reward) > 1).sum())
+            begins = np.cumsum(length[run.episodes]) - length[run.episodes]
+            returns[run.episodes] = np.add.reduceat(reward.astype(np.float64), begins)
+        outcome = self.table[:, OUTCOME].astype(np.uint8)
+        return EpisodeTable(np.cumsum(length) - length, length, returns, outcome, self.midway)
+
+    def _refuse_twins(self, table: np.ndarray) -> None:
+        same = (np.diff(table[:, CHECKPOINT]) == 0) & (np.diff(table[:, INDEX]) == 0)
+        if same.any():
+            at = int(np.argmax(same))
+            one, other = (self.files[int(table[row, -2])].path.name for row in (at, at + 1))
+            checkpoint, index = table[at, [CHECKPOINT, INDEX]].tolist()
+            message = f"episode {index} of checkpoint {checkpoint} is there twice, in {one} and in {other}"
+            raise CorruptSourceError(message, hint="files of different versions or runs are mixed; check the mirror")
+
+    def _count(self, table: np.ndarray, gaps: list[dict[str, int]]) -> dict[str, Any]:
+        rows, steps = table[:, FILE_ROWS], table[:, STEPS]
+        empty = int((rows == 0).sum())
+        return {
+            "rows_read": int(rows.sum()),
+            "pad_rows": 0,
+            "given_up_steps": int((rows - steps).sum()),
+            "given_up_episodes": len(table) - len(self.table) - empty,
+            "empty_episodes": empty,
+            **count_outcomes(self.table[:, OUTCOME]),
+            "midway_episodes": int(self.midway.sum()),
+            "silent_ends": sum(int(file.about["silent_ends"]) for file in self.files),
+            "unclipped_rewards": 0,
+            "gaps": gaps,
+        }
+
+    def _place_episodes(self) -> None:
+        """Set runs, broken also where a part ends, and parts: each has as many episodes as the file whose turn it is."""
+        table, files = self.table, self.files
+        turns = list(dict.fromkeys(table[:, -2].tolist()))
+        turns += [number for number in range(len(files)) if number not in turns]
+        bounds = np.concatenate([[0], np.cumsum(np.bincount(table[:, -2], minlength=len(files))[turns])])
+        breaks = np.flatnonzero((np.diff(table[:, -2]) != 0) | (np.diff(table[:, -1]) != 1)) + 1
+        starts = np.unique(np.concatenate([breaks, bounds[bounds < len(table)]]))
+        before = [np.concatenate([[0], np.cumsum(s.episodes[s.episodes[:, STEPS] > 0][:, STEPS])]) for s in files]
+        self.runs = []
+        for low, high in zip(starts.tolist(), [*starts[1:].tolist(), len(table)]):
+            file, place = int(table[low, -2]), int(table[low, -1])
+            step, steps = int(before[file][place]), int(table[low:high, STEPS].sum())
+            self.runs.append(EpisodeRun(file, slice(low, high), step, steps, step + place, steps + high - low))
+        states = np.concatenate([[0], np.cumsum(table[:, STEPS] + 1)])
+        self.parts = []
+        for file, low, high in zip(turns, bounds, bounds[1:]):
+            runs = [run for run in self.runs if low <= run.episodes.start < high]
+            self.parts.append(EpisodePart(file, int(states[low]), int(states[high] - states[low]), runs))
+
+
+def _find_midway(table: np.ndarray) -> tuple[np.ndarray, list[dict[str, int]]]:
+    """Which episodes may have begun before their first row, bool; and the gaps between checkpoints."""
+    midway, gaps = np.zeros(len(table), bool), []
+    checkpoint = table[:, CHECKPOINT]
+    for row in np.flatnonzero(np.diff(checkpoint, prepend=-1)).tolist():
+        before = int(checkpoint[row - 1]) if row else -1
+        missing = int(checkpoint[row]) - before - 1
+        if missing and row:
+            gaps.append({"before_checkpoint": int(checkpoint[row]), "checkpoints_missing": missing})
+        open_end = bool(row) and table[row - 1, OUTCOME] == CUT and table[row - 1, FILE_ROWS] > 0
+        midway[row] = bool(missing) or open_end
+    return midway, gaps
+
+
+def _with_place(number: int, episodes: np.ndarray) -> np.ndarray:
+    """A file's episodes with two more columns: its number, and their place among those of it that have steps."""
+    place = np.cumsum(episodes[:, STEPS] > 0) - 1
+    return np.column_stack([episodes, np.full(len(episodes), number), place])
+
+
+DICTIONARY = "dictionary"
+
+
+class RluJob(RunJob[EpisodeFile]):
+    """Files are fetched and decoded first (`DecodeTask`), and planned when all of them are."""
+
+    upstream, piece = RL_UNPLUGGED, "file"
+    citation = f"{CITATION} Distributed in: Caglar Gulcehre et al. RL Unplugged. NeurIPS 2020. arXiv:2006.13888"
+    staging = "sampling frames"
+    #: Set by `plan`.
+    _order: Order
+
+    def __init__(self, name: str | None, location: Location, files: list[EpisodeFile], options: ConvertOptions) -> None:
+        super().__init__(name, location, files, options)
+        chosen = self.select()
+        self._check_complete()
+        objects = resolve(location, [file.obj for file in chosen])
+        self.chosen = [EpisodeFile(file.number, file.total, obj) for file, obj in zip(chosen, objects)]
+        self._folder: Path | None = None
+
+    def _check_complete(self) -> None:
+        """Raise CorruptSourceError where all files are wanted and a server lists fewer than their names state: a listing that
+        was cut short looks like that. A folder of this machine is taken as it is, with a note."""
+        absent = self._absent()
+        if absent and self.options.parts is None and "://" in self.location.url:
+            message = f"{self.title} has {self.available[0].total} files, and {absent} are not at {self.location.url}"
+            there = format_numbers([file.number for file in self.available]).replace(" ", "")
+            raise CorruptSourceError(
+                message, hint=f"use another mirror, or take those that are there: --shards {there}"
+            )
+
+    def _absent(self) -> str:
+        """The numbers of the run's files that are not at the source."""
+        return format_numbers(sorted(set(range(self.available[0].total)) - {file.number for file in self.available}))
+
+    def identity(self) -> dict[str, Any]:
+        # Decoded files are compared with their objects, and the plan's digest is of the contents: an interrupted run may be
+        # continued with another mirror.
+        return {**super().identity(), "files": [file.number for file in self.chosen]}
+
+    # -- before the plan -------------------------------------------------------------------------------------------
+
+    def expect(self) -> Expectation:
+        sample = self._sample
+        fetch = sum(file.obj.size or 0 for file in self.chosen)
+        rows = int(fetch / max(1.0, sample.packed_bytes))
+        episodes = int(rows / max(1.0, sample.rows_per_episode))
+        raw = sum(self.schema[name].row_bytes for name in self.bulk)
+        fixed = codec_of(self.schema[self.bulk[0]]).fixed_rows
+        dictionary = self._dictionary.read_bytes() if self._folder and self._dictionary.is_file() else self._train()
+        packed = self._packed_row_bytes(dictionary)
+        disk = rows * (packed + (raw if fixed else 0))
+        names = [f"file {file.number}" for file in self.chosen]
+        small = sum(leaf.row_bytes for leaf in self.schema.steps if leaf.name not in self.bulk and leaf.constant != 0)
+        stored = int(rows * (small + (raw if fixed else packed))) + (0 if fixed else len(dictionary))
+        return Expectation(fetch, rows, episodes, int(disk), names, (stored, stored))
+
+    def staged_parts(self, folder: Path) -> int:
+        return sum(is_of(folder / file.obj.name, file.obj) for file in self.chosen if (folder / file.obj.name).is_dir())
+
+    def staging_tasks(self, folder: Path, threads: int) -> list[DecodeTask]:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        for file in self.chosen:
+            if (folder / file.obj.name).is_dir() and not is_of(folder / file.obj.name, file.obj):
+                remove_tree(folder / file.obj.name)
+        dictionary = self._dictionary
+        if not dictionary.is_file():
+            write_atomically(dictionary, self._train())
+        how = (dictionary, self._codec.name, self.options.unknown_next, self.time_limit, threads)
+        return [
+            DecodeTask(index, file.obj, self.location, folder / file.obj.name, *how)
+            for index, file in enumerate(self.chosen)
+            if not (folder / file.obj.name).is_dir()
+        ]
+
+    # -- plan and fill ---------------------------------------------------------------------------------------------
+
+    def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
+        """Reads what was decoded: call after the tasks of `staging_tasks` are done."""
+        assert self._folder is not None
+        decoded = [DecodedFile.open(self._folder / file.obj.name) for file in self.chosen]
+        if not any(file.episodes[:, STEPS].any() for file in decoded):
+            remove_tree(self._folder)  # nothing in it is worth keeping for another run
+        self._order = order = Order(decoded)
+        columns.reserve(int(order.table[:, 3].sum()))
+        for action, reward, outcome in order.steps():
+            terminated = outcome == TERMINATED
+            columns.append({"action": action, **results(reward, terminated, (outcome != 0) & ~terminated)})
+        on_progress(len(self.chosen), len(self.chosen))
+        episodes = order.episode_table()
+        parts = [self._plan_part(part) for part in order.parts]
+        found = [[file.number, done.about["crc32c"]] for file, done in zip(self.chosen, order.files)]
+        return Plan(
+            digest=crc32c(json.dumps([found, [part.layout for part in parts]]).encode()),
+            episodes=episodes,
+            counts=order.counts,
+            notes=self._notes(order.counts),
+            parts=parts,
+            spaces=spaces(),
+        )
+
+    def staged_dictionary(self) -> bytes:
+        return self._dictionary.read_bytes()
+
+    def row_sources(self) -> list[StagedPart]:
+        files = self._order.files
+        return [
+            StagedPart(
+                name=self.chosen[part.file].obj.name,
+                leaves={
+                    "observation": [
+                        StagedRows(files[run.file].path / ROWS, run.first_state, run.states, self._dictionary)
+                        for run in part.runs
+                    ]
+                },
+                crc32c=files[part.file].about["crc32c"],
+            )
+            for part in self._order.parts
+        ]
+
+    @property
+    def _dictionary(self) -> Path:
+        assert self._folder is not None
+        return self._folder / DICTIONARY
+
+    @cached_property
+    def _sample(self) -> Sample:
+        return take_sample(self.location, self.chosen)
+
+    @property
+    def _codec(self) -> type[CompressedCodec]:
+        """What decoded rows are compressed with until they are put in place."""
+        return compressed_codec(self.schema[self.bulk[0]].codec)
+
+    def _train(self) -> bytes:
+        return self._codec.train(self._sample.rows)
+
+    def _packed_row_bytes(self, dictionary: bytes) -> float:
+        """Bytes of a compressed row with its offset, measured on a few sample rows."""
+        rows = self._sample.rows[:: max(1, len(self._sample.rows) // 500)]
+        return self._codec.estimate_row_bytes(rows, dictionary)
+
+    # -- what the manifest says ------------------------------------------------------------------------------------
+
+    def raw_objects(self) -> list[RawObject]:
+        game = (self.name or "").partition("/")[0]
+        return [RawObject(f"{FOLDER}/{game}/{file.obj.name}", file.obj, self.location) for file in self.chosen]
+
+    def _plan_part(self, part: EpisodePart) -> PartSpec:
+        file = self.chosen[part.file]
+        layout = f"rlu-{crc32c(repr([(run.file, run.first_state, run.states) for run in part.runs]).encode())}"
+        return self.describe_part(file.number, part.first_state, part.states, layout, file.obj)
+
+    def _notes(self, counts: Mapping[str, Any]) -> list[str]:
+        first = (
+            "From RL Unplugged's ordered episodes, which hold the experience of DQN Replay without its padding; episodes "
+            "are cut where a checkpoint of 1 M rows ends. The reward of a terminated episode's last row is real: "
+            f"{counts['silent_ends']} of {counts['terminated_episodes'] + counts['time_limit_episodes']} end with 0."
+        )
+        dropped = (
+            f"Dropped: {plural(counts['given_up_steps'], 'step')} with no next state (the episode is cut there, or the time "
+            "limit was reached); the frame of such a step is the final observation of the step before it."
+        )
+        gaps = []
+        if counts["midway_episodes"]:
+            gaps.append(
+                f"{counts['midway_episodes']} episodes are the first of a checkpoint whose predecessor ends in an open "
+                "episode, or is not there: they may have begun before their first row."
+            )
+        for gap in counts["gaps"]:
+            lost = gap["checkpoints_missing"]
+            is_missing = "checkpoint is" if lost == 1 else "checkpoints are"
+            gaps.append(f"Before checkpoint {gap['before_checkpoint']} {lost} {is_missing} missing.")
+        total = self.available[0].total
+        absent = self._absent()
+        not_there = [f"Of the run's {total} files these are not at the source: {absent}."] if absent else []
+        return list(self.sentences(counts, first, dropped, gaps, not_there))

@@ -1,0 +1,416 @@
+"""One file of RL Unplugged's ordered episodes to decoded rows on disk: fetched once, and decoded while it comes.
+
+    network -> gunzip -> records -> episodes -> frames in blocks -> compressed rows
+
+A record of ``atari_episodes_ordered`` is one episode of N rows:
+
+    checkpoint_idx, episode_idx    int64    which 1 M-row checkpoint it is from, and its place there: the training order
+    observations                   bytes    N PNGs, one frame a row
+    actions                        int64    N
+    clipped_rewards                float    N; unclipped_rewards are the same (what was logged had been clipped)
+    discounts                      float    N; 0 in the last row of an episode that terminated, not 0 where it was cut
+    episode_return, clipped_episode_return  float
+
+A row is a frame, the action chosen on it, and what that action led to: the reward and discount of the last row are those of
+the last transition, and are kept. What an episode that terminated, or was cut, would have shown next is not in the data.
+Source: google-deepmind/deepmind-research, rl_unplugged/atari.py; tensorflow/datasets, rl_unplugged/rlu_atari.
+
+How many rows there are, and which come first, is known only when all files have been read: lengths, actions and rewards lie
+in the same records as the pictures. So each file is decoded into a folder of the working folder, and its rows are put in
+their places when all files are decoded (`ingest.row_source`). Rows are compressed as the dataset has them, so that for the
+usual codec a file of rows is only renamed. The folder exists only when it is complete:
+
+    rows           state rows in the order of the file, each compressed on its own
+    rows.lengths   int64 [rows]          their compressed lengths
+    episodes.npy   int64 [episodes, 6]   checkpoint, index in it, rows in the file, steps kept, outcome, blank
+    action.npy     int32 [steps]         of the steps kept
+    reward.npy     float32 [steps]
+    about.json     {"crc32c" and "size" of the object, "records": their number, "silent_ends": terminated episodes without
+                   a reward in their last row}
+
+An episode has one more state row than steps: the last frame, or a row of zeros (``blank`` is 1) where its last successor
+is not in the data.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from ....errors import CorruptSourceError
+from ....storage.codecs.compressed import compressed_codec
+from ....storage.durable import close_durably, sync_folder, write_durably
+from ....storage.episodes import CUT, TERMINATED, TRUNCATED
+from ....storage.parts import Encode
+from ...fetch import Location, Readahead, RemoteObject
+from ...formats.gunzip import gunzip
+from ...formats.limits import check_rows
+from ...formats.png import SIDE, PngError, decode_frames
+from ...formats.tfrecord import Record, Value, WireError, parse_example, read_records
+from ...ingest.row_source import CountedStream, lengths_path
+from ...workers.task import OnBlock
+from .raw_files import EpisodeFile
+from .ring import MAX_ACTION
+
+ROW_BYTES = SIDE * SIDE
+#: Bytes of a frame as PNG: without any compression it takes 7.2 kB.
+_LONGEST_PICTURE = 1 << 16
+#: Episodes that a file may hold whatever its size; larger ones hold one in 1 KiB, of which real ones take fifty and more.
+_MOST_EPISODES, _LEAST_EPISODE = 1 << 14, 1 << 10
+_HINT = "the file is damaged, or not of RL Unplugged's ordered Atari episodes; try another mirror"
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One record's episode. ``terminal``: its last discount is 0."""
+
+    checkpoint: int
+    index: int
+    frames: list[memoryview]
+    action: np.ndarray
+    reward: np.ndarray
+    terminal: bool
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+
+def to_episode(features: Mapping[str, Value], where: str) -> Episode:
+    """The episode in an example's lists. Raises CorruptSourceError, naming ``where``, for lists of anything else."""
+    if "observations" not in features and "o_t" in features:
+        message = f"{where} is a single transition of RL Unplugged's shuffled form (o_t, o_tp1), not an episode"
+        hint = "episodes cannot be put together from it; use the files below atari_episodes_ordered/"
+        raise CorruptSourceError(message, hint=hint)
+    action, discount = _numbers(features, "actions", "i", where), _numbers(features, "discounts", "f", where)
+    kept = "clipped_rewards" if "clipped_rewards" in features else "unclipped_rewards"
+    reward = _numbers(features, kept, "f", where)
+    frames = features.get("observations", [])
+    if isinstance(frames, np.ndarray):
+        _refuse(f"{where}: observations are numbers, not pictures")
+    lengths = {"observations": len(frames), "actions": len(action), kept: len(reward), "discounts": len(discount)}
+    if len(set(lengths.values())) > 1:
+        _refuse(f"{where}: lists of different lengths: " + ", ".join(f"{n} {name}" for name, n in lengths.items()))
+    wild = (action < 0) | (action > MAX_ACTION) | ~np.isfinite(reward) | ~((discount >= 0) & (discount <= 1))
+    if wild.any():
+        row = int(np.argmax(wild))
+        _refuse(f"{where}: row {row} has action {action[row]}, reward {reward[row]} and discount {discount[row]}")
+    ends = np.flatnonzero(discount == 0)
+    if len(ends) and ends[0] != len(discount) - 1:
+        _refuse(f"{where}: the episode ends in row {ends[0]} of {len(discount)}, and goes on")
+    wide = next((row for row, frame in enumerate(frames) if len(frame) > _LONGEST_PICTURE), None)
+    if wide is not None:
+        _refuse(f"{where}: frame {wide} has {len(frames[wide])} bytes, more than a picture of 84x84 takes")
+    # Copies: frames wait for others, and a view would keep all of its record until then.
+    frames = [memoryview(bytes(frame)) for frame in frames]
+    checkpoint, index = (_index(features, name, where) for name in ("checkpoint_idx", "episode_idx"))
+    return Episode(checkpoint, index, frames, action.astype(np.int32), reward, bool(len(ends)))
+
+
+def _numbers(features: Mapping[str, Value], name: str, kind: str, where: str) -> np.ndarray:
+    if name not in features:
+        _refuse(f"{where} has no {name}")
+    value = features[name]
+    if not isinstance(value, np.ndarray):
+        if value:
+            _refuse(f"{where}: {name} are not numbers")
+        return np.empty(0, np.int64 if kind == "i" else np.float32)  # an empty list has no kind
+    if value.dtype.kind != kind:
+        _refuse(f"{where}: {name} are {value.dtype}")
+    return value
+
+
+def _index(features: Mapping[str, Value], name: str, where: str) -> int:
+    value = _numbers(features, name, "i", where)
+    if len(value) != 1 or value[0] < 0:
+        _refuse(f"{where}: {name} is {value.tolist()}, not one number from 0 on")
+    return int(value[0])
+
+
+def _refuse(message: str) -> NoReturn:
+    raise CorruptSourceError(message, hint=_HINT)
+
+
+class EpisodeStream:
+    """A file of episodes as a stream; ``source`` has what was fetched for it so far."""
+
+    def __init__(self, location: Location, obj: RemoteObject) -> None:
+        self.records = self.rows = 0
+        #: Bytes that went into unpacking, and came out.
+        self.packed = self.unpacked = 0
+        self._obj = obj
+        self.source = CountedStream(location, obj)
+        with ExitStack() as stack:
+            network = stack.enter_context(Readahead(iter(self.source), depth=16))
+            self._pieces = stack.enter_context(Readahead(self._unpack(network), depth=2))
+            self._open = stack.pop_all()
+
+    def __iter__(self) -> Iterator[tuple[str, Episode]]:
+        """Every record, with the words to name it by. Raises CorruptSourceError and the fetch errors."""
+        for record in read_records(self._pieces, self._obj.url):
+            self.records += 1
+            where = f"{self._obj.url}: record {record.number} (at byte {record.offset} of the unpacked file)"
+            episode = self._parse(record, where)
+            del record  # its bytes are not needed while the episode is worked on
+            self.rows += len(episode)
+            most = max(_MOST_EPISODES, self.source.fetched // _LEAST_EPISODE)
+            if self.records > most:
+                message = f"{self._obj.url} holds more than {most} episodes in {self.source.fetched} bytes"
+                raise CorruptSourceError(message, hint="the file is not of RL Unplugged's Atari episodes")
+            check_rows(self.rows, self.source.fetched, self._obj.url)
+            yield where, episode
+
+    def close(self) -> None:
+        self._open.close()
+
+    def _parse(self, record: Record, where: str) -> Episode:
+        try:
+            features = parse_example(record.payload)
+        except WireError as error:
+            message = f"{where} is no tf.train.Example: {error}"
+            raise CorruptSourceError(message, hint="the file is not of RL Unplugged's Atari episodes") from error
+        return to_episode(features, where)
+
+    def _unpack(self, network: Iterator[bytes]) -> Iterator[bytes]:
+        for piece in gunzip(self._counted(network), self._obj.url):
+            self.unpacked += len(piece)
+            yield piece
+
+    def _counted(self, network: Iterator[bytes]) -> Iterator[bytes]:
+        for piece in network:
+            self.packed += len(piece)
+            yield piece
+
+
+def bad_frame(where: str, row: int, error: PngError) -> CorruptSourceError:
+    """The error for a frame that cannot be decoded."""
+    hint = "the file is damaged, or not of RL Unplugged's Atari episodes; try another mirror"
+    return CorruptSourceError(f"{where}: frame {row}: {error}", hint=hint)
+
+
+#: Frames to train on, out of how many files at most, and how many frames to read for each.
+SAMPLE_ROWS, _SAMPLE_FILES, _READ_FOR_EACH = 3_000, 16, 4
+#: Bytes of frames that are kept to choose from: four times what 12,000 frames take.
+_MOST_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Sample:
+    """``rows`` are frames, uint8 ``[n, row_bytes]``; a row of a file takes about ``packed_bytes`` of it."""
+
+    rows: np.ndarray
+    packed_bytes: float
+    rows_per_episode: float
+
+
+def take_sample(location: Location, files: Sequence[EpisodeFile]) -> Sample:
+    """Read the first episodes of files spread over the run; the choice depends on nothing but the files.
+
+    Raises CorruptSourceError when there is no frame in any of them.
+    """
+    chosen = [files[i] for i in np.unique(np.linspace(0, len(files) - 1, _SAMPLE_FILES).astype(int))]
+    want = -(-SAMPLE_ROWS // len(chosen))
+    samples, packed, rows, episodes = [], 0.0, 0, 0
+    for file in chosen:
+        frames: list[memoryview] = []
+        owners: list[tuple[int, str]] = []
+        size = held = 0
+        with closing(EpisodeStream(location, file.obj)) as source:
+            for where, episode in source:
+                owners.append((len(frames), where))
+                frames += episode.frames
+                episodes += 1
+                held += sum(map(len, episode.frames))
+                size = held + 13 * len(frames)
+                if len(frames) >= want * _READ_FOR_EACH or held > _MOST_BYTES:
+                    break
+            packed += size * min(1.0, source.packed / max(1, source.unpacked))
+        if not frames:
+            continue
+        rows += len(frames)
+        picked = np.unique(np.linspace(0, len(frames) - 1, min(want, len(frames))).astype(int))
+        decoded = np.empty((len(picked), SIDE, SIDE), np.uint8)
+        try:
+            decode_frames([frames[i] for i in picked], decoded)
+        except PngError as error:
+            at = int(picked[error.index])
+            first, where = [owner for owner in owners if owner[0] <= at][-1]
+            raise bad_frame(where, at - first, error) from error
+        samples.append(decoded.reshape(-1, ROW_BYTES))
+    if not rows:
+        raise CorruptSourceError(f"no frames could be sampled from {location.url}", hint="the files hold no episode")
+    return Sample(np.concatenate(samples), packed / rows, rows / max(1, episodes))
+
+
+BLOCK_ROWS = 512
+ROWS, ABOUT = "rows", "about.json"
+#: Columns of ``episodes.npy``.
+CHECKPOINT, INDEX, FILE_ROWS, STEPS, OUTCOME, BLANK = range(6)
+
+
+class Ending(NamedTuple):
+    """What becomes of an episode's rows."""
+
+    steps: int
+    outcome: int
+    blank: bool
+
+
+def end_episode(rows: int, terminal: bool, unknown_next: str, time_limit: int) -> Ending:
+    """Which steps an episode of so many rows gives, and how it ends; the same rule as for the ring files.
+
+    After a terminal row comes a blank state. The last row of an episode that was cut, or that lasted ``time_limit`` rows and
+    so was ended by the clock, has no known successor: it is given up (``truncate``) or gets a blank one (``zero``).
+    """
+    if not rows:
+        return Ending(0, CUT, False)
+    clocked = terminal and rows == time_limit
+    if terminal and not clocked:
+        return Ending(rows, TERMINATED, True)
+    outcome = TRUNCATED if clocked else CUT
+    return Ending(rows, outcome, True) if unknown_next == "zero" else Ending(rows - 1, outcome, False)
+
+
+@dataclass(frozen=True)
+class DecodeTask:
+    """Fetches and decodes one file; picklable."""
+
+    index: int
+    obj: RemoteObject
+    location: Location
+    target: Path
+    dictionary: Path
+    codec: str
+    unknown_next: str
+    time_limit: int
+    threads: int
+
+    @property
+    def rows(self) -> int:
+        """What progress counts: bytes, as rows are not known."""
+        return self.obj.size or 1
+
+    def __call__(self, on_block: OnBlock) -> dict[str, Any]:
+        """Fetch and decode one file. Returns an empty record: everything is in the folder."""
+        partial = self.target.with_name(self.target.name + ".part")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        made = Columns()
+        encode = compressed_codec(self.codec).encoder(self.dictionary.read_bytes(), self.threads)
+        with closing(EpisodeStream(self.location, self.obj)) as episodes, (partial / ROWS).open("wb") as rows:
+
+            def write(data: bytes, lengths: np.ndarray) -> None:
+                rows.write(data)
+                made.lengths.append(lengths)
+
+            blocks, source = _Blocks(write, encode), episodes.source
+            for where, episode in episodes:
+                ending = end_episode(len(episode), episode.terminal, self.unknown_next, self.time_limit)
+                made.add(episode, ending)
+                if ending.steps:
+                    for _ in blocks.add(episode.frames, ending.blank, where):
+                        on_block(min(source.fetched, self.rows), source.fetched, source.retries)
+            blocks.flush()
+            close_durably(rows)
+            about = {
+                "crc32c": source.crc32c,
+                "size": source.fetched,
+                "records": episodes.records,
+                "silent_ends": made.silent_ends,
+            }
+        made.save(partial)
+        write_durably(partial / ABOUT, json.dumps(about).encode())
+        sync_folder(partial)
+        partial.rename(self.target)
+        sync_folder(self.target.parent)
+        on_block(self.rows, source.fetched, source.retries)
+        return {}
+
+
+@dataclass
+class Columns:
+    """What is written beside the rows, collected while a file is decoded."""
+
+    episodes: list[tuple[int, ...]] = field(default_factory=list)
+    action: list[np.ndarray] = field(default_factory=list)
+    reward: list[np.ndarray] = field(default_factory=list)
+    lengths: list[np.ndarray] = field(default_factory=list)
+    silent_ends: int = 0
+
+    def add(self, episode: Episode, ending: Ending) -> None:
+        """Take an episode's numbers."""
+        steps, outcome, blank = ending
+        self.episodes.append((episode.checkpoint, episode.index, len(episode), steps, outcome, int(blank)))
+        self.action.append(episode.action[:steps])
+        self.reward.append(episode.reward[:steps])
+        self.silent_ends += bool(episode.terminal and episode.reward[-1] == 0)
+
+    def save(self, folder: Path) -> None:
+        arrays = {
+            "episodes": np.array(self.episodes, np.int64).reshape(-1, 6),
+            "action": np.concatenate([np.empty(0, np.int32), *self.action]),
+            "reward": np.concatenate([np.empty(0, np.float32), *self.reward]),
+        }
+        for name, array in arrays.items():
+            with (folder / f"{name}.npy").open("wb") as file:
+                np.lib.format.write_array(file, array, allow_pickle=False)
+                close_durably(file)
+        write_durably(lengths_path(folder / ROWS), np.concatenate([np.empty(0, np.int64), *self.lengths]).tobytes())
+
+
+class _Blocks:
+    """Frames of many episodes in blocks of the same size: decoded, compressed, handed on."""
+
+    def __init__(self, write: Callable[[bytes, np.ndarray], None], encode: Encode) -> None:
+        self._write, self._encode = write, encode
+        self._frames: list[memoryview] = []
+        self._blank_after: list[int] = []
+        #: Whose frames these are: (first of them here, its row there, where).
+        self._owners: list[tuple[int, int, str]] = []
+        self._block = np.zeros((BLOCK_ROWS + 1, SIDE, SIDE), np.uint8)  # the last row stays blank
+
+    def add(self, frames: list[memoryview], blank: bool, where: str) -> Iterator[int]:
+        """Take an episode's frames; yields how many were written whenever a block was full."""
+        first = 0
+        while first < len(frames):
+            count = min(len(frames) - first, BLOCK_ROWS - len(self._frames))
+            self._owners.append((len(self._frames), first, where))
+            self._frames += frames[first : first + count]
+            first += count
+            if blank and first == len(frames):
+                self._blank_after.append(len(self._frames) - 1)
+            if len(self._frames) == BLOCK_ROWS:
+                self.flush()
+                yield BLOCK_ROWS
+
+    def flush(self) -> None:
+        """Decode and write what is there."""
+        count = len(self._frames)
+        if not count:
+            return
+        try:
+            decode_frames(self._frames, self._block[:count])
+        except PngError as error:
+            first, row, where = [owner for owner in self._owners if owner[0] <= error.index][-1]
+            raise bad_frame(where, row + error.index - first, error) from error
+        order = np.arange(count)
+        if self._blank_after:
+            order = np.insert(order, np.array(self._blank_after) + 1, BLOCK_ROWS)
+        self._write(*self._encode(self._block.data, order * ROW_BYTES, ROW_BYTES))
+        self._frames, self._blank_after, self._owners = [], [], []
+
+
+def is_of(target: Path, obj: RemoteObject) -> bool:
+    """Whether a folder was decoded from this object, as far as its place states what the object is."""
+    try:
+        about = json.loads((target / ABOUT).read_text())
+    except (OSError, ValueError):
+        return False
+    stated = obj.checksums.get("crc32c")
+    return obj.size in (None, about["size"]) and stated in (None, about["crc32c"])
