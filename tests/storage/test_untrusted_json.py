@@ -21,7 +21,7 @@ OWN = {
     "datasets/sources/atari/rl_unplugged_decode.py": "what a worker wrote",
     "datasets/sources/catalogue_entry.py": "a file of the package, and a cached listing",
     "datasets/sources/gymnasium/environments.py": "what Gymnasium says",
-    "datasets/sources/gymnasium/recording.py": "an own recording",
+    "datasets/ingest/recording.py": "an own recording",
     "datasets/sources/minari/arrow.py": "at most 1 MiB",
     "datasets/sources/minari/source.py": "Minari's root on this machine, at most 256 KiB",
     "storage/journal.py": "lines that are sealed",

@@ -29,11 +29,12 @@ from ....errors import CorruptSourceError
 from ....storage.checksums import crc32c
 from ....storage.durable import sync_folder
 from ...ingest.job import ConvertOptions, Expectation
+from ...ingest.recording import RECORDING, RecordingWriter, block_rows
 from ...ingest.spaces import SpaceLeaf
 from ...ingest.trajectories import Column
 from ...workers.task import OnBlock
 from .environments import PYTHON, describe_environment
-from .recording import RECORDING, RecordedJob, RecordingWriter, block_rows, count_outside
+from .recording import EnvironmentJob, count_outside
 
 #: The log, in the working folder of the dataset.
 LOG = "episodes.log"
@@ -162,7 +163,7 @@ class EpisodeLog:
         return places, sound
 
 
-class LoopJob(RecordedJob):
+class LoopJob(EnvironmentJob):
     """The dataset of a loop. ``log`` may be larger when it is run than when the job is made."""
 
     def __init__(self, name: str, env: Any, environments: int, options: ConvertOptions) -> None:

@@ -45,12 +45,13 @@ from ....storage.journal import Journal
 from ....storage.keywords import with_options
 from ....storage.writer import DatasetWriter, fingerprint
 from ...ingest.job import ConvertOptions
+from ...ingest.recording import END_CUT, END_TRUNCATED
 from ...ingest.request import Listener, Request
 from ...ingest.run import run
 from .environments import PYTHON, changes_of_environment, describe_environment
 from .loop_job import LOG, EpisodeLog, LoopJob, Piece
 from .policy import checked, seeded
-from .recording import END_CUT, END_TRUNCATED, LeafRows, first_observation, to_end, to_reward
+from .recording import LeafRows, first_observation, to_end, to_reward
 from .source import check_name, join_name
 
 _OVERWRITTEN = 'put a copy into infos["final_obs"], or use another autoreset mode than same-step'

@@ -28,6 +28,7 @@ from ....errors import RbdataError, UsageError, is_interrupt, reason
 from ....storage.codecs.compressed import compressed_codec
 from ....storage.durable import sync_folder
 from ...ingest.job import ConvertOptions, Expectation
+from ...ingest.recording import END_CUT, RECORDING, RecordingWriter, block_rows
 from ...ingest.spaces import SpaceLeaf
 from ...workers.task import OnBlock
 from .environments import (
@@ -42,18 +43,7 @@ from .environments import (
     untold_of,
 )
 from .policy import RANDOM, Actor, changes_of_policy, describe_policy_content, load_policy, seeded
-from .recording import (
-    END_CUT,
-    RECORDING,
-    LeafRows,
-    RecordedJob,
-    RecordingWriter,
-    block_rows,
-    columns_of,
-    count_outside,
-    first_observation,
-    step_results,
-)
+from .recording import EnvironmentJob, LeafRows, columns_of, count_outside, first_observation, step_results
 
 _REPORT_EVERY = 256
 _NO_END = 1 << 62
@@ -308,7 +298,7 @@ def _shares(total: int | None, count: int) -> list[int]:
     return [total // count + (number < total % count) for number in range(count)]
 
 
-class RecordingJob(RecordedJob):
+class RecordingJob(EnvironmentJob):
     """A recording that a policy makes; ``policy`` replaces that of the options."""
 
     def __init__(self, made: Made, options: ConvertOptions, policy: Any = None) -> None:

@@ -1,0 +1,270 @@
+"""A recording: episodes on disk until it is known how many there are, and the dataset that is made of it.
+
+Episodes of several environments are recorded side by side, but lie one after the other in a dataset. So each environment has
+its own files, appended block by block; memory stays a few blocks, however long the recording. What users bring themselves
+(`sources.arrays`) is a recording of one environment. A recording is a folder that exists only when it is complete:
+
+    <e>.reward           float32 [steps] of environment e
+    <e>.end              uint8 [steps]    0 inside an episode; 1 terminated, 2 truncated, 3 both, 4 cut by the end of recording
+    <e>.<c>              rows of column c, raw: one more than steps for each episode of a per-state column
+    <e>.<c>.lengths      int64 [states]   compressed lengths, where <e>.<c> holds rows compressed as the dataset has them
+    dictionary           that they are compressed with; trained on the first rows recorded
+    about.json           {"states": [of each environment], "counts": {...}, "notes": [...]}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import DiskSpaceError
+from ...storage.codecs import PLAIN, load_codec
+from ...storage.codecs.compressed import compressed_codec
+from ...storage.durable import is_full, sync_files
+from ...storage.episodes import CUT, TERMINATED, TRUNCATED
+from ...storage.parts import Encode
+from ...storage.writer import ColumnWriter
+from ..fetch import Location
+from ..fetch.directory import DirectoryLocation
+from .job import ConvertOptions, Expectation, Job, PartSpec, Plan
+from .row_source import StagedPart, StagedRows, lengths_path
+from .trajectories import Column, TrajectoryWriter, block_steps, cuts, lay_out
+
+RECORDING = "recording"
+#: Bytes of rows kept in memory for all environments together, and the most rows for one.
+_BUFFER_BYTES, _BUFFER_ROWS = 32 << 20, 8192
+#: What frames are guessed to shrink to where no environment can be tried; it ranges from 1/200 (Pong) to 1/2 (noise).
+GUESSED_RATIO = 0.1
+
+REWARD, END, DICTIONARY, ABOUT = "reward", "end", "dictionary", "about.json"
+END_TERMINATED, END_TRUNCATED, END_BOTH, END_CUT = 1, 2, 3, 4
+#: Bytes and rows that the dictionary is trained on. They come from the first rows of all environments.
+SAMPLE_BYTES, SAMPLE_ROWS = 24 << 20, 1500
+
+
+class RecordingWriter:
+    """Appends blocks of rows; ``codec`` is that of large columns."""
+
+    def __init__(self, folder: Path, columns: Sequence[Column], *, codec: str, threads: int) -> None:
+        self._folder, self._columns, self._threads = folder, columns, threads
+        self._codec = compressed_codec(codec)
+        compress = self._codec.name == codec
+        self._compressed = {number for number, column in enumerate(columns) if compress and column.large}
+        self._encode: Encode | None = None
+        #: Blocks that wait for the dictionary, and their bytes.
+        self._waiting: list[tuple[int, int, np.ndarray]] = []
+        self._waiting_bytes = 0
+
+    def is_compressed(self, number: int) -> bool:
+        """Whether the rows of a column are compressed."""
+        return number in self._compressed
+
+    def column(self, env: int, number: int, rows: np.ndarray) -> None:
+        """Append rows of a column."""
+        if number not in self._compressed:
+            self._append(f"{env}.{number}", rows)
+        elif self._encode is None:
+            self._waiting.append((env, number, rows.copy()))
+            self._waiting_bytes += rows.nbytes
+            if self._waiting_bytes >= SAMPLE_BYTES:
+                self._train()
+        else:
+            self._compress(env, number, rows)
+
+    def steps(self, env: int, reward: np.ndarray, end: np.ndarray) -> None:
+        """Append rewards and ends."""
+        self._append(f"{env}.{REWARD}", reward.astype("<f4"))
+        self._append(f"{env}.{END}", end)
+
+    def finish(self, about: dict[str, Any]) -> None:
+        """Write what still waits, and what there is to know."""
+        if self._compressed and self._encode is None:
+            self._train()
+        (self._folder / ABOUT).write_text(json.dumps(about), encoding="utf-8")
+        sync_files(self._folder, [path.name for path in self._folder.iterdir()])
+
+    def _train(self) -> None:
+        """Train the dictionary on what waits, and let it through."""
+        rows = [row for _, _, block in self._waiting for row in block]
+        size = max((row.nbytes for row in rows), default=1)
+        want = max(1, min(SAMPLE_ROWS, SAMPLE_BYTES // size, len(rows)))
+        chosen = [rows[i] for i in np.unique(np.linspace(0, len(rows) - 1, want).astype(int))]
+        dictionary = self._codec.train(chosen)
+        (self._folder / DICTIONARY).write_bytes(dictionary)
+        self._encode = self._codec.encoder(dictionary, self._threads)
+        for env, number, block in self._waiting:
+            self._compress(env, number, block)
+        self._waiting, self._waiting_bytes = [], 0
+
+    def _compress(self, env: int, number: int, rows: np.ndarray) -> None:
+        assert self._encode is not None
+        column = self._columns[number]
+        starts = np.arange(len(rows), dtype=np.int64) * column.row_bytes
+        data, lengths = self._encode(np.ascontiguousarray(rows).data.cast("B"), starts, column.row_bytes)
+        self._append(f"{env}.{number}", data)
+        self._append(lengths_path(Path(f"{env}.{number}")).name, lengths)
+
+    def _append(self, name: str, data: np.ndarray | bytes) -> None:
+        try:
+            with (self._folder / name).open("ab") as file:
+                file.write(data if isinstance(data, bytes) else np.ascontiguousarray(data).data)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            message = f"the disk is full: the recording in {self._folder} does not fit"
+            raise DiskSpaceError(message, hint="make room, record fewer --steps, or choose another --root") from error
+
+
+class Recording:
+    """A complete recording, for reading."""
+
+    def __init__(self, folder: Path, columns: Sequence[Column]) -> None:
+        self.folder, self._columns = folder, columns
+        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        self.counts: dict[str, int] = about["counts"]
+        self.notes: list[str] = about["notes"]
+        self.states: list[int] = about["states"]
+
+    def reward(self, env: int) -> np.ndarray:
+        """float32 ``[steps]``, mapped."""
+        return self._mapped(f"{env}.{REWARD}", "<f4", ())
+
+    def end(self, env: int) -> np.ndarray:
+        """uint8 ``[steps]``, mapped."""
+        return self._mapped(f"{env}.{END}", "u1", ())
+
+    def rows(self, env: int, number: int) -> np.ndarray:
+        """The rows of an uncompressed column, mapped."""
+        column = self._columns[number]
+        return self._mapped(f"{env}.{number}", np.dtype(column.dtype).newbyteorder("<"), column.shape)
+
+    def path(self, env: int, number: int) -> Path:
+        """The file of a column."""
+        return self.folder / f"{env}.{number}"
+
+    def staged(self, number: int) -> list[StagedRows]:
+        """The rows of a large column, environment by environment."""
+        dictionary = self.folder / DICTIONARY
+        given = dictionary if dictionary.is_file() else None
+        return [StagedRows(self.path(env, number), 0, states, given) for env, states in enumerate(self.states)]
+
+    def _mapped(self, name: str, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
+        path = self.folder / name
+        item = np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
+        return np.memmap(path, dtype, "r", shape=(path.stat().st_size // item, *shape))
+
+
+def block_rows(columns: Sequence[Column], count: int) -> int:
+    """How many rows of each environment are kept in memory, of ``count``."""
+    row = sum(column.row_bytes for column in columns) + 5
+    return max(4, min(_BUFFER_ROWS, _BUFFER_BYTES // (row * count)))
+
+
+class RecordedJob(Job):
+    """The dataset of a recording, whoever makes it: ``environments`` are recorded side by side."""
+
+    staging = "recording"
+    #: The folder of the recording, set by `staging_tasks`.
+    _folder: Path
+    #: Of observation and action, where they are known.
+    spaces: dict[str, Any]
+
+    def __init__(self, name: str, columns: Sequence[Column], environments: int, options: ConvertOptions) -> None:
+        self.name, self.options, self.environments = name, options, environments
+        self.location: Location = DirectoryLocation("this machine")  # only its name is used: there is nothing to fetch
+        self.columns = columns
+        self.schema, self.bulk = lay_out(columns, options)
+        #: The codec of the large columns.
+        self._codec = next((leaf.codec for leaf in self.schema.states), PLAIN)
+
+    def parts(self) -> int:
+        return 1
+
+    def ratio(self) -> float:
+        """What large rows are expected to shrink to."""
+        return GUESSED_RATIO
+
+    def _compresses(self) -> bool:
+        return bool(self.bulk) and not load_codec(self._codec).fixed_rows
+
+    def ratio_range(self) -> tuple[float, float]:
+        """So many times `ratio` is what large rows shrink to at least, and at most."""
+        return 1 / 20, 5.0
+
+    def expect_rows(self, steps: int, episodes: int = 0) -> Expectation:
+        """What so many steps are expected to take on the disk."""
+        small = sum(column.row_bytes for column in self.columns if not column.large)
+        large: float = sum(column.row_bytes for column in self.columns if column.large)
+        if large and not load_codec(self._codec).fixed_rows:
+            large *= self.ratio()
+        bulk = set(self.bulk)
+        lasting = sum(leaf.row_bytes for leaf in self.schema.steps if leaf.name not in bulk)
+        lasting += int(large) * (2 if self.options.layout == "ted" else 1)
+        # The recording lies beside the dataset until that is complete.
+        disk, stored = int(steps * (small + large + 5 + lasting)), steps * lasting
+        low, high = self.ratio_range() if self._compresses() else (1.0, 1.0)
+        guessed = steps * int(large) if self._compresses() else 0
+        return Expectation(
+            *(0, steps, episodes, disk, ["recording"]),
+            stored_bytes=(int(stored - guessed * (1 - low)), int(stored + guessed * (high - 1))),
+            certain_bytes=int(disk - 2 * guessed * (1 - low)),
+        )
+
+    # -- plan and fill -------------------------------------------------------------------------------------------------
+
+    def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
+        """Reads the recording: call after the task of `staging_tasks` is done."""
+        recording = self._recorded()
+        columns.reserve(sum(recording.states))
+        writer = TrajectoryWriter(columns, self.columns)
+        size = block_steps(self.columns)
+        small = [(number, column) for number, column in enumerate(self.columns) if not column.large]
+        for env in range(self.environments):
+            end, reward = recording.end(env), recording.reward(env)
+            ends = np.flatnonzero(end)
+            rows = {column.key: (column, recording.rows(env, number)) for number, column in small}
+            for cut in cuts(np.diff(np.concatenate([[-1], ends])), size):
+                here = slice(*cut.steps)
+                block = {
+                    key: all_rows[slice(*cut.states) if column.per == "state" else here]
+                    for key, (column, all_rows) in rows.items()
+                }
+                flag = end[here]
+                terminated, truncated = (flag == END_TERMINATED) | (flag == END_BOTH), flag >= END_TRUNCATED
+                writer.append(block, cut.lengths, np.array(reward[here]), terminated, truncated, _OUTCOMES[flag])
+            on_progress(env + 1, self.environments)
+        episodes = writer.episodes()
+        counts = {**writer.counts, **recording.counts, "environments": self.environments}
+        part = PartSpec(
+            name="recording",
+            number=0,
+            first_state=0,
+            states=episodes.steps + len(episodes),
+            layout="recording",
+            object={"name": self.name, "size": None, "crc32c": None},
+        )
+        notes = self.all_notes(counts, recording)
+        return Plan(episodes, counts, notes, parts=[part], spaces=self.spaces)
+
+    def staged_dictionary(self) -> bytes:
+        return (self._recorded().folder / DICTIONARY).read_bytes()
+
+    def row_sources(self) -> list[StagedPart]:
+        recording = self._recorded()
+        large = {column.key: recording.staged(number) for number, column in enumerate(self.columns) if column.large}
+        return [StagedPart(self.name, large)]
+
+    def _recorded(self) -> Recording:
+        return Recording(self._folder / RECORDING, self.columns)
+
+    def all_notes(self, counts: Mapping[str, Any], recording: Recording) -> list[str]:
+        """The notes of the dataset."""
+        raise NotImplementedError
+
+
+#: From the end of a step in a recording to the outcome of its episode.
+_OUTCOMES = np.array([0, TERMINATED, TRUNCATED, TERMINATED, CUT], np.uint8)
