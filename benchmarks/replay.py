@@ -96,11 +96,11 @@ def ours_prioritized(folder: Path, seconds: float, part: str, compiled: bool = F
     """``compiled``: with the loops that rbdata compiles later, where numba is installed."""
     import rbdata
     import torch
-    from rbdata.storage.replay.samplers import tree_loops
+    from rbdata.storage.replay.samplers import sum_tree
 
     torch.set_num_threads(1)
-    tree_loops.OFTEN = 1 if compiled else 1 << 40
-    if compiled and tree_loops.load() is None:
+    sum_tree.OFTEN = 1 if compiled else 1 << 40
+    if compiled and sum_tree.load_loops() is None:
         raise RuntimeError("numba does not work here")
     buffer = rbdata.load(folder, batch_size=BATCH, seed=0, alpha=0.6, beta=0.4)
     size = len(buffer)

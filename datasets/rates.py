@@ -240,7 +240,7 @@ def _calculated(
 ) -> Rate | None:
     """A pattern whose first batch alone would take several times as long as there is; None for others."""
     from ..storage.dataset import GROUP_BYTES
-    from ..storage.replay.samplers.blocks import POOL
+    from ..storage.replay.samplers.uniform import POOL
 
     layout = dataset.cache.layout
     blocks = int(layout.evictable.sum())

@@ -57,7 +57,7 @@ from rbdata.storage.replay import (
     TensorDictRoundRobinWriter,
     TensorStorage,
 )
-from rbdata.storage.replay.samplers import sum_tree, tree_loops
+from rbdata.storage.replay.samplers import sum_tree
 from tensordict import TensorDict
 
 ROWS, BESIDE, BATCH, SLICE, EPISODE = 480, 3, 24, 4, 12
@@ -522,9 +522,9 @@ def compile_early(counts: Counter[str]) -> None:
 
         return call
 
-    sum_tree.LARGE, tree_loops.OFTEN = 1, 50
-    loops = tree_loops.load()
-    tree_loops._loaded[:] = [loops and tree_loops.Loops(*map(counted, loops))]
+    sum_tree.LARGE, sum_tree.OFTEN = 1, 50
+    loops = sum_tree.load_loops()
+    sum_tree._loaded[:] = [loops and sum_tree.Loops(*map(counted, loops))]
 
 
 def ticks() -> int:
@@ -596,7 +596,7 @@ def run_case(name: str, seed: int, seconds: float, limit: float, spawned: int) -
             log[0] = ROWS
         buffer.sample()
         if case.compiled:
-            tree_loops.load()  # forked processes have them; spawned ones compile, and make fewer calls
+            sum_tree.load_loops()  # forked processes have them; spawned ones compile, and make fewer calls
         stop = time.monotonic() + seconds
         children = []
         for process in range(1, case.processes + 1):

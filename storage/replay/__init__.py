@@ -30,11 +30,11 @@ from .sample_units import Transition as Transition
 from .samplers.consuming import ConsumingSampler as ConsumingSampler
 from .samplers.prioritized import PrioritizedSampler as PrioritizedSampler
 from .samplers.prioritized import PrioritizedSliceSampler as PrioritizedSliceSampler
+from .samplers.sampler import Sampler as Sampler
 from .samplers.slices import SliceSampler as SliceSampler
 from .samplers.slices import SliceSamplerWithoutReplacement as SliceSamplerWithoutReplacement
 from .samplers.staleness import StalenessAwareSampler as StalenessAwareSampler
 from .samplers.uniform import RandomSampler as RandomSampler
-from .samplers.uniform import Sampler as Sampler
 from .samplers.uniform import SamplerWithoutReplacement as SamplerWithoutReplacement
 from .schedulers import LambdaScheduler as LambdaScheduler
 from .schedulers import LinearScheduler as LinearScheduler

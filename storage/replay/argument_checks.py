@@ -13,7 +13,8 @@ from ...errors import ArgumentTypeError, SamplingError, UsageError
 from ..amounts import MOST_RECORDS
 from ..dataset import Dataset
 from .samplers.consuming import ConsumingSampler
-from .samplers.uniform import RandomSampler, Sampler
+from .samplers.sampler import Sampler
+from .samplers.uniform import RandomSampler
 from .storages.dataset_storage import DatasetStorage
 from .storages.list_storage import ListStorage
 from .storages.storage import Storage

@@ -45,7 +45,7 @@ from .overrides import check_part, is_overridden, is_own_code, reads_by_get
 from .pipeline import BatchSpec, Info, OrderState, Pipeline, RetiredError, check_count
 from .sample_units import check_unit
 from .samplers.consuming import ConsumingSampler, ReusingWriter
-from .samplers.uniform import Sampler
+from .samplers.sampler import Sampler
 from .storages.column_access import is_key, read_column, read_records, write_leaf, write_records
 from .storages.dataset_storage import DatasetStorage
 from .storages.list_storage import ListStorage

@@ -25,7 +25,7 @@ from .devices import check_device, to_device
 from .draw import expand_to_records
 from .overrides import is_overridden
 from .pipeline import OrderState
-from .samplers.uniform import Sampler
+from .samplers.sampler import Sampler
 from .state_files import reading
 from .storages.storage import Storage
 from .storages.trees import copy_of, stack

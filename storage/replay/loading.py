@@ -9,10 +9,10 @@ from typing import Any
 from ...errors import UsageError
 from ..dataset import Dataset
 from ..remote.remote_dataset import RemoteDataset
-from .samplers.blocks import BlockSampler
 from .samplers.prioritized import PrioritizedSampler, PrioritizedSliceSampler
+from .samplers.sampler import Sampler
 from .samplers.slices import SliceSampler, SliceSamplerWithoutReplacement, UniformOver
-from .samplers.uniform import RandomSampler, Sampler, SamplerWithoutReplacement
+from .samplers.uniform import BlockSampler, RandomSampler, SamplerWithoutReplacement
 from .storages.dataset_storage import DatasetStorage
 from .tensordict_buffer import TensorDictReplayBuffer
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from ...errors import UsageError
 from .pipeline import Pipeline
 from .prefetch import wait_for
-from .samplers.uniform import Sampler
+from .samplers.sampler import Sampler
 from .storages.storage import Storage
 from .writers import Writer
 

@@ -43,8 +43,7 @@ from .overrides import is_overridden, reads_by_get
 from .prefetch import Job, Pace, Prefetcher
 from .sample_units import SampleUnit, expand_draw
 from .sample_units import Sequence as Windowed
-from .samplers.calls import draw_batch, is_known
-from .samplers.uniform import Sampler
+from .samplers.sampler import Sampler, draw_batch, is_known
 from .storages.list_storage import ListStorage
 from .storages.storage import Storage
 from .storages.trees import copy_of, stack_records

@@ -20,7 +20,7 @@ import torch
 
 from ...errors import ArgumentTypeError, SamplingError, UsageError
 from .draw import Draw
-from .samplers.calls import rows_of
+from .samplers.sampler import rows_of
 from .storages.storage import Storage
 from .timeline import DONE, Edges, Timeline, as_key
 

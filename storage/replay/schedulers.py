@@ -13,7 +13,7 @@ import torch
 
 from ...errors import UsageError
 from .buffer import ReplayBuffer
-from .samplers.uniform import Sampler
+from .samplers.sampler import Sampler
 
 
 class ParameterScheduler:

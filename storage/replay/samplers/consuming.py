@@ -15,7 +15,7 @@ from ....errors import SamplingError, UsageError, reason
 from ..draw import Draw
 from ..storages.storage import Storage
 from ..writers import count_records
-from .uniform import Sampler, require_records
+from .sampler import Sampler, require_records
 
 
 class ConsumingSampler(Sampler):

@@ -16,6 +16,7 @@ of all records (the weights are relative to its least), and count nothing in a s
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
@@ -23,16 +24,16 @@ import numpy as np
 import torch
 from typing_extensions import Unpack
 
-from ....errors import SamplingError, UsageError
+from ....errors import SamplingError, UsageError, reason
 from ...keywords import with_options
 from ..draw import Draw
 from ..overrides import is_overridden
 from ..storages.storage import Storage, whole_numbers
 from ..timeline import Timeline
 from ..writers import REDUCTIONS
+from .sampler import Sampler, require_records
 from .slices import EpisodePool, SliceOptions, SliceSampler
 from .sum_tree import SumTree, full
-from .uniform import Sampler, priorities_of, require_records
 
 
 class PrioritizedSampler(Sampler):
@@ -261,7 +262,7 @@ class PrioritizedSampler(Sampler):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what ``state_dict`` gave, here or in TorchRL. Raises UsageError for a state of another size."""
         if "_sum_tree" in state:
-            state = priorities_of(state, self.max_capacity, within_buffer=self.max_priority_within_buffer)
+            state = _torchrl_priorities(state, self.max_capacity, within_buffer=self.max_priority_within_buffer)
         if "priorities" not in state:
             raise UsageError(f"the state is not that of a {type(self).__name__}")
         priorities = state["priorities"]
@@ -294,6 +295,30 @@ class PrioritizedSampler(Sampler):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(max_capacity={self.max_capacity}, alpha={self._alpha}, beta={self.beta})"
+
+
+def _torchrl_priorities(state: dict[str, Any], capacity: int, *, within_buffer: bool) -> dict[str, Any]:
+    """Our state of a prioritized sampler from TorchRL's, which has room for ``capacity`` records.
+
+    TorchRL keeps (p + eps)^alpha in a tree of sums, and not the priorities themselves, which are worked out from it:
+    p = tree^(1 / alpha) - eps.  With alpha = 0 every record is 1 there, and gets the largest priority.
+
+    States without ``_schema_version`` are of a time when the largest priority within the buffer was kept as it is in the
+    tree; it is then that of the priorities. Raises UsageError for what is no such state.
+    """
+    try:
+        alpha, beta, eps = (float(state[name]) for name in ("_alpha", "_beta", "_eps"))
+        tree = torch.as_tensor(np.asarray(state["_sum_tree"][np.arange(capacity)]), dtype=torch.float64)
+        top = None if state["_max_priority"] is None else state["_max_priority"][0]
+        largest = None if top is None else float(top)
+    except (KeyError, TypeError, ValueError, IndexError, RuntimeError, OverflowError) as error:
+        raise UsageError(f"the state is not that of a prioritized sampler: {reason(error)}") from error
+    raw = (tree ** (1 / alpha) - eps).clamp(min=0) if alpha else torch.full_like(tree, largest or 1.0)
+    priorities = torch.where(tree > 0, raw, math.nan)
+    written = bool((tree > 0).any())
+    if within_buffer and alpha and not state.get("_schema_version", 0):
+        largest = float(raw[tree > 0].max()) if written else None
+    return {"alpha": alpha, "beta": beta, "eps": eps, "largest": largest, "priorities": priorities}
 
 
 def _check_exponent(name: str, value: Any) -> None:

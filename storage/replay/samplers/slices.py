@@ -21,7 +21,8 @@ from ...keywords import with_options
 from ..draw import Draw, SliceMarks
 from ..storages.storage import Storage
 from ..timeline import Edges, Timeline, as_key
-from .uniform import Sampler, SamplerWithoutReplacement, require_records
+from .sampler import Sampler, require_records
+from .uniform import SamplerWithoutReplacement
 
 UniformOver = Literal["trajectories", "transitions"]
 Span = bool | int | Sequence[bool | int]

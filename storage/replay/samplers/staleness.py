@@ -15,7 +15,7 @@ from ....errors import SamplingError, UnknownKeyError, UsageError
 from ..draw import Draw
 from ..storages.storage import Storage
 from ..timeline import as_key
-from .uniform import Sampler, require_records
+from .sampler import Sampler, require_records
 
 
 class StalenessAwareSampler(Sampler):

@@ -1,8 +1,8 @@
-"""Which steps make a batch: drawn with replacement, or pass after pass.
+"""Uniform samplers: with replacement, pass after pass, and pass after pass in an order that suits data still on their way.
 
 A sampler looks at the length of a storage and at its episodes, never at its data, so a draw costs the same however
 large it is. It draws from the one generator it is given: the same seed gives the same batches. Draws that are made
-ahead of time can be taken back (`position`), so that reading ahead changes nothing.
+ahead of time can be taken back (`Sampler.position`), so that reading ahead changes nothing.
 
 `Permutation` is a random permutation of 0..n-1 that is computed, not stored.
 
@@ -14,36 +14,39 @@ Arbitrary Finite Domains", CT-RSA 2002.
 On a handful of bits such a network is far from random: of 5 elements some orders come twice as often as others. Up to
 ``SMALL`` elements are sorted by random numbers instead, one for each.
 
-`read_torchrl_state` and `priorities_of` take over the states of TorchRL's samplers.
+`BlockOrder` is a random order that stays for a while in few places.
 
-TorchRL's prioritized samplers keep (p + eps)^alpha in a tree of sums, and not the priorities themselves, which are worked
-out from it:  p = tree^(1 / alpha) - eps.  With alpha = 0 every record is 1 there, and gets the largest priority.
+    groups    consecutive steps, each the same number (but for the last group)       0 1 2 3 | 4 5 6 7 | 8 9 ...
+    pools     so many groups at a time, in an order by the seed                      {4..7, 12..15} {0..3, 8..9} ...
+    order     all steps of a pool, shuffled, then all of the next one                13 5 4 14 7 ... | 2 8 0 ...
+
+Every step comes once. Inside a pool the order is uniformly random. What it costs beside a shuffle of everything: a batch has
+steps of one pool only, so two batches near each other in time share their groups. With no more groups than make a pool there is
+no difference. Where a step stands is computed, as in `Permutation`, so nothing is stored and any place can be begun at.
+
+`Passes` walks such an order, pass after pass, and is where a sampler without replacement stands.
 """
 
 from __future__ import annotations
 
-import math
-from abc import ABCMeta
 from collections.abc import Callable
 from functools import partial
-from inspect import Signature, signature
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 
-from ....errors import DamagedDatasetError, SamplingError, UsageError, reason
-from ...tensordict_folder import read_json, read_memmap
+from ....errors import SamplingError, UsageError
 from ..draw import Draw
-from ..overrides import ROOT, link
 from ..storages.storage import Storage
-from .calls import link_calls, relink, to_draw
+from .sampler import Sampler, require_records
 
 ROUNDS = 6
 #: The most elements that are sorted. Beyond it pairs of places, fixed points and neighbours are distributed as they should be
 #: in samples of 40,000 orders; of 64 elements successors still stay together too often.
 SMALL = 64
+#: Groups in a pool.
+POOL = 8
 
 
 class Permutation:
@@ -83,244 +86,60 @@ def _mix(values: np.ndarray) -> np.ndarray:
     return values ^ (values >> np.uint64(31))
 
 
-METADATA_BYTES = 1 << 20
+class BlockOrder:
+    """The order of ``0..size-1`` that belongs to a seed; ``order(positions)`` maps int64 arrays."""
 
+    def __init__(self, size: int, seed: int, group: int, pool: int = POOL) -> None:
+        self.size, self.group, self.pool = size, max(1, group), pool
+        self._seed = seed
+        self._groups = -(-size // self.group)
+        self._missing = self._groups * self.group - size  # what the last group lacks
+        self._order = Permutation(self._groups, seed)
+        everywhere = self._order(np.arange(self._groups))
+        #: The pool of the last group: those after it begin earlier than whole groups would.
+        self._short = int(np.flatnonzero(everywhere == self._groups - 1)[0]) // pool if size else 0
+        self.pools = -(-self._groups // pool)
+        self._within: tuple[int, np.ndarray, Permutation] | None = None
 
-def priorities_of(state: dict[str, Any], capacity: int, *, within_buffer: bool) -> dict[str, Any]:
-    """Our state of a prioritized sampler from TorchRL's, which has room for ``capacity`` records.
+    def __call__(self, positions: np.ndarray) -> np.ndarray:
+        positions = np.asarray(positions, np.int64)
+        found = np.empty(len(positions), np.int64)
+        pools = self.pool_of(positions)
+        for pool in np.unique(pools).tolist():
+            here = pools == pool
+            groups, order = self._of_pool(pool)
+            places = order(positions[here] - self._begin(pool))
+            found[here] = groups[places // self.group] * self.group + places % self.group
+        return found
 
-    States without ``_schema_version`` are of a time when the largest priority within the buffer was kept as it is in the
-    tree; it is then that of the priorities. Raises UsageError for what is no such state.
-    """
-    try:
-        alpha, beta, eps = (float(state[name]) for name in ("_alpha", "_beta", "_eps"))
-        tree = torch.as_tensor(np.asarray(state["_sum_tree"][np.arange(capacity)]), dtype=torch.float64)
-        top = None if state["_max_priority"] is None else state["_max_priority"][0]
-        largest = None if top is None else float(top)
-    except (KeyError, TypeError, ValueError, IndexError, RuntimeError, OverflowError) as error:
-        raise UsageError(f"the state is not that of a prioritized sampler: {reason(error)}") from error
-    raw = (tree ** (1 / alpha) - eps).clamp(min=0) if alpha else torch.full_like(tree, largest or 1.0)
-    priorities = torch.where(tree > 0, raw, math.nan)
-    written = bool((tree > 0).any())
-    if within_buffer and alpha and not state.get("_schema_version", 0):
-        largest = float(raw[tree > 0].max()) if written else None
-    return {"alpha": alpha, "beta": beta, "eps": eps, "largest": largest, "priorities": priorities}
+    def pool_of(self, positions: np.ndarray) -> np.ndarray:
+        """The pool that each place of the order lies in."""
+        late = positions >= self._begin(self._short + 1)
+        result: np.ndarray = (positions + self._missing * late) // (self.pool * self.group)
+        return result
 
+    def ranges(self, pool: int) -> list[tuple[int, int]]:
+        """The steps ``(start, stop)`` of the groups of a pool; none behind the last one."""
+        if not 0 <= pool < self.pools:
+            return []
+        starts = (self._groups_of(pool) * self.group).tolist()
+        return [(start, min(start + self.group, self.size)) for start in starts]
 
-def read_torchrl_state(folder: Path) -> dict[str, Any] | None:
-    """What a sampler of TorchRL wrote to a folder, as its ``state_dict`` has it; None where none did.
+    def _begin(self, pool: int) -> int:
+        """The first place of a pool."""
+        return min(pool * self.pool * self.group, self._groups * self.group) - self._missing * (pool > self._short)
 
-    Raises DamagedDatasetError when it is not whole, UsageError for a pickle, which is not read.
-    """
-    if (folder / "consuming_sampler.pt").exists():
-        raise UsageError(f"{folder} holds a pickle, which is not read", hint="pass the sampler's state_dict()")
-    try:
-        if (folder / "sampler_metadata.json").exists():
-            state: dict[str, Any] = read_json(folder / "sampler_metadata.json", METADATA_BYTES)
-            data = (folder / "sumtree.memmap").read_bytes()
-            tree = torch.frombuffer(bytearray(data), dtype=torch.float64) if data else torch.zeros(0)
-            if len(tree) != state["_max_capacity"]:
-                raise ValueError(f"{len(tree)} priorities for {state['_max_capacity']} rows")
-            return {**state, "_sum_tree": tree}
-        if (folder / "meta.json").exists():
-            leaves = read_memmap(folder).items()
-            return {name: leaf if leaf.ndim else leaf.item() for name, leaf in leaves}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
-        raise DamagedDatasetError(f"the state in {folder} is damaged: {reason(error)}") from error
-    return None
+    def _of_pool(self, pool: int) -> tuple[np.ndarray, Permutation]:
+        if self._within is None or self._within[0] != pool:
+            number = int(np.random.SeedSequence((self._seed, pool)).generate_state(1)[0])
+            order = Permutation(self._begin(pool + 1) - self._begin(pool), number)
+            self._within = (pool, self._groups_of(pool), order)
+        return self._within[1:]
 
-
-class _Replacement(ABCMeta):
-    """``replacement=False`` gives the variant of a sampler that draws without replacement."""
-
-    if (
-        not TYPE_CHECKING
-    ):  # which would take every sampler for an Any, with any arguments, instead of reading ``__init__``
-
-        def __call__(cls, *args: Any, replacement: bool = True, **options: Any) -> Any:
-            variant = cls if replacement else vars(cls).get("without_replacement")
-            if variant is None:
-                if not issubclass(cls, SamplerWithoutReplacement):
-                    raise UsageError(f"{cls.__name__} has no without-replacement variant")
-                variant = cls
-            return type.__call__(variant, *args, **options)
-
-    def __setattr__(cls, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        if name in ("draw", "sample"):
-            relink(cls, name, value)
-
-    @property
-    def __signature__(cls) -> Signature:
-        """That of ``__init__``, where `inspect.signature` would find the above."""
-        own = cls.__init__  # type: ignore[misc]
-        parameters = () if own is object.__init__ else tuple(signature(own).parameters.values())[1:]
-        return Signature(parameters)
-
-
-class Sampler(metaclass=_Replacement):
-    """Base of all samplers; one of your own needs ``draw``, or TorchRL's ``sample(storage, batch_size)`` (see `calls`).
-
-    What a subclass overrides acts as in TorchRL; where it defines a method of TorchRL's that is never called here, the buffer
-    refuses it. Batches of a subclass are drawn when they are asked for (or prefetched), not before, unless it sets ``ahead``.
-
-    ``ran_out`` is True after the draw that ended a pass. ``endless`` is False where there are passes. ``replacement=False``
-    is taken by the constructors of samplers that have a variant without replacement, and makes that one.
-    """
-
-    #: The variant without replacement; only of the very class that names it, not of those derived from it.
-    without_replacement: ClassVar[type[Sampler] | None] = None
-
-    ran_out = False
-    endless = True
-    #: Whether the sampler keeps a value of every row; rows that another process writes have none here.
-    values_per_row = False
-    #: Whether a draw depends on nothing but the storage and the generator, so that it may be made ahead of time.
-    ahead = True
-    #: Arguments of the constructor that may be assigned while the sampler is in use: they act from the next draw on.
-    arguments: ClassVar[frozenset[str]] = frozenset()
-    #: How often one of them was assigned; what was drawn ahead before is drawn again.
-    changes = 0
-    #: The part of the data that is this process's own, in data-parallel training: (rank, world size).
-    share: tuple[int, int] = (0, 1)
-    drop_last = False
-
-    _rng: torch.Generator | None = None
-    #: Where the rows lie that a user's ``add`` or ``extend`` is told of: [n, ndim] of a storage of several dimensions.
-    _written: Storage | None = None
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        link_calls(cls)
-        link(cls, "empty", "_empty")
-        link(cls, "sampleable", "_sampleable_count")
-        own = vars(cls)
-        if cls.__module__.partition(".")[0] == ROOT:
-            return
-        if "ahead" not in own and any(callable(value) for name, value in own.items() if name not in _HARMLESS):
-            cls.ahead = False  # what the draws of a user's class depend on is not known
-        if "ran_out" in own and "endless" not in own:
-            cls.endless = False
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name not in self.arguments or name not in self.__dict__:
-            super().__setattr__(name, value)
-            return
-        before = dict(self.__dict__)
-        super().__setattr__(name, value)
-        try:
-            self._configure()
-        except BaseException:
-            self.__dict__.clear()
-            self.__dict__.update(before)
-            raise
-        self.__dict__["changes"] = self.changes + 1
-
-    def _configure(self) -> None:
-        """Work out what follows from the arguments. Raises UsageError where they do not go together."""
-
-    def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
-        """The next batch. Raises SamplingError when it cannot be drawn."""
-        return to_draw(self, storage, self.sample(storage, batch_size))
-
-    def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[Any, Any]]:
-        """TorchRL's call: ``(index, info)`` of a batch, drawn from the generator the buffer has set."""
-        raise NotImplementedError(f"{type(self).__name__} defines neither draw() nor sample()")
-
-    def can_sample(self, storage: Storage, batch_size: int) -> bool:
-        """Whether a batch of this size can be drawn."""
-        return int(self.sampleable(storage, batch_size)) > 0
-
-    def sampleable(self, storage: Storage, batch_size: int) -> int:
-        """How many records (or starts of slices) a batch of this size can be drawn from now, 0 when it cannot be drawn."""
-        return len(storage)
-
-    def live(self, storage: Storage) -> int:
-        """How many records the buffer has for its sampler: ``len(buffer)``."""
-        return len(storage)
-
-    def reserve(self, rows: int) -> None:
-        """A storage of several dimensions has rounded its size up to so many rows."""
-
-    _sampleable_count = sampleable
-
-    def add(self, index: Any) -> None:
-        """A record was written to this row: an int, or ``[1]``."""
-
-    def extend(self, index: Any) -> None:
-        """Records were written to these rows, ``[n]``; a user's method gets ``[n, ndim]`` for a storage of more dimensions."""
-
-    def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> Any:
-        """Set the priorities of rows, where the sampler has any."""
-
-    def mark_update(self, index: Any, *, storage: Storage | None = None) -> Any:
-        """Give rows the priority of new records, where the sampler has priorities."""
-
-    def empty(self) -> None:
-        """The storage was emptied."""
-
-    _empty = empty
-
-    def position(self) -> Any:
-        """What drawing changes, besides the generator."""
-        return None
-
-    def set_position(self, position: Any) -> None:
-        """Go back (or on) to a position."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything: JSON values and tensors, by name."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what ``state_dict`` gave. Raises UsageError when it belongs to another kind of sampler."""
-
-    def dumps(self, path: Any) -> None:
-        """Write the state to the folder ``path`` (see `state_files`)."""
-        from ..state_files import write_state
-
-        write_state(Path(path), self.state_dict())
-
-    def loads(self, path: Any) -> None:
-        """Read what `dumps` of this sampler wrote, or that of TorchRL's sampler of the same name."""
-        from ..state_files import read_state
-
-        state = read_torchrl_state(Path(path))
-        self.load_state_dict(read_state(Path(path)) if state is None else state)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Generators do not pickle; the buffer carries its own over.
-        return {name: value for name, value in self.__dict__.items() if name != "_rng"}
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
-
-
-#: What a subclass may define without changing what is drawn.
-_HARMLESS = frozenset(("__init__", "__repr__", "__str__"))
-
-
-def _listed(values: torch.Tensor, first: int, places: np.ndarray) -> np.ndarray:
-    """What a list holds that begins at the place ``first``."""
-    found: np.ndarray = values.numpy()[places - first]
-    return found
-
-
-def require_records(storage: Storage) -> int:
-    """The storage's length. Raises SamplingError when there is nothing in it."""
-    size = len(storage)
-    if not size:
-        raise SamplingError("cannot sample from an empty storage", hint="extend the buffer first")
-    return size
-
-
-class RandomSampler(Sampler):
-    """Uniform over all rows, with replacement; with ``replacement=False`` a `SamplerWithoutReplacement` is made."""
-
-    def __init__(self, *, replacement: bool = True) -> None: ...
-
-    def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
-        return Draw(torch.randint(require_records(storage), (batch_size,), generator=generator))
+    def _groups_of(self, pool: int) -> np.ndarray:
+        """The groups of a pool, the short one last."""
+        groups = self._order(np.arange(pool * self.pool, min((pool + 1) * self.pool, self._groups)))
+        return np.concatenate([groups[groups < self._groups - 1], groups[groups == self._groups - 1]])
 
 
 class Passes:
@@ -451,6 +270,21 @@ class Passes:
         self._seed, self.ran_out, self._order = None if seed < 0 else seed, bool(ran_out), None
 
 
+def _listed(values: torch.Tensor, first: int, places: np.ndarray) -> np.ndarray:
+    """What a list holds that begins at the place ``first``."""
+    found: np.ndarray = values.numpy()[places - first]
+    return found
+
+
+class RandomSampler(Sampler):
+    """Uniform over all rows, with replacement; with ``replacement=False`` a `SamplerWithoutReplacement` is made."""
+
+    def __init__(self, *, replacement: bool = True) -> None: ...
+
+    def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
+        return Draw(torch.randint(require_records(storage), (batch_size,), generator=generator))
+
+
 class SamplerWithoutReplacement(Sampler):
     """Every step once a pass. The last batch is short, or with ``drop_last`` left out; the next one begins a new pass.
 
@@ -459,6 +293,7 @@ class SamplerWithoutReplacement(Sampler):
     """
 
     endless = False
+    replaces = False
     arguments = frozenset(("drop_last", "shuffle"))
 
     def __init__(self, drop_last: bool = False, shuffle: bool = True) -> None:
@@ -518,3 +353,39 @@ class SamplerWithoutReplacement(Sampler):
 
 
 RandomSampler.without_replacement = SamplerWithoutReplacement
+
+
+class BlockSampler(SamplerWithoutReplacement):
+    """Every step once a pass; for a while all steps are of ``pool`` groups of ``group`` consecutive steps.
+
+    The order depends on the seed and on these two numbers alone. The storage is told which steps come next
+    (`Storage.will_read`), so that they can be fetched.
+    """
+
+    def __init__(self, group: int, pool: int = POOL, drop_last: bool = False, **options: Any) -> None:
+        super().__init__(drop_last, True, **options)
+        self.group, self.pool = group, pool
+        order = partial(BlockOrder, group=group, pool=pool)
+        self.passes = Passes(shuffle=True, drop_last=drop_last, order=order)
+        self._announced: tuple[int, int] | None = None
+
+    def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
+        draw = super().draw(storage, batch_size, generator)
+        self._announce(storage)
+        return draw
+
+    def _announce(self, storage: Storage) -> None:
+        """Tell the storage what the pool that is drawn from holds, and the next one."""
+        order, place = self.passes.ahead()
+        if not isinstance(order, BlockOrder):
+            return
+        pool = int(order.pool_of(np.array([place * self.share[1] + self.share[0]]))[0])
+        if self._announced != (id(order), pool):
+            self._announced = (id(order), pool)
+            storage.will_read(order.ranges(pool) + order.ranges(pool + 1))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_announced": None}
+
+    def __repr__(self) -> str:
+        return f"BlockSampler(group={self.group}, pool={self.pool}, drop_last={self.drop_last})"

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rbdata.storage import dataset as datasets
-from rbdata.storage.replay.samplers.blocks import BlockOrder, BlockSampler
+from rbdata.storage.replay.samplers.uniform import BlockOrder, BlockSampler
 from storage_tools import make_episodes, write_dataset
 
 

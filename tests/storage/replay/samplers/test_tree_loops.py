@@ -21,7 +21,7 @@ from rbdata.storage.replay import (
     PrioritizedSliceSampler,
     TensorDictReplayBuffer,
 )
-from rbdata.storage.replay.samplers import sum_tree, tree_loops
+from rbdata.storage.replay.samplers import sum_tree
 from rbdata.storage.replay.samplers.sum_tree import SumTree
 from replay_tools import equal, rollout
 
@@ -32,7 +32,7 @@ SIZES = [1, 15, 16, 17, 4096, 4097, 65_536, 65_537, 70_000]  # one to three leve
 def loops():
     """Compiled once for all tests here."""
     pytest.importorskip("numba")
-    compiled = tree_loops.load()
+    compiled = sum_tree.load_loops()
     assert compiled is not None
     return compiled
 
@@ -41,16 +41,16 @@ def loops():
 def early(loops, monkeypatch):
     """Trees of any size use the loops, from this process's fourth draw on."""
     monkeypatch.setattr(sum_tree, "LARGE", 1)
-    monkeypatch.setattr(tree_loops, "OFTEN", 4)
-    monkeypatch.setattr(tree_loops, "_draws", 0)
+    monkeypatch.setattr(sum_tree, "OFTEN", 4)
+    monkeypatch.setattr(sum_tree, "_draws", 0)
 
 
 @pytest.fixture
 def unknown(monkeypatch):
     """As in a new process."""
-    monkeypatch.setattr(tree_loops, "_loaded", [])
-    monkeypatch.setattr(tree_loops, "_draws", 0)
-    monkeypatch.setattr(tree_loops, "OFTEN", 2)
+    monkeypatch.setattr(sum_tree, "_loaded", [])
+    monkeypatch.setattr(sum_tree, "_draws", 0)
+    monkeypatch.setattr(sum_tree, "OFTEN", 2)
     monkeypatch.setattr(sum_tree, "LARGE", 100)
 
 
@@ -165,7 +165,7 @@ def test_batches_are_the_same(early, monkeypatch, slices):
     compiled = sampler()
     found = batches(compiled)
     assert (vars(compiled)["_starts"] if slices else compiled.tree)._loops is not None
-    monkeypatch.setattr(tree_loops, "OFTEN", 1 << 40)
+    monkeypatch.setattr(sum_tree, "OFTEN", 1 << 40)
     plain = sampler()
     assert all(equal(left, right) for left, right in zip(found, batches(plain), strict=True))
     assert plain.tree._loops is None
@@ -198,7 +198,7 @@ def send_batches(buffer: TensorDictReplayBuffer, far) -> None:
 
 class TestWhenTheyAreCompiled:
     def test_for_large_trees_that_are_drawn_from_often(self, loops, unknown, monkeypatch):
-        monkeypatch.setattr(tree_loops, "_compile", lambda: loops)
+        monkeypatch.setattr(sum_tree, "_compile", lambda: loops)
         small, large, other = SumTree(99), SumTree(100), SumTree(100)
         for tree in (small, large, other):
             tree.fill(torch.ones(tree.size, dtype=torch.float64))
@@ -206,7 +206,7 @@ class TestWhenTheyAreCompiled:
         for _ in range(5):
             small.draw(1, generator)
         large.draw(1, generator)
-        assert large._loops is None and not tree_loops._loaded
+        assert large._loops is None and not sum_tree._loaded
         other.draw(1, generator)  # the second of this process: trees come and go with the buffer's contents
         large.draw(1, generator)
         small.draw(1, generator)
@@ -226,7 +226,7 @@ class TestWhenTheyAreCompiled:
             monkeypatch.delitem(sys.modules, "numba")
         tree = SumTree(1000)
         tree.update(np.array([5]), np.array([1.0]))
-        with caplog.at_level(logging.DEBUG, tree_loops.__name__):
+        with caplog.at_level(logging.DEBUG, sum_tree.__name__):
             for _ in range(10):
                 assert tree.draw(3, torch.Generator())[0].tolist() == [5, 5, 5]
         assert tree._loops is None
@@ -236,16 +236,16 @@ class TestWhenTheyAreCompiled:
         """While one thread compiles, the others draw by NumPy, and a fork waits."""
         begun, go_on = threading.Event(), threading.Event()
 
-        def compile_slowly() -> tree_loops.Loops:
+        def compile_slowly() -> sum_tree.Loops:
             begun.set()
             assert go_on.wait(60)
             return loops
 
-        monkeypatch.setattr(tree_loops, "_compile", compile_slowly)
-        thread = threading.Thread(target=tree_loops.load)
+        monkeypatch.setattr(sum_tree, "_compile", compile_slowly)
+        thread = threading.Thread(target=sum_tree.load_loops)
         thread.start()
         assert begun.wait(60)
-        assert tree_loops.load() is None
+        assert sum_tree.load_loops() is None
         threading.Timer(0.2, go_on.set).start()
         began = time.monotonic()
         child = multiprocessing.get_context("fork").Process(target=exit_with_loops)
@@ -253,8 +253,8 @@ class TestWhenTheyAreCompiled:
         assert time.monotonic() - began >= 0.2
         child.join(60)
         thread.join(60)
-        assert child.exitcode == 7 and tree_loops.load() is loops
+        assert child.exitcode == 7 and sum_tree.load_loops() is loops
 
 
 def exit_with_loops() -> None:
-    sys.exit(7 if tree_loops.load() is not None else 1)
+    sys.exit(7 if sum_tree.load_loops() is not None else 1)

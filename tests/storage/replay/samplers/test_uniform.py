@@ -27,8 +27,7 @@ from rbdata.storage.replay import (
     SliceSamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
-from rbdata.storage.replay.samplers.blocks import BlockOrder
-from rbdata.storage.replay.samplers.uniform import Passes, Permutation
+from rbdata.storage.replay.samplers.uniform import BlockOrder, Passes, Permutation
 from replay_tools import chi_square, equal, rollout
 from storage_tools import make_episodes, write_dataset
 from tensordict import TensorDict
