@@ -26,15 +26,8 @@ from ...errors import DiskSpaceError, SchemaError, UsageError, WorkerLostError
 from ...storage.durable import allocate, is_full, system_error
 from ...storage.replay.storages.dataset_storage import DatasetStorage
 from ...storage.replay.storages.storage import Storage
-from ...storage.replay.storages.tensor_layout import (
-    check_same,
-    expand_record,
-    partial_keys,
-    path_of,
-    shared_values,
-)
 from ...storage.replay.storages.tensor_storage import TensorStorage
-from ...storage.replay.storages.trees import copy_of
+from ...storage.replay.storages.trees import check_same, copy_of, expand_record, partial_keys, path_of, shared_values
 from ...storage.tensordict_folder import check_writable
 from ..workers.pool import end_with_starter, usable_cpus
 

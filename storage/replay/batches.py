@@ -32,7 +32,7 @@ from ..codecs import load_codec
 from ..schema import FLAGS, LARGE_ROW
 from ..window import Windows, nest, plan_windows, read_window, read_windows
 from .draw import Draw, expand_to_records, mark_slices
-from .storages.gather import DistinctRows, Readable, by_position
+from .storages.rows import DistinctRows, Readable, by_position
 from .storages.storage import Storage
 from .timeline import Edges, Timeline, as_key
 

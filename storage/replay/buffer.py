@@ -46,10 +46,9 @@ from .pipeline import BatchSpec, Info, OrderState, Pipeline, RetiredError, check
 from .sample_units import check_unit
 from .samplers.consuming import ConsumingSampler, ReusingWriter
 from .samplers.sampler import Sampler
-from .storages.column_access import is_key, read_column, read_records, write_leaf, write_records
 from .storages.dataset_storage import DatasetStorage
 from .storages.list_storage import ListStorage
-from .storages.storage import Storage
+from .storages.storage import Storage, is_key, read_column, read_records, write_leaf, write_records
 from .storages.trees import as_list, copy_of, move_dim_first, stack_records
 from .timeline import Edges, as_key
 from .transforms import Transforms, as_transforms, share_state

@@ -17,7 +17,7 @@ from .buffer import ReplayBuffer
 from .buffer_options import BufferOptions, PrioritizedOptions, ReadOptions
 from .sample_units import Sequence
 from .samplers.prioritized import PrioritizedSampler
-from .storages.column_access import is_key, read_records
+from .storages.storage import is_key, read_records
 from .storages.trees import as_list, stack, stack_records
 from .timeline import as_key, entry_key
 from .writers import ImmutableDatasetWriter, TensorDictRoundRobinWriter, Writer, reduce

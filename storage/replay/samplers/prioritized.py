@@ -28,7 +28,8 @@ from ....errors import SamplingError, UsageError, reason
 from ...keywords import with_options
 from ..draw import Draw
 from ..overrides import is_overridden
-from ..storages.storage import Storage, whole_numbers
+from ..storages.rows import whole_numbers
+from ..storages.storage import Storage
 from ..timeline import Timeline
 from ..writers import REDUCTIONS
 from .sampler import Sampler, require_records

@@ -23,8 +23,8 @@ from ...codecs.zstd import RowDecoder, RowEncoder
 from ...memory_map import element_bytes
 from ...tensordict_folder import dtype_named
 from ..timeline import Key, as_key
-from .gather import Field, Readable
 from .list_storage import ListStorage
+from .rows import Field, Readable, take_windows
 from .storage import Storage
 from .trees import copy_of
 
@@ -340,8 +340,7 @@ class CompressedRows:
         return self._storage.decode(self._about, self._number, index.tolist())
 
     def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
-        rows = (first[:, None] + torch.arange(length)).reshape(-1)
-        return self.take(rows).view(len(first), length, *self.leaf.shape)
+        return take_windows(self, first, length)
 
     def block(self, start: int, stop: int) -> torch.Tensor:
         return self.take(torch.arange(start, stop))

@@ -29,7 +29,7 @@ from ...dataset import Dataset
 from ...partial_dataset import DatasetPrefix, PartialDataset
 from ...remote.remote_dataset import RemoteDataset
 from ..timeline import Edges, Key, Timeline
-from .gather import Readable
+from .rows import Readable
 from .storage import Storage
 
 #: Seconds between two looks at a dataset that is being written, where it is looked at before every batch.

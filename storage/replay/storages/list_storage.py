@@ -22,8 +22,8 @@ from ..devices import check_device
 from ..overrides import reads_by_get
 from ..state_files import read_state, reading, write_state
 from ..timeline import Key, entry_key
+from .rows import written_rows
 from .storage import Storage
-from .tensor_layout import written_rows
 from .trees import copy_of, from_state, records_of_columns
 
 

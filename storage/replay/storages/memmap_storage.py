@@ -36,9 +36,9 @@ from ...durable import allocate, is_full, system_error, write_atomically
 from ...scratch import ScratchFolder
 from ...tensordict_folder import check_plain, check_writable, read_json, read_memmap, regular_size
 from ..state_files import METADATA, create_tree, describe_tree, open_tree, write_metadata
-from .gather import Readable
-from .tensor_layout import batch_shape, expand_record
+from .rows import Readable
 from .tensor_storage import LazyTensorStorage, ProcessLock
+from .trees import batch_shape, expand_record
 
 FORMAT_VERSION, FORMAT_VERSION_OF_TREES = 1, 2
 DESCRIPTION, COUNTERS = "rbdata_storage.json", "rbdata_counters.memmap"

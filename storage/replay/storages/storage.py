@@ -8,8 +8,10 @@ known by its flat number ``t * environments + b``.
     row    0 1 2 3 . .                              row    0 1 2 3 4 5
            oldest = 0, newest = 3                                ^ oldest = 2, newest = 1
 
-`SlotGenerations` counts how often every row was written, so that whoever kept a row's number can tell whether its record is
-still there.
+Records and leaves are also had by an index as users write it; dimensions are in the order in which `extend` is given them:
+
+    buffer["action"]        buffer["next", "reward"] = rewards
+    buffer[env, 3:6]        buffer[:, -1] = records
 """
 
 from __future__ import annotations
@@ -22,46 +24,12 @@ from typing import Any, TypeVar
 import torch
 from tensordict import is_tensor_collection
 
-from ....errors import SamplingError, UsageError
+from ....errors import SamplingError, SchemaError, UnknownKeyError, UsageError, reason
 from ..overrides import link, reads_by_get
 from ..state_files import read_state, reading, write_state
-from ..timeline import Edges, Key, Timeline
-from .gather import Readable
-from .trees import copy_of
-
-
-class SlotGenerations:
-    """A stamp for each row along a storage's first dimension, int64: the writes it got, less one; -1 where there were none.
-
-    It belongs to the storage, as buffers that share one overwrite each other's rows. Each process counts for itself.
-    """
-
-    def __init__(self, stamps: torch.Tensor | None = None) -> None:
-        self.stamps = torch.zeros(0, dtype=torch.int64) if stamps is None else stamps.detach().cpu().long().clone()
-
-    @torch.inference_mode(False)
-    def count(self, rows: torch.Tensor) -> None:
-        """One write more for every row in ``rows`` (int64 ``[n]``), as often as it is in there."""
-        if not rows.numel():
-            return
-        missing = int(rows.max()) + 1 - len(self.stamps)
-        if missing > 0:
-            room = torch.full((max(missing, len(self.stamps)),), -1)
-            self.stamps = torch.cat([self.stamps, room])
-        self.stamps.index_put_((rows,), torch.ones_like(rows), accumulate=True)
-
-    def of(self, rows: torch.Tensor) -> torch.Tensor:
-        """The stamps of rows, -1 also for rows that there are none of; shaped like ``rows`` and on their device."""
-        if not len(self.stamps):
-            return torch.full_like(rows, -1)
-        known = rows.to(self.stamps.device)
-        stamps = self.stamps[known.clamp(0, len(self.stamps) - 1)]
-        return torch.where((known >= 0) & (known < len(self.stamps)), stamps, -1).to(rows.device)
-
-    def retire(self) -> None:
-        """No record is there any more: stamps that were given out are valid no longer."""
-        self.stamps[self.stamps >= 0] += 1
-
+from ..timeline import Edges, Key, Timeline, as_key
+from .rows import Readable, whole_numbers
+from .trees import copy_of, tree_map
 
 Result = TypeVar("Result")
 
@@ -87,8 +55,8 @@ class Storage:
     may_grow = False
     #: Whether what is loaded is only checked, see `checking`.
     only_checks = False
-    #: Stamps of the rows, where a writer tracks them.
-    generations: SlotGenerations | None = None
+    #: Stamps of the rows (see `writers.SlotGenerations`), where a writer tracks them: buffers that share rows share these.
+    generations: Any = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -350,12 +318,79 @@ class Storage:
     dump = save
 
 
-def whole_numbers(index: Any) -> torch.Tensor:
-    """Row numbers as an int64 tensor. Raises SamplingError for what are none."""
+# -- access by index ---------------------------------------------------------------------------------------------------
+
+
+def is_key(index: Any) -> bool:
+    """Whether an index names a leaf, rather than records."""
+    if isinstance(index, tuple):
+        return bool(index) and all(isinstance(name, str) for name in index)
+    return isinstance(index, str)
+
+
+def read_records(storage: Storage, index: Any, dim: int) -> Any:
+    """Records by ``index``; ``dim`` is where `extend` is given the storage's first dimension."""
+    if not dim:
+        return storage[index]
+    return tree_map(lambda leaf: leaf.transpose(dim, 0)[index], storage[:])
+
+
+def write_records(storage: Storage, index: Any, value: Any, dim: int) -> None:
+    """Change records by ``index``, which must be there; see `read_records`. Raises SchemaError for what does not fit."""
+    if storage.ndim > 1:
+        rows = torch.arange(len(storage)).view(storage.shape).transpose(dim, 0)[index]
+        index = tuple(torch.unravel_index(rows, storage.shape))
+        value = copy_of(value)  # it may be a view of these very rows
+        value = value.expand(rows.shape) if is_tensor_collection(value) else value
+    storage[index] = value
+
+
+def read_column(storage: Storage, records: Any, key: Any) -> Any:
+    """A leaf of all ``records``, which come from the storage. Raises UnknownKeyError when there is none."""
     try:
-        rows = torch.as_tensor(index)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise SamplingError(f"rows are whole numbers, not {index!r}") from error
-    if rows.numel() and (rows.is_floating_point() or rows.dtype == torch.bool):
-        raise SamplingError(f"rows are whole numbers, not {rows.dtype}")
-    return rows.long().cpu()
+        return records[key]
+    except (KeyError, TypeError, IndexError) as error:
+        raise _unknown(storage, key) from error
+
+
+def write_leaf(storage: Storage, key: Any, value: Any, index: Any = None, dim: int = 0) -> None:
+    """Change a leaf of the records at ``index``, or of all.
+
+    Raises UnknownKeyError, SchemaError for values that do not fit, ReadOnlyError, UsageError where records have no columns.
+    """
+    if storage.immutable:
+        storage.set(key, value)  # which refuses
+    records = storage._records_to_change(slice(None) if index is None else index, key)
+    if not is_tensor_collection(records):
+        raise UsageError(f"a {type(storage).__name__} has no columns to write to", hint="use a LazyTensorStorage")
+    leaf = records.get(key, None)
+    if leaf is None:
+        raise _unknown(storage, key)
+    try:
+        column = torch.empty_like(leaf)
+        column.transpose(dim, 0).copy_(_held(torch.as_tensor(value).detach(), leaf.dtype))
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise SchemaError(f"what is to be written to {'/'.join(as_key(key))} does not fit: {reason(error)}") from error
+    records = records.set(key, column)
+    if index is None:
+        storage.set(slice(0, storage.filled), records, set_cursor=False)
+    else:
+        write_records(storage, index, records, 0)
+
+
+def _held(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Values as another dtype. Raises ValueError where it cannot hold them; floating point numbers may be rounded."""
+    held = value.to(dtype)
+    if value.is_floating_point() and dtype.is_floating_point:
+        lost = held.isinf() & ~value.isinf()
+    else:
+        lost = held.to(value.dtype) != value
+    if held.dtype != value.dtype and bool(lost.any()):
+        raise ValueError(f"{dtype} cannot hold {value[lost][0].item()!r}")
+    return held
+
+
+def _unknown(storage: Storage, key: Any) -> UnknownKeyError:
+    names = storage.fields()
+    hint = f"there are {', '.join(names)}" if names else None
+    return UnknownKeyError(f"the records have no {'/'.join(as_key(key))}", hint=hint)

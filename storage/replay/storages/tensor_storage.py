@@ -3,7 +3,7 @@
 `TensorStorage` takes over a batch that is there; `LazyTensorStorage` allocates when the first record comes and its keys,
 shapes and dtypes are known. After that every write must bring leaves of the same shapes and dtypes. In memory a later record
 may have more leaves, which are zero in all others; where rows are shared or in files these are left out. Leaves that new
-records lack are zero in them. Values that are not tensors must be the same in all records (see `tensor_layout`), except
+records lack are zero in them. Values that are not tensors must be the same in all records (see `trees`), except
 where the batch of a `TensorStorage` has one for each record already.
 
 `SavedTensors` saves and loads them: states in memory, and folders (see `state_files`). `ProcessLock` is the lock between
@@ -34,29 +34,28 @@ from ...scratch import ScratchFolder
 from ..devices import check_device
 from ..state_files import read_tensors, reading, write_leaves, write_metadata, write_tensors
 from ..timeline import Key, entry_key
-from .gather import Readable
+from .rows import Readable, check_no_gap, highest_row, last_row, plain, readable_fields, take_rows, written_rows
 from .storage import Result, Storage
-from .tensor_layout import (
+from .trees import (
     VALUES_HINT,
+    MemoryOf,
+    as_list,
     as_tensors,
     batch_shape,
-    check_no_gap,
     check_same,
+    copy_of,
     expand_record,
     first_leaf,
-    highest_row,
-    last_row,
+    from_state,
     listed_values,
     partial_keys,
     path_of,
-    plain,
-    readable_fields,
     repeat_values,
+    share_memory,
     shared_values,
-    take_rows,
-    written_rows,
+    stack,
+    tree_map,
 )
-from .trees import MemoryOf, as_list, copy_of, from_state, share_memory, stack, tree_map
 
 
 class ProcessLock:

@@ -1,4 +1,11 @@
-"""Trees of tensors: a TensorDict, a tensorclass, a tensor, or a nest of tuples, lists and dicts of tensors."""
+"""Trees of tensors: a TensorDict, a tensorclass, a tensor, or a nest of tuples, lists and dicts of tensors.
+
+Here are copies and stacks of trees, and their layout: keys, shapes and dtypes. `rows` reads and writes their rows.
+
+Values that are not tensors (strings, objects) are kept once for all records: a storage of tensors has no column for them,
+so records whose values differ are refused. (A column of Python objects, as TorchRL's LazyTensorStorage makes, takes 4.5 s to
+allocate for 100,000 records, and 65 ms for every batch.)
+"""
 
 from __future__ import annotations
 
@@ -17,6 +24,8 @@ import numpy as np
 import torch
 from tensordict import (
     LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
     TensorDict,
     TensorDictBase,
     is_leaf_nontensor,
@@ -27,6 +36,7 @@ from torch.utils import _pytree as pytree
 
 from ....errors import DiskSpaceError, SchemaError
 from ...durable import is_full, system_error
+from ..timeline import as_key
 
 
 def tree_map(function: Callable[[torch.Tensor], Any], data: Any) -> Any:
@@ -218,13 +228,6 @@ def stack_records(records: Any) -> Any:
     return TensorDict.lazy_stack([copy_of(record) for record in records])
 
 
-def as_dense(batch: Any) -> Any:
-    """A lazy stack of records that are alike as a TensorDict, whose leaves may be changed in place; all else as it is."""
-    if not isinstance(batch, LazyStackedTensorDict):
-        return batch
-    return LazyStackedTensorDict.maybe_dense_stack(batch.tensordicts, batch.stack_dim)
-
-
 def _check_kinds(records: list[Any]) -> None:
     """Raise SchemaError for a key that is a tensor in one record, and in another a value of another kind or has keys."""
     kinds: dict[Any, str] = {}
@@ -235,3 +238,198 @@ def _check_kinds(records: list[Any]) -> None:
                 raise SchemaError(
                     f"the records of a list are not alike: {key!r} is a {kinds[key]} in one, and a {kind} in another"
                 )
+
+
+def as_dense(batch: Any) -> Any:
+    """A lazy stack of records that are alike as a TensorDict, whose leaves may be changed in place; all else as it is."""
+    if not isinstance(batch, LazyStackedTensorDict):
+        return batch
+    return LazyStackedTensorDict.maybe_dense_stack(batch.tensordicts, batch.stack_dim)
+
+
+# -- layout ------------------------------------------------------------------------------------------------------------
+
+
+def as_tensors(data: Any) -> Any:
+    try:
+        return pytree.tree_map(torch.as_tensor, data)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SchemaError(f"a tensor storage takes tensors and numbers: {error}") from error
+
+
+def first_leaf(data: Any) -> torch.Tensor:
+    if is_tensor_collection(data):
+        return next(iter(data.values(True, True)))
+    return pytree.tree_leaves(data)[0]
+
+
+def batch_shape(data: Any, ndim: int) -> torch.Size:
+    """The leading ``ndim`` dimensions. Raises SchemaError when the data have fewer."""
+    if is_tensor_collection(data):
+        shape = data.batch_size
+    else:
+        leaves = pytree.tree_leaves(data)
+        if not leaves or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+            raise SchemaError(f"a tensor storage takes tensors, not {type(data).__name__}")
+        shape = leaves[0].shape
+    if len(shape) < ndim:
+        raise SchemaError(f"data with batch {tuple(shape)} have fewer than {ndim} dimensions")
+    return torch.Size(shape[:ndim])
+
+
+def path_of(key: Any) -> str:
+    """A key as text."""
+    return "/".join(as_key(key))
+
+
+def _keys(data: Any) -> set[Any]:
+    """The keys of all leaves, those of values that are not tensors included."""
+    return set(data.keys(True, True, is_leaf=is_leaf_nontensor))
+
+
+def _leaf(data: Any, key: Any) -> Any:
+    """A leaf as tensordict keeps it: a tensorclass gives a value that is not a tensor without what holds it."""
+    return (data if isinstance(data, TensorDictBase) else data._tensordict).get(key)
+
+
+def check_same(
+    stored: Any, data: Any, ndim: int, lead: int | None = None, *, same_keys: bool = True
+) -> tuple[list[Any], list[Any]]:
+    """Raise SchemaError unless the data have the stored keys, dtypes and shapes.
+
+    ``lead`` dimensions of the data number records, where they do not stand for the storage's own. Without ``same_keys`` it is
+    enough that they have some of the keys: returned are those of the data that are not stored, and those that the data lack.
+    """
+    added: list[Any] = []
+    missing: list[Any] = []
+    if is_tensor_collection(stored) != is_tensor_collection(data):
+        raise SchemaError(f"the storage holds a {type(stored).__name__}, not a {type(data).__name__}")
+    if not is_tensor_collection(stored):
+        if pytree.tree_structure(stored) != pytree.tree_structure(data):
+            raise SchemaError("the data are not built like those in the storage")
+        leaves = zip(pytree.tree_leaves(stored), pytree.tree_leaves(data))
+        pairs = [(str(number), pair) for number, pair in enumerate(leaves)]
+    else:
+        there, given = _keys(stored), _keys(data)
+        common = there
+        if there != given:
+            common = there & given
+            added, missing = (sorted(keys, key=path_of) for keys in (given - there, there - given))
+            if same_keys or (there and not common):
+                both = (("without", missing), ("with", added))
+                words = [f"{what} {', '.join(map(path_of, keys))}" for what, keys in both if keys]
+                raise SchemaError(
+                    f"the data come {' and '.join(words)}", hint="every write needs the keys of the first one"
+                )
+        pairs = [(path_of(key), (_leaf(stored, key), _leaf(data, key))) for key in common]
+    for name, (old, new) in pairs:
+        if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
+            if not isinstance(old, LazyStackedTensorDict):  # which has a value for each record
+                first, *others = [*_values(old), *_values(new)]
+                _check_values(name, first, others)
+            continue
+        fits = old.shape[1:] == new.shape[1:] if lead is None else old.shape[ndim:] == new.shape[lead:]
+        if not fits or old.dtype != new.dtype:
+            message = f"key {name}: got {_describe(new, ndim)}, the storage holds {_describe(old, ndim)}"
+            if lead is None and old.shape[1:ndim] != new.shape[1:ndim]:
+                message += f", and {list(new.shape[1:ndim])} beside each other instead of {list(old.shape[1:ndim])}"
+            raise SchemaError(message)
+    return added, missing
+
+
+def _describe(leaf: torch.Tensor, ndim: int) -> str:
+    return f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape[ndim:])}"
+
+
+# -- values that are not tensors ---------------------------------------------------------------------------------------
+
+
+VALUES_HINT = (
+    "a ListStorage, LazyStackStorage or CompressedListStorage keeps such values for each record; "
+    "data.exclude(key) leaves them out"
+)
+
+
+def shared_values(data: Any) -> dict[Any, Any]:
+    """The values that are not tensors and that all records of the data have in common, by key.
+
+    Raises SchemaError where records differ in them.
+    """
+    values = {}
+    for key in _keys(data) if is_tensor_collection(data) else ():
+        value = _leaf(data, key)
+        if not isinstance(value, torch.Tensor):
+            first, *others = _values(value)
+            _check_values(path_of(key), first, others)
+            values[key] = first
+    return values
+
+
+def _values(value: Any) -> Iterator[Any]:
+    """The values of all records, or the one that they have in common."""
+    if isinstance(value, LazyStackedTensorDict):
+        for part in value.tensordicts:
+            yield from _values(part)
+    else:
+        yield value.data if is_non_tensor(value) else value
+
+
+def _check_values(name: str, stored: Any, given: Any) -> None:
+    for value in given:
+        if not same_value(value, stored):
+            message = f"key {name}: the records have {stored!r:.40} and {value!r:.40}, which are not tensors"
+            raise SchemaError(f"{message}; a storage of tensors keeps one such value for all records", hint=VALUES_HINT)
+
+
+def same_value(value: Any, other: Any) -> bool:
+    """Whether two values are of one type and equal; False where they cannot be compared."""
+    try:
+        return value is other or (type(value) is type(other) and bool(value == other))
+    except Exception:  # of the comparison of any two objects
+        return False
+
+
+def expand_record(record: Any, rows: int) -> Any:
+    """A record as ``rows`` records, without copies; a value that is not a tensor stands there once."""
+    values = shared_values(record)
+    records = (record.exclude(*values) if values else record).expand(rows, *record.batch_size)
+    if values:
+        records = records.copy()
+    for key, value in values.items():
+        above = as_key(key)[:-1]
+        shape = (records.get(above) if above else records).batch_size
+        records.set(key, NonTensorData(copy_of(value), batch_size=shape))
+    return records
+
+
+def listed_values(data: Any) -> tuple[Any, ...]:
+    """The keys under which there is a value for each record, as in a batch that was stacked."""
+    keys = _keys(data) if is_tensor_collection(data) else ()
+    return tuple(key for key in keys if isinstance(_leaf(data, key), LazyStackedTensorDict))
+
+
+def repeat_values(records: Any) -> Any:
+    """Records with a value for each of them where one value stands for all."""
+    found = [(key, _leaf(records, key)) for key in _keys(records)]
+    shared = [(key, value) for key, value in found if isinstance(value, NonTensorData) and value.batch_size]
+    records = records.copy() if shared else records
+    for key, value in shared:
+        repeated: Any = NonTensorData(value.data)
+        for size in reversed(value.batch_size):
+            repeated = NonTensorStack(*[repeated] * size)
+        records.set(key, repeated)
+    return records
+
+
+def partial_keys(data: Any) -> set[Any]:
+    """The keys that only some of the records have, where they were stacked lazily: tensordict drops those."""
+    partial: set[Any] = set()
+    lazy = isinstance(data, LazyStackedTensorDict)
+    if lazy:
+        every = [_keys(part) for part in data.tensordicts]
+        partial = set.union(*every) - set.intersection(*every)
+    for name, part in enumerate(data.tensordicts) if lazy else data.items():
+        if is_tensor_collection(part) and not is_non_tensor(part):
+            above = () if lazy else (name,)
+            partial |= {(*above, *as_key(key)) for key in partial_keys(part)}
+    return partial

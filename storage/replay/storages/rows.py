@@ -1,0 +1,231 @@
+"""Rows of trees by index: which rows an index names, and rows of tensors read the way those of a dataset folder are.
+
+`TensorRows` reads whole rows of a tensor in memory, on the widest words they allow. `TimelineRows` reads rows by their
+position in time, so that a window of consecutive steps is one however the ring lies. Both have the operations of
+`storage.codecs.codec.Rows`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from tensordict import TensorDict
+
+from ....errors import SamplingError, SchemaError
+from ...codecs import PLAIN
+from ...memory_map import SHORT_ROW, in_numpy, widest_word
+from ..timeline import Timeline, as_key
+from .trees import path_of
+
+
+@dataclass(frozen=True)
+class Field:
+    """What the reader must know of a tensor: its path and the shape and size of one row."""
+
+    name: str
+    shape: tuple[int, ...]
+    row_bytes: int
+    kind: str = "step"
+    codec: str = PLAIN
+    constant: Any = None
+
+
+class Readable(Protocol):
+    """What both the leaves of a dataset and tensors in memory can do (see `storage.codecs.codec.Rows`)."""
+
+    leaf: Any
+
+    @property
+    def count(self) -> int: ...
+
+    def windows(self, first: torch.Tensor, length: int) -> torch.Tensor: ...
+
+    def take(self, index: torch.Tensor) -> torch.Tensor: ...
+
+    def block(self, start: int, stop: int) -> torch.Tensor: ...
+
+
+class TensorRows:
+    """A contiguous tensor ``[rows, *shape]``; rows are storage rows."""
+
+    def __init__(self, name: str, tensor: torch.Tensor) -> None:
+        shape = tuple(tensor.shape[1:])
+        size = tensor.element_size()
+        for part in shape:
+            size *= part
+        self.leaf = Field(name, shape, size)
+        self.count, self.tensor = len(tensor), tensor
+        self._wide: torch.Tensor | None = None
+        width, word = widest_word(size) if size else (0, None)
+        # Of short rows the views cost more than wider words save.
+        if word is not None and size >= 64 and width > tensor.element_size() and tensor.data_ptr() % width == 0:
+            self._wide = tensor.view(self.count, -1).view(torch.uint8).view(word)
+
+        self._short = size <= SHORT_ROW and in_numpy(tensor)
+
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        if self._short and not index.is_cuda:
+            # The view is made each time: torch moves a tensor that other processes are to see, and the old one stays behind.
+            return torch.from_numpy(self.tensor.numpy().take(index.numpy(), 0))
+        index = index.to(self.tensor.device)
+        if self._wide is None:
+            return self.tensor.index_select(0, index)
+        return self._wide.index_select(0, index).view(self.tensor.dtype).view(len(index), *self.leaf.shape)
+
+    def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
+        return take_windows(self, first, length)
+
+    def block(self, start: int, stop: int) -> torch.Tensor:
+        return self.tensor[start:stop]
+
+
+class TimelineRows:
+    """Other rows, by position: ``count`` positions, of which ``timeline`` knows the rows."""
+
+    def __init__(self, rows: Readable, timeline: Timeline) -> None:
+        self.leaf, self._rows, self._timeline = rows.leaf, rows, timeline
+        self.count = int(timeline.starts[-1])
+
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        return self._rows.take(self._timeline.rows(index))
+
+    def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
+        if length == 1:
+            return self.take(first).unsqueeze(1)
+        return take_windows(self, first, length)
+
+    def block(self, start: int, stop: int) -> torch.Tensor:
+        return self.take(torch.arange(start, stop)) if stop > start else self._rows.block(0, 0)
+
+
+class DistinctRows:
+    """Other rows, each of them read once however often it is wanted: for rows that have to be decoded."""
+
+    def __init__(self, rows: Readable) -> None:
+        self.leaf, self.count, self._rows = rows.leaf, rows.count, rows
+        self.block = rows.block
+
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        wanted, place = torch.unique(index, return_inverse=True)
+        return self._rows.take(wanted).index_select(0, place)
+
+    def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
+        return take_windows(self, first, length)
+
+
+def take_windows(rows: Readable, first: torch.Tensor, length: int) -> torch.Tensor:
+    """The ``windows`` of rows that know ``take``."""
+    index = first[:, None] + torch.arange(length)
+    return rows.take(index.reshape(-1)).view(len(first), length, *rows.leaf.shape)
+
+
+def by_position(rows: Readable, timeline: Timeline) -> Readable:
+    """Rows to be read by position; the rows themselves where that is the same."""
+    return rows if timeline.identity else TimelineRows(rows, timeline)
+
+
+def readable_fields(data: Any, ndim: int) -> dict[str, Readable] | None:
+    """The leaves to be read one by one, where the data are a plain TensorDict of plain tensors."""
+    if not isinstance(data, TensorDict) or data.names != [None] * len(data.batch_size):
+        return None
+    fields: dict[str, Readable] = {}
+    for key, leaf in data.items(include_nested=True):
+        if isinstance(leaf, torch.Tensor):
+            path = path_of(key)
+            if path.count("/") != len(as_key(key)) - 1 or not _is_plain_memory(leaf):
+                return None
+            fields[path] = TensorRows(path, plain(leaf).flatten(0, ndim - 1))
+        elif type(leaf) is not TensorDict or leaf.batch_size != data.batch_size or not len(leaf.keys()):
+            return None
+    return fields or None
+
+
+def _is_plain_memory(leaf: torch.Tensor) -> bool:
+    """Whether the elements lie in memory as they are, in order: dense, contiguous, not negated or conjugated when read."""
+    return leaf.layout == torch.strided and leaf.is_contiguous() and not leaf.is_neg() and not leaf.is_conj()
+
+
+# -- indices -----------------------------------------------------------------------------------------------------------
+
+
+def whole_numbers(index: Any) -> torch.Tensor:
+    """Row numbers as an int64 tensor. Raises SamplingError for what are none."""
+    try:
+        rows = torch.as_tensor(index)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SamplingError(f"rows are whole numbers, not {index!r}") from error
+    if rows.numel() and (rows.is_floating_point() or rows.dtype == torch.bool):
+        raise SamplingError(f"rows are whole numbers, not {rows.dtype}")
+    return rows.long().cpu()
+
+
+def written_rows(cursor: Any, filled: int, given: int) -> Any:
+    """An index of rows to write to, as numbers from the first row.
+
+    Negative numbers, open slices and masks count from the ``filled`` rows that are there; of an empty storage an open slice
+    is as long as the data ``given``. Raises SchemaError for numbers before the first row, and masks of another length.
+    """
+    if cursor is Ellipsis:
+        cursor = slice(None)
+    if isinstance(cursor, slice):
+        start, stop = cursor.start, cursor.stop
+        if stop is None or stop < 0 or (start is not None and start < 0):
+            return slice(*cursor.indices(filled or given))
+        return cursor
+    rows = torch.as_tensor(cursor)
+    if rows.dtype == torch.bool:
+        if rows.ndim > 1:
+            return rows
+        if len(rows) != filled:
+            raise SchemaError(f"a mask of {len(rows)} for {filled} records")
+        return rows.nonzero()[:, 0]
+    if rows.numel() and int(rows.min()) < 0:
+        if int(rows.min()) < -filled:
+            raise SchemaError(f"there is no record {int(rows.min())} of {filled}")
+        return torch.where(rows < 0, rows + filled, rows)
+    return rows
+
+
+def check_no_gap(cursor: Any, filled: int) -> None:
+    """Raise SchemaError where rows that were never written would lie between those there are and those to be written."""
+    if isinstance(cursor, slice):
+        first = cursor.start or 0
+        is_gap = first > filled or (cursor.step not in (None, 1) and cursor.stop > filled + 1)
+    else:
+        rows = torch.as_tensor(cursor)
+        rows = rows.nonzero()[:, 0] if rows.dtype == torch.bool else rows
+        beyond = rows[rows >= filled].unique() if rows.numel() else rows
+        is_gap = len(beyond) > 0 and int(beyond[-1]) - filled + 1 > len(beyond)
+    if is_gap:
+        message = f"rows {cursor!s:.60} are not next to the {filled} that were written"
+        raise SchemaError(message, hint="rows are written in order: extend() and add() take the next ones")
+
+
+def highest_row(cursor: Any, capacity: int) -> int:
+    if isinstance(cursor, slice):
+        return max(cursor.indices(capacity)[1] - 1, -1)
+    if isinstance(cursor, tuple):
+        cursor = cursor[0]
+    if isinstance(cursor, torch.Tensor) and cursor.dtype == torch.bool:
+        cursor = cursor.nonzero()[:, 0]
+    cursor = torch.as_tensor(cursor)
+    return int(cursor.max()) if cursor.numel() else -1
+
+
+def last_row(cursor: Any, capacity: int) -> int:
+    if isinstance(cursor, slice):
+        return range(*cursor.indices(capacity))[-1]
+    return int(torch.as_tensor(cursor).reshape(-1)[-1])
+
+
+def take_rows(data: Any, index: Any) -> Any:
+    if isinstance(data, torch.Tensor) and type(data) is torch.Tensor and data.ndim:
+        index = torch.as_tensor(index)
+        return data.index_select(0, torch.where(index < 0, index + len(data), index).to(data.device))
+    return data[index]
+
+
+def plain(leaf: Any) -> Any:
+    return leaf.as_subclass(torch.Tensor) if isinstance(leaf, torch.Tensor) and type(leaf) is not torch.Tensor else leaf
