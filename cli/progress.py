@@ -179,9 +179,9 @@ def phase(title: str) -> Iterator[Callable[[str, float], None]]:
 @contextmanager
 def _display(title: str, on_estimate: Callable[[Estimate], None] = lambda estimate: None) -> Iterator[_Lines | _Bars]:
     """Bars or lines, with the waits before another try of the network."""
-    from ..datasets import waits
+    from ..datasets.fetch import retries
 
-    with _Bars(on_estimate) if out.live else _Lines(title, on_estimate) as display, waits.listen(display.wait):
+    with _Bars(on_estimate) if out.live else _Lines(title, on_estimate) as display, retries.listen(display.wait):
         yield display
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import settings
-from ..datasets.waits import WAITING
 from ..storage import amounts
+from ..storage.lock import WAITING
 from .console import AMOUNTS, Column, Fact, other_output_to_stderr, out, printable, state_style
 from .failures import Failure, Interrupted, explain
 from .progress import show_progress

@@ -23,7 +23,7 @@ from ..errors import (
     refusing_exits,
 )
 from ..storage.folder import DatasetPlace, make_writable
-from ..storage.lock import WriterLock
+from ..storage.lock import WriterLock, when_free
 from ..storage.manifest import Manifest, check_sizes, read_manifest
 from . import catalogue
 from .cleanup import leftovers_of, remove_leftovers
@@ -41,7 +41,6 @@ from .local import find, known_here
 from .mirrors import pull as converted
 from .repair import repair
 from .sources.source import Source
-from .waits import when_free
 
 
 def download(request: Request, listener: Listener | None = None) -> Outcome:

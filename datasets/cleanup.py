@@ -25,7 +25,7 @@ from ..errors import DatasetBusyError, RbdataError
 from ..storage.folder import JOURNAL, DatasetPlace, disk_use, files_below, remove_empty, remove_tree
 from ..storage.manifest import FILENAME
 from . import catalogue
-from .fetch.to_file import is_being_fetched
+from .fetch.reading import is_being_fetched
 from .ingest.raw_files import FOLDER as RAW_FOLDER
 
 Kind = Literal["unfinished", "replaced", "lock", "part", "raw", "empty"]

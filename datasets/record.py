@@ -13,12 +13,12 @@ from .. import settings
 from ..errors import ArgumentTypeError, UsageError, refusing_exits
 from ..storage.folder import DatasetPlace
 from ..storage.keywords import LazyModule, check_keywords
+from ..storage.lock import when_free
 from . import acquire, catalogue
 from .ingest.job import ConvertOptions
 from .ingest.progress_bar import progress_listener
 from .ingest.request import Listener, Request, find_existing
 from .ingest.run import run
-from .waits import when_free
 
 if TYPE_CHECKING:
     import gymnasium

@@ -21,9 +21,9 @@ from ..storage.amounts import plural
 from ..storage.durable import read_plain
 from ..storage.manifest import BLOCK_TABLE, FILENAME, LARGEST_MANIFEST, Manifest
 from .fetch import FetchOptions, Location, RemoteObject, open_location, read_all
-from .fetch.failures import replaced
 from .fetch.location import CONNECTIONS
-from .fetch.stream import stream
+from .fetch.reading import stream
+from .fetch.retries import replaced
 from .mirrors import pull
 from .search import parse_size
 

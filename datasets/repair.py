@@ -34,7 +34,7 @@ from ..storage.manifest import BLOCK_TABLE, Manifest, Problem, read_manifest
 from . import catalogue
 from .cleanup import leftovers_of, remove_leftovers
 from .fetch import FetchOptions, Location, RemoteObject, open_location
-from .fetch.stream import stream
+from .fetch.reading import stream
 from .fetch.transports import open_raw
 from .fetch.upload import find_object
 from .ingest.job import ConvertOptions, Job

@@ -25,7 +25,6 @@ from .._version import __version__
 from ..datasets.cleanup import leftovers_of, remove_leftovers
 from ..datasets.ingest.request import Estimate
 from ..datasets.local import find
-from ..datasets.waits import when_free
 from ..datasets.workers.engines import Engine, open_engine
 from ..datasets.workers.pool import usable_cpus
 from ..errors import DamagedDatasetError, RbdataError, UnfinishedDatasetError, UsageError
@@ -33,6 +32,7 @@ from ..storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeTable
 from ..storage.folder import JOURNAL, DatasetPlace, check_id, check_space, make_writable, remove_tree
 from ..storage.integrity import check_leaves
 from ..storage.journal import Journal
+from ..storage.lock import when_free
 from ..storage.manifest import Manifest, read_manifest
 from ..storage.schema import Schema
 from ..storage.writer import DatasetWriter

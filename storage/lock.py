@@ -22,13 +22,16 @@ import socket
 import stat
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import DatasetBusyError
 from .durable import open_plain
 from .scratch import is_running, machine, pid_space
+
+Done = TypeVar("Done")
 
 TOUCH_EVERY = 20.0
 STALE_AFTER = 180.0
@@ -284,3 +287,35 @@ def _started(pid: int) -> str | None:
         return None
     fields = text.rpartition(")")[2].split()
     return "" if fields[0] in "ZX" else fields[19]
+
+
+# -- waiting for another process --------------------------------------------------------------------------------
+
+#: Seconds between two looks at the lock of another process.
+_POLL = 0.5
+#: The stage while another process is waited for.
+WAITING = "waiting for another process"
+
+
+def when_free(
+    action: Callable[[], Done], wait: bool, on_note: Callable[[str], None], on_stage: Callable[[str], None]
+) -> Done:
+    """The result of ``action``; where another process holds the lock, and with ``wait``, once that one has ended.
+
+    The action is then called again: it finds what the other process finished, and continues with the rest. ``on_note`` is
+    called once for every process that is waited for, with a sentence.
+    """
+    said = ""
+    while True:
+        try:
+            return action()
+        except DatasetBusyError as error:
+            if error.is_held is None or not wait:
+                raise
+            on_stage(WAITING)
+            if error.message != said:
+                said = error.message
+                on_note(f"{said}; waiting for it to end")
+            busy = error.is_held
+        while busy():
+            time.sleep(_POLL)

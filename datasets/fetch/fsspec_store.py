@@ -16,25 +16,37 @@ from inspect import signature
 from typing import Any, TypeVar
 
 from ...errors import FetchError, ForbiddenError, MissingExtraError, ObjectNotFoundError, UsageError
-from .base_location import FIRST_RANGE, BaseLocation, PerProcess, split_ranges
-from .failures import DENIED, MISSING, NO_RANGES, malformed, network_error, reason, replaced, transient
 from .http_responses import check_first
 from .location import (
     CONNECTIONS,
-    LEAST_RATE,
+    FIRST_RANGE,
     LISTING_TIMEOUTS,
     LONGEST_ANSWER,
-    FetchOptions,
+    Location,
     Names,
     Objects,
     Pages,
+    PerProcess,
     RemoteObject,
     check_path,
     is_plain_name,
     join_path,
     require_inside,
+    split_ranges,
     stated_size,
     without_login,
+)
+from .retries import (
+    DENIED,
+    LEAST_RATE,
+    MISSING,
+    NO_RANGES,
+    FetchOptions,
+    malformed,
+    network_error,
+    reason,
+    replaced,
+    transient,
 )
 
 T = TypeVar("T")
@@ -52,7 +64,7 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
-class FsspecLocation(BaseLocation):
+class FsspecLocation(Location):
     """A `Location` behind one of fsspec's file systems."""
 
     _files: PerProcess[_Files] = field(default_factory=PerProcess, init=False, repr=False, compare=False)

@@ -13,23 +13,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...errors import FetchError, ForbiddenError, ObjectNotFoundError, TransientFetchError, UsageError
-from .base_location import BaseLocation, PerProcess, split_ranges
-from .failures import MISSING, NO_RANGES, malformed, network_error, reason, replaced, status_error, transient
 from .http_responses import check_first, hex_of_base64
 from .location import (
     CONNECTIONS,
-    FetchOptions,
+    Location,
     Names,
     Objects,
     Pages,
+    PerProcess,
     RemoteObject,
     check_endpoint,
     check_path,
     is_plain_name,
     join_path,
     require_inside,
+    split_ranges,
     stated_size,
     without_login,
+)
+from .retries import (
+    MISSING,
+    NO_RANGES,
+    FetchOptions,
+    malformed,
+    network_error,
+    reason,
+    replaced,
+    status_error,
+    transient,
 )
 
 if TYPE_CHECKING:
@@ -50,7 +61,7 @@ _DENIED = (
 
 
 @dataclass(frozen=True)
-class GcsLocation(BaseLocation):
+class GcsLocation(Location):
     """A `Location` in a bucket: every object whose key starts with the prefix; '/' in the keys separates folders."""
 
     _clients: PerProcess[Clients] = field(default_factory=PerProcess, init=False, repr=False, compare=False)

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from ...errors import FetchError, ForbiddenError, ObjectNotFoundError, UsageError
-from .base_location import BaseLocation, PerProcess
-from .failures import MISSING, no_ranges, raise_network_error, status_error, transient
 from .http_responses import (
     accepted_encoding,
     check_same_object,
@@ -23,15 +21,17 @@ from .http_responses import (
 )
 from .location import (
     CONNECTIONS,
-    FetchOptions,
+    Location,
     Names,
     Objects,
     Pages,
+    PerProcess,
     RemoteObject,
     check_offset,
     is_plain_name,
     require_inside,
 )
+from .retries import MISSING, FetchOptions, no_ranges, raise_network_error, status_error, transient
 
 if TYPE_CHECKING:
     import requests
@@ -54,7 +54,7 @@ _LONGEST_LINK = 4096
 
 
 @dataclass(frozen=True)
-class HttpLocation(BaseLocation):
+class HttpLocation(Location):
     """A `Location` on a web server. Its listings have no sizes and versions; `refresh` requests them (HEAD)."""
 
     login: tuple[str, str] | None = field(default=None, repr=False)

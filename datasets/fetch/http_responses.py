@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from ...errors import FetchError
-from .failures import raise_network_error, replaced, status_error, transient
 from .location import Pages, RemoteObject
+from .retries import raise_network_error, replaced, status_error, transient
 
 if TYPE_CHECKING:
     import requests

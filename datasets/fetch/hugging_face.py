@@ -23,16 +23,15 @@ from urllib.parse import quote, urlsplit
 
 from ...errors import FetchError, ForbiddenError, ObjectNotFoundError, UsageError
 from ...storage.untrusted_json import parse_json
-from .base_location import BaseLocation, PerProcess
-from .failures import MISSING, call_with_retries, transient
 from .http import HttpLocation
 from .http_responses import read_page
 from .location import (
     NO_SIZE,
-    FetchOptions,
+    Location,
     Names,
     Objects,
     Pages,
+    PerProcess,
     RemoteObject,
     check_endpoint,
     check_offset,
@@ -41,6 +40,7 @@ from .location import (
     join_path,
     require_inside,
 )
+from .retries import MISSING, FetchOptions, call_with_retries, transient
 
 if TYPE_CHECKING:
     import requests
@@ -54,7 +54,7 @@ _PRIVATE = "check the spelling; for a private repository set HF_TOKEN"
 
 
 @dataclass(frozen=True)
-class HubLocation(BaseLocation):
+class HubLocation(Location):
     """A `Location` at the Hub; the repositories of an owner are its top folders."""
 
     _state: PerProcess[_Session] = field(default_factory=PerProcess, init=False, repr=False, compare=False)

@@ -1,4 +1,4 @@
-"""The vocabulary of fetching: a remote object, a location that holds objects, time-outs and retries.
+"""A remote object, a location that holds objects, and the location in the file system.
 
 A `Location` is a directory, an HTTP server, a bucket or a Hub repository, all with one layout: folders that hold objects.
 Paths inside it are relative, separated by '/', decoded (``$store$_action_ckpt.0.gz``, never ``%24``).
@@ -6,16 +6,24 @@ Paths inside it are relative, separated by '/', decoded (``$store$_action_ckpt.0
 
 from __future__ import annotations
 
+import errno
 import os
+import stat as stat_flags
+import threading
 import time
-from collections.abc import Generator, Hashable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from pathlib import Path
+from typing import Any, Generic, TypeAlias, TypeVar
+from urllib.parse import unquote, urlsplit
 
-from ...errors import FetchError, UsageError
+from ...errors import FetchError, ForbiddenError, ObjectChangedError, ObjectNotFoundError, UsageError
+from ...storage.durable import open_plain
+from .retries import MISSING, FetchOptions, call_with_retries, transient
 
-#: Bytes per second, on average over the time-out for silence: a connection that is slower is considered lost.
-LEAST_RATE = 1024
+T = TypeVar("T")
+
 #: Connections of a process that are kept for further requests: as many as readers of remote datasets use at once.
 CONNECTIONS = 16
 #: Pages of a listing, which have up to a thousand names each; names on all of them, and the characters of these.
@@ -51,85 +59,6 @@ class RemoteObject:
 # `Location` has a method called `list`, which hides the type inside the class.
 Objects: TypeAlias = list[RemoteObject]
 Names: TypeAlias = list[str]
-
-
-@dataclass(frozen=True)
-class FetchOptions:
-    """Retries, time-outs and credentials of requests. Raises UsageError for invalid values."""
-
-    attempts: int = 6
-    """Failures in a row, without progress between them, after which there is no retry."""
-    backoff: float = 0.5
-    """Seconds to wait after the first failure; doubles with each further one."""
-    backoff_cap: float = 30.0
-    """Longest wait in seconds, unless the server asks for a longer one."""
-    connect_timeout: float = 10.0
-    """Seconds to wait for a connection."""
-    silence_timeout: float = 60.0
-    """Seconds without a byte, or of less than LEAST_RATE, after which a connection is considered lost."""
-    user_project: str | None = None
-    """Google Cloud project billed for requester-pays buckets."""
-    anonymous: bool | Literal["auto"] = "auto"
-    """Google Cloud: True never logs in, False always does, "auto" first tries without a login."""
-
-    @property
-    def timeouts(self) -> tuple[float, float]:
-        """For connecting and between two bytes, as requests and Google's client expect them."""
-        return self.connect_timeout, self.silence_timeout
-
-    def __post_init__(self) -> None:
-        if self.attempts < 1:
-            raise UsageError(f"attempts must be at least 1, not {self.attempts}")
-        if min(self.backoff, self.backoff_cap) < 0:
-            raise UsageError("backoff times must not be negative")
-        if min(self.connect_timeout, self.silence_timeout) <= 0:
-            raise UsageError("time-outs must be more than 0 seconds")
-        if self.anonymous not in (True, False, "auto"):
-            raise UsageError(f"anonymous must be True, False or 'auto', not {self.anonymous!r}")
-
-
-class Location(Protocol):
-    """A place that holds objects.
-
-    Picklable, for worker processes; connections are opened on first use in each process and not pickled. `list`,
-    `folders`, `stat` and `refresh` retry temporary failures as `options` say; `open` is one attempt, and `stream` adds
-    the retries.
-
-    All raise ObjectNotFoundError, ForbiddenError, TransientFetchError or FetchError if the object cannot be read, and
-    UsageError for a path that leads out of the location.
-    """
-
-    @property
-    def url(self) -> str:
-        """The URL for messages and manifests: no credentials, no trailing slash."""
-
-    @property
-    def options(self) -> FetchOptions: ...
-
-    def list(self, folder: str = "") -> Objects:
-        """The objects directly in the folder ('' is the top), sorted by name as text (so ``.10`` before ``.9``).
-
-        Raises ObjectNotFoundError if the folder does not exist.
-        """
-
-    def folders(self, folder: str = "") -> Names:
-        """Names of the folders directly in the folder, sorted. Raises as `list` does."""
-
-    def stat(self, path: str) -> RemoteObject:
-        """The object at this path."""
-
-    def refresh(self, obj: RemoteObject) -> RemoteObject:
-        """The same object, with all that the location states about it now."""
-
-    def read_range(self, obj: RemoteObject, start: int, length: int) -> bytes:
-        """Bytes ``start..start+length-1`` of this version of an object, all of them; with retries, by one request each."""
-
-    def open(self, obj: RemoteObject, offset: int = 0) -> Generator[bytes, None, None]:
-        """A generator of the object's stored bytes from `offset`, in pieces of 64 KiB to 1 MiB; one attempt.
-
-        Raises ObjectChangedError if the location holds another version than `obj.version` (if stated), and
-        TransientFetchError if the connection is lost or times out. Closing the generator closes its connection.
-        """
 
 
 class Pages:
@@ -242,3 +171,231 @@ def require_inside(obj: RemoteObject, top: str) -> str:
     if not obj.url.startswith(prefix):
         raise UsageError(f"{obj.url} is not in {top}", hint="open the location that listed the object")
     return obj.url[len(prefix) :]
+
+
+# Each range is one request. The first is small, so that the first bytes arrive soon; later ones are large, so that the
+# latency of a request does not matter.
+FIRST_RANGE = 1 << 20
+_LARGEST_RANGE = 16 << 20
+
+
+class PerProcess(Generic[T]):
+    """Holds a client or session, which must not be shared with or sent to another process: created on first use, not pickled,
+    created again after a fork."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner: int | None = None
+        self._value: Any = None
+
+    def get(self, make: Callable[[], T]) -> T:
+        """The value of this process; the first call creates it with `make`."""
+        process = os.getpid()
+        if self._owner != process:
+            # A thread that does not exist in this process may have held the lock when it was forked.
+            if self._owner is not None:
+                self._lock = threading.Lock()
+            with self._lock:
+                if self._owner != process:
+                    self._value = make()
+                    self._owner = process
+        return self._value
+
+    def __reduce__(self) -> tuple[type[PerProcess[T]], tuple[()]]:
+        return (PerProcess, ())
+
+
+@dataclass(frozen=True)
+class Location:
+    """A place that holds objects. Transports add `open`, and one attempt at each of the methods at the end.
+
+    Picklable, for worker processes; connections are opened on first use in each process and not pickled. `list`,
+    `folders`, `stat` and `refresh` retry temporary failures as `options` say; `open` is one attempt, and `stream` adds
+    the retries.
+
+    All raise ObjectNotFoundError, ForbiddenError, TransientFetchError or FetchError if the object cannot be read, and
+    UsageError for a path that leads out of the location.
+    """
+
+    url: str
+    """For messages and manifests: no credentials, no trailing slash."""
+    options: FetchOptions = field(default_factory=FetchOptions)
+
+    def list(self, folder: str = "") -> Objects:
+        """The objects directly in the folder ('' is the top), sorted by name as text (so ``.10`` before ``.9``).
+
+        Raises ObjectNotFoundError if the folder does not exist.
+        """
+        return self._list_with_retries(folder)[0]
+
+    def folders(self, folder: str = "") -> Names:
+        """Names of the folders directly in the folder, sorted. Raises as `list` does."""
+        return self._list_with_retries(folder)[1]
+
+    def stat(self, path: str) -> RemoteObject:
+        """The object at this path."""
+        path = check_path(path)
+        if not path:
+            raise UsageError(f"{self.url} is a folder, not a file", hint="give the path of a file")
+        return self.refresh(RemoteObject(self._url_of(path), path.rpartition("/")[2]))
+
+    def refresh(self, obj: RemoteObject) -> RemoteObject:
+        """The same object, with all that the location states about it now."""
+        check_path(require_inside(obj, self.url))
+        return self._with_retries(lambda: self._describe(obj), obj.url)
+
+    def read_range(self, obj: RemoteObject, start: int, length: int) -> bytes:
+        """Bytes ``start..start+length-1`` of this version of an object, all of them; with retries, by one request each."""
+        check_path(require_inside(obj, self.url))
+        check_offset(obj, start + length)
+        return self._with_retries(lambda: self._read_once(obj, start, length), obj.url) if length else b""
+
+    def open(self, obj: RemoteObject, offset: int = 0) -> Generator[bytes, None, None]:
+        """A generator of the object's stored bytes from `offset`, in pieces of 64 KiB to 1 MiB; one attempt.
+
+        Raises ObjectChangedError if the location holds another version than `obj.version` (if stated), and
+        TransientFetchError if the connection is lost or times out. Closing the generator closes its connection.
+        """
+        raise NotImplementedError
+
+    def _read_once(self, obj: RemoteObject, start: int, length: int) -> bytes:
+        """One attempt at `read_range`."""
+        data = bytearray()
+        with closing(self.open(obj, start)) as pieces:
+            for piece in pieces:
+                data += piece[: length - len(data)]
+                if len(data) == length:
+                    return bytes(data)
+        raise transient(f"{obj.url}: connection lost after {len(data)} of {length} bytes")
+
+    def _list_with_retries(self, folder: str) -> tuple[Objects, Names]:
+        url = self._url_of(check_path(folder))
+        return self._with_retries(lambda: self._listing(url), url)
+
+    def _with_retries(self, call: Callable[[], T], url: str) -> T:
+        return call_with_retries(call, url=url, options=self.options)
+
+    def _url_of(self, path: str) -> str:
+        return f"{self.url.rstrip('/')}/{path}" if path else self.url
+
+    def _listing(self, url: str) -> tuple[Objects, Names]:
+        """The objects and the names of the folders directly in the folder at a URL."""
+        raise NotImplementedError
+
+    def _describe(self, obj: RemoteObject) -> RemoteObject:
+        """What the location states about the object at ``obj.url``."""
+        raise NotImplementedError
+
+
+def split_ranges(obj: RemoteObject, offset: int) -> Iterator[tuple[int, int]]:
+    """The start and length of the requests that read an object from ``offset`` on, whose size its store must have stated."""
+    if obj.size is None:
+        raise transient(f"{obj.url}: the store's answer is malformed: it states no size")
+    check_offset(obj, offset)
+    length = FIRST_RANGE
+    while offset < obj.size:
+        length = min(length, obj.size - offset)
+        yield offset, length
+        offset += length
+        length = min(2 * length, _LARGEST_RANGE)
+
+
+BLOCK = 1 << 20
+
+# Errors of a network file system whose server is unavailable for a while.
+_TEMPORARY = {errno.EAGAIN, errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENETDOWN, errno.EHOSTDOWN}
+
+
+@dataclass(frozen=True)
+class DirectoryLocation(Location):
+    """A `Location` in the file system, local or mounted. Objects are regular files; links are followed, broken links omitted.
+
+    With ``only``, listings of its top show the file of this name alone.
+    """
+
+    only: str = ""
+
+    @classmethod
+    def from_url(cls, url: str, options: FetchOptions) -> DirectoryLocation:
+        path = url
+        if url[:7].lower() == "file://":
+            parts = urlsplit(url)
+            if parts.netloc not in ("", "localhost"):
+                message = f"{url}: file:// URLs name local files, not files of the host {parts.netloc!r}"
+                raise UsageError(message, hint="write file:///absolute/path")
+            path = unquote(parts.path)
+        if not path or "\0" in path:
+            raise UsageError(f"{url!r} is not a directory", hint="give the directory of the mirror")
+        return cls(os.path.abspath(os.path.expanduser(path)), options)  # noqa: PTH100, PTH111  (no Path: ~user may fail)
+
+    def open(self, obj: RemoteObject, offset: int = 0) -> Generator[bytes, None, None]:
+        path = self._url_of(check_path(require_inside(obj, self.url)))
+        check_offset(obj, offset)
+        try:
+            with open_plain(Path(path), "rb", follow=True) as file:
+                _check_unchanged(obj, os.fstat(file.fileno()))
+                file.seek(offset)
+                while True:
+                    block = file.read(BLOCK)
+                    # Also after the empty last block, so that a file that is still being written is detected.
+                    _check_unchanged(obj, os.fstat(file.fileno()))
+                    if not block:
+                        return
+                    yield block
+        except OSError as error:
+            if isinstance(error, FetchError):
+                raise
+            raise _translate_error(error, path) from error
+
+    def _listing(self, url: str) -> tuple[Objects, Names]:
+        objects, names = [], []
+        try:
+            with os.scandir(url) as entries:
+                for entry in sorted(entries, key=lambda entry: entry.name):
+                    try:
+                        status = entry.stat()
+                    except FileNotFoundError:
+                        continue  # a broken link, or removed since the listing
+                    if stat_flags.S_ISREG(status.st_mode):
+                        objects.append(_to_object(entry.path, status))
+                    elif stat_flags.S_ISDIR(status.st_mode):
+                        names.append(entry.name)
+        except OSError as error:
+            raise _translate_error(error, url) from error
+        if self.only and url == self.url:
+            return [item for item in objects if item.name == self.only], []
+        return objects, names
+
+    def _describe(self, obj: RemoteObject) -> RemoteObject:
+        try:
+            status = os.stat(obj.url)  # noqa: PTH116
+        except OSError as error:
+            raise _translate_error(error, obj.url) from error
+        if not stat_flags.S_ISREG(status.st_mode):
+            raise ObjectNotFoundError(f"{obj.url} is not a file", hint=MISSING)
+        return _to_object(obj.url, status)
+
+
+def _to_object(path: str, status: os.stat_result) -> RemoteObject:
+    return RemoteObject(path, os.path.basename(path), status.st_size, version=_version(status))  # noqa: PTH119
+
+
+def _version(found: os.stat_result) -> str:
+    return f"{found.st_mtime_ns}-{found.st_size}"
+
+
+def _check_unchanged(obj: RemoteObject, found: os.stat_result) -> None:
+    if obj.version is not None and obj.version != _version(found):
+        message = f"{obj.url} was changed while it was being read"
+        raise ObjectChangedError(message, hint="wait until the file is complete, then run the command again")
+
+
+def _translate_error(error: OSError, path: str) -> FetchError:
+    message = f"{path}: {error.strerror or error}"
+    if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EISDIR):
+        return ObjectNotFoundError(message, hint=MISSING)
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return ForbiddenError(message, hint="give the current user read access")
+    if error.errno in _TEMPORARY:
+        return transient(message, hint="check the disk or the mount")
+    return FetchError(message, hint="check the disk or the mount")

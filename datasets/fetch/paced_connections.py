@@ -20,7 +20,8 @@ from urllib3 import HTTPConnectionPool, HTTPSConnectionPool, ProxyManager
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
 from .http_responses import read_page
-from .location import LEAST_RATE, LONGEST_ANSWER, Pages
+from .location import LONGEST_ANSWER, Pages
+from .retries import LEAST_RATE
 
 
 class PacedAdapter(HTTPAdapter):
@@ -50,59 +51,11 @@ class PacedAdapter(HTTPAdapter):
         return manager
 
 
-class _Response(http.client.HTTPResponse):
-    def begin(self) -> None:
-        answer: Any = self.fp.raw
-        super().begin()
-        if answer.ended:
-            raise http.client.RemoteDisconnected("the server closed the connection inside the headers")
-
-
-class _PacedHttp(HTTPConnection):
-    response_class = _Response
-
-    def connect(self) -> None:
-        super().connect()
-        self.sock: Any = _Socket(self.sock)
-
-
-class _PacedHttps(HTTPSConnection):
-    response_class = _Response
-
-    def connect(self) -> None:
-        super().connect()
-        self.sock: Any = _Socket(self.sock)
-
-
-class _HttpPool(HTTPConnectionPool):
-    ConnectionCls = _PacedHttp
-
-
-class _HttpsPool(HTTPSConnectionPool):
-    ConnectionCls = _PacedHttps
-
-
-_POOLS = {"http": _HttpPool, "https": _HttpsPool}
-
-
-class _Socket:
-    """A connected socket; http.client reads each answer from a file of its own."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-
-    def makefile(self, *_: Any, **__: Any) -> io.BufferedReader:
-        return io.BufferedReader(_Answer(self._inner, self._inner.makefile("rb", buffering=0)))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-
 class _Answer(io.RawIOBase):
-    """The bytes of one answer."""
+    """The bytes of one answer as they arrive from a socket."""
 
-    def __init__(self, connection: Any, file: Any) -> None:
-        self._connection, self._file = connection, file
+    def __init__(self, connection: Any) -> None:
+        self._connection, self._file = connection, connection.makefile("rb", buffering=0)
         self._begun = self.ended = False
         self._waited, self._received = 0.0, 0
 
@@ -126,3 +79,29 @@ class _Answer(io.RawIOBase):
     def close(self) -> None:
         self._file.close()
         super().close()
+
+
+class _Response(http.client.HTTPResponse):
+    def __init__(self, sock: Any, *args: Any, **more: Any) -> None:
+        super().__init__(sock, *args, **more)
+        self.fp.close()
+        self._answer = _Answer(sock)
+        self.fp = io.BufferedReader(self._answer)
+
+    def begin(self) -> None:
+        super().begin()
+        if self._answer.ended:
+            raise http.client.RemoteDisconnected("the server closed the connection inside the headers")
+
+
+class _HttpPool(HTTPConnectionPool):
+    class ConnectionCls(HTTPConnection):
+        response_class = _Response
+
+
+class _HttpsPool(HTTPSConnectionPool):
+    class ConnectionCls(HTTPSConnection):
+        response_class = _Response
+
+
+_POOLS = {"http": _HttpPool, "https": _HttpsPool}

@@ -9,7 +9,8 @@ import os
 from pathlib import Path
 
 from ...errors import ObjectNotFoundError
-from .location import FetchOptions, Location
+from .location import DirectoryLocation, Location
+from .retries import FetchOptions
 
 
 def open_location(url: str | os.PathLike[str], *, options: FetchOptions | None = None) -> Location:
@@ -23,8 +24,6 @@ def open_location(url: str | os.PathLike[str], *, options: FetchOptions | None =
     scheme, separator, _ = text.partition("://")
     scheme = scheme.lower() if separator else "file"
     if scheme == "file":
-        from .directory import DirectoryLocation
-
         return DirectoryLocation.from_url(text, options)
     if scheme in ("http", "https"):
         from .http import HttpLocation
@@ -53,7 +52,5 @@ def open_mirror(url: str, *, options: FetchOptions | None = None) -> Location:
 
 def open_raw(path: Path, options: FetchOptions | None = None) -> Location:
     """A folder with raw files as a location, or one file alone."""
-    from .directory import DirectoryLocation
-
     folder, only = (path.parent, path.name) if path.is_file() else (path, "")
     return DirectoryLocation(str(folder.resolve()), options or FetchOptions(), only)

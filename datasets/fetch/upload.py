@@ -19,13 +19,11 @@ from typing import Any, Protocol
 from ...errors import ChecksumError, ForbiddenError, ObjectNotFoundError, RootNotWritableError, UsageError
 from ...storage.durable import open_plain
 from ...storage.folder import remove_empty
-from .directory import DirectoryLocation
-from .failures import call_with_retries
 from .fsspec_store import FsspecLocation
 from .gcs import GcsLocation, make_client, may_have_credentials, translate_error
-from .location import FetchOptions, Location, RemoteObject, check_path, join_path
-from .stream import OnBytes, Verifier, stream
-from .to_file import discard_part, fetch_to_file
+from .location import DirectoryLocation, Location, RemoteObject, check_path, join_path
+from .reading import OnBytes, Verifier, discard_part, fetch_to_file, stream
+from .retries import FetchOptions, call_with_retries
 from .transports import open_location
 
 #: Bytes per piece of a multipart upload to S3, used for files of twice this size and more.

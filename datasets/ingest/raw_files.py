@@ -24,7 +24,7 @@ from ...storage.checksums import Crc32c
 from ...storage.durable import open_plain
 from ...storage.folder import RAW, check_space, remove_tree
 from ..fetch import RemoteObject, Verifier, fetch_to_file
-from ..fetch.to_file import bytes_there, discard_part
+from ..fetch.reading import bytes_there, discard_part
 from ..formats.hdf5 import root_names
 from ..workers.sandbox import RawFiles, Sandbox
 from ..workers.task import OnBlock, Task

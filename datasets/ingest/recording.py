@@ -29,7 +29,7 @@ from ...storage.episodes import CUT, TERMINATED, TRUNCATED
 from ...storage.parts import Encode
 from ...storage.writer import ColumnWriter
 from ..fetch import Location
-from ..fetch.directory import DirectoryLocation
+from ..fetch.location import DirectoryLocation
 from .job import ConvertOptions, Expectation, Job, PartSpec, Plan
 from .row_source import StagedPart, StagedRows, lengths_path
 from .trajectories import Column, TrajectoryWriter, block_steps, cuts, lay_out

@@ -37,7 +37,7 @@ from ...storage.manifest import Manifest, read_manifest
 from ...storage.schema import Schema
 from ...storage.writer import ColumnWriter, DatasetWriter, OldDataset, fingerprint, finished_parts, open_sink
 from ..fetch import RemoteObject
-from ..fetch.to_file import bytes_there
+from ..fetch.reading import bytes_there
 from ..workers.engines.engine import Engine
 from ..workers.engines.local import run_tasks, threads_of_task
 from ..workers.pool import WorkerFaultError, usable_cpus

@@ -16,8 +16,7 @@ from ...storage.folder import holds_files
 from ...storage.manifest import FILENAME
 from .. import catalogue
 from ..fetch import FetchOptions, Location, RemoteObject
-from ..fetch.directory import DirectoryLocation
-from ..fetch.location import check_search, join_path
+from ..fetch.location import DirectoryLocation, check_search, join_path
 from ..fetch.transports import open_mirror
 from ..fetch.upload import DirectoryUploader, open_uploader
 from ..ingest.raw_files import FOLDER as RAW_FOLDER

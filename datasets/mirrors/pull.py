@@ -30,9 +30,9 @@ from ...storage.manifest import FILENAME, LARGEST_MANIFEST, Manifest, parse_mani
 from ...storage.writer import DatasetWriter, fingerprint, finished_parts
 from .. import catalogue
 from ..fetch import FetchOptions, Location, RemoteObject, open_location, read_all
-from ..fetch.failures import answer_of
 from ..fetch.location import is_plain_name, join_path
-from ..fetch.to_file import bytes_there
+from ..fetch.reading import bytes_there
+from ..fetch.retries import answer_of
 from ..fetch.upload import find_object
 from ..ingest.job import ConvertOptions, Job, RawObject
 from ..ingest.raw_files import FOLDER as RAW_FOLDER

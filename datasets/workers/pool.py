@@ -24,7 +24,7 @@ import numpy as np
 
 from ...errors import WorkerLostError
 from ...storage.scratch import ScratchFolder
-from .. import waits
+from ..fetch import retries
 from .task import Report, T, TaskProgress, Unit, Work
 from .worker_process import OnOutput, OutputPipe, end_with_parent, flush_output, print_to, write_to_stderr
 
@@ -231,7 +231,7 @@ def _do(work: Work[T], task: T, path: Path, slot: int) -> dict[str, Any]:
         counters[slot]["wait"] = text.encode()[:200]
 
     try:
-        with waits.listen(on_wait):
+        with retries.listen(on_wait):
             return work(task, on_block)
     finally:
         flush_output()

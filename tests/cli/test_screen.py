@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rbdata.cli import console, progress
 from rbdata.cli.console import Column, Console, Fact
-from rbdata.datasets import waits
+from rbdata.datasets.fetch import retries
 from rbdata.datasets.ingest.request import Estimate
 from rbdata.datasets.workers.task import TaskProgress
 
@@ -150,7 +150,7 @@ class TestBars:
 
     def test_say_why_nothing_arrives(self, terminal):
         with terminal, progress.show_progress("a/b", lambda estimate: None) as listener:
-            waits.announce("HTTP 503: retry 1 of 4 in 2 s", 0.0)
+            retries.announce("HTTP 503: retry 1 of 4 in 2 s", 0.0)
         assert any("HTTP 503: retry 1 of 4" in line for line in drawn(terminal))
         terminal.truncate(0)
         with terminal, progress.show_progress("a/b", lambda estimate: None) as listener:

@@ -16,7 +16,7 @@ OWN = {
     "cli/options.py": "an option that is typed",
     "preprocess/function_chain.py": "an argument that is typed",
     "datasets/background_download.py": "pipes between own processes",
-    "datasets/fetch/to_file.py": "a record of an own download",
+    "datasets/fetch/reading.py": "a record of an own download",
     "datasets/sources/atari/rl_unplugged.py": "what a worker wrote",
     "datasets/sources/atari/rl_unplugged_decode.py": "what a worker wrote",
     "datasets/sources/catalogue_entry.py": "a file of the package, and a cached listing",

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from rbdata.datasets import waits
+from rbdata.datasets.fetch import retries
 from rbdata.datasets.workers.task import OnBlock
 from rbdata.preprocess.chunks import Chunk
 
@@ -29,7 +29,7 @@ def about(task: Chunk, on_rows: OnBlock) -> dict[str, Any]:
 
 
 def wait_for_the_network(task: Chunk, on_rows: OnBlock) -> dict[str, Any]:
-    waits.announce("HTTP 503: retry 1 of 4", 1.0)
+    retries.announce("HTTP 503: retry 1 of 4", 1.0)
     time.sleep(1.0)
     on_rows(task.rows, 0, 1)
     return {}

@@ -17,8 +17,8 @@ from urllib.parse import quote, urlsplit
 from ....errors import CorruptSourceError, FetchError, ObjectNotFoundError
 from ....storage.untrusted_json import parse_json
 from ...fetch import Location, RemoteObject
-from ...fetch.failures import call_with_retries, transient
 from ...fetch.location import Pages
+from ...fetch.retries import call_with_retries, transient
 
 ROOT = "api/v1/json/data"
 _NO_RESULT, _OVERLOADED = "372", "107"

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rbdata.datasets import waits
-from rbdata.datasets.fetch import FetchOptions, Location, RemoteObject, Retry, open_location, read_all, stream
+from rbdata.datasets.fetch import FetchOptions, Location, RemoteObject, Retry, open_location, read_all, retries, stream
 from rbdata.datasets.fetch.http import HttpLocation
 from rbdata.errors import (
     ChecksumError,
@@ -103,7 +102,7 @@ class TestWhatPasses:
         got: list[int] = []
         remote.faults.cut(after=after, reset=reset)
         announced: list[str] = []
-        with waits.listen(lambda why, seconds: announced.append(why)):
+        with retries.listen(lambda why, seconds: announced.append(why)):
             assert remote.stream(on_retry=heard.append, on_bytes=got.append) == DATA
         assert sum(got) == len(DATA)
         assert len(heard) == len(announced) == 1

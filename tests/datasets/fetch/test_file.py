@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rbdata.datasets.fetch import FetchOptions, Location, RemoteObject, fetch_to_file, open_location, to_file
-from rbdata.datasets.fetch.to_file import resumable_bytes
+from rbdata.datasets.fetch import FetchOptions, Location, RemoteObject, fetch_to_file, open_location, reading
+from rbdata.datasets.fetch.reading import resumable_bytes
 from rbdata.errors import ChecksumError, DatasetBusyError, DiskSpaceError, ObjectChangedError, TransientFetchError
 from servers import FaultyGcs, HttpServer, crc32c_hex, faulty_gcs, http_server
 
@@ -176,7 +176,7 @@ def test_killed_and_continued(web: HttpServer, tmp_path: Path) -> None:
     target = tmp_path / "x"
     program = (
         "import sys; from rbdata.datasets.fetch import *; location = open_location(sys.argv[1]);"
-        "from rbdata.datasets.fetch import to_file; to_file.RECORD_BYTES = 1 << 18;"
+        "from rbdata.datasets.fetch import reading; reading.RECORD_BYTES = 1 << 18;"
         "fetch_to_file(location, location.list()[0], sys.argv[2])"
     )
     for after in (1_500_000, 3_500_000):
@@ -214,7 +214,7 @@ def test_a_full_disk(web: HttpServer, tmp_path: Path, monkeypatch: pytest.Monkey
         pytest.skip("no /dev/full here")
     location, target = open_location(web.url, options=QUICK), tmp_path / "x"
     obj = location.stat(NAME)
-    monkeypatch.setattr(to_file, "_open_part", lambda part: full.open("r+b", buffering=0))
+    monkeypatch.setattr(reading, "_open_part", lambda part: full.open("r+b", buffering=0))
     with pytest.raises(DiskSpaceError, match="disk is full") as caught:
         fetch_to_file(location, obj, target)
     assert caught.value.hint

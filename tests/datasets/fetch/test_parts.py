@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 from rbdata.datasets.fetch import FetchOptions, Readahead, RemoteObject, Verifier
-from rbdata.datasets.fetch.base_location import PerProcess, split_ranges
-from rbdata.datasets.fetch.failures import retry_after_seconds, wait_before_retry
 from rbdata.datasets.fetch.gcs import login_order
 from rbdata.datasets.fetch.http import parse_index
 from rbdata.datasets.fetch.http_responses import accepted_encoding, hex_of_base64
+from rbdata.datasets.fetch.location import PerProcess, split_ranges
+from rbdata.datasets.fetch.retries import retry_after_seconds, wait_before_retry
 from rbdata.errors import ChecksumError, TransientFetchError, UsageError
 from servers import crc32c_hex
 

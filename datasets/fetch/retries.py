@@ -1,14 +1,20 @@
-"""Failures of requests: network exceptions and HTTP statuses as rbdata's errors, transient or permanent, and when to retry."""
+"""Failures of requests, and retries: options, network exceptions and HTTP statuses as rbdata's errors, waits between attempts.
+
+A failure is transient or permanent; a transient one is retried as `FetchOptions` say. The waits arise deep inside of what
+reads, so the process passes them on (`announce`): to whatever listens (`listen`) where progress is shown, and in worker
+processes, whose pool hands them to its parent.
+"""
 
 from __future__ import annotations
 
 import random
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import NoReturn, TypeVar
+from typing import Literal, NoReturn, TypeAlias, TypeVar
 
 from ...errors import (
     FetchError,
@@ -19,11 +25,11 @@ from ...errors import (
     UsageError,
     without_logins,
 )
-from ..waits import announce
-from .location import FetchOptions
 
 T = TypeVar("T")
 
+#: Bytes per second, on average over the time-out for silence: a connection that is slower is considered lost.
+LEAST_RATE = 1024
 # Seconds; if a server asks for a longer wait, there is no retry.
 _LONGEST_WAIT = 300.0
 # Attempts at a host whose name does not resolve, unless this process has reached it before: a wrong name stays wrong, whereas
@@ -31,6 +37,42 @@ _LONGEST_WAIT = 300.0
 _MOST_LOOKUPS = 3
 # Hosts, with their schemes, that answered this process.
 _reached: set[str] = set()
+
+
+@dataclass(frozen=True)
+class FetchOptions:
+    """Retries, time-outs and credentials of requests. Raises UsageError for invalid values."""
+
+    attempts: int = 6
+    """Failures in a row, without progress between them, after which there is no retry."""
+    backoff: float = 0.5
+    """Seconds to wait after the first failure; doubles with each further one."""
+    backoff_cap: float = 30.0
+    """Longest wait in seconds, unless the server asks for a longer one."""
+    connect_timeout: float = 10.0
+    """Seconds to wait for a connection."""
+    silence_timeout: float = 60.0
+    """Seconds without a byte, or of less than LEAST_RATE, after which a connection is considered lost."""
+    user_project: str | None = None
+    """Google Cloud project billed for requester-pays buckets."""
+    anonymous: bool | Literal["auto"] = "auto"
+    """Google Cloud: True never logs in, False always does, "auto" first tries without a login."""
+
+    @property
+    def timeouts(self) -> tuple[float, float]:
+        """For connecting and between two bytes, as requests and Google's client expect them."""
+        return self.connect_timeout, self.silence_timeout
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1:
+            raise UsageError(f"attempts must be at least 1, not {self.attempts}")
+        if min(self.backoff, self.backoff_cap) < 0:
+            raise UsageError("backoff times must not be negative")
+        if min(self.connect_timeout, self.silence_timeout) <= 0:
+            raise UsageError("time-outs must be more than 0 seconds")
+        if self.anonymous not in (True, False, "auto"):
+            raise UsageError(f"anonymous must be True, False or 'auto', not {self.anonymous!r}")
+
 
 LATER = "try again later, or use another mirror (--mirror)"
 DENIED = "log in, ask the owner for access, or use another mirror (--mirror)"
@@ -185,6 +227,28 @@ def answer_of(error: FetchError, url: str) -> str:
 # -- retries ------------------------------------------------------------------------------------------------------------
 
 
+#: Receives the reason of a wait, and its seconds.
+WaitListener: TypeAlias = Callable[[str, float], None]
+
+_listener: WaitListener = lambda text, seconds: None  # noqa: E731
+
+
+def announce(text: str, seconds: float) -> None:
+    """Say why there is a wait: ``HTTP 503 Service Unavailable: retry 2 of 8 in 4.0 s``. Called in any thread."""
+    _listener(text, seconds)
+
+
+@contextmanager
+def listen(listener: WaitListener) -> Iterator[None]:
+    """Call ``listener`` with every wait of this process inside the block."""
+    global _listener
+    before, _listener = _listener, listener
+    try:
+        yield
+    finally:
+        _listener = before
+
+
 @dataclass(frozen=True)
 class Retry:
     """A retry about to be made, as passed to `on_retry` callbacks."""
@@ -216,7 +280,7 @@ def wait_before_retry(failures: int, options: FetchOptions, *, asked: float | No
 
 
 def next_try(error: TransientFetchError, url: str, offset: int, failures: int, options: FetchOptions) -> Retry:
-    """The retry to make after this failure, which is announced (`waits`).
+    """The retry to make after this failure, which is announced (`announce`).
 
     Raises the error with the number of attempts if there is no further one.
     """

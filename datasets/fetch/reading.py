@@ -1,0 +1,535 @@
+"""Reads objects: as a stream (`stream`), some pieces ahead (`Readahead`), into a file (`fetch_to_file`).
+
+A stream yields every byte exactly once and in order, across network failures, and verifies size and checksum. A fetch into a
+file is resumable by another process, and the file is at its path only when it is complete: until then ``<path>.part`` holds
+the bytes received and ``<path>.part.json`` identifies the object:
+
+    {"format": 1, "url": ..., "size": ..., "version": ..., "checksums": {...}, "kept": 123, "sum": "..."}
+
+``sum`` is the checksum of the first ``kept`` bytes. If the location states no checksum, which would show whether the part
+changed between two processes, the bytes behind them are fetched again. Both files are removed when ``<path>`` is complete.
+The writing process locks ``<path>.part`` (flock).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, Generic, Protocol, TypeVar
+
+from ...errors import ChecksumError, DatasetBusyError, DiskSpaceError, FetchError, TransientFetchError, UsageError
+from ...storage.durable import is_full, open_plain, read_plain, sync_folder
+from .location import Location, RemoteObject
+from .retries import LATER, LEAST_RATE, Retry, next_try
+
+OnBytes = Callable[[int], None]
+OnRetry = Callable[[Retry], None]
+Sleep = Callable[[float], None]
+
+# In order of preference: crc32c runs at memory speed, the others at 0.5 to 2 GB/s. "git" is the id of a blob of git.
+_ALGORITHMS = ("crc32c", "sha256", "md5", "git")
+
+_HINT = "fetch it again; if it fails again, the mirror's copy is damaged: use another mirror (--mirror)"
+
+
+class _Hash(Protocol):
+    def update(self, data: bytes, /) -> None: ...
+
+    def hexdigest(self) -> str: ...
+
+
+class _Crc32c:
+    def __init__(self) -> None:
+        import google_crc32c
+
+        self._extend: Any = google_crc32c.extend
+        self._value = 0
+
+    def update(self, data: bytes, /) -> None:
+        # The C function takes `bytes` only; for an argument of that type this is no copy.
+        self._value = self._extend(self._value, bytes(data))
+
+    def hexdigest(self) -> str:
+        return f"{self._value:08x}"
+
+
+class Verifier:
+    """Counts and hashes an object's bytes as they are received, and compares them with what the location states at the end.
+
+    After `finish`, `size` and `checksum` are those of the received bytes, also if the location states neither.
+    """
+
+    def __init__(self, obj: RemoteObject) -> None:
+        self.obj = obj
+        # The fastest one stated, else crc32c, for the manifest.
+        self.algorithm = next((name for name in _ALGORITHMS if name in obj.checksums), "crc32c")
+        self.size = 0
+        self._hash: _Hash | None
+        if self.algorithm == "crc32c":
+            self._hash = _Crc32c()
+        elif self.algorithm == "git":
+            # https://git-scm.com/book/en/v2/Git-Internals-Git-Objects: the SHA-1 of a header with the size, and the bytes
+            self._hash = hashlib.sha1(b"blob %d\0" % (obj.size or 0), usedforsecurity=False)
+        else:
+            self._hash = hashlib.new(self.algorithm, usedforsecurity=False)
+
+    @classmethod
+    def of_size(cls, obj: RemoteObject, *, received: int) -> Verifier:
+        """One that compares the size only, for a stream that does not start at byte 0."""
+        verifier = cls(obj)
+        verifier.size, verifier._hash = received, None
+        return verifier
+
+    @property
+    def checksum(self) -> str | None:
+        """Lowercase hex of `algorithm` over the bytes received so far; None if only the size is compared."""
+        return None if self._hash is None else self._hash.hexdigest()
+
+    def update(self, data: bytes) -> None:
+        """Add received bytes. Raises ChecksumError if there are more than the location states."""
+        self.size += len(data)
+        if self.obj.size is not None and self.size > self.obj.size:
+            raise ChecksumError(f"{self.obj.url}: received more than the expected {self.obj.size} bytes", hint=_HINT)
+        if self._hash is not None:
+            self._hash.update(data)
+
+    def finish(self) -> None:
+        """Raises ChecksumError if size or checksum of the received bytes differ from those stated."""
+        obj = self.obj
+        if obj.size is not None and self.size != obj.size:
+            raise ChecksumError(f"{obj.url}: received only {self.size} of {obj.size} bytes", hint=_HINT)
+        stated, found = obj.checksums.get(self.algorithm), self.checksum
+        if stated is not None and found is not None and stated != found:
+            message = f"{obj.url}: checksum mismatch, {self.algorithm} is {found}, expected {stated}"
+            raise ChecksumError(message, hint=_HINT)
+
+
+def pin(location: Location, obj: RemoteObject) -> RemoteObject:
+    """The object with size and version, requested if the listing stated neither (web servers)."""
+    return location.refresh(obj) if obj.version is None and obj.size is None else obj
+
+
+def resolve(location: Location, objects: Iterable[RemoteObject], *, connections: int = 8) -> list[RemoteObject]:
+    """`pin` for many objects, over several connections; in the same order."""
+    wanted = list(objects)
+    if all(obj.version is not None or obj.size is not None for obj in wanted):
+        return wanted
+    from concurrent.futures import ThreadPoolExecutor
+
+    pool = ThreadPoolExecutor(max_workers=connections, thread_name_prefix="rbdata-resolve")
+    try:
+        return list(pool.map(lambda obj: pin(location, obj), wanted))
+    finally:
+        # Do not wait for the other requests after a failure or Ctrl-C.
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def stream(
+    location: Location,
+    obj: RemoteObject,
+    *,
+    start: int = 0,
+    verifier: Verifier | None = None,
+    on_bytes: OnBytes | None = None,
+    on_retry: OnRetry | None = None,
+    sleep: Sleep = time.sleep,
+) -> Generator[bytes, None, None]:
+    """A generator of the object's stored bytes from `start`: each exactly once, in order, verified at the end.
+
+    After a lost connection it continues at the same byte of the same version, as often as the options of the
+    location allow; a connection that was worth its time (`LEAST_RATE` at least, and as many bytes) resets the count of
+    failures.
+
+    `verifier` must have processed the first `start` bytes; without one, a stream that does not start at 0 is verified by
+    size only. `on_bytes` is called with the length of each piece, `on_retry` with a `Retry` before each wait.
+
+    Raises ChecksumError at the end; ObjectChangedError, ForbiddenError and ObjectNotFoundError at once; and
+    TransientFetchError after the last attempt. Bytes yielded before an error are not verified, and neither are those of
+    an object without stated size and checksum.
+    """
+    obj = pin(location, obj)
+    if verifier is None:
+        verifier = Verifier.of_size(obj, received=start) if start else Verifier(obj)
+    position, failures = start, 0
+    while True:
+        before, began = position, time.monotonic()
+        failure: TransientFetchError | None = None
+        try:
+            with closing(location.open(obj, position)) as pieces:
+                for piece in pieces:
+                    verifier.update(piece)
+                    position += len(piece)
+                    if on_bytes is not None:
+                        on_bytes(len(piece))
+                    yield piece
+        except TransientFetchError as error:
+            failure = error
+        if failure is None:
+            # A clean end before the object's size is an unreported lost connection, unless a request for the rest
+            # returns nothing.
+            if obj.size is None or position >= obj.size or position == before:
+                verifier.finish()
+                return
+            message = f"{obj.url}: connection closed after {position} of {obj.size} bytes"
+            failure = TransientFetchError(message, hint=LATER)
+        if position and obj.version is None and obj.size is None and not obj.checksums:
+            # A replacement of the object between two requests could not be detected.
+            message = f"{failure.message}; cannot be resumed, as the server states neither size nor version"
+            raise TransientFetchError(message, hint=failure.hint) from failure
+        useful = position - before >= LEAST_RATE * max(1.0, time.monotonic() - began)
+        failures = 1 if useful else failures + 1
+        retry = next_try(failure, obj.url, position, failures, location.options)
+        if on_retry is not None:
+            on_retry(retry)
+        sleep(retry.wait)
+
+
+def read_all(location: Location, obj: RemoteObject, *, limit_bytes: int) -> bytes:
+    """The whole of a small object, verified. Raises FetchError if it is larger than the limit, else as `stream`."""
+    obj = pin(location, obj)
+    message = f"{obj.url} is larger than the limit of {limit_bytes} bytes"
+    hint = "the mirror may hold a different file of this name"
+    if obj.size is not None and obj.size > limit_bytes:
+        raise FetchError(message, hint=hint)
+    content = bytearray()
+    with closing(stream(location, obj)) as pieces:
+        for piece in pieces:
+            content += piece
+            if len(content) > limit_bytes:
+                raise FetchError(message, hint=hint)
+    return bytes(content)
+
+
+T = TypeVar("T")
+
+# How long `close` waits for the thread, which may be blocked in a read. It is a daemon thread, and ends after the read.
+CLOSE_SECONDS = 0.2
+
+
+class Readahead(Generic[T]):
+    """The same items in the same order, up to `depth` of them fetched in advance by a thread that starts at once.
+
+    An exception of the inner iterator is raised in place of the item. Close it (or use it in a `with`) if it is not read
+    to its end: that stops the thread and closes the inner iterator.
+    """
+
+    def __init__(self, iterable: Iterable[T], depth: int) -> None:
+        if depth < 1:
+            raise UsageError(f"depth must be at least 1, not {depth}")
+        self._channel = _Channel(depth)
+        # The thread refers to the channel, not to this object, so that garbage collection of this object ends the thread.
+        self._thread = threading.Thread(
+            target=_run, args=(iter(iterable), self._channel), name="rbdata-readahead", daemon=True
+        )
+        self._stop = weakref.finalize(self, self._channel.stop)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        return self._channel.take()
+
+    def close(self) -> None:
+        """Stop the thread and close the inner iterator; items not taken are lost. May be called twice."""
+        self._stop()
+        if self._thread is not threading.current_thread():
+            self._thread.join(CLOSE_SECONDS)
+
+    def __enter__(self) -> Readahead[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Channel:
+    """A bounded queue between the thread and the consumer; `end` is set after the last item."""
+
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+        self._items: deque[Any] = deque()
+        self._changed = threading.Condition()
+        self._end: BaseException | None = None
+
+    def put(self, item: Any) -> bool:
+        """Wait for space and put the item; False if the consumer has stopped."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._items) < self._depth or self._end is not None)
+            if self._end is not None:
+                return False
+            self._items.append(item)
+            self._changed.notify_all()
+            return True
+
+    def finish(self, end: BaseException) -> None:
+        """No more items: `end` is raised after the last one."""
+        with self._changed:
+            if self._end is None:
+                self._end = end
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Called by the consumer: drop the items and end the thread."""
+        with self._changed:
+            self._items.clear()
+            self._end = StopIteration()
+            self._changed.notify_all()
+
+    def take(self) -> Any:
+        with self._changed:
+            self._changed.wait_for(lambda: self._items or self._end is not None)
+            if self._items:
+                item = self._items.popleft()
+                self._changed.notify_all()
+                return item
+            end = self._end
+            # Raised once; later calls raise StopIteration, as those of a generator.
+            self._end = StopIteration()
+        assert end is not None
+        raise end
+
+
+def _run(iterator: Iterator[Any], channel: _Channel) -> None:
+    end: BaseException = StopIteration()
+    try:
+        for item in iterator:
+            if not channel.put(item):
+                break
+            # The variable would keep the item in memory until the next one arrives.
+            del item
+    except BaseException as error:
+        end = error
+    try:
+        close = getattr(iterator, "close", None)
+        if close is not None:
+            close()
+    except BaseException as error:
+        end = error if isinstance(end, StopIteration) else end
+    channel.finish(end)
+
+
+FORMAT = 1
+BLOCK = 1 << 20
+#: Bytes and seconds after which the record of a part is brought up to date.
+RECORD_BYTES, RECORD_SECONDS = 64 << 20, 5.0
+#: Bytes; a record has less than a thousand.
+_LARGEST_RECORD = 1 << 20
+
+
+def fetch_to_file(
+    location: Location,
+    obj: RemoteObject,
+    path: str | os.PathLike[str],
+    *,
+    on_bytes: OnBytes | None = None,
+    on_resume: Callable[[int], None] | None = None,
+) -> RemoteObject:
+    """Fetch the object to `path`, continuing an earlier process's part; returns it with its size and checksum.
+
+    `on_resume` is called with the number of bytes of that part; `on_bytes` is `stream`'s. The folder must
+    exist; a file at `path` is replaced. Raises as `stream` does, DiskSpaceError if the disk is full, DatasetBusyError if
+    another process is fetching to the same path.
+    """
+    path = Path(path)
+    obj = pin(location, obj)
+    with _open_part(_part(path)) as part:
+        record = _read_record(path)
+        kept = resumable_bytes(record, obj, os.fstat(part.fileno()).st_size)
+        while True:
+            verifier = Verifier(obj)
+            _rehash(part, kept, verifier)
+            if kept and not obj.checksums and (record is None or record.get("sum") != verifier.checksum):
+                kept = 0
+                continue
+            if on_resume is not None and kept:
+                on_resume(kept)
+            try:
+                _write_record(path, obj, verifier)
+                pieces = stream(location, obj, start=kept, verifier=verifier, on_bytes=on_bytes)
+                with closing(pieces), _recorded(path, obj, verifier, part) as wrote:
+                    for piece in pieces:
+                        _write(part, piece)
+                        wrote()
+                os.fsync(part.fileno())
+            except ChecksumError:
+                if not kept:
+                    # The record first, as a part without a record is never resumed.
+                    _record(path).unlink(missing_ok=True)
+                    _part(path).unlink(missing_ok=True)
+                    raise
+                # The earlier process's bytes may be wrong (after a crash of the machine): start over.
+                kept = 0
+                continue
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                message = f"{path}: the disk is full; no space for {obj.url}"
+                hint = "free some space and run the same command again: it continues"
+                raise DiskSpaceError(message, hint=hint) from error
+            break
+        _part(path).replace(path)
+        _record(path).unlink(missing_ok=True)
+        sync_folder(path.parent)
+    found = {verifier.algorithm: verifier.checksum or ""}
+    return replace(obj, size=verifier.size, checksums={**obj.checksums, **found})
+
+
+def resumable_bytes(record: Mapping[str, Any] | None, obj: RemoteObject, present: int) -> int:
+    """How many of the `present` bytes of a part can be kept for this object: all, those that were recorded, or none."""
+    if record is None or record.get("format") != FORMAT or (obj.size is not None and present > obj.size):
+        return 0
+    same_version = record.get("url") == obj.url and obj.version is not None and record.get("version") == obj.version
+    # A copy on another mirror is the same object if its checksum is the same.
+    stated = record.get("checksums") or {}
+    common = set(stated) & set(obj.checksums) if isinstance(stated, dict) else set()
+    same_bytes = bool(common) and all(stated[name] == obj.checksums[name] for name in common)
+    if not (same_version or same_bytes) or record.get("size") != obj.size:
+        return 0
+    if obj.checksums:  # they show in the end whether these bytes are right
+        return present
+    kept = record.get("kept")
+    return kept if isinstance(kept, int) and 0 <= kept <= present else 0
+
+
+def bytes_there(path: Path) -> int:
+    """Bytes of the file at ``path`` or, while it is fetched, of its part: what the next `fetch_to_file` may keep."""
+    for there in (path, _part(path)):
+        if there.is_file():
+            return there.stat().st_size
+    return 0
+
+
+def is_being_fetched(part: Path) -> bool:
+    """Whether a process is writing this ``.part`` file, or that of this ``.part.json``."""
+    part = part.with_name(part.name.partition(".part")[0] + ".part")
+    try:
+        with open_plain(part, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def discard_part(path: Path) -> None:
+    """Remove what a fetch to ``path`` that was killed at its very end left beside the finished file."""
+    for left in (_record(path), _record(path).with_suffix(".json.new"), _part(path)):
+        left.unlink(missing_ok=True)
+
+
+# -- the part and its record -----------------------------------------------------------------------------------------
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(path.name + ".part")
+
+
+def _record(path: Path) -> Path:
+    return path.with_name(path.name + ".part.json")
+
+
+def _open_part(part: Path) -> IO[bytes]:
+    if part.is_symlink():
+        part.unlink()
+    while True:
+        descriptor = os.open(part, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        file = os.fdopen(descriptor, "a+b", buffering=0)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The process that held the lock before may have renamed or removed the file after it was opened here.
+            if _same_file(file, part):
+                return file
+        except BlockingIOError as error:
+            file.close()
+            message = f"another process is fetching to {part.with_suffix('')}"
+            busy = DatasetBusyError(message, hint="wait for it to finish, or stop it")
+            busy.is_held = partial(is_being_fetched, part)
+            raise busy from error
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+
+
+def _same_file(file: IO[bytes], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _rehash(part: IO[bytes], kept: int, verifier: Verifier) -> None:
+    """Truncate the part to the kept bytes and pass them to the verifier; leaves the file at its end."""
+    if os.fstat(part.fileno()).st_size > kept:
+        part.truncate(kept)
+    part.seek(0)
+    while verifier.size < kept:
+        verifier.update(part.read(min(BLOCK, kept - verifier.size)))
+
+
+def _write(part: IO[bytes], piece: bytes) -> None:
+    # Unbuffered, so that the bytes received by a killed process are kept; such a write may be partial.
+    rest = memoryview(piece)
+    while rest:
+        rest = rest[part.write(rest) :]
+
+
+def _read_record(path: Path) -> dict[str, Any] | None:
+    try:
+        record = json.loads(read_plain(_record(path), _LARGEST_RECORD))
+    except (OSError, ValueError):  # none, or no file: the part is fetched again
+        return None
+    return record if isinstance(record, dict) else None
+
+
+@contextmanager
+def _recorded(path: Path, obj: RemoteObject, verifier: Verifier, part: IO[bytes]) -> Iterator[Callable[[], None]]:
+    """Gives what is to be called after each write: it records now and then how far the part is, as does an interruption."""
+    if obj.checksums:
+        yield lambda: None
+        return
+    size, began = verifier.size, time.monotonic()
+
+    def wrote() -> None:
+        nonlocal size, began
+        if verifier.size - size >= RECORD_BYTES or time.monotonic() - began >= RECORD_SECONDS:
+            os.fsync(part.fileno())
+            _write_record(path, obj, verifier)
+            size, began = verifier.size, time.monotonic()
+
+    try:
+        yield wrote
+    except BaseException:
+        with suppress(OSError):  # a full disk
+            if os.fstat(part.fileno()).st_size == verifier.size:
+                _write_record(path, obj, verifier)
+        raise
+
+
+def _write_record(path: Path, obj: RemoteObject, verifier: Verifier) -> None:
+    record = {
+        "format": FORMAT,
+        "url": obj.url,
+        "size": obj.size,
+        "version": obj.version,
+        "checksums": dict(obj.checksums),
+        "kept": verifier.size,
+        "sum": verifier.checksum,
+    }
+    new = _record(path).with_suffix(".json.new")
+    new.unlink(missing_ok=True)  # never through a link
+    new.write_text(json.dumps(record), encoding="utf-8")
+    new.replace(_record(path))
