@@ -184,13 +184,13 @@ def _in_time(source: Any, first: int, count: int) -> Any:
 
 def _has_windows(buffer: Any) -> bool:
     spec = getattr(buffer, "_spec", None)
-    return spec is not None and any(window is not None for window in (spec.frame_stack, spec.n_step, spec.unit))
+    return spec is not None and any(window is not None for window in (spec.frame_stack, spec.n_step, spec.expand))
 
 
 def _windows(buffer: Any) -> dict[str, Any]:
     """The windows of a buffer, as options of `ReplayBuffer`. Raises UsageError where a record gives several of a batch."""
     spec = getattr(buffer, "_spec", None)
-    if isinstance(getattr(buffer, "sampler", None), SliceSampler) or (spec is not None and spec.unit is not None):
+    if isinstance(getattr(buffer, "sampler", None), SliceSampler) or (spec is not None and spec.expand is not None):
         message = "half of every batch would be slices or windows, and half single records of the online buffer"
         raise UsageError(message, hint="leave out slice_len, num_slices and sample_unit, or sample from two buffers")
     if spec is None or not _has_windows(buffer):

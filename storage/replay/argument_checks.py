@@ -9,16 +9,15 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from ...errors import ArgumentTypeError, SamplingError, UsageError
+from ...errors import SamplingError, UsageError
 from ..amounts import MOST_RECORDS
 from ..dataset import Dataset
-from .samplers.consuming import ConsumingSampler
-from .samplers.sampler import Sampler
+from .online.consuming import ConsumingSampler
+from .samplers.sampler import Sampler, Use
 from .samplers.uniform import RandomSampler
 from .storages.dataset_storage import DatasetStorage
 from .storages.list_storage import ListStorage
 from .storages.storage import Storage
-from .storages.tensor_storage import TensorStorage
 from .writers import Writer
 
 Part = TypeVar("Part", Storage, Sampler, Writer)
@@ -55,41 +54,14 @@ def resolve_sampler(given: Any, consume_after: Any = None) -> Sampler:
     return made
 
 
-def check_consumption(
-    sampler: Sampler,
-    storage: Storage,
-    writer: Writer,
-    prefetch: int = 0,
-    *,
-    windows: bool = False,
-    shared: bool = False,
-    world_size: int = 1,
-) -> None:
-    """Raise UsageError where the parts of a buffer do not work together: a `ConsumingSampler`, or shares of what grows."""
-    if world_size > 1 and not sampler.endless and isinstance(storage, DatasetStorage) and storage.is_growing:
-        message = f"{world_size} processes that share one pass must see the same steps, and {storage.source!r} grows"
-        raise UsageError(message, hint="wait until it is complete, or sample with replacement")
-    if not isinstance(sampler, ConsumingSampler):
-        return
-    if not callable(getattr(writer, "write_at", None)):
+def check_parts(sampler: Sampler, storage: Storage, writer: Writer, use: Use) -> None:
+    """Raise UsageError where the parts of a buffer do not work together, or not for this use."""
+    if use.world_size > 1 and not sampler.endless and isinstance(storage, DatasetStorage) and storage.is_growing:
         message = (
-            f"a ConsumingSampler requires a writer with a callable write_at, which a {type(writer).__name__} lacks"
+            f"{use.world_size} processes that share one pass must see the same steps, and {storage.source!r} grows"
         )
-        raise ArgumentTypeError(message, hint="for example RoundRobinWriter()")
-    if not isinstance(storage, (ListStorage, TensorStorage)):
-        raise ArgumentTypeError(
-            f"a ConsumingSampler needs a storage of lists or tensors, not a {type(storage).__name__}"
-        )
-    if storage.ndim != 1:
-        raise UsageError(
-            f"a ConsumingSampler is for 1-dimensional storages, and this one has {storage.ndim} dimensions"
-        )
-    if prefetch:
-        raise UsageError("Prefetching is not supported with a ConsumingSampler: every draw consumes", hint="prefetch=0")
-    if windows:
-        raise UsageError("consumed rows are written out of time order: leave out frame_stack and n_step")
-    if shared or world_size > 1:
-        raise UsageError("what is consumed is counted in one process: a ConsumingSampler cannot be shared or split")
+        raise UsageError(message, hint="wait until it is complete, or sample with replacement")
+    sampler._check_parts(storage, writer, use)
 
 
 def resolve_writer(given: Any, default: Callable[[], Writer]) -> Writer:

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -94,10 +95,13 @@ class StateRows:
 
 @dataclass
 class Prepared:
-    """A batch whose small leaves are read: columns by path, each ``[steps, ...]``; ``index`` are storage rows.
+    """A batch that is drawn, and whose small leaves are read.
 
+    ``columns`` are by path, each ``[steps, ...]``; ``index`` are storage rows.
     ``position`` is their place in time and ``last`` that of the step whose successor is returned, where windows need them;
     ``state_rows`` is there where leaves are stored once for each state, ``achieved`` where goals are replaced (`hindsight`).
+    ``before`` is the state of the order before it was drawn (`pipeline.OrderState`; None where none is kept), ``ran_out`` says
+    whether it ends a pass.
     """
 
     draw: Draw
@@ -107,6 +111,8 @@ class Prepared:
     columns: dict[str, torch.Tensor]
     state_rows: StateRows | None = None
     achieved: torch.Tensor | None = None
+    before: Any = None
+    ran_out: bool = False
 
 
 class BatchReader:

@@ -6,10 +6,11 @@ sample()     -> sampler -> draw -> storage -> collate -> transforms -> device ->
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import parent_process
@@ -28,8 +29,8 @@ from ..keywords import check_keywords
 from ..partial_dataset import PartialDataset
 from .argument_checks import (
     check_batch_size,
-    check_consumption,
     check_frame_stack,
+    check_parts,
     check_prefetch,
     check_seed,
     make_generator,
@@ -39,13 +40,15 @@ from .argument_checks import (
     resolve_writer,
 )
 from .batches import NStep
-from .conditional_update import ConditionalUpdateMixin
 from .devices import check_device
+from .forks import watch_forks
+from .online.conditional_update import ConditionalUpdateResult, update_records
+from .online.sample_units import check_unit, expand_draw
+from .online.trajectories import query_trajectories
 from .overrides import check_part, is_overridden, is_own_code, reads_by_get
 from .pipeline import BatchSpec, Info, OrderState, Pipeline, RetiredError, check_count
-from .sample_units import check_unit
-from .samplers.consuming import ConsumingSampler, ReusingWriter
-from .samplers.sampler import Sampler
+from .prefetch import wait_for
+from .samplers.sampler import Sampler, Use
 from .storages.dataset_storage import DatasetStorage
 from .storages.list_storage import ListStorage
 from .storages.storage import Storage, is_key, read_column, read_records, write_leaf, write_records
@@ -84,7 +87,7 @@ class GivenParts:
     consume_after: int | None
 
 
-class ReplayBuffer(ConditionalUpdateMixin):
+class ReplayBuffer:
     """Writes records to a storage and samples batches from it.
 
     All arguments by keyword; those of ``torchrl.data.ReplayBuffer`` come first:
@@ -120,6 +123,7 @@ class ReplayBuffer(ConditionalUpdateMixin):
     _sampler: Sampler
     _writer: Writer
     _rng: torch.Generator
+    _pipeline: Pipeline
 
     @check_keywords
     def __init__(
@@ -175,7 +179,7 @@ class ReplayBuffer(ConditionalUpdateMixin):
         self._load_hooks = list(getattr(checkpointer, "_load_hooks", None) or ())
         self.shared = shared
         self._rank, self._world = rank, world_size
-        self._sample_unit = check_unit(sample_unit)
+        unit = self._sample_unit = check_unit(sample_unit)
         edges = Edges(None if traj_key is None else as_key(traj_key), () if end_key is None else (as_key(end_key),))
         keys, look_ahead = (
             None if stack_keys is None else tuple(stack_keys),
@@ -183,7 +187,15 @@ class ReplayBuffer(ConditionalUpdateMixin):
         )
         ahead, place = check_prefetch(prefetch, self.batch_size), None if device is None else check_device(device)
         windows = (frame_stack, keys, look_ahead, edges, self._info_in_batch)
-        self._spec = BatchSpec(*windows, collate_fn, ahead, place, pin_memory, unit=self._sample_unit)
+        self._spec = BatchSpec(
+            *windows,
+            collate_fn,
+            ahead,
+            place,
+            pin_memory,
+            expand=None if unit is None else partial(expand_draw, unit),
+            expands_ahead=unit is None or not is_own_code(unit),
+        )
         self._pass_ended = self._warned = False
         self._make_lock()
         #: What `_make_parts` is called with, until that has happened.
@@ -247,7 +259,50 @@ class ReplayBuffer(ConditionalUpdateMixin):
             check_part(part)
         spec = self._spec
         windows = spec.frame_stack is not None or spec.n_step is not None
-        check_consumption(sampler, storage, writer, spec.prefetch, windows=windows, world_size=self._world)
+        check_parts(sampler, storage, writer, Use(spec.prefetch, windows, world_size=self._world))
+
+    # -- locks: `prefetch` says who waits for whom -------------------------------------------------------------------
+
+    def _make_lock(self) -> None:
+        self._lock = threading.RLock()
+        self._saving = threading.RLock()  # held while a checkpoint is written or read, outside of the other
+        self._made_in = os.getpid()
+        watch_forks(self)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Rows may be written: nobody reads, and nothing is left to be read of what was drawn."""
+        self._check_process()
+        with self._lock:
+            self._pipeline.prepare_write()
+            with self._storage.write_lock:
+                yield
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Anything may be changed: what was drawn ahead is taken back, and was waited for before the lock was taken."""
+        with self._lock:
+            running = self._pipeline.rewind()
+        wait_for(running)
+        with self._lock:
+            self._pipeline.rewind()
+            with self._storage.write_lock:
+                yield
+
+    def _check_process(self) -> None:
+        """Raise UsageError in a process whose sampler or writer is a copy, while the rows are shared with the original."""
+        if self._made_in == os.getpid() or not self._storage.is_shared:
+            return
+        for part in (self._sampler, self._writer):
+            if part.values_per_row:
+                message = f"a {type(part).__name__} keeps values of every row in the process that made the buffer"
+                raise UsageError(message, hint="write in that process, or sample without priorities and rank keys")
+
+    def _after_fork(self) -> None:
+        self._lock, self._saving = threading.RLock(), threading.RLock()
+        pipeline: Pipeline | None = self.__dict__.get("_pipeline")
+        if pipeline is not None:
+            pipeline.after_fork(self._lock)
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
@@ -579,8 +634,6 @@ class ReplayBuffer(ConditionalUpdateMixin):
         where nothing transforms them; those of a dataset are read when they are taken out of the sequence returned.
         Raises UnknownKeyError where edges or keys are missing, ArgumentTypeError for records that are no TensorDicts.
         """
-        from .trajectories import query_trajectories
-
         with self._lock:
             return query_trajectories(self._storage, self._transforms, predicate, trajectory_key)
 
@@ -652,7 +705,7 @@ class ReplayBuffer(ConditionalUpdateMixin):
                 return None
             data = data.squeeze(-1) if nested else data
         with self._writing():
-            return self._notify_sampler(self._row_writer().add(data), single=True)
+            return self._notify_sampler(self._sampler._writer_for(self._writer, self._storage).add(data), single=True)
 
     def extend(self, data: Any, *, update_priority: bool | None = None) -> Any:
         """Write a batch of records; returns their rows, int64 ``[n]`` (``[n, ndim]`` for a storage of more dimensions).
@@ -667,14 +720,8 @@ class ReplayBuffer(ConditionalUpdateMixin):
         if data is None:
             return torch.zeros((0, self._storage.ndim), dtype=torch.int64)
         with self._writing():
-            return self._notify_sampler(
-                self._row_writer().extend(move_dim_first(data, self._dim_extend, self._storage.ndim))
-            )
-
-    def _row_writer(self) -> Writer | ReusingWriter:
-        if isinstance(self._sampler, ConsumingSampler):
-            return ReusingWriter(self._writer, self._sampler, self._storage)
-        return self._writer
+            writer = self._sampler._writer_for(self._writer, self._storage)
+            return self._notify_sampler(writer.extend(move_dim_first(data, self._dim_extend, self._storage.ndim)))
 
     def _notify_sampler(self, index: Any, *, single: bool = False) -> Any:
         """Tell the sampler of the rows written; returns them. Methods that a user has overridden get them as TorchRL's do."""
@@ -755,6 +802,39 @@ class ReplayBuffer(ConditionalUpdateMixin):
             if wanted is None or any(path[: len(key)] == key for key in wanted):
                 self.set_(key, value)
         return self
+
+    def update_if_present(
+        self,
+        *,
+        index: Any,
+        generation: Any,
+        patch: Mapping[Any, Any] | TensorDictBase,
+        version_key: Any = None,
+        version: Any = None,
+        require_newer: bool = False,
+    ) -> ConditionalUpdateResult:
+        """Write the leaves of ``patch`` (each ``[n, ...]``) to those records that are still in their rows.
+
+        ``index`` (``[n]``, or ``[n, ndim]``) and ``generation`` (``[n]``) are what `extend` and ``generations_of``, or a
+        batch's ``index`` and ``index_generation`` gave. With ``version_key`` (a stored number a record) and ``version`` (one
+        number, or ``[n]``) a record is written only if its stored version is not newer (with ``require_newer``: is older),
+        and gets the new version; of several writes to one row the newest version wins, of equal ones the last.
+
+        Everything is checked before anything is written. Raises UnsupportedError without
+        ``track_generations=True``, UnknownKeyError for a key that is not stored, SchemaError for other shapes or dtypes,
+        UsageError for arguments that contradict each other.
+        """
+        with self._writing():
+            return update_records(
+                self._storage,
+                self._writer,
+                index=index,
+                generation=generation,
+                patch=patch,
+                version_key=version_key,
+                version=version,
+                require_newer=require_newer,
+            )
 
     # -- copies, shares, states ----------------------------------------------------------------------------------------
 
@@ -866,7 +946,7 @@ class ReplayBuffer(ConditionalUpdateMixin):
         if not shared:
             self.shared = False
             return self
-        check_consumption(self._sampler, self._storage, self._writer, shared=True)
+        check_parts(self._sampler, self._storage, self._writer, Use(shared=True))
         if hasattr(self._storage, "share_memory_"):
             self._share_storage()
         elif not self._storage.immutable:
@@ -885,7 +965,7 @@ class ReplayBuffer(ConditionalUpdateMixin):
 
         ``epoch``: of the iterators of the loader, 0 for the first. Each has another pass, or other numbers of the seed.
         """
-        check_consumption(self._sampler, self._storage, self._writer, world_size=world_size)
+        check_parts(self._sampler, self._storage, self._writer, Use(world_size=world_size))
         seed = int(self._rng.initial_seed())
         with self._exclusive():
             self._rank, self._world = self._rank * world_size + rank, self._world * world_size

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
@@ -38,11 +38,8 @@ from ...errors import SamplingError, UsageError
 from .batches import BatchReader, NStep, Prepared
 from .devices import record_stream, to_device
 from .draw import Draw, expand_to_records, flag_keys, slice_flags
-from .hindsight import Relabeling
 from .overrides import is_overridden, reads_by_get
 from .prefetch import Job, Pace, Prefetcher
-from .sample_units import SampleUnit, expand_draw
-from .sample_units import Sequence as Windowed
 from .samplers.sampler import Sampler, draw_batch, is_known
 from .storages.list_storage import ListStorage
 from .storages.storage import Storage
@@ -50,7 +47,7 @@ from .storages.trees import copy_of, stack_records
 from .timeline import Edges, as_key, entry_key
 from .transforms import Transforms
 
-Prepare = Callable[[Sequence[Draw]], list[Any]]
+Prepare = Callable[[Sequence[Draw]], list[Prepared]]
 
 
 @dataclass
@@ -69,19 +66,40 @@ def check_count(batches: Any) -> int:
     return batches
 
 
-@dataclass
-class DrawnBatch:
-    """A batch that is drawn and prepared; ``ran_out`` says whether it ends a pass."""
+class Relabeling(Protocol):
+    """What gives the first records of a batch other goals and rewards, see `hindsight`."""
 
-    prepared: Prepared
-    _before: OrderState | None
-    ran_out: bool
+    def choose(self, draw: Draw, storage: Storage, generator: torch.Generator) -> None:
+        """Set ``draw.goals``, the rows that goals are taken from; from the generator that drew the batch."""
 
-    @property
-    def state_before(self) -> OrderState:
-        """The state of the order before this batch was drawn."""
-        assert self._before is not None
-        return self._before
+    def read(self, storage: Storage, rows: torch.Tensor) -> torch.Tensor:
+        """What was achieved at these rows."""
+
+    def apply(self, batch: Any, achieved: torch.Tensor) -> Any:
+        """The batch with its new goals and rewards."""
+
+
+@dataclass(frozen=True)
+class BatchSpec:
+    """What batches are to be: windows (see `batches`), and what is done with them when they are read.
+
+    ``info_in_batch`` puts what the sampler knows into the batch; ``prefetch`` batches are made ahead; ``relabeling``
+    replaces goals; ``expand`` makes other records of those drawn (see `online.sample_units`), ``expands_ahead`` says whether
+    it makes the same ones when it is called again.
+    """
+
+    frame_stack: int | None = None
+    stack_keys: tuple[str, ...] | None = None
+    n_step: NStep | None = None
+    edges: Edges | None = None
+    info_in_batch: bool = False
+    collate: Callable[[Any], Any] | None = None
+    prefetch: int = 0
+    device: torch.device | None = None
+    pin_memory: bool = False
+    relabeling: Relabeling | None = None
+    expand: Callable[[Draw, Storage], Draw] | None = None
+    expands_ahead: bool = True
 
 
 class BatchOrder:
@@ -92,14 +110,14 @@ class BatchOrder:
         sampler: Sampler,
         storage: Storage,
         generator: torch.Generator,
-        unit: SampleUnit | None = None,
+        spec: BatchSpec,
         *,
         watched: bool = False,
     ) -> None:
-        self.sampler, self.storage, self.generator, self.unit = sampler, storage, generator, unit
+        self.sampler, self.storage, self.generator, self.spec = sampler, storage, generator, spec
         #: Whether others may set the generator: they then get batches from its new state, not those drawn ahead before.
         self._watched, self._left_at = watched, None if not watched else generator.get_state()
-        self._drawn: deque[DrawnBatch] = deque()
+        self._drawn: deque[Prepared] = deque()
         self._size = 0
         self.batches = 0  # drawn so far
         self.version = 0  # that of the storage when the last batch taken was drawn
@@ -107,11 +125,9 @@ class BatchOrder:
         self._changes = 0  # of the sampler's arguments by then
         self._ahead = 1
         #: Whether draws can be taken back; keeping the states costs time, and without them nothing is drawn ahead.
-        self.keep_states = True
-        #: What chooses goals for every draw, see `hindsight`.
-        self.relabeling: Relabeling | None = None
+        self.keep_states = sampler.ahead
 
-    def take(self, batch_size: int, prepare: Prepare, limit: int) -> DrawnBatch:
+    def take(self, batch_size: int, prepare: Prepare, limit: int) -> Prepared:
         """The next batch of this size; up to ``limit`` are prepared together."""
         if self._drawn and (
             batch_size != self._size
@@ -128,11 +144,9 @@ class BatchOrder:
 
     @property
     def _may_look_ahead(self) -> bool:
-        # Whether a unit of the user's own, or a method set on the sampler, gives the same again is not known.
-        sampler, unit = self.sampler, self.unit
-        if not sampler.ahead or (unit is not None and type(unit) is not Windowed):
-            return False
-        return "sample" not in sampler.__dict__ and "draw" not in sampler.__dict__
+        sampler = self.sampler  # whether a method that was set on it gives the same again is not known
+        own_method = "sample" in sampler.__dict__ or "draw" in sampler.__dict__
+        return sampler.ahead and self.spec.expands_ahead and not own_method
 
     def _draw(self, batch_size: int, prepare: Prepare, count: int) -> None:
         self._size, self.version, self._contents = batch_size, self.storage.version, self.storage.contents_version
@@ -147,16 +161,18 @@ class BatchOrder:
                 draw = draw_batch(self.sampler, self.storage, batch_size, self.generator)
                 self.batches += 1
                 ends.append(self.sampler.ran_out)
-                draws.append(draw if self.unit is None else expand_draw(self.unit, draw, self.storage))
-                if self.relabeling is not None:
-                    self.relabeling.choose(draws[-1], self.storage, self.generator)
+                draws.append(draw if self.spec.expand is None else self.spec.expand(draw, self.storage))
+                if self.spec.relabeling is not None:
+                    self.spec.relabeling.choose(draws[-1], self.storage, self.generator)
             prepared = prepare(draws)
         except BaseException:
             if states[0] is not None:
                 self.go_to(states[0])
             self._ahead, self.batches = 1, before
             raise
-        self._drawn.extend(map(DrawnBatch, prepared, states, ends))
+        for batch, state, end in zip(prepared, states, ends):
+            batch.before, batch.ran_out = state, end
+        self._drawn.extend(prepared)
         if self._watched:
             self._left_at = self.generator.get_state()
 
@@ -170,7 +186,7 @@ class BatchOrder:
 
     def state(self, oldest: OrderState | None = None) -> OrderState:
         """The state after all that was taken, or that before ``oldest``, the first of those taken in vain."""
-        before = oldest or (self._drawn[0].state_before if self._drawn else None)
+        before = oldest or (self._drawn[0].before if self._drawn else None)
         if before is None:
             return self._current()
         return replace(before, generator=self.generator.get_state()) if self._was_set() else before
@@ -208,27 +224,6 @@ class BatchOrder:
 Info = Callable[[], dict[Any, Any]]
 
 
-@dataclass(frozen=True)
-class BatchSpec:
-    """What batches are to be: windows (see `batches`, `sample_units`), and what is done with them when they are read.
-
-    ``info_in_batch`` puts what the sampler knows into the batch; ``prefetch`` batches are made ahead; ``relabeling``
-    replaces goals.
-    """
-
-    frame_stack: int | None = None
-    stack_keys: tuple[str, ...] | None = None
-    n_step: NStep | None = None
-    edges: Edges | None = None
-    info_in_batch: bool = False
-    collate: Callable[[Any], Any] | None = None
-    prefetch: int = 0
-    device: torch.device | None = None
-    pin_memory: bool = False
-    relabeling: Relabeling | None = None
-    unit: SampleUnit | None = None
-
-
 class RetiredError(Exception):
     """The pipeline was replaced while a caller waited for the lock."""
 
@@ -255,12 +250,10 @@ class Pipeline:
         watched: bool = False,
     ) -> None:
         self.storage, self.spec, self.transforms = storage, spec, transforms
-        self.order = BatchOrder(sampler, storage, generator, spec.unit, watched=watched)
-        self.order.keep_states = sampler.ahead
-        self.order.relabeling = spec.relabeling
+        self.order = BatchOrder(sampler, storage, generator, spec, watched=watched)
         sampler._rng = generator
         self.lock = lock
-        self._queue: Prefetcher[DrawnBatch] | None = None
+        self._queue: Prefetcher[Prepared] | None = None
         self._pace = Pace(spec.prefetch)
         self._retired = False
         self._known: tuple[Any, int, BatchReader | None] | None = None
@@ -281,9 +274,9 @@ class Pipeline:
             self._check_current()
             if self._queue is not None and len(self._queue):
                 self.rewind()
-            drawn, rows = self._take_and_read(size)
-        batch, info = self._finish(drawn.prepared, self._collate(drawn.prepared, rows))
-        return record_stream(batch, self.spec.device), info, drawn.ran_out
+            prepared, rows = self._take_and_read(size)
+        batch, info = self._finish(prepared, self._collate(prepared, rows))
+        return record_stream(batch, self.spec.device), info, prepared.ran_out
 
     def _sample_paced(self, size: int) -> tuple[Any, Info, bool]:
         """A batch that was drawn ahead of time: made in a thread meanwhile, or now where that is quicker."""
@@ -312,8 +305,8 @@ class Pipeline:
         count = len(self.storage)
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < count:
             raise SamplingError(f"there are {count} records, and not all of {rows.tolist()!s:.60} are among them")
-        draw, reader, unit = Draw(rows.clone()), self._reader(), self.spec.unit
-        draw = draw if unit is None else expand_draw(unit, draw, self.storage)
+        draw, reader, expand = Draw(rows.clone()), self._reader(), self.spec.expand
+        draw = draw if expand is None else expand(draw, self.storage)
 
         def read() -> tuple[Prepared, Any]:
             prepared = self._stamped(_unread(draw) if reader is None else reader.prepare([draw])[0])
@@ -325,7 +318,7 @@ class Pipeline:
 
     # -- drawing -----------------------------------------------------------------------------------------------------
 
-    def _take(self, size: int) -> DrawnBatch:
+    def _take(self, size: int) -> Prepared:
         reader = self._reader()
         if reader is None:
             return self.order.take(size, lambda draws: [self._stamped(_unread(draw)) for draw in draws], 1)
@@ -341,16 +334,16 @@ class Pipeline:
                 prepared.columns["index_generation"] = expand_to_records(generation, self.storage.batch_tail)
         return prepared
 
-    def _take_and_read(self, size: int) -> tuple[DrawnBatch, Any]:
+    def _take_and_read(self, size: int) -> tuple[Prepared, Any]:
         """The next batch and its rows; where another process writes them, drawn and read again."""
         before = self.order.state() if self.storage.is_shared else None
         attempts = count()
 
-        def attempt() -> tuple[DrawnBatch, Any]:
+        def attempt() -> tuple[Prepared, Any]:
             if next(attempts) and before is not None:
                 self.order.go_to(before)
-            drawn = self._take(size)
-            return drawn, self.read(drawn.prepared)
+            prepared = self._take(size)
+            return prepared, self.read(prepared)
 
         return self.storage.read_whole(attempt)
 
@@ -442,7 +435,7 @@ class Pipeline:
 
     # -- ahead of time -----------------------------------------------------------------------------------------------
 
-    def _prefetched(self, size: int) -> tuple[tuple[Any, Info], Job[DrawnBatch]]:
+    def _prefetched(self, size: int) -> tuple[tuple[Any, Info], Job[Prepared]]:
         """The next batch, and its job; after it the queue is as full as before, so that draws are always as far ahead."""
         with self.lock:
             self._check_current()
@@ -463,7 +456,7 @@ class Pipeline:
             with self.lock:
                 if queue is self._queue and queue.popped is job:
                     self.rewind()
-                    self.order.go_to(job.item.state_before)
+                    self.order.go_to(job.item.before)
             raise
         with self.lock:
             if queue is self._queue:
@@ -471,22 +464,21 @@ class Pipeline:
                     self._fill(queue, size, queue.last if len(queue) else job.item)
         return result, job
 
-    def _fill(self, queue: Prefetcher[DrawnBatch], size: int, last: DrawnBatch) -> None:
+    def _fill(self, queue: Prefetcher[Prepared], size: int, last: Prepared) -> None:
         """Draw up to the depth of the queue; one pass at a time: what comes after its end is the next iteration's."""
         while len(queue) < queue.depth and (self.order.sampler.endless or not last.ran_out):
             last = self._submit(queue, size)
 
-    def _submit(self, queue: Prefetcher[DrawnBatch], size: int) -> DrawnBatch:
+    def _submit(self, queue: Prefetcher[Prepared], size: int) -> Prepared:
         order, read = self.order, self.read
         version, order.keep_states = self.storage.version, True
         if self.storage.is_shared:
             with self._changes_noticed(version):
-                drawn = self._take(size)
+                prepared = self._take(size)
             read = partial(self._read_unchanged, order.version)
         else:
-            drawn = self._take(size)
+            prepared = self._take(size)
         order.keep_states = order.sampler.ahead
-        prepared = drawn.prepared
         collate: Callable[[Any], Any] | None = partial(self._collate, prepared)
         finish: Callable[[Any], Any] = partial(self._finish, prepared)
         if self.runs_own_code:
@@ -494,8 +486,8 @@ class Pipeline:
             finish = partial(self._finish, prepared, copied=True)
             if self._collates_by_own_code:
                 collate, finish = None, partial(self._collate_and_finish, prepared)
-        queue.submit(drawn, partial(read, prepared), collate, finish, in_thread=self._pace.ahead)
-        return drawn
+        queue.submit(prepared, partial(read, prepared), collate, finish, in_thread=self._pace.ahead)
+        return prepared
 
     def _read_alone(self, read: Callable[[Prepared], Any], prepared: Prepared) -> Any:
         """What ``read`` returns; by a user's ``get`` for one batch at a time, and copied."""
@@ -514,7 +506,7 @@ class Pipeline:
 
     def _oldest(self) -> OrderState | None:
         """The state before the first batch that waits to be delivered."""
-        return self._queue.first.state_before if self._queue is not None and self.queued else None
+        return self._queue.first.before if self._queue is not None and self.queued else None
 
     def _read_unchanged(self, version: int, prepared: Prepared) -> Any:
         """`read`, of rows drawn at this version of the storage. Raises RowsChangedError when it is another one by now."""
@@ -543,7 +535,7 @@ class Pipeline:
         self.rewind()
         self.order.go_to(state)
 
-    def rewind(self) -> list[Job[DrawnBatch]]:
+    def rewind(self) -> list[Job[Prepared]]:
         """Take back all that was drawn ahead; returns the jobs that still run, see `wait_for`."""
         oldest = self._oldest()
         running = [] if self._queue is None else self._queue.withdraw()
@@ -572,7 +564,7 @@ class Pipeline:
         self.lock = lock
         queue, self._queue = self._queue, None
         if queue is not None and len(queue):
-            self.order.go_to(queue.first.state_before)
+            self.order.go_to(queue.first.before)
 
 
 def _unread(draw: Draw) -> Prepared:

@@ -15,7 +15,6 @@ from ..keywords import with_options
 from .argument_checks import resolve_storage
 from .buffer import ReplayBuffer
 from .buffer_options import BufferOptions, PrioritizedOptions, ReadOptions
-from .sample_units import Sequence
 from .samplers.prioritized import PrioritizedSampler
 from .storages.storage import is_key, read_records
 from .storages.trees import as_list, stack, stack_records
@@ -163,26 +162,10 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def _anchor_reduced_priority(
         self, data: TensorDictBase, priority: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The anchors in a batch of `Sequence` windows, ascending, and for each the largest priority of its valid records.
-
-        Anchors are int64 ``[A]`` (``[A, ndim]`` for storages of more dimensions). None where the batch has no anchors.
-        """
-        anchor = data.get("anchor_index", None) if isinstance(self._sample_unit, Sequence) else None
-        count = data.numel()
-        if anchor is None or not count or priority.numel() % count:
-            return None
-        ndim = self._storage.ndim
-        rows = self._storage.flat(anchor.reshape(count, -1)[:, :ndim])
-        values = reduce(priority.detach().reshape(count, -1), getattr(self._sampler, "reduction", "max")).cpu()
-        valid = data.get("validity_mask", None)
-        if valid is not None:
-            valid = valid.reshape(count, -1)[:, 0].cpu()
-            rows, values = rows[valid], values[valid]
-        anchors, place = torch.unique(rows, return_inverse=True)
-        largest = torch.zeros(len(anchors), dtype=values.dtype).scatter_reduce(
-            0, place, values, "amax", include_self=False
-        )
-        return anchors if ndim == 1 else self._unflat(anchors), largest
+        """`SampleUnit._anchor_priorities` of the buffer's unit; None without one."""
+        unit = self._sample_unit
+        reduction = getattr(self._sampler, "reduction", "max")
+        return None if unit is None else unit._anchor_priorities(data, priority, self._storage, reduction)
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):

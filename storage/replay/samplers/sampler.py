@@ -12,7 +12,7 @@ So the most derived definition is what draws, whichever name it has, and ``super
 from __future__ import annotations
 
 from abc import ABCMeta
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from inspect import Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -27,6 +27,16 @@ from ..state_files import read_state, write_state
 from ..storages.storage import Storage
 from ..storages.trees import copy_of
 from ..timeline import Key, as_key, entry_key
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a buffer does with its sampler: batches prefetched, windows around the records drawn, processes."""
+
+    prefetch: int = 0
+    windows: bool = False
+    shared: bool = False
+    world_size: int = 1
 
 
 class _Replacement(ABCMeta):
@@ -139,6 +149,13 @@ class Sampler(metaclass=_Replacement):
     def live(self, storage: Storage) -> int:
         """How many records the buffer has for its sampler: ``len(buffer)``."""
         return len(storage)
+
+    def _check_parts(self, storage: Storage, writer: Any, use: Use) -> None:
+        """Raise UsageError where the sampler cannot work with these parts of a buffer, or with its use."""
+
+    def _writer_for(self, writer: Any, storage: Storage) -> Any:
+        """What writes new records: ``writer`` itself, or one that chooses their rows."""
+        return writer
 
     def reserve(self, rows: int) -> None:
         """A storage of several dimensions has rounded its size up to so many rows."""

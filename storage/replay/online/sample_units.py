@@ -17,12 +17,14 @@ from collections.abc import Sequence as ListLike
 from typing import Any, Literal
 
 import torch
+from tensordict import TensorDictBase
 
-from ...errors import ArgumentTypeError, SamplingError, UsageError
-from .draw import Draw
-from .samplers.sampler import rows_of
-from .storages.storage import Storage
-from .timeline import DONE, Edges, Timeline, as_key
+from ....errors import ArgumentTypeError, SamplingError, UsageError
+from ..draw import Draw
+from ..samplers.sampler import rows_of
+from ..storages.storage import Storage
+from ..timeline import DONE, Edges, Timeline, as_key
+from ..writers import reduce
 
 Boundary = Literal["pad", "stop", "include_reset"]
 Index = torch.Tensor | tuple[torch.Tensor, ...]
@@ -40,6 +42,12 @@ class SampleUnit(ABC):
         records to be read; tensors ``[N, ...]`` of the info are put into the batches of a `TensorDictReplayBuffer`,
         everything else is only in the info.
         """
+
+    def _anchor_priorities(
+        self, data: TensorDictBase, priority: torch.Tensor, storage: Storage, reduction: str
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The anchors of a batch and the priority of each, where priorities of its records belong to anchors; else None."""
+        return None
 
 
 class Transition(SampleUnit):
@@ -125,6 +133,27 @@ class Sequence(SampleUnit):
         if isinstance(there, tuple):
             return tuple(part.to(anchor.device) for part in there), expanded
         return there.to(anchor.device), expanded
+
+    def _anchor_priorities(
+        self, data: TensorDictBase, priority: torch.Tensor, storage: Storage, reduction: str
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The anchors in a batch of windows, ascending, and for each the largest priority of its valid records.
+
+        Anchors are int64 ``[A]`` (``[A, ndim]`` for storages of more dimensions). None where the batch has no anchors.
+        """
+        anchor, count = data.get("anchor_index", None), data.numel()
+        if anchor is None or not count or priority.numel() % count:
+            return None
+        rows = storage.flat(anchor.reshape(count, -1)[:, : storage.ndim])
+        values = reduce(priority.detach().reshape(count, -1), reduction).cpu()
+        valid = data.get("validity_mask", None)
+        if valid is not None:
+            valid = valid.reshape(count, -1)[:, 0].cpu()
+            rows, values = rows[valid], values[valid]
+        anchors, place = torch.unique(rows, return_inverse=True)
+        largest = torch.zeros(len(anchors), dtype=values.dtype)
+        largest = largest.scatter_reduce(0, place, values, "amax", include_self=False)
+        return anchors if storage.ndim == 1 else torch.stack(tuple(storage.coordinates(anchors)), -1), largest
 
     def _repeat(self, value: Any) -> Any:
         """A value of each anchor for all its records; what is no such value as it is."""

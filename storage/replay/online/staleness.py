@@ -13,9 +13,9 @@ import torch
 
 from ....errors import SamplingError, UnknownKeyError, UsageError
 from ..draw import Draw
+from ..samplers.sampler import Sampler, require_records
 from ..storages.storage import Storage
 from ..timeline import as_key
-from .sampler import Sampler, require_records
 
 
 class StalenessAwareSampler(Sampler):

@@ -25,13 +25,13 @@ from typing import Any, overload
 import torch
 from tensordict import TensorClass, TensorDictBase
 
-from ...errors import ArgumentTypeError, SchemaError, UnknownKeyError
-from ..dataset import Dataset
-from .storages.dataset_storage import DatasetStorage
-from .storages.storage import Storage
-from .storages.trees import stack_records
-from .timeline import ColumnOf, Edges, Key, Timeline, as_key
-from .transforms import Transforms
+from ....errors import ArgumentTypeError, SchemaError, UnknownKeyError
+from ...dataset import Dataset
+from ..storages.dataset_storage import DatasetStorage
+from ..storages.storage import Storage
+from ..storages.trees import stack_records
+from ..timeline import ColumnOf, Edges, Key, Timeline, as_key
+from ..transforms import Transforms
 
 _IDS: tuple[Key, ...] = (("collector", "traj_ids"), ("traj_ids",), ("episode",))
 _FLAGS = ("done", "terminated", "truncated")

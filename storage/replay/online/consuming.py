@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 
-from ....errors import SamplingError, UsageError, reason
+from ....errors import ArgumentTypeError, SamplingError, UsageError, reason
 from ..draw import Draw
+from ..samplers.sampler import Sampler, Use, require_records
+from ..storages.list_storage import ListStorage
 from ..storages.storage import Storage
+from ..storages.tensor_storage import TensorStorage
 from ..writers import count_records
-from .sampler import Sampler, require_records
 
 
 class ConsumingSampler(Sampler):
@@ -53,6 +55,34 @@ class ConsumingSampler(Sampler):
     @property
     def _live_mask(self) -> torch.Tensor:
         return self._sample_count[: self._size] < self.max_sample_count
+
+    # -- parts of the buffer -----------------------------------------------------------------------------------------
+
+    def _check_parts(self, storage: Storage, writer: Any, use: Use) -> None:
+        if not callable(getattr(writer, "write_at", None)):
+            message = (
+                f"a ConsumingSampler requires a writer with a callable write_at, which a {type(writer).__name__} lacks"
+            )
+            raise ArgumentTypeError(message, hint="for example RoundRobinWriter()")
+        if not isinstance(storage, (ListStorage, TensorStorage)):
+            raise ArgumentTypeError(
+                f"a ConsumingSampler needs a storage of lists or tensors, not a {type(storage).__name__}"
+            )
+        if storage.ndim != 1:
+            raise UsageError(
+                f"a ConsumingSampler is for 1-dimensional storages, and this one has {storage.ndim} dimensions"
+            )
+        if use.prefetch:
+            raise UsageError(
+                "Prefetching is not supported with a ConsumingSampler: every draw consumes", hint="prefetch=0"
+            )
+        if use.windows:
+            raise UsageError("consumed rows are written out of time order: leave out frame_stack and n_step")
+        if use.shared or use.world_size > 1:
+            raise UsageError("what is consumed is counted in one process: a ConsumingSampler cannot be shared or split")
+
+    def _writer_for(self, writer: Any, storage: Storage) -> ReusingWriter:
+        return ReusingWriter(writer, self, storage)
 
     # -- rows --------------------------------------------------------------------------------------------------------
 

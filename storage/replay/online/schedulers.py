@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from ...errors import UsageError
-from .buffer import ReplayBuffer
-from .samplers.sampler import Sampler
+from ....errors import UsageError
+from ..samplers.sampler import Sampler
 
 
 class ParameterScheduler:
@@ -24,7 +23,7 @@ class ParameterScheduler:
     """
 
     def __init__(self, obj: Any, param_name: str, min_value: Any = None, max_value: Any = None) -> None:
-        sampler = obj.sampler if isinstance(obj, ReplayBuffer) else obj
+        sampler = getattr(obj, "sampler", obj)
         if not isinstance(sampler, Sampler):
             raise UsageError(f"a scheduler takes a ReplayBuffer or a Sampler, not a {type(obj).__name__}")
         if not hasattr(sampler, param_name):
