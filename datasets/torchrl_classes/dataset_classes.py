@@ -1,7 +1,7 @@
 """TorchRL's dataset classes: a buffer over a dataset of one source, which is downloaded where it is not there.
 
 They have the arguments, keys and attributes that TorchRL documents. Those of `rbdata.download` and `rbdata.load` mean what they
-mean there. The TypedDicts are the keyword arguments that the classes pass on, see `storage.replay.buffer_options`.
+mean there. The TypedDicts are the keyword arguments that the classes pass on, see `storage.replay.arguments`.
 
 `load_dataset` finds the classes by prefix: ``load_dataset("minari:D4RL/door/human-v2", batch_size=32)``.
 """
@@ -27,8 +27,8 @@ from ...storage.derived_dataset import Derivation, DerivedDataset, ShiftedRows, 
 from ...storage.folder import DatasetPlace, remove_tree
 from ...storage.keywords import with_options
 from ...storage.manifest import read_manifest
+from ...storage.replay.arguments import CollateOptions, CommonOptions, EndOptions, PriorityKeyOptions
 from ...storage.replay.buffer import ReplayBuffer
-from ...storage.replay.buffer_options import CollateOptions, CommonOptions, EndOptions, PriorityKeyOptions
 from ...storage.replay.loading import SAMPLING, make_sampler
 from ...storage.replay.samplers.slices import Span, UniformOver
 from ...storage.replay.samplers.uniform import SamplerWithoutReplacement

@@ -13,7 +13,7 @@ from tensordict import TensorDictBase
 from ...errors import SamplingError, UsageError
 from ...storage.dataset import Dataset
 from ...storage.replay import LazyTensorStorage, ReplayBuffer, ReplayBufferEnsemble, SliceSampler, Storage
-from ...storage.replay.argument_checks import check_batch_size, check_seed
+from ...storage.replay.arguments import check_batch_size, check_seed
 from ...storage.replay.loading import load_buffer
 from ..local import open_dataset
 from .dataset_classes import load_dataset

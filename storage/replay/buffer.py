@@ -11,7 +11,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from multiprocessing import parent_process
 from multiprocessing.context import get_spawning_popen
@@ -27,7 +27,7 @@ from ..amounts import html_table, plural
 from ..dataset import Dataset
 from ..keywords import check_keywords
 from ..partial_dataset import PartialDataset
-from .argument_checks import (
+from .arguments import (
     check_batch_size,
     check_frame_stack,
     check_parts,
@@ -69,22 +69,6 @@ def _put_in(batch: TensorDictBase, info: dict[Any, Any]) -> None:
 
 
 Part = Any  # an instance, or a function without arguments that makes one
-
-
-@dataclass(frozen=True)
-class GivenParts:
-    """What the parts of a buffer are made of, when they are made; ``one_ahead``: prefetch a batch if the sampler can."""
-
-    storage: Part
-    sampler: Part
-    writer: Part
-    transform: Any
-    transform_factory: Callable[[], Any] | None
-    dim_extend: int | None
-    generator: torch.Generator | None
-    seed: int | None
-    one_ahead: bool
-    consume_after: int | None
 
 
 class ReplayBuffer:
@@ -180,59 +164,67 @@ class ReplayBuffer:
         self.shared = shared
         self._rank, self._world = rank, world_size
         unit = self._sample_unit = check_unit(sample_unit)
-        edges = Edges(None if traj_key is None else as_key(traj_key), () if end_key is None else (as_key(end_key),))
-        keys, look_ahead = (
-            None if stack_keys is None else tuple(stack_keys),
-            None if n_step is None else NStep(n_step, gamma),
-        )
-        ahead, place = check_prefetch(prefetch, self.batch_size), None if device is None else check_device(device)
-        windows = (frame_stack, keys, look_ahead, edges, self._info_in_batch)
         self._spec = BatchSpec(
-            *windows,
-            collate_fn,
-            ahead,
-            place,
-            pin_memory,
+            frame_stack=frame_stack,
+            stack_keys=None if stack_keys is None else tuple(stack_keys),
+            edges=Edges(None if traj_key is None else as_key(traj_key), () if end_key is None else (as_key(end_key),)),
+            n_step=None if n_step is None else NStep(n_step, gamma),
+            info_in_batch=self._info_in_batch,
+            collate=collate_fn,
+            prefetch=check_prefetch(prefetch, self.batch_size),
+            device=None if device is None else check_device(device),
+            pin_memory=pin_memory,
             expand=None if unit is None else partial(expand_draw, unit),
             expands_ahead=unit is None or not is_own_code(unit),
         )
         self._pass_ended = self._warned = False
         self._make_lock()
-        #: What `_make_parts` is called with, until that has happened.
-        one_ahead = prefetch is None and place is not None and place.type == "cuda"
-        seed = None if seed is None else check_seed(seed)
-        parts = GivenParts(
-            storage=storage,
-            sampler=sampler,
-            writer=writer,
-            transform=transform,
-            transform_factory=transform_factory,
-            dim_extend=dim_extend,
-            generator=generator,
-            seed=seed,
-            one_ahead=one_ahead,
-            consume_after=consume_after_n_samples,
-        )
-        self._unmade: GivenParts | None = parts
+        on_gpu = self._spec.device is not None and self._spec.device.type == "cuda"
+        #: The arguments of `_make_parts`, until it is called.
+        self._unmade: dict[str, Any] | None = {
+            "storage": storage,
+            "sampler": sampler,
+            "writer": writer,
+            "transform": transform,
+            "transform_factory": transform_factory,
+            "dim_extend": dim_extend,
+            "generator": generator,
+            "seed": None if seed is None else check_seed(seed),
+            "one_ahead": prefetch is None and on_gpu,
+            "consume_after": consume_after_n_samples,
+        }
         if not (transform_factory is not None if delayed_init is None else delayed_init):
-            self._make_parts(parts)
+            self._make_parts(**self._unmade)
 
-    def _make_parts(self, given: GivenParts) -> None:
+    def _make_parts(
+        self,
+        *,
+        storage: Part,
+        sampler: Part,
+        writer: Part,
+        transform: Any,
+        transform_factory: Callable[[], Any] | None,
+        dim_extend: int | None,
+        generator: torch.Generator | None,
+        seed: int | None,
+        one_ahead: bool,
+        consume_after: int | None,
+    ) -> None:
+        """Make the parts of what the constructor was given; ``one_ahead``: prefetch a batch if the sampler can."""
         self._unmade = None
-        self._storage = resolve_storage(given.storage)
-        self._sampler = resolve_sampler(given.sampler, given.consume_after)
+        self._storage = resolve_storage(storage)
+        self._sampler = resolve_sampler(sampler, consume_after)
         if self._sampler.drop_last and self.batch_size is None:
             raise UsageError("drop_last needs the batch_size given to the buffer")
-        self._writer = resolve_writer(given.writer, self._default_writer)
+        self._writer = resolve_writer(writer, self._default_writer)
         self._check_parts(self._sampler, self._storage, self._writer)
         check_part(self)
         self._writer.register_storage(self._storage)
-        transform = given.transform if given.transform_factory is None else given.transform_factory()
-        self._transforms = as_transforms(transform)
-        self._dim_extend = self._storage.ndim - 1 if given.dim_extend is None else given.dim_extend
-        if given.one_ahead and self._sampler.ahead and self.batch_size:
+        self._transforms = as_transforms(transform if transform_factory is None else transform_factory())
+        self._dim_extend = self._storage.ndim - 1 if dim_extend is None else dim_extend
+        if one_ahead and self._sampler.ahead and self.batch_size:
             self._spec = replace(self._spec, prefetch=1)
-        self._start_order(given.generator, given.seed)
+        self._start_order(generator, seed)
         if self.shared:
             self.share()
 
@@ -243,7 +235,7 @@ class ReplayBuffer:
             if not name.startswith("__") and "_lock" in self.__dict__:
                 with self._lock:  # another thread may be making them
                     if self.__dict__.get("_unmade") is not None:
-                        self._make_parts(self._unmade)
+                        self._make_parts(**self._unmade)
                     if name in self.__dict__:
                         return self.__dict__[name]
             raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}")
@@ -648,9 +640,9 @@ class ReplayBuffer:
         counts = (len(self), self.write_count, self._pipeline.queued) if made else (0, 0, 0)
         stats: dict[str, int | float | bool] = dict(zip(("size", "write_count", "prefetch_queue_size"), counts))
         stats["initialized"] = made
-        if isinstance(
-            capacity := getattr(self._unmade.storage if self._unmade else self._storage, "max_size", None), int
-        ):
+        storage = self._storage if self._unmade is None else self._unmade["storage"]
+        capacity = getattr(storage, "max_size", None)
+        if isinstance(capacity, int):
             stats.update(capacity=capacity, utilization=stats["size"] / capacity)
         return stats
 

@@ -17,9 +17,8 @@ from typing_extensions import Unpack
 
 from ...errors import ReadOnlyError, SamplingError, SchemaError, UsageError, reason
 from ..keywords import with_options
-from .argument_checks import check_batch_size, check_prefetch, check_seed, make_generator
+from .arguments import EnsembleOptions, check_batch_size, check_prefetch, check_seed, make_generator
 from .buffer import ReplayBuffer
-from .buffer_options import EnsembleOptions
 from .checkpoint import CheckpointWriter
 from .devices import check_device, to_device
 from .draw import expand_to_records
@@ -29,12 +28,12 @@ from .samplers.sampler import Sampler
 from .state_files import reading
 from .storages.storage import Storage
 from .storages.trees import copy_of, stack
-from .timeline import as_key
+from .timeline import Key, as_key
 from .transforms import Transforms, as_transforms
 from .writers import Writer
 
 
-def pick_members(index: Any, count: int) -> int | list[int]:
+def _pick_members(index: Any, count: int) -> int | list[int]:
     """A member's number for a number, a list of them for anything else. Raises IndexError when there is no such member."""
     if index is Ellipsis or isinstance(index, slice):
         return list(range(count))[slice(None) if index is Ellipsis else index]
@@ -49,8 +48,8 @@ def pick_members(index: Any, count: int) -> int | list[int]:
     return chosen
 
 
-class EnsemblePart:
-    """What the three have in common."""
+class _EnsemblePart:
+    """What storages, samplers and writers of ensembles have in common: the ``parts``, one of each member."""
 
     parts: tuple[Any, ...]
 
@@ -60,7 +59,7 @@ class EnsemblePart:
 
     def __getitem__(self, index: Any) -> Any:
         members, *rows = index if isinstance(index, tuple) else (index,)
-        chosen = pick_members(members, len(self.parts))
+        chosen = _pick_members(members, len(self.parts))
         if not rows:
             return self.parts[chosen] if isinstance(chosen, int) else self._some(chosen)
         place = rows[0] if len(rows) == 1 else tuple(rows)
@@ -103,7 +102,7 @@ class EnsemblePart:
         return f"{type(self).__name__}({', '.join(map(repr, self.parts))})"
 
 
-class StorageEnsemble(EnsemblePart, Storage):
+class StorageEnsemble(_EnsemblePart, Storage):
     """The storages of an ensemble's members; ``transforms``: one (or None) for each, applied to what is sampled.
 
     ``len()`` counts members, as in TorchRL. Nothing can be written: write to the members.
@@ -140,7 +139,7 @@ class StorageEnsemble(EnsemblePart, Storage):
         raise ReadOnlyError("an ensemble's storages are written by its members", hint="ensemble[0].extend(...)")
 
 
-class WriterEnsemble(EnsemblePart, Writer):
+class WriterEnsemble(_EnsemblePart, Writer):
     """The writers of an ensemble's members; it writes nothing itself."""
 
     def __init__(self, *writers: Writer) -> None:
@@ -164,7 +163,7 @@ class WriterEnsemble(EnsemblePart, Writer):
     extend = add
 
 
-class SamplerEnsemble(EnsemblePart, Sampler):
+class SamplerEnsemble(_EnsemblePart, Sampler):
     """The samplers of an ensemble's members, and which members a batch comes from.
 
     - ``p``: probabilities of the members, any numbers that are not negative; None: all alike. ``"sampleable"``: in proportion
@@ -253,7 +252,7 @@ class SamplerEnsemble(EnsemblePart, Sampler):
         return index, [info for _, info in drawn]
 
 
-def check_members(buffers: Sequence[Any]) -> None:
+def _check_members(buffers: Sequence[Any]) -> None:
     """Raise UsageError if an element is not a buffer, or draws by a method that is not called here, or if there are none."""
     strangers = [type(buffer).__name__ for buffer in buffers if not isinstance(buffer, ReplayBuffer)]
     if not buffers or strangers:
@@ -272,7 +271,7 @@ def _check_called(part: Any, names: Sequence[str], instead: str) -> None:
             raise UsageError(message, hint=instead)
 
 
-def draw_part(buffer: ReplayBuffer, size: int, *, ahead: bool, copied: bool = False) -> tuple[Any, dict[Any, Any]]:
+def _draw_part(buffer: ReplayBuffer, size: int, *, ahead: bool, copied: bool = False) -> tuple[Any, dict[Any, Any]]:
     """``size`` records of a member, and their info; where a pass of its sampler ends, records of the next one follow.
 
     ``ahead``: parts of this size may be prefetched. ``copied``: what the user's code made is kept while it makes another part.
@@ -295,10 +294,10 @@ def draw_part(buffer: ReplayBuffer, size: int, *, ahead: bool, copied: bool = Fa
     if len(pieces) == 1:
         return pieces[0]
     joined = {key: torch.cat([info[key] for _, info in pieces]) for key in pieces[0][1]}
-    return concatenate([data for data, _ in pieces]), joined
+    return _concatenate([data for data, _ in pieces]), joined
 
 
-def stack_parts(parts: list[Any]) -> Any:
+def _stack_parts(parts: list[Any]) -> Any:
     """Parts beside each other; those of TensorDicts that are not alike as a lazy stack."""
     if not isinstance(parts[0], TensorDictBase):
         return stack(parts)
@@ -307,14 +306,14 @@ def stack_parts(parts: list[Any]) -> Any:
     return LazyStackedTensorDict.maybe_dense_stack(parts)
 
 
-def concatenate(batches: list[Any]) -> Any:
+def _concatenate(batches: list[Any]) -> Any:
     """Batches of one kind after each other: TensorDicts, or trees of tensors."""
     if is_tensor_collection(batches[0]):
         return torch.cat(batches)
     return pytree.tree_map(lambda *leaves: torch.cat(leaves), *batches)
 
 
-def with_info(batch: TensorDictBase, info: dict[Any, Any]) -> TensorDictBase:
+def _with_info(batch: TensorDictBase, info: dict[Any, Any]) -> TensorDictBase:
     """A part with what its sampler says of it, unless a transform has made other records of them."""
     if len(info["index"]) == len(batch):
         for key, value in info.items():
@@ -323,21 +322,21 @@ def with_info(batch: TensorDictBase, info: dict[Any, Any]) -> TensorDictBase:
     return batch
 
 
-def index_of(ids: list[int], rows: list[torch.Tensor], dims: int = 1) -> TensorDictBase:
+def _index_of(ids: list[int], rows: list[torch.Tensor], dims: int = 1) -> TensorDictBase:
     """Which member each record is from, and its row there: int64 ``buffer_ids`` and ``index``, batch ``[parts, records, ...]``.
 
     ``dims`` of the rows number records; a lazy stack where parts are not alike.
     """
     if len({row.shape for row in rows}) > 1:
-        return LazyStackedTensorDict.lazy_stack([index_of([member], [row], dims)[0] for member, row in zip(ids, rows)])
+        return LazyStackedTensorDict.lazy_stack([_index_of([member], [row], dims)[0] for member, row in zip(ids, rows)])
     shape = torch.Size([len(ids), *rows[0].shape[:dims]])
     members = torch.tensor(ids).view(-1, *[1] * dims).expand(shape).contiguous()
     return TensorDict({"buffer_ids": members, "index": torch.stack(rows)}, shape)
 
 
-def info_of(ids: list[int], infos: list[dict[Any, Any]]) -> TensorDict:
+def _info_of(ids: list[int], infos: list[dict[Any, Any]]) -> TensorDict:
     """``index`` of all parts, and what all samplers say in one shape: ``[parts, records, ...]``, batch ``[parts]``."""
-    index = index_of(ids, [info.pop("index") for info in infos])
+    index = _index_of(ids, [info.pop("index") for info in infos])
     alike = [key for key, value in infos[0].items() if all(_alike(value, info.get(key)) for info in infos)]
     stacked = {key: torch.stack([info[key] for info in infos]) for key in alike}
     return TensorDict({**stacked, "index": index}, [len(ids)])
@@ -347,57 +346,30 @@ def _alike(value: Any, other: Any) -> bool:
     return isinstance(other, torch.Tensor) and other.shape == value.shape
 
 
-class Router:
-    """Shares records out to ``buffers``: by the integer under ``routing_key``, or by their place along ``routing_dim``."""
+def _members_of(data: Any, count: int, key: Key | None, dim: int | None) -> torch.Tensor:
+    """Which of ``count`` members each record goes to, int64 ``[n]``: the number under ``key``, or its place along ``dim``.
 
-    def __init__(self, buffers: Sequence[Any], routing_key: Any = None, routing_dim: int | None = None) -> None:
-        if routing_key is not None and routing_dim is not None:
-            raise UsageError("give routing_key or routing_dim, not both")
-        if routing_dim is not None and type(routing_dim) is not int:
-            raise UsageError(f"routing_dim is the number of a dimension, not {routing_dim!r}")
-        self.buffers, self.routing_dim = buffers, routing_dim
-        self.routing_key = None if routing_key is None else as_key(routing_key)
-        self.active = routing_key is not None or routing_dim is not None
-
-    def extend(self, data: TensorDictBase) -> TensorDict:
-        """Write records, in their order within each member; returns ``buffer_ids`` and ``index``, int64, batch ``[n]``.
-
-        ``n`` counts the records of all batch dimensions. Raises SchemaError for data that do not name members, before
-        anything is written.
-        """
-        if not isinstance(data, TensorDictBase):
-            raise SchemaError(f"only TensorDicts are shared out to members, not a {type(data).__name__}")
-        ids = self._members(data)
-        flat = data.reshape(-1)
-        index: torch.Tensor | None = None
-        for member in ids.unique().tolist():
-            chosen = (ids == member).nonzero().squeeze(1)
-            rows = torch.as_tensor(self.buffers[member].extend(flat[chosen]))
-            if index is None:
-                index = torch.full((len(ids), *rows.shape[1:]), -1)
-            index[chosen] = rows
-        return TensorDict({"buffer_ids": ids, "index": ids.clone() if index is None else index}, [len(ids)])
-
-    def _members(self, data: TensorDictBase) -> torch.Tensor:
-        """The member of each record, int64 ``[n]``."""
-        count = len(self.buffers)
-        if self.routing_key is None:
-            dim = self.routing_dim or 0
-            if not -data.ndim <= dim < data.ndim or data.shape[dim] != count:
-                raise SchemaError(f"data of shape {tuple(data.shape)} have no {count} members along dimension {dim}")
-            shape = [1] * data.ndim
-            shape[dim] = count
-            return torch.arange(count).reshape(shape).expand(data.batch_size).reshape(-1)
-        name = "/".join(self.routing_key)
-        ids = data.get(self.routing_key, None)
-        if ids is None or ids.numel() != data.numel():
-            raise SchemaError(f"the data have no {name} with the number of a member for each record")
-        ids = ids.reshape(-1).cpu()
-        if ids.is_floating_point() or ids.dtype == torch.bool:
-            raise SchemaError(f"members are named by whole numbers, and {name} is {ids.dtype}")
-        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < count:
-            raise SchemaError(f"{name} names members {int(ids.min())}..{int(ids.max())} of {count}")
-        return ids.long()
+    Raises SchemaError for data that do not name members.
+    """
+    if not isinstance(data, TensorDictBase):
+        raise SchemaError(f"only TensorDicts are shared out to members, not a {type(data).__name__}")
+    if key is None:
+        dim = dim or 0
+        if not -data.ndim <= dim < data.ndim or data.shape[dim] != count:
+            raise SchemaError(f"data of shape {tuple(data.shape)} have no {count} members along dimension {dim}")
+        shape = [1] * data.ndim
+        shape[dim] = count
+        return torch.arange(count).reshape(shape).expand(data.batch_size).reshape(-1)
+    name = "/".join(key)
+    ids = data.get(key, None)
+    if ids is None or ids.numel() != data.numel():
+        raise SchemaError(f"the data have no {name} with the number of a member for each record")
+    ids = ids.reshape(-1).cpu()
+    if ids.is_floating_point() or ids.dtype == torch.bool:
+        raise SchemaError(f"members are named by whole numbers, and {name} is {ids.dtype}")
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < count:
+        raise SchemaError(f"{name} names members {int(ids.min())}..{int(ids.max())} of {count}")
+    return ids.long()
 
 
 class ReplayBufferEnsemble:
@@ -411,8 +383,8 @@ class ReplayBufferEnsemble:
     - ``transform`` or ``transform_factory``: applied after the members' own.
     - ``collate_fn``: makes a batch of the parts; the default stacks them. ``collate_fns``: one for each member, in the place
       of its own.
-    - ``routing_key``, ``routing_dim``: how `extend` shares records out to the members, see `Router`; without either an ensemble
-      is read-only: write to the members.
+    - ``routing_key``, ``routing_dim``: `extend` shares records out to the members by the integer under this key, or by their
+      place along this dimension; without either an ensemble is read-only: write to the members.
     - ``generator`` or ``seed``: same seed, same batches, also of the members. ``shared``: see `ReplayBuffer`.
 
     ``checkpointer``, ``compilable``, ``delayed_init``, ``dim_extend``, ``service_backend`` and ``transport`` (with their
@@ -462,7 +434,7 @@ class ReplayBufferEnsemble:
             self._sampler = samplers
             buffers = self._make_members(storages, samplers, writers, collate_fns)
         else:
-            check_members(buffers)
+            _check_members(buffers)
             self._sampler = SamplerEnsemble(
                 *(buffer.sampler for buffer in buffers),
                 p=p,
@@ -473,7 +445,11 @@ class ReplayBufferEnsemble:
                 for buffer, collate in zip(buffers, collate_fns, strict=True):
                     buffer._change_spec(collate=collate)
         self.buffers = buffers
-        self._router = Router(buffers, routing_key, routing_dim)
+        if routing_key is not None and routing_dim is not None:
+            raise UsageError("give routing_key or routing_dim, not both")
+        if routing_dim is not None and type(routing_dim) is not int:
+            raise UsageError(f"routing_dim is the number of a dimension, not {routing_dim!r}")
+        self._routing_key, self._routing_dim = None if routing_key is None else as_key(routing_key), routing_dim
         transform = transform_factory() if transform_factory is not None else transform
         self._transforms = as_transforms(transform)
         self._collate = collate_fn
@@ -568,13 +544,15 @@ class ReplayBufferEnsemble:
             raise UsageError("no batch size", hint="give batch_size to the ensemble, or to sample()")
         part = self._sampler.part_size(check_batch_size(size))
         ids = self._sampler.draw_members([buffer.storage for buffer in self.buffers], part, self._generator).tolist()
-        parts = [draw_part(self.buffers[member], part, ahead=self._prefetch > 0, copied=len(ids) > 1) for member in ids]
+        parts = [
+            _draw_part(self.buffers[member], part, ahead=self._prefetch > 0, copied=len(ids) > 1) for member in ids
+        ]
         batch = self._join(ids, parts)
         if len(self._transforms):
             batch = self._transforms.apply_beside(batch, self._info_keys(parts))
         if self._pin or self._device is not None:
             batch = to_device(batch, self._device, self._pin)
-        return (batch, info_of(ids, [info for _, info in parts])) if return_info else batch
+        return (batch, _info_of(ids, [info for _, info in parts])) if return_info else batch
 
     def _info_keys(self, parts: list[tuple[Any, dict[Any, Any]]]) -> set[Any]:
         """What samplers say of records, without flags, which belong to the data as well."""
@@ -585,7 +563,7 @@ class ReplayBufferEnsemble:
         if self._collate is not None:
             return self._collate(batches)
         if not isinstance(batches[0], TensorDictBase):
-            return stack_parts(batches)
+            return _stack_parts(batches)
         lengths = {len(batch) for batch in batches}
         if len(lengths) > 1:
             message = f"the members' parts have {', '.join(map(str, sorted(lengths)))} records"
@@ -593,14 +571,14 @@ class ReplayBufferEnsemble:
         complete = []
         for member, (batch, info) in zip(ids, parts):
             batch = batch.exclude("index")
-            complete.append(batch if self.buffers[member]._info_in_batch else with_info(batch, info))
-        joined = stack_parts(complete)
+            complete.append(batch if self.buffers[member]._info_in_batch else _with_info(batch, info))
+        joined = _stack_parts(complete)
         rows = [info["index"] for _, info in parts]
         if len(rows[0]) != len(complete[0]):  # a transform has made other records of them
             return joined
         tails = [tuple(batch.batch_size[1:]) for batch in complete]
         expanded = [expand_to_records(row, tail) for row, tail in zip(rows, tails)]
-        return joined.set("index", index_of(ids, expanded, min(map(len, tails)) + 1))
+        return joined.set("index", _index_of(ids, expanded, min(map(len, tails)) + 1))
 
     def __iter__(self) -> Iterator[Any]:
         if self.batch_size is None:
@@ -639,15 +617,27 @@ class ReplayBufferEnsemble:
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def extend(self, data: Any) -> TensorDict:
-        """Share records out to the members; returns ``buffer_ids`` and ``index`` of each, batch ``[n]``, see `Router`.
+        """Share records out to the members, in their order within each.
 
-        Raises ReadOnlyError without ``routing_key`` or ``routing_dim``.
+        Returns ``buffer_ids`` and ``index`` of each, int64, batch ``[n]``; ``n`` counts the records of all batch dimensions.
+        Raises ReadOnlyError without ``routing_key`` or ``routing_dim``, SchemaError for data that do not name members, before
+        anything is written.
         """
-        if not self._router.active:
+        if self._routing_key is None and self._routing_dim is None:
             raise ReadOnlyError(
                 "an ensemble doesn't allow writing", hint="write to its members: ensemble[0].extend(...)"
             )
-        return self._router.extend(self._transforms.inv(data) if len(self._transforms) else data)
+        data = self._transforms.inv(data) if len(self._transforms) else data
+        ids = _members_of(data, len(self.buffers), self._routing_key, self._routing_dim)
+        flat = data.reshape(-1)
+        index: torch.Tensor | None = None
+        for member in ids.unique().tolist():
+            chosen = (ids == member).nonzero().squeeze(1)
+            rows = torch.as_tensor(self.buffers[member].extend(flat[chosen]))
+            if index is None:
+                index = torch.full((len(ids), *rows.shape[1:]), -1)
+            index[chosen] = rows
+        return TensorDict({"buffer_ids": ids, "index": ids.clone() if index is None else index}, [len(ids)])
 
     def add(self, data: Any) -> TensorDict:
         """Write one record to the member it names; as `extend`, batch ``[]``."""
@@ -690,13 +680,13 @@ class ReplayBufferEnsemble:
         ``[members, rows]`` are records of each, through all transforms: ``[members, rows]``, or a lazy stack.
         """
         members, *rows = index if isinstance(index, tuple) else (index,)
-        chosen = pick_members(members, len(self.buffers))
+        chosen = _pick_members(members, len(self.buffers))
         place = rows[0] if len(rows) == 1 else tuple(rows)
         if isinstance(chosen, int):
             return self.buffers[chosen][place] if rows else self.buffers[chosen]
         if rows:
             records = [self.buffers[member][place] for member in chosen]
-            found = (self._collate or stack_parts)(records)
+            found = (self._collate or _stack_parts)(records)
             return self._transforms.apply_to_stored(found)
         if chosen == list(range(len(self.buffers))):
             return self

@@ -23,8 +23,8 @@ from typing_extensions import Unpack
 
 from ...errors import SchemaError, UnknownKeyError, UsageError
 from ..keywords import with_options
+from .arguments import HindsightOptions
 from .buffer import ReplayBuffer
-from .buffer_options import HindsightOptions
 from .draw import Draw
 from .overrides import reads_by_get
 from .storages.dataset_storage import DatasetStorage

@@ -12,9 +12,8 @@ from typing_extensions import Unpack
 
 from ...errors import SamplingError, SchemaError, UsageError
 from ..keywords import with_options
-from .argument_checks import resolve_storage
+from .arguments import BufferOptions, PrioritizedOptions, ReadOptions, resolve_storage
 from .buffer import ReplayBuffer
-from .buffer_options import BufferOptions, PrioritizedOptions, ReadOptions
 from .samplers.prioritized import PrioritizedSampler
 from .storages.storage import is_key, read_records
 from .storages.trees import as_list, stack, stack_records

@@ -30,7 +30,7 @@ KeyLike = str | tuple[str, ...]
 
 
 class SliceOptions(TypedDict, total=False):
-    """The arguments of `SliceSampler`, for the samplers that pass them on; see `..buffer_options`."""
+    """The arguments of `SliceSampler`, for the samplers that pass them on; see `..arguments`."""
 
     num_slices: int | None
     slice_len: int | None
