@@ -27,6 +27,7 @@ from ..amounts import html_table, plural
 from ..dataset import Dataset
 from ..keywords import check_keywords
 from ..partial_dataset import PartialDataset
+from . import checkpoint
 from .arguments import (
     check_batch_size,
     check_frame_stack,
@@ -42,6 +43,7 @@ from .arguments import (
 from .batches import NStep
 from .devices import check_device
 from .forks import watch_forks
+from .iterable import ReplayIterable, ReplayMap
 from .online.conditional_update import ConditionalUpdateResult, update_records
 from .online.sample_units import check_unit, expand_draw
 from .online.trajectories import query_trajectories
@@ -252,49 +254,6 @@ class ReplayBuffer:
         spec = self._spec
         windows = spec.frame_stack is not None or spec.n_step is not None
         check_parts(sampler, storage, writer, Use(spec.prefetch, windows, world_size=self._world))
-
-    # -- locks: `prefetch` says who waits for whom -------------------------------------------------------------------
-
-    def _make_lock(self) -> None:
-        self._lock = threading.RLock()
-        self._saving = threading.RLock()  # held while a checkpoint is written or read, outside of the other
-        self._made_in = os.getpid()
-        watch_forks(self)
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Rows may be written: nobody reads, and nothing is left to be read of what was drawn."""
-        self._check_process()
-        with self._lock:
-            self._pipeline.prepare_write()
-            with self._storage.write_lock:
-                yield
-
-    @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        """Anything may be changed: what was drawn ahead is taken back, and was waited for before the lock was taken."""
-        with self._lock:
-            running = self._pipeline.rewind()
-        wait_for(running)
-        with self._lock:
-            self._pipeline.rewind()
-            with self._storage.write_lock:
-                yield
-
-    def _check_process(self) -> None:
-        """Raise UsageError in a process whose sampler or writer is a copy, while the rows are shared with the original."""
-        if self._made_in == os.getpid() or not self._storage.is_shared:
-            return
-        for part in (self._sampler, self._writer):
-            if part.values_per_row:
-                message = f"a {type(part).__name__} keeps values of every row in the process that made the buffer"
-                raise UsageError(message, hint="write in that process, or sample without priorities and rank keys")
-
-    def _after_fork(self) -> None:
-        self._lock, self._saving = threading.RLock(), threading.RLock()
-        pipeline: Pipeline | None = self.__dict__.get("_pipeline")
-        if pipeline is not None:
-            pipeline.after_fork(self._lock)
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
@@ -842,18 +801,14 @@ class ReplayBuffer:
 
     def dumps(self, path: Any) -> None:
         """Write everything to a folder; see `checkpoint`."""
-        from .checkpoint import dump
-
         with self._saving:
-            dump(self, path)
+            checkpoint.dump(self, path)
 
     def loads(self, path: Any) -> None:
         """Read what `dumps` wrote, into a buffer made of the same parts; see `checkpoint`."""
-        from .checkpoint import load
-
         self._check_process()
         with self._saving, self._exclusive():
-            load(self, path)
+            checkpoint.load(self, path)
 
     save = dump = dumps
     load = loads
@@ -931,6 +886,49 @@ class ReplayBuffer:
             self._pipeline.go_to(here)
             raise
 
+    # -- locks: `prefetch` says who waits for whom -------------------------------------------------------------------
+
+    def _make_lock(self) -> None:
+        self._lock = threading.RLock()
+        self._saving = threading.RLock()  # held while a checkpoint is written or read, outside of the other
+        self._made_in = os.getpid()
+        watch_forks(self)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Rows may be written: nobody reads, and nothing is left to be read of what was drawn."""
+        self._check_process()
+        with self._lock:
+            self._pipeline.prepare_write()
+            with self._storage.write_lock:
+                yield
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Anything may be changed: what was drawn ahead is taken back, and was waited for before the lock was taken."""
+        with self._lock:
+            running = self._pipeline.rewind()
+        wait_for(running)
+        with self._lock:
+            self._pipeline.rewind()
+            with self._storage.write_lock:
+                yield
+
+    def _check_process(self) -> None:
+        """Raise UsageError in a process whose sampler or writer is a copy, while the rows are shared with the original."""
+        if self._made_in == os.getpid() or not self._storage.is_shared:
+            return
+        for part in (self._sampler, self._writer):
+            if part.values_per_row:
+                message = f"a {type(part).__name__} keeps values of every row in the process that made the buffer"
+                raise UsageError(message, hint="write in that process, or sample without priorities and rank keys")
+
+    def _after_fork(self) -> None:
+        self._lock, self._saving = threading.RLock(), threading.RLock()
+        pipeline: Pipeline | None = self.__dict__.get("_pipeline")
+        if pipeline is not None:
+            pipeline.after_fork(self._lock)
+
     # -- processes ---------------------------------------------------------------------------------------------------
 
     def share(self, shared: bool = True) -> Self:
@@ -974,16 +972,12 @@ class ReplayBuffer:
             self._spec = replace(self._spec, **changes)
             self._make_pipeline(self._rng)
 
-    def as_iterable(self, batches: int | None = None) -> Any:
+    def as_iterable(self, batches: int | None = None) -> ReplayIterable:
         """A ``torch.utils.data.IterableDataset`` of this buffer's batches; see `iterable`."""
-        from .iterable import ReplayIterable
-
         return ReplayIterable(self, batches)
 
-    def as_map(self) -> Any:
+    def as_map(self) -> ReplayMap:
         """A map-style ``torch.utils.data.Dataset`` of this buffer's records; see `iterable`."""
-        from .iterable import ReplayMap
-
         return ReplayMap(self)
 
     def close(self) -> None:

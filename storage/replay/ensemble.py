@@ -19,7 +19,7 @@ from ...errors import ReadOnlyError, SamplingError, SchemaError, UsageError, rea
 from ..keywords import with_options
 from .arguments import EnsembleOptions, check_batch_size, check_prefetch, check_seed, make_generator
 from .buffer import ReplayBuffer
-from .checkpoint import CheckpointWriter
+from .checkpoint import Checkpoint, CheckpointWriter, dump_into, load_from
 from .devices import check_device, to_device
 from .draw import expand_to_records
 from .overrides import is_overridden
@@ -737,8 +737,6 @@ class ReplayBufferEnsemble:
 
     def dumps(self, path: Any) -> None:
         """Write every member to a folder of its own below ``path``, all or nothing; see `checkpoint`."""
-        from .checkpoint import dump_into
-
         with CheckpointWriter(path) as folder:
             for number, buffer in enumerate(self.buffers):
                 with buffer._lock:
@@ -751,8 +749,6 @@ class ReplayBufferEnsemble:
 
     def loads(self, path: Any) -> None:
         """Read what `dumps` wrote, into an ensemble of the same members. One that refuses it is as before."""
-        from .checkpoint import Checkpoint, load_from
-
         checkpoint = Checkpoint(path, "ReplayBufferEnsemble")
         members = checkpoint.about.get("members")
         if members != len(self.buffers):
