@@ -31,7 +31,7 @@ COMPARED = {
     "`register_save_hook`": "test_flattened_files_are_the_same ted_hooks_over_a_rollout",
     "`empty(empty": "emptied exchanged test_stats",
     "read-only datasets": "read_only",
-    "`consume_after": "samplers/test_consuming.py:test_rows_lengths_and_states_are_those_of_torchrl",
+    "`consume_after": "online/test_consuming.py:test_rows_lengths_and_states_are_those_of_torchrl",
     "`update_if_present`": "updated_if_present updated_if_newer test_like_torchrl",
     "`stats()`": "test_stats test_can_sample in_order",
     "`delayed_init`": "test_parts_are_made_late",
@@ -110,6 +110,6 @@ def test_the_tests_are_there(start):
         if place:
             files = [TESTS.parent / place[0] if place[0].startswith("tests/") else here / place[0]]
         else:
-            files = sorted(here.glob("*.py"))
+            files = sorted((*here.glob("*.py"), *here.glob("online/*.py")))
         holders = [text for file in files if f"\ndef {function}(" in (text := file.read_text())]
         assert holders and any("torchrl" in text for text in holders), name
