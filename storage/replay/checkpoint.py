@@ -6,7 +6,7 @@
 
 A buffer in a folder: all of it or, when writing fails, the checkpoint that was there before. No pickle.
 
-    storage/                   tensors: see `state_files`; others: a state (see `state_files`)
+    storage/                   tensors: see `tensor_files`; others: a state (see `state_files`)
     writer/metadata.json       {"cursor", "write_count", ...}; other writers: a state
     sampler/ position/ transforms/   states
     buffer_metadata.json       {"batch_size", "consume_after_n_samples": null or a number}
@@ -28,7 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...errors import DamagedDatasetError, DatasetExistsError, DiskSpaceError, NotADatasetError, UsageError, reason
+from ...errors import DamagedDatasetError, DatasetExistsError, DiskSpaceError, NotADatasetError, UsageError
 from ..checksums import crc32c, sum_range
 from ..durable import is_full, sync_folder, system_error, write_atomically
 from ..folder import remove_tree
@@ -36,9 +36,10 @@ from ..snapshot import aside
 from ..tensordict_folder import check_plain, read_json, regular_size
 from .overrides import is_overridden
 from .pipeline import OrderState, check_count
-from .state_files import METADATA, read_state, reading, write_state
+from .state_files import read_state, reading, write_state
 from .storages.memmap_storage import LazyMemmapStorage
 from .storages.storage import Storage
+from .storages.tensor_files import METADATA
 from .storages.tensor_storage import TensorStorage
 
 FORMAT, FORMAT_VERSION = "rbdata-replay", 1
@@ -153,7 +154,7 @@ class Checkpoint:
         self.about = record["about"]
 
     def _record(self) -> dict[str, Any]:
-        try:
+        with reading(self.path / FILENAME):
             record = read_json(self.path / FILENAME)
             checksum = record.pop("checksum")
             if (
@@ -167,10 +168,6 @@ class Checkpoint:
             if checksum != crc32c(json.dumps(record, sort_keys=True).encode()):
                 raise ValueError("it does not match its own checksum")
             return record
-        except UsageError:
-            raise
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-            raise DamagedDatasetError(f"{self.path / FILENAME} is damaged: {reason(error)}") from error
 
     def _check(self, files: dict[str, Any]) -> None:
         for name, stated in files.items():

@@ -6,21 +6,6 @@
 Version 2 has further types among the values, each as an object {"rbdata:type": name of the type, ...}: tensors, TensorDicts
 and values that are not tensors inside them, NumPy arrays and scalars, tuples, sets, bytes, complex numbers, dicts whose keys
 are not text. What is read has the types of what was written; what has none of them is refused when it is written.
-
-Trees of tensors: a file for each leaf, and a description of the tree that JSON can hold.
-
-    a/0.memmap                  the first element of the tuple or list under the key "a"
-    _-single-tensor-_.memmap    a tensor that is no part of a tree
-
-The files are named as TorchRL 0.14 names them, for keys that make file names.
-
-The contents of tensor storages, as TorchRL 0.14 writes and reads them.
-
-    storage_metadata.json    {"metadata": {leaf: {"dtype", "shape"}}, "is_pytree", "len": rows filled,
-                             "newest": row written last, "tree": see `state_files`}; the leaves and "tree" for trees only
-    meta.json, *.memmap      TensorDicts, as ``TensorDict.load_memmap`` opens them; capacity rows, those never written as holes
-
-A storage without records is the state {"leaves": 0} (see `state_files`), which TorchRL does not write.
 """
 
 from __future__ import annotations
@@ -30,7 +15,7 @@ import math
 import sys
 from base64 import b64decode, b64encode
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,26 +24,18 @@ import numpy as np
 import torch
 from tensordict import (
     LazyStackedTensorDict,
-    MemoryMappedTensor,
     NonTensorData,
     NonTensorStack,
     TensorDict,
-    TensorDictBase,
     is_tensor_collection,
 )
-from torch.utils import _pytree as pytree
 
-from ...errors import DamagedDatasetError, RbdataError, SchemaError, UsageError, reason
-from ..durable import allocate
+from ...errors import DamagedDatasetError, RbdataError, UsageError, reason
 from ..memory_map import element_bytes
 from ..tensordict_folder import (
-    check_writable,
     dtype_named,
-    encoded_name,
     is_known_dtype,
-    map_tensor,
     read_json,
-    read_memmap,
     regular_size,
 )
 from ..untrusted_json import parse_json
@@ -75,14 +52,14 @@ _NUMPY_KINDS = "biufcSUmM"
 
 
 @contextmanager
-def reading(folder: Path) -> Iterator[None]:
-    """Whatever goes wrong while the contents of a folder are taken over is a DamagedDatasetError, if it is no error of ours."""
+def reading(what: object) -> Iterator[None]:
+    """Whatever goes wrong while files are read and taken over is a DamagedDatasetError, if it is no error of ours."""
     try:
         yield
     except RbdataError:
         raise
     except Exception as error:
-        raise DamagedDatasetError(f"{folder} is damaged: {type(error).__name__}: {reason(error)}") from error
+        raise DamagedDatasetError(f"{what} is damaged: {type(error).__name__}: {reason(error)}") from error
 
 
 def write_state(folder: Path, state: dict[str, Any]) -> None:
@@ -90,7 +67,11 @@ def write_state(folder: Path, state: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     writer, top = _StateWriter(folder), (folder.name,)
     named = all(type(name) is str for name in state)
-    tensors = {name: writer.tensor(value, (*top, name)) for name, value in state.items() if named and _is_tensor(value)}
+    tensors = {
+        name: writer.tensor(value, (*top, name))
+        for name, value in state.items()
+        if named and isinstance(value, torch.Tensor)
+    }
     rest = {name: value for name, value in state.items() if name not in tensors}
     values = writer.encode(rest, top)
     version = FORMAT_VERSION_OF_TYPES if writer.has_types else FORMAT_VERSION
@@ -106,7 +87,7 @@ def write_state(folder: Path, state: dict[str, Any]) -> None:
 
 def read_state(folder: Path) -> dict[str, Any]:
     """Read what `write_state` wrote. Raises DamagedDatasetError when it is not all there."""
-    try:
+    with reading(f"the state in {folder}"):
         record = read_json(folder / "state.json", STATE_BYTES)
         version, values = record["format_version"], record["values"]
         if version not in (FORMAT_VERSION, FORMAT_VERSION_OF_TYPES):
@@ -114,15 +95,9 @@ def read_state(folder: Path) -> dict[str, Any]:
         tensors = {name: _tensor(folder, entry) for name, entry in record["tensors"].items()}
         values = values if version == FORMAT_VERSION else _decode(folder, values)
         return {**values, **tensors}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
-        raise DamagedDatasetError(f"the state in {folder} is damaged: {reason(error)}") from error
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
 
 
 class _StateWriter:
@@ -144,7 +119,7 @@ class _StateWriter:
         if kind is dict and TYPE not in value and all(type(key) is str for key in value):
             return {key: self.encode(part, (*place, key)) for key, part in value.items()}
         self.has_types = True
-        if _is_tensor(value):
+        if isinstance(value, torch.Tensor):
             return {TYPE: "tensor", **self.tensor(value, place)}
         found = self._collection(value, place) or self._value(value)
         if found is None:
@@ -280,182 +255,3 @@ def _array(folder: Path, entry: dict[str, Any]) -> Any:
         raise ValueError(f"{entry['dtype']!r} is no dtype of numbers")
     array = np.frombuffer(_elements(folder, entry, dtype.itemsize), dtype).reshape(entry["shape"])
     return array[()] if entry["scalar"] else array
-
-
-SINGLE = "_-single-tensor-_"
-
-
-def leaf_paths(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor with its path, in the order of the tree. Raises SchemaError for what has no path in files."""
-    if isinstance(tree, torch.Tensor):
-        yield "/".join(path) or SINGLE, tree
-        return
-    if type(tree) not in (dict, list, tuple) or len(path) > DEPTH:
-        raise SchemaError(
-            f"a tree in files is made of tensors in tuples, lists and dicts, not of {type(tree).__name__}"
-        )
-    names = [_name(key) for key in tree] if isinstance(tree, dict) else [str(number) for number in range(len(tree))]
-    if len(set(names)) < len(names):
-        raise SchemaError(f"keys that differ by type only cannot be told apart in files: {list(tree)}")
-    for name, part in zip(names, tree.values() if isinstance(tree, dict) else tree):
-        yield from leaf_paths(part, (*path, name))
-
-
-def _name(key: Any) -> str:
-    if not isinstance(key, (str, int)):
-        raise SchemaError(f"keys of a tree in files are text or whole numbers, not {key!r}")
-    return encoded_name(str(key)).replace(".", "%2E")
-
-
-def describe_tree(tree: Any) -> Any:
-    """The tree with dtypes and shapes in the place of tensors, as JSON can hold it."""
-    return _describe(tree, ())
-
-
-def _describe(tree: Any, rows: tuple[int, ...]) -> Any:
-    if isinstance(tree, torch.Tensor):
-        return {"dtype": str(tree.dtype).removeprefix("torch."), "shape": [*rows, *tree.shape]}
-    if isinstance(tree, dict):
-        return {"dict": [[key, _describe(part, rows)] for key, part in tree.items()]}
-    return {type(tree).__name__: [_describe(part, rows) for part in tree]}
-
-
-def open_tree(folder: Path, description: Any) -> Any:
-    """Map the files of a tree. Raises DamagedDatasetError when they are not there, or the description is malformed."""
-
-    def map_leaf(path: str, leaf: Any) -> Any:
-        file = folder / f"{path}.memmap"
-        for level in file.relative_to(folder).parents:
-            if level.name and (folder / level).is_symlink():
-                raise DamagedDatasetError(f"{folder / level} is a link, through which nothing is read")
-        return map_tensor(file, leaf["dtype"], leaf["shape"])
-
-    try:
-        return _build(description, map_leaf)
-    except (KeyError, TypeError, AttributeError, ValueError, SchemaError, OverflowError) as error:
-        if isinstance(error, DamagedDatasetError):
-            raise
-        raise DamagedDatasetError(f"the tree in {folder} is malformed: {reason(error)}") from error
-
-
-def _build(node: Any, leaf: Callable[[str, Any], Any], path: tuple[str, ...] = ()) -> Any:
-    if len(path) > DEPTH:
-        raise ValueError("it is nested too deeply")
-    if "dtype" in node:
-        return leaf("/".join(path) or SINGLE, node)
-    if "dict" in node:
-        return {key: _build(part, leaf, (*path, _name(key))) for key, part in node["dict"]}
-    kind: type[list[Any]] | type[tuple[Any, ...]] = list if "list" in node else tuple
-    return kind(_build(part, leaf, (*path, str(number))) for number, part in enumerate(node[kind.__name__]))
-
-
-def create_tree(folder: Path, example: Any, rows: int) -> Any:
-    """Files of ``rows`` rows for every tensor of ``example``, which is one record; returns the mapped tree."""
-    for path, part in leaf_paths(example):
-        file = folder / f"{path}.memmap"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.unlink(missing_ok=True)
-        if part.numel():
-            MemoryMappedTensor.empty((rows, *part.shape), dtype=part.dtype, filename=str(file))
-    return open_tree(folder, _describe(example, (rows,)))
-
-
-METADATA = "storage_metadata.json"
-
-
-def write_tensors(folder: Path, data: Any, filled: int, newest: int, length: int) -> None:
-    """Write the first ``filled`` rows of ``data`` to a folder, in files of as many rows as ``data`` have."""
-    folder.mkdir(parents=True, exist_ok=True)
-    record: dict[str, Any] = {"metadata": {}, "is_pytree": False, "len": length, "newest": newest}
-    if data is None:
-        (folder / METADATA).unlink(missing_ok=True)
-        write_state(folder, {"leaves": 0})
-        return
-    if is_tensor_collection(data):
-        data = data if isinstance(data, TensorDictBase) else data.to_tensordict()
-        write_leaves(folder, data, slice(filled))
-    else:
-        rows = len(pytree.tree_leaves(data)[0])
-        copy = create_tree(folder, pytree.tree_map(lambda leaf: leaf[0], data), rows)
-        for (path, leaf), target in zip(leaf_paths(data), pytree.tree_leaves(copy)):
-            allocate(folder / f"{path}.memmap", leaf[:filled].nbytes)
-            target[:filled].copy_(leaf[:filled])
-            about = {"dtype": str(leaf.dtype), "shape": list(leaf.shape)}
-            record["metadata"][path.replace("/", ".")] = about
-        record |= {"is_pytree": True, "tree": describe_tree(data)}
-    write_metadata(folder, record)
-
-
-def write_leaves(folder: Path, data: TensorDictBase, rows: Any = ...) -> TensorDictBase:
-    """As ``data.memmap(folder)``, these rows of it; the disk is asked for their space before they are written through maps.
-
-    Raises OSError where it has none, UsageError for what could not be read again."""
-    check_writable(data, [METADATA])
-    copy = data.memmap_like(str(folder))
-    for key, leaf in data.items(include_nested=True, leaves_only=True):
-        if isinstance(leaf, torch.Tensor):
-            target, written = copy.get(key), leaf[rows]
-            allocate(Path(target.filename), written.nbytes)
-            target[rows].copy_(written)
-    return copy
-
-
-def write_metadata(folder: Path, record: dict[str, Any]) -> None:
-    (folder / METADATA).write_text(json.dumps(record))
-
-
-def read_tensors(folder: Path, stored: Any, hooks: Sequence[Any] = ()) -> tuple[Any, int, int | None]:
-    """The data in a folder, mapped: ``(data, rows filled over all dimensions, newest row)``; data None where there are none.
-
-    ``stored`` is what the storage that is to take them holds: it gives trees their structure where the folder does not, and
-    its class to tensorclasses. ``newest`` is None where the folder does not say. Raises DamagedDatasetError, UsageError.
-    """
-    if not (folder / METADATA).exists():
-        return _read_older(folder, stored)
-    record = read_json(folder / METADATA)
-    rows, newest = record.get("len"), record.get("newest")
-    if type(rows) is not int or rows < 0 or not (newest is None or type(newest) is int):
-        raise DamagedDatasetError(f"{folder / METADATA}: len is {rows!r}, newest {newest!r}")
-    if record.get("is_pytree"):
-        if hooks:
-            raise UsageError("load hooks work on TensorDicts, and the folder holds a tree of tensors")
-        return open_tree(folder, record.get("tree") or _described(folder, stored, record.get("metadata"))), rows, newest
-    data: Any = read_memmap(folder)
-    for hook in hooks:
-        data = hook(data, out=None)
-    if is_tensor_collection(stored) and not isinstance(stored, TensorDictBase):
-        data = type(stored).from_tensordict(data)
-    return data, rows, newest
-
-
-def _described(folder: Path, stored: Any, leaves: Any) -> Any:
-    """The description of a tree that TorchRL wrote: it lists the leaves, and the structure is that of ``stored``."""
-    if stored is None or is_tensor_collection(stored):
-        message = "a tree of tensors that TorchRL wrote can only be loaded into a storage that knows its structure"
-        raise UsageError(message, hint="write one record first")
-    paths = [path.replace("/", ".") for path, _ in leaf_paths(stored)]
-    if not isinstance(leaves, dict) or set(leaves) != set(paths):
-        raise UsageError(f"{folder} holds the leaves {', '.join(leaves or ())}, the storage {', '.join(paths)}")
-    spec = pytree.tree_structure(stored)
-    shapes = [
-        torch.empty(leaves[path]["shape"], dtype=dtype_named(leaves[path]["dtype"], folder), device="meta")
-        for path in paths
-    ]
-    return describe_tree(pytree.tree_unflatten(shapes, spec))
-
-
-def _read_older(folder: Path, stored: Any) -> tuple[Any, int, int | None]:
-    """A tree that rbdata wrote before trees had files of their own."""
-    state = read_state(folder)
-    if "leaves" not in state:
-        raise UsageError(f"{folder} holds no tensors")
-    if not state["leaves"]:
-        return None, 0, -1
-    if stored is None or is_tensor_collection(stored):
-        message = "a tree of tensors can only be loaded into a storage that knows its structure"
-        raise UsageError(message, hint="extend the buffer with one record first")
-    spec = pytree.tree_structure(stored)
-    leaves = [state[f"leaf {number}"] for number in range(state["leaves"])]
-    if spec.num_leaves != len(leaves):
-        raise UsageError(f"the checkpoint's tree has {len(leaves)} tensors, the storage's {spec.num_leaves}")
-    return pytree.tree_unflatten(leaves, spec), state["filled"], state["newest"]

@@ -20,7 +20,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from ...errors import DamagedDatasetError, SchemaError
 from ..schema import FLAGS
-from .state_files import write_leaves
+from .storages.tensor_files import write_files
 from .timeline import Key, as_key, in_time
 
 SHAPE_KEY = "_storage_shape"
@@ -92,7 +92,7 @@ class TED2Flat(_FlatHook):
             else:
                 value = ordered(roots[key]).contiguous()
             out.set(key, value)
-        return out if path is None else write_leaves(Path(path), out)
+        return out if path is None else write_files(Path(path), out)
 
 
 def _check_successors(

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from ....errors import DamagedDatasetError, SamplingError, UsageError, reason
+from ....errors import SamplingError, UsageError
 from ...tensordict_folder import read_json, read_memmap
 from ..draw import Draw, slice_flags
 from ..overrides import MADE, ROOT, is_overridden, link
-from ..state_files import read_state, write_state
+from ..state_files import read_state, reading, write_state
 from ..storages.storage import Storage
 from ..storages.trees import copy_of
 from ..timeline import Key, as_key, entry_key
@@ -232,7 +232,7 @@ def _read_torchrl_state(folder: Path) -> dict[str, Any] | None:
     """
     if (folder / "consuming_sampler.pt").exists():
         raise UsageError(f"{folder} holds a pickle, which is not read", hint="pass the sampler's state_dict()")
-    try:
+    with reading(f"the state in {folder}"):
         if (folder / "sampler_metadata.json").exists():
             state: dict[str, Any] = read_json(folder / "sampler_metadata.json", _METADATA_BYTES)
             data = (folder / "sumtree.memmap").read_bytes()
@@ -243,8 +243,6 @@ def _read_torchrl_state(folder: Path) -> dict[str, Any] | None:
         if (folder / "meta.json").exists():
             leaves = read_memmap(folder).items()
             return {name: leaf if leaf.ndim else leaf.item() for name, leaf in leaves}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
-        raise DamagedDatasetError(f"the state in {folder} is damaged: {reason(error)}") from error
     return None
 
 

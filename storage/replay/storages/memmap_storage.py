@@ -1,6 +1,6 @@
 """A storage in files, for buffers larger than memory, or to be opened again.
 
-The folder is one that ``TensorDict.load_memmap`` opens, or holds a tree of tensors (see `state_files`), with two small files
+The folder is one that ``TensorDict.load_memmap`` opens, or holds a tree of tensors (see `tensor_files`), with two small files
 of ours in it:
 
     rbdata_storage.json       {"format_version": 1, "ndim": 1}; with a tree: {"format_version": 2, "ndim": 1, "tree": ...}
@@ -28,17 +28,16 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from tensordict import MemoryMappedTensor, TensorDictBase, is_tensor_collection
-from torch.utils import _pytree as pytree
+from tensordict import MemoryMappedTensor
 
 from ....errors import DamagedDatasetError, DatasetExistsError, DiskSpaceError, UsageError, reason
 from ...durable import allocate, is_full, system_error, write_atomically
 from ...scratch import ScratchFolder
-from ...tensordict_folder import check_plain, check_writable, read_json, read_memmap, regular_size
-from ..state_files import METADATA, create_tree, describe_tree, open_tree, write_metadata
+from ...tensordict_folder import check_plain, read_json, regular_size
 from .rows import Readable
+from .tensor_files import create_files, describe_tree, open_files, write_metadata
 from .tensor_storage import LazyTensorStorage, ProcessLock
-from .trees import batch_shape, expand_record
+from .trees import batch_shape, expand_record, leaves_of
 
 FORMAT_VERSION, FORMAT_VERSION_OF_TREES = 1, 2
 DESCRIPTION, COUNTERS = "rbdata_storage.json", "rbdata_counters.memmap"
@@ -108,13 +107,7 @@ class LazyMemmapStorage(LazyTensorStorage):
     def _allocate_rows(self, example: Any, rows: int) -> Any:
         self._remove_later()
         self._reserved = 0
-        if is_tensor_collection(example):
-            records = expand_record(example, rows)
-            if isinstance(records, TensorDictBase):  # a tensorclass cannot be opened again
-                check_writable(records, [DESCRIPTION, COUNTERS, METADATA])
-            data = records.memmap_like(str(self.scratch_dir), existsok=True)
-        else:
-            data = create_tree(self.scratch_dir, example, rows)
+        data = create_files(self.scratch_dir, expand_record(example, rows), [DESCRIPTION, COUNTERS])
         self._describe(data)
         return data
 
@@ -122,9 +115,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         # What is written into holes of a file, where the disk has no space for it, ends the process.
         if rows <= self._reserved:
             return
-        data = self._data
-        every = data.values(True, True) if is_tensor_collection(data) else pytree.tree_leaves(data)
-        leaves = [leaf for leaf in every if isinstance(leaf, MemoryMappedTensor)]
+        leaves = [leaf for leaf in leaves_of(self._data) if isinstance(leaf, MemoryMappedTensor)]
         step = RESERVED_BYTES * self.capacity // max(1, sum(leaf.nbytes for leaf in leaves))
         for count in (min(self.capacity, rows + step), rows):
             try:
@@ -161,8 +152,9 @@ class LazyMemmapStorage(LazyTensorStorage):
         (self.scratch_dir / COUNTERS).write_bytes(self._counters.numpy().tobytes())
         self._map_counters()
         description: dict[str, Any] = {"format_version": FORMAT_VERSION, "ndim": self.ndim}
-        if not is_tensor_collection(data):
-            description |= {"format_version": FORMAT_VERSION_OF_TREES, "tree": describe_tree(data)}
+        tree = describe_tree(data)
+        if tree is not None:
+            description |= {"format_version": FORMAT_VERSION_OF_TREES, "tree": tree}
         write_atomically(self.scratch_dir / DESCRIPTION, json.dumps(description).encode())
 
     def _allocate(self, example: Any) -> None:
@@ -217,8 +209,7 @@ class LazyMemmapStorage(LazyTensorStorage):
             if description["ndim"] != self.ndim:
                 raise UsageError(f"{self.scratch_dir} was made with ndim={description['ndim']}, not {self.ndim}")
             self._map_counters()
-            tree = description.get("tree")
-            data = read_memmap(self.scratch_dir) if tree is None else open_tree(self.scratch_dir, tree)
+            data = open_files(self.scratch_dir, description.get("tree"))
             rows = batch_shape(data, self.ndim)
             if rows[0] != -(-self.max_size // max(1, rows[1:].numel())):
                 message = f"{self.scratch_dir} has room for {rows.numel()} records, and max_size is {self.max_size}"
@@ -243,10 +234,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         if hooks or self._data is None or Path(path).absolute() != self.scratch_dir:
             super().dumps(path, hooks)
             return
-        record: dict[str, Any] = {"metadata": {}, "is_pytree": False, "len": len(self), "newest": self.newest}
-        if not is_tensor_collection(self._data):
-            record |= {"is_pytree": True, "tree": describe_tree(self._data)}
-        write_metadata(self.scratch_dir, record)
+        write_metadata(self.scratch_dir, self._data, self.newest, len(self))
 
     def _take_files(self, folder: Path, data: Any, filled: int, newest: int) -> None:
         if folder != self.scratch_dir:

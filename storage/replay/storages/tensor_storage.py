@@ -6,7 +6,7 @@ may have more leaves, which are zero in all others; where rows are shared or in 
 records lack are zero in them. Values that are not tensors must be the same in all records (see `trees`), except
 where the batch of a `TensorStorage` has one for each record already.
 
-`SavedTensors` saves and loads them: states in memory, and folders (see `state_files`). `ProcessLock` is the lock between
+They are saved to states in memory, and to folders (see `tensor_files`). `ProcessLock` is the lock between
 processes that write to one storage.
 """
 
@@ -32,10 +32,11 @@ from torch.utils import _pytree as pytree
 from ....errors import DamagedDatasetError, SchemaError, UsageError, reason
 from ...scratch import ScratchFolder
 from ..devices import check_device
-from ..state_files import read_tensors, reading, write_leaves, write_metadata, write_tensors
+from ..state_files import reading
 from ..timeline import Key, entry_key
 from .rows import Readable, check_no_gap, highest_row, last_row, plain, readable_fields, take_rows, written_rows
 from .storage import Result, Storage
+from .tensor_files import read_contents, write_contents, write_files, write_metadata
 from .trees import (
     VALUES_HINT,
     MemoryOf,
@@ -47,6 +48,7 @@ from .trees import (
     expand_record,
     first_leaf,
     from_state,
+    leaves_of,
     listed_values,
     partial_keys,
     path_of,
@@ -113,103 +115,9 @@ class ProcessLock:
         self._open()
 
 
-class SavedTensors(Storage):
-    """The part of `TensorStorage` that saves and loads it."""
-
-    _data: Any
-
-    @property
-    def initialized(self) -> bool:
-        """Whether memory is allocated."""
-        return self._data is not None
-
-    def contents(self) -> Any:
-        raise NotImplementedError
-
-    def restore(self, data: Any, filled: int, newest: int) -> None:
-        raise NotImplementedError
-
-    def state_dict(self) -> dict[str, Any]:
-        """Copies of the contents, under the names that TorchRL's storages use."""
-        data = {} if self._data is None else copy_of(self.contents())
-        return {"_storage": data, "initialized": self.initialized, "_len": len(self), "newest": self.newest}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict`, or that of TorchRL's tensor storages, gave; the latter knows no newest row."""
-        if "_storage" not in state:  # of an older version
-            state = {
-                **state,
-                "_storage": state["data"],
-                "_len": state["filled"],
-                "initialized": state["data"] is not None,
-            }
-        if not state["initialized"]:
-            self._accept()
-            self.empty()
-            return
-        data = self._as_stored(from_state(state["_storage"]))
-        filled = state.get("filled", -(-int(state["_len"]) // int(batch_shape(data, self.ndim)[1:].numel())))
-        self.restore(data, filled, state.get("newest", filled - 1))
-
-    def _as_stored(self, data: Any) -> Any:
-        """A TensorDict as the tensorclass that is stored, if there is one."""
-        stored = type(self._data)
-        other = isinstance(data, TensorDictBase) and is_tensor_collection(self._data)
-        return stored.from_tensordict(data) if other and not issubclass(stored, TensorDictBase) else data
-
-    def dumps(self, path: Any, hooks: Sequence[Any] = ()) -> None:
-        """Write the contents to a folder, see `state_files`; ``hooks`` change the data on their way, see `ted_hooks`."""
-        folder = Path(path)
-        if not hooks:
-            write_tensors(folder, self._data, self.filled, self.newest, len(self))
-            return
-        if not is_tensor_collection(self._data):
-            raise UsageError(f"save hooks work on TensorDicts; the storage is a {type(self).__name__}")
-        data = self._data
-        if not self.is_full:  # rows never written hold whatever was in memory
-            data = data.clone()
-            data[self.filled :].zero_()
-        folder.mkdir(parents=True, exist_ok=True)
-        for hook in hooks:
-            hook.is_full, hook.shift = self.is_full, (self.newest + 1) % self.capacity
-            data = hook(data, path=folder)
-        if isinstance(data, TensorDictBase) and not data.is_memmap():
-            write_leaves(folder, data)
-        write_metadata(folder, {"metadata": {}, "is_pytree": False, "len": len(self), "newest": self.newest})
-
-    def loads(self, path: Any, hooks: Sequence[Any] = (), cursor: int | None = None) -> None:
-        """Read what `dumps`, or TorchRL's, wrote; ``cursor`` is the next row where the folder does not say.
-
-        Raises DamagedDatasetError when it is not whole, SchemaError or UsageError when it belongs to another storage.
-        """
-        folder = Path(path).absolute()
-        with reading(folder):
-            data, rows, newest = read_tensors(folder, self._data, hooks)
-            if data is None:
-                self._accept()
-                self.empty()
-                return
-            if is_tensor_collection(data) and len(data.batch_size) < max(1, self.ndim):
-                message = "the data were changed by a save hook"
-                raise UsageError(message, hint="register the hook that undoes it: register_load_hook(Flat2TED())")
-            shape = batch_shape(data, self.ndim)
-            filled = rows // int(shape[1:].numel())
-            if cursor is not None and not 0 <= cursor <= shape[0]:
-                raise DamagedDatasetError(f"{folder}: row {cursor} cannot be the next one of {shape[0]}")
-            if newest is None:
-                newest = ((filled if cursor is None else cursor) - 1) % shape[0] if filled else -1
-            if filled > shape[0] or not -1 <= newest < shape[0]:
-                raise DamagedDatasetError(f"{folder}: {filled} rows, the last one written {newest}, in {shape[0]} rows")
-            self._take_files(folder, data, filled, newest)
-
-    def _take_files(self, folder: Path, data: Any, filled: int, newest: int) -> None:
-        self.restore(data, filled, newest)
-
-
 def _detached(data: Any) -> Any:
     """Data without the graph that made them, in the same memory."""
-    leaves = data.values(True, True) if is_tensor_collection(data) else pytree.tree_leaves(data)
-    with_graph = any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
+    with_graph = any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves_of(data))
     return tree_map(lambda leaf: leaf.detach(), data) if with_graph else data
 
 
@@ -219,7 +127,7 @@ def _detached(data: Any) -> Any:
 FILLED, NEWEST, VERSION = range(3)
 
 
-class TensorStorage(SavedTensors):
+class TensorStorage(Storage):
     """A batch that is there already, ``[max_size, ...]``: a TensorDict, a tensorclass, a tensor, or a tree of tensors."""
 
     def __init__(
@@ -270,6 +178,11 @@ class TensorStorage(SavedTensors):
         self._memory = None
         leaves = pytree.tree_leaves(self._data.to_dict() if is_tensor_collection(self._data) else self._data)
         self._tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not leaf.is_inference()]
+
+    @property
+    def initialized(self) -> bool:
+        """Whether memory is allocated."""
+        return self._data is not None
 
     @property
     def version(self) -> int:
@@ -536,7 +449,84 @@ class TensorStorage(SavedTensors):
             self._count[FILLED], self._count[NEWEST] = 0, -1
             self._count[VERSION] += 2
 
-    # -- saving and sharing ------------------------------------------------------------------------------------------
+    # -- saving -----------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of the contents, under the names that TorchRL's storages use."""
+        data = {} if self._data is None else copy_of(self.contents())
+        return {"_storage": data, "initialized": self.initialized, "_len": len(self), "newest": self.newest}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict`, or that of TorchRL's tensor storages, gave; the latter knows no newest row."""
+        if "_storage" not in state:  # of an older version
+            state = {
+                **state,
+                "_storage": state["data"],
+                "_len": state["filled"],
+                "initialized": state["data"] is not None,
+            }
+        if not state["initialized"]:
+            self._accept()
+            self.empty()
+            return
+        data = self._as_stored(from_state(state["_storage"]))
+        filled = state.get("filled", -(-int(state["_len"]) // int(batch_shape(data, self.ndim)[1:].numel())))
+        self.restore(data, filled, state.get("newest", filled - 1))
+
+    def _as_stored(self, data: Any) -> Any:
+        """A TensorDict as the tensorclass that is stored, if there is one."""
+        stored = type(self._data)
+        other = isinstance(data, TensorDictBase) and is_tensor_collection(self._data)
+        return stored.from_tensordict(data) if other and not issubclass(stored, TensorDictBase) else data
+
+    def dumps(self, path: Any, hooks: Sequence[Any] = ()) -> None:
+        """Write the contents to a folder, see `tensor_files`; ``hooks`` change the data on their way, see `ted_hooks`."""
+        folder = Path(path)
+        if not hooks:
+            write_contents(folder, self._data, self.filled, self.newest, len(self))
+            return
+        if not is_tensor_collection(self._data):
+            raise UsageError(f"save hooks work on TensorDicts; the storage is a {type(self).__name__}")
+        data = self._data
+        if not self.is_full:  # rows never written hold whatever was in memory
+            data = data.clone()
+            data[self.filled :].zero_()
+        folder.mkdir(parents=True, exist_ok=True)
+        for hook in hooks:
+            hook.is_full, hook.shift = self.is_full, (self.newest + 1) % self.capacity
+            data = hook(data, path=folder)
+        if isinstance(data, TensorDictBase) and not data.is_memmap():
+            write_files(folder, data)
+        write_metadata(folder, self._data, self.newest, len(self))
+
+    def loads(self, path: Any, hooks: Sequence[Any] = (), cursor: int | None = None) -> None:
+        """Read what `dumps`, or TorchRL's, wrote; ``cursor`` is the next row where the folder does not say.
+
+        Raises DamagedDatasetError when it is not whole, SchemaError or UsageError when it belongs to another storage.
+        """
+        folder = Path(path).absolute()
+        with reading(folder):
+            data, rows, newest = read_contents(folder, self._data, hooks)
+            if data is None:
+                self._accept()
+                self.empty()
+                return
+            if is_tensor_collection(data) and len(data.batch_size) < max(1, self.ndim):
+                message = "the data were changed by a save hook"
+                raise UsageError(message, hint="register the hook that undoes it: register_load_hook(Flat2TED())")
+            shape = batch_shape(data, self.ndim)
+            filled = rows // int(shape[1:].numel())
+            if cursor is not None and not 0 <= cursor <= shape[0]:
+                raise DamagedDatasetError(f"{folder}: row {cursor} cannot be the next one of {shape[0]}")
+            if newest is None:
+                newest = ((filled if cursor is None else cursor) - 1) % shape[0] if filled else -1
+            if filled > shape[0] or not -1 <= newest < shape[0]:
+                raise DamagedDatasetError(f"{folder}: {filled} rows, the last one written {newest}, in {shape[0]} rows")
+            self._take_files(folder, data, filled, newest)
+
+    def _take_files(self, folder: Path, data: Any, filled: int, newest: int) -> None:
+        """Take over the contents of a folder."""
+        self.restore(data, filled, newest)
 
     def restore(self, data: Any, filled: int, newest: int) -> None:
         """Take over contents (copied): ``data`` holds the first ``filled`` rows, or more.
@@ -559,6 +549,8 @@ class TensorStorage(SavedTensors):
             self._write(slice(0, filled), tree_map(lambda leaf: leaf[:filled], data))
         self._count[FILLED], self._count[NEWEST] = filled, newest
         self._count[VERSION] += 2
+
+    # -- sharing -----------------------------------------------------------------------------------------------------
 
     def share_memory_(self) -> TensorStorage:
         """Put data and counters in shared memory, so that processes started later see the same rows.

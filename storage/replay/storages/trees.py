@@ -46,6 +46,11 @@ def tree_map(function: Callable[[torch.Tensor], Any], data: Any) -> Any:
     return pytree.tree_map(function, data)
 
 
+def leaves_of(data: Any) -> list[Any]:
+    """The leaves of a TensorDict, or of a tree."""
+    return list(data.values(True, True)) if is_tensor_collection(data) else pytree.tree_leaves(data)
+
+
 def share_memory(data: Any) -> Any:
     """Move the tensors of a TensorDict or a tree to shared memory. Raises DiskSpaceError where that is too small for them."""
     try:
@@ -258,9 +263,8 @@ def as_tensors(data: Any) -> Any:
 
 
 def first_leaf(data: Any) -> torch.Tensor:
-    if is_tensor_collection(data):
-        return next(iter(data.values(True, True)))
-    return pytree.tree_leaves(data)[0]
+    first: torch.Tensor = leaves_of(data)[0]
+    return first
 
 
 def batch_shape(data: Any, ndim: int) -> torch.Size:
@@ -391,6 +395,8 @@ def same_value(value: Any, other: Any) -> bool:
 
 def expand_record(record: Any, rows: int) -> Any:
     """A record as ``rows`` records, without copies; a value that is not a tensor stands there once."""
+    if not is_tensor_collection(record):
+        return pytree.tree_map(lambda leaf: leaf.expand(rows, *leaf.shape), record)
     values = shared_values(record)
     records = (record.exclude(*values) if values else record).expand(rows, *record.batch_size)
     if values:
