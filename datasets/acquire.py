@@ -83,7 +83,7 @@ def _download(request: Request, listener: Listener) -> Outcome:
 
     if mirror:
         on_place(open_mirror(mirror, options=request.fetch).url)
-    copied = _copy(mirror, place, request, listener) if mirror else None
+    copied = _copy(mirror, place, request, source, listener) if mirror else None
     if isinstance(copied, Outcome):
         return copied
     try:
@@ -162,7 +162,9 @@ def _check_free(place: DatasetPlace, request: Request) -> None:
         place.lock().check_free()
 
 
-def _copy(url: str, place: DatasetPlace, request: Request, listener: Listener) -> Outcome | list[str] | None:
+def _copy(
+    url: str, place: DatasetPlace, request: Request, source: Source | None, listener: Listener
+) -> Outcome | list[str] | None:
     """Take a converted dataset from a mirror as it is; what it has otherwise where it is not what is asked for."""
     if request.keep_raw:
         return None  # raw objects are wanted, and those are not in it
@@ -174,7 +176,12 @@ def _copy(url: str, place: DatasetPlace, request: Request, listener: Listener) -
         recorded = found[1].source.get("options", {})
         return [f"{name} {recorded.get(name, 'of its own')}" for name in differs]
     location, manifest = found
-
+    if source is not None and any(value is not None for value in request.options.extra.values()):
+        try:
+            source.check_existing(manifest, request.options)
+        except DatasetExistsError as error:
+            listener.on_note(f"{location.url}: {error.message}; it is made here instead")
+            return [error.message]
     shards = manifest.source.get("shards", ())
     if request.dry_run:
         began = time.monotonic()

@@ -164,6 +164,20 @@ def test_a_recording_that_is_there_is_not_made_again(here):
     rbdata.record("CartPole-v1", "pol.py:lean", steps=30, name="file", force=True)
 
 
+def test_a_mirror_does_not_give_the_recording_of_another_policy(here, capsys):
+    words = ["download", "gymnasium/CartPole-v1@m", "--policy", "pol.py:lean", "--steps", "60", "--mirror", str(here / "m")]
+    assert command_line(words[:-2]) == 0 and command_line(["mirror", "push", words[1], words[-1]]) == 0
+    before = rbdata.open_dataset(words[1])["action"].clone()
+    assert command_line(["delete", words[1], "--yes"]) == 0 and command_line(words) == 0
+    assert rbdata.open_dataset(words[1]).manifest.provenance["mirror"] == words[-1]
+    assert command_line(["delete", words[1], "--yes"]) == 0
+    (here / "pol.py").write_text(POLICIES.replace("> 0", "<= 0"))
+    capsys.readouterr()
+    assert command_line(words) == 0 and "contents of the policy's file" in capsys.readouterr().err
+    dataset = rbdata.open_dataset(words[1])
+    assert dataset["action"].tolist() == (dataset["observation"][:, 2] <= 0).long().tolist() != before.tolist()
+
+
 def test_what_a_policy_raises_comes_first(capsys):
     with pytest.raises(FunctionError, match="KeyError: 'weights'") as caught:
         rbdata.record("CartPole-v1", "pol.py:fails", steps=30)
