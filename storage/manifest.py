@@ -144,7 +144,7 @@ class LaterFields(TypedDict, total=False):
 class ManifestRecord(LaterFields):
     """The fields that readers rely on; see `manifest` for what they mean."""
 
-    id: Annotated[str, Meta(min_length=1, max_length=1024, pattern=r"^[^\x00-\x20\x7f]+$")]
+    id: Annotated[str, Meta(min_length=1, max_length=1024, pattern=r"^[^\x00-\x1f\x7f]+$")]
     steps: Count
     episodes: Count
     leaves: Annotated[list[dict[str, Any]], Meta(max_length=100_000)]

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ...errors import CorruptSourceError
+from ...errors import CorruptSourceError, SchemaError
 from ...storage.codecs import resolve_choice
 from ...storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeTable
 from ...storage.schema import LARGE_ROW, Leaf, Schema, ted_flags
@@ -141,10 +141,18 @@ class TrajectoryWriter:
 
         ``rows`` holds the rows of every small column: ``sum(lengths + 1)`` of a per-state one, ``sum(lengths)`` of a per-step
         one. ``rewards`` (float32), the flags (bool) and ``outcome`` (uint8) are ``[sum(lengths)]``; all three of the latter
-        are zero but at the last step of an episode, where ``outcome`` says how it ended.
+        are zero but at the last step of an episode, where ``outcome`` says how it ended. Raises SchemaError where flags and
+        outcomes disagree.
         """
         if not len(rewards):
             return
+        done = np.asarray(terminated | truncated, bool)
+        wrong = (done != (outcome != 0)) | (done & (np.asarray(terminated, bool) != (outcome == TERMINATED)))
+        if wrong.any():
+            row = int(wrong.argmax())
+            said = f"terminated {bool(terminated[row])}, truncated {bool(truncated[row])}, outcome {int(outcome[row])}"
+            message = f"step {self._columns.rows + row} has {said}: flags and outcome must say the same"
+            raise SchemaError(message, hint="where an episode ends, outcome is TERMINATED, TRUNCATED or CUT; else 0")
         block: dict[str, np.ndarray] = {}
         for column in self._small:
             if column.per == "state":
@@ -168,7 +176,12 @@ class TrajectoryWriter:
         self._episodes.append((lengths[:-1], returns[:-1], outcome[ends]))
 
     def episodes(self) -> EpisodeTable:
-        """The table of all episodes appended."""
+        """The table of all episodes appended. Raises SchemaError where the last one has no end."""
+        if self._open[0]:
+            message = f"the last {self._open[0]} of {self._columns.rows} steps belong to an episode without an end"
+            raise SchemaError(
+                message, hint="the last step of an episode has an outcome: CUT where the data end inside it"
+            )
         columns = list(zip(*self._episodes)) or [[], [], []]
         length = np.concatenate([np.zeros(0, np.int64), *columns[0]])
         returns = np.concatenate([np.zeros(0), *columns[1]])

@@ -165,7 +165,16 @@ def test_a_recording_that_is_there_is_not_made_again(here):
 
 
 def test_a_mirror_does_not_give_the_recording_of_another_policy(here, capsys):
-    words = ["download", "gymnasium/CartPole-v1@m", "--policy", "pol.py:lean", "--steps", "60", "--mirror", str(here / "m")]
+    words = [
+        "download",
+        "gymnasium/CartPole-v1@m",
+        "--policy",
+        "pol.py:lean",
+        "--steps",
+        "60",
+        "--mirror",
+        str(here / "m"),
+    ]
     assert command_line(words[:-2]) == 0 and command_line(["mirror", "push", words[1], words[-1]]) == 0
     before = rbdata.open_dataset(words[1])["action"].clone()
     assert command_line(["delete", words[1], "--yes"]) == 0 and command_line(words) == 0

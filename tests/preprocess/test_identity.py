@@ -341,3 +341,27 @@ def test_a_file_saved_while_workers_start(here, form, workers, monkeypatch):
     monkeypatch.setattr(driver, "prepare_layout", late)
     error = fails(here, fn, FunctionError, r"h2.py was edited while the run started", open_engine=workers)
     assert error.hint == "run it again"
+
+
+def test_an_id_with_a_blank(here):
+    run(here, lambda td: td, dest="my/a b")
+    assert Dataset(here / "my" / "a b").id == "my/a b"
+
+
+def test_a_file_in_the_current_directory_that_is_named_like_a_standard_module(here, capfd):
+    write("queue.py", "raise RuntimeError('not the standard module')")
+    write("json.py", "raise RuntimeError('not the standard module')")
+    write(
+        "mine.py",
+        """
+        def fn(td):
+            td["next", "reward"] = td["next", "reward"] * 3
+            return td
+    """,
+    )
+    engine = open_engine("local", procs=2, address=None, preload=[driver.WORKER])
+    try:
+        assert factor(here, "mine.py:fn", open_engine=engine) == 3
+    finally:
+        engine.close()
+    assert "not the standard module" not in capfd.readouterr().err

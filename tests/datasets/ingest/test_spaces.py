@@ -162,6 +162,28 @@ def test_cutting_and_joining_segments(lengths, size):
     assert sum(writer.counts.values()) == len(lengths)
 
 
+@pytest.mark.parametrize(
+    ("terminated", "truncated", "outcome", "said"),
+    [
+        ([0, 1], [0, 0], [0, 0], "step 1 has terminated True, truncated False, outcome 0"),
+        ([0, 0], [0, 0], [0, CUT], "step 1 has terminated False, truncated False"),
+        ([1, 1], [0, 0], [0, TERMINATED], "step 0 has"),
+        ([0, 1], [0, 0], [0, TRUNCATED], "step 1 has terminated True"),
+        ([0, 0], [0, 1], [0, TERMINATED], "step 1 has terminated False, truncated True"),
+        ([1, 0], [0, 0], [TERMINATED, 0], "the last 1 of 2 steps belong to an episode without an end"),
+    ],
+)
+def test_flags_and_outcomes_that_disagree(terminated, truncated, outcome, said):
+    small = [Column("observation", "int64", (1,), "state")]
+    writer = TrajectoryWriter(ColumnWriter(None, lay_out(small, ConvertOptions())[0]), small)
+    flags = (np.array(terminated, bool), np.array(truncated, bool), np.array(outcome, np.uint8))
+    lengths = np.array([1, 1] if outcome[0] else [2])
+    rows = {"observation": np.arange(lengths.sum() + len(lengths))[:, None]}
+    with pytest.raises(SchemaError, match=said):
+        writer.append(rows, lengths, np.zeros(2, np.float32), *flags)
+        writer.episodes()
+
+
 def test_layouts_of_large_columns():
     columns = [Column("observation/a", "uint8", (1024,), "state"), Column("observation/b", "uint8", (1023,), "state")]
     schema, bulk = lay_out(columns, ConvertOptions())
