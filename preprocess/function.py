@@ -284,6 +284,23 @@ class Function:
             args = f" and {', '.join(self.args)}" if self.args else ""
             message = f"{self.name} cannot be called with one TensorDict{args}: {error}"
             raise UsageError(message, hint=f"its signature is {self.label}{signature}") from error
+        for name, value in self.args.items():
+            wanted = _plain_type(signature.parameters[name]) if name in signature.parameters else None
+            if wanted and isinstance(value, str):
+                example = {"bool": "true or false", "int": "3", "float": "0.5"}[wanted]
+                message = (
+                    f"{self.name}: argument {name} is the text {value!r}, and its default or annotation is {wanted}"
+                )
+                hint = f"for example {name}={example}; if it may be a text as well, annotate it: {name}: {wanted} | str"
+                raise UsageError(message, hint=hint)
+
+
+def _plain_type(parameter: inspect.Parameter) -> str | None:
+    """``bool``, ``int`` or ``float`` where a parameter is annotated so, or without annotation has such a default."""
+    annotation = parameter.annotation
+    found = annotation if annotation is not inspect.Parameter.empty else type(parameter.default)
+    name = found if isinstance(found, str) else getattr(found, "__name__", "")
+    return name if name in ("bool", "int", "float") else None
 
 
 class _Recorded(NamedTuple):

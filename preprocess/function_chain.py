@@ -29,8 +29,12 @@ def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         name, equals, value = text.partition("=")
         name = name.strip()
-        if not equals or not all(part.isidentifier() for part in name.split(".")) or name.count(".") > 1:
+        if not equals or not all(part.isidentifier() for part in name.split(".")):
             raise UsageError(f"--args {text!r} is not key=value", hint=_FORM)
+        if name.count(".") > 1:
+            function, _, key = name.rpartition(".")
+            message = f"--args {text!r}: {function!r} names no function, which is its last part alone here"
+            raise UsageError(message, hint=f"--args {function.rpartition('.')[2]}.{key}={value}")
         if name in parsed:
             raise UsageError(f"--args gives {name} twice")
         parsed[name] = _parse_value(value)

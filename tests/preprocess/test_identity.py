@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from preprocess_tools import fails, make_input, run
 from processes import RBDATA
+from rbdata.cli import run as command_line
 from rbdata.datasets.workers.engines import open_engine
 from rbdata.errors import DatasetExistsError, FunctionError, UnfinishedDatasetError, UsageError
 from rbdata.preprocess import driver
@@ -365,3 +366,28 @@ def test_a_file_in_the_current_directory_that_is_named_like_a_standard_module(he
     finally:
         engine.close()
     assert "not the standard module" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("flag=no", "flag is the text 'no', and its default or annotation is bool"),
+        ("count=three", "count is the text 'three', and its default or annotation is int"),
+        ("factor=half", "factor is the text 'half', and its default or annotation is float"),
+        ("mine.fn.factor=4", "'mine.fn' names no function"),
+        ("factor", "is not key=value"),
+    ],
+)
+def test_arguments_on_the_command_line_that_cannot_be_meant(here, capsys, text, said):
+    write(
+        "mine.py",
+        """
+        def fn(td, flag: bool = False, count=1, factor=2.0, free: "bool | str" = False):
+            td["next", "reward"] = td["next", "reward"] * (0 if flag else factor)
+            return td
+    """,
+    )
+    words = ["preprocess", "my/input", "--fn", "mine.py:fn", "--dest", "my/output", "--root", str(here), "--procs", "1"]
+    assert command_line([*words, "--args", text]) == 2
+    assert said in " ".join(capsys.readouterr().err.split()) and not (here / "my" / "output").exists()
+    assert command_line([*words, "--args", "flag=false", "--args", "fn.factor=4", "--args", "free=no"]) == 0
