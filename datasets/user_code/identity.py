@@ -2,7 +2,8 @@
 
 The content is the same in every process, and differs wherever the value does:
 
-- A function is its code (whatever file and line it stands in), defaults, closure, attributes, and the globals that it reads.
+- A function is its code (whatever file and line it stands in), defaults, closure, attributes, the globals that it reads, and
+  the environment variables that it names.
 - An object is its class and its state, as ``pickle`` takes it (``__reduce_ex__``).
 - A local class (`source_files`) is its bases and attributes. What an installed package defines is its name.
 - Arrays and tensors are their dtype, shape and bytes.
@@ -18,10 +19,11 @@ import copyreg
 import functools
 import hashlib
 import inspect
+import os
 import sys
 import types
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
@@ -51,6 +53,8 @@ _DERIVED = {
     *("__annotate_func__", "__annotations_cache__", "__static_attributes__", "__firstlineno__", "__slotnames__"),
     *("_abc_impl", "__abstractmethods__", "__parameters__"),
 }
+#: Names by which code reads environment variables.
+_ENVIRONMENT = frozenset({"environ", "environb", "getenv"})
 #: CPython's Py_TPFLAGS_HEAPTYPE: set for types that are made at run time, as by a class statement, and not for built-in ones.
 _MADE_BY_CLASS = 1 << 9
 #: Modules of objects that say nothing of what code does: locks, and references to what is known by other ways.
@@ -464,6 +468,8 @@ class Content:
         self.add(function.__defaults__, " default ")
         self._add_attributes(function.__kwdefaults__ or {})
         before, codes = self._names, nested_codes(code)
+        if "environ" not in _names_changed(function):  # what it sets itself is no setting
+            self._add_environment(codes)
         self._names = frozenset(name for one in codes for name in one.co_names)
         try:
             if "_torchdynamo_orig_callable" in vars(function):  # torch.compile: besides there are caches
@@ -500,6 +506,13 @@ class Content:
             self._add_globals(used, file.absolute() if named else None, str(module))
         finally:
             self._names = before
+
+    def _add_environment(self, codes: Sequence[CodeType]) -> None:
+        """The values of the environment variables that code names where it reads the environment."""
+        for code in codes:
+            if not _ENVIRONMENT.isdisjoint(code.co_names):
+                names = [one for one in code.co_consts if isinstance(one, str) and one in os.environ]
+                self._add_pairs("environment", {name: os.environ[name] for name in sorted(names)})
 
     def _add_globals(self, used: Mapping[str, Any], file: Path | None, module: str) -> None:
         """Globals of a module; of a file but for those that are state rather than settings (`source_files`)."""

@@ -391,3 +391,26 @@ def test_arguments_on_the_command_line_that_cannot_be_meant(here, capsys, text, 
     assert command_line([*words, "--args", text]) == 2
     assert said in " ".join(capsys.readouterr().err.split()) and not (here / "my" / "output").exists()
     assert command_line([*words, "--args", "flag=false", "--args", "fn.factor=4", "--args", "free=no"]) == 0
+
+
+def test_environment_variables_that_a_function_reads(here, monkeypatch):
+    write(
+        "mine.py",
+        """
+        import os
+        def fn(td):
+            td["next", "reward"] = td["next", "reward"] * float(os.environ["RB_TEST_FACTOR"])
+            return td
+        def sets(td):
+            os.environ["RB_TEST_SET"] = "1"
+            return td
+    """,
+    )
+    monkeypatch.setenv("RB_TEST_FACTOR", "2")
+    assert factor(here, "mine.py:fn") == 2 == factor(here, "mine.py:fn")
+    monkeypatch.setenv("RB_TEST_FACTOR", "3")
+    with pytest.raises(DatasetExistsError, match=r"mine\.py:fn"):
+        run(here, "mine.py:fn")
+    monkeypatch.delenv("RB_TEST_SET", raising=False)
+    for _ in range(2):
+        run(here, "mine.py:sets", dest="my/sets")
