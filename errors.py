@@ -283,6 +283,10 @@ class PassRestartedWarning(UserWarning):
     """A write during an iteration without replacement has started the pass again."""
 
 
+class ExportWarning(UserWarning):
+    """The format of an export does not hold all of a dataset: what is not in it."""
+
+
 class StoppedWarning(UserWarning):
     """The dataset that is being read is incomplete, and nobody writes it any more."""
 

@@ -1,0 +1,56 @@
+"""``rbdata export``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from typer import Argument, Option
+
+from ..storage import amounts
+from .console import Fact, out
+from .options import Force, LocalId, Root
+from .progress import byte_progress
+
+EXAMPLES = """
+  rbdata export Pong/5 ~/pong.npz --to npz
+  rbdata export hopper-medium-v2 hopper.hdf5 --to d4rl
+  rbdata export my/x ~/.minari/datasets/mine/x-v0 --to minari
+  rbdata export my/x steps.parquet --to parquet
+"""
+
+
+def run(
+    dataset: LocalId,
+    dest: Annotated[Path, Argument(metavar="DEST", help="The file or folder to write.", show_default=False)],
+    to: Annotated[
+        Literal["npz", "d4rl", "minari", "parquet", "torchrl"], Option(help="The format.", show_default=False)
+    ],
+    force: Force = False,
+    root: Root = None,
+) -> int:
+    """Write a dataset as files of another library.
+
+    npz: flat arrays. d4rl: HDF5. minari: a folder that minari.load_dataset loads. parquet: a row per step. torchrl: a folder
+    that TensorDict.load_memmap maps. What the format does not hold is said. The dataset stays as it is.
+    """
+    from ..api import open_dataset
+    from ..datasets.export import write_export
+    from ..settings import expanded
+
+    with byte_progress(f"exporting {dataset}", then="finishing") as report:
+        done = write_export(open_dataset(dataset, root=root), expanded(dest), to, force=force, report=report)
+    if out.json:
+        out.document({**vars(done), "path": str(done.path)})
+    elif out.quiet:
+        out.line(str(done.path))
+    else:
+        counts = f"{amounts.plural(done.steps, 'step')}, {amounts.plural(done.episodes, 'episode')}"
+        facts = [
+            Fact("id", done.id),
+            Fact("format", done.format),
+            Fact("written", f"{counts}, {amounts.size(done.bytes)}"),
+            Fact("path", str(done.path)),
+        ]
+        out.facts([*facts, *(Fact("note", note) for note in done.notes)])
+    return 0

@@ -1,0 +1,186 @@
+"""Exports, read back by the libraries they are for and by `rbdata convert`: the same values and episodes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import rbdata
+from pyarrow import parquet
+from rbdata.datasets.export import write_export
+from rbdata.errors import DatasetExistsError, ExportWarning, UsageError
+from tensordict import TensorDict
+
+LENGTHS = [5, 1, 9, 30]
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RBDATA_ROOT", str(tmp_path / "root"))
+    return tmp_path / "root"
+
+
+def episodes(kind: str) -> Iterator[dict[str, Any]]:
+    rng = np.random.default_rng(0)
+    for number, length in enumerate(LENGTHS):
+        vector = rng.normal(size=(length + 1, 3)).astype(np.float32)
+        frames = rng.integers(0, 5, (length + 1, 36, 36, 1), np.uint8)
+        observation = {"vector": vector, "frames": frames, "both": {"pixels": frames, "state": vector}}[kind]
+        yield {
+            "observation": observation,
+            "action": rng.normal(size=(length, 2)).astype(np.float32) if number >= 0 else None,
+            "reward": rng.normal(size=length).astype(np.float32),
+            "terminated": number % 2 == 0,
+            "truncated": number % 2 == 1,
+            "info": {"goal": rng.normal(size=(length, 2))},
+        }
+
+
+@pytest.fixture
+def make(root: Path) -> Callable[[str], rbdata.Dataset]:
+    return lambda kind: rbdata.open_dataset(rbdata.from_episodes(episodes(kind), f"my/{kind}"))
+
+
+def assert_same(one: rbdata.Dataset, other: rbdata.Dataset) -> None:
+    assert set(one.schema.names) == set(other.schema.names)
+    assert one.episodes.length.tolist() == other.episodes.length.tolist()
+    assert one.episodes.outcome.tolist() == other.episodes.outcome.tolist()
+    for name in one.schema.names:
+        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+        assert one[name].dtype == other[name].dtype
+
+
+@pytest.mark.parametrize("kind", ["vector", "frames", "both"])
+@pytest.mark.parametrize("to", ["npz", "parquet", "torchrl"])
+def test_what_is_exported_is_converted_to_the_same(make: Any, kind: str, to: Any, tmp_path: Path) -> None:
+    dataset = make(kind)
+    path = rbdata.export(dataset, tmp_path / "out", to)
+    given = {"episode": "episode"} if to == "parquet" else {}
+    back = rbdata.open_dataset(rbdata.convert(path, "my/back", source="arrays", map=given))
+    assert_same(back, dataset)
+
+
+def test_arrays_of_numpy(make: Any, tmp_path: Path) -> None:
+    dataset = make("both")
+    with np.load(rbdata.export(dataset, tmp_path / "out", "npz")) as arrays:
+        assert set(arrays) == {
+            *("observation/pixels", "observation/state", "action", "info/goal", "next/reward", "next/done"),
+            *("next/terminated", "next/truncated", "episode_lengths"),
+        }
+        assert arrays["episode_lengths"].tolist() == LENGTHS
+        for name in ("pixels", "state"):  # a row per state
+            wanted = np.concatenate([one["observation"][name] for one in episodes("both")])
+            np.testing.assert_array_equal(arrays[f"observation/{name}"], wanted)
+        np.testing.assert_array_equal(arrays["next/reward"], dataset["next/reward"])
+    vector = make("vector")
+    with np.load(rbdata.export(vector, tmp_path / "vector", "npz")) as arrays:
+        np.testing.assert_array_equal(arrays["observation"], vector["observation"])
+        np.testing.assert_array_equal(arrays["next/observation"], vector["next/observation"])
+
+
+@pytest.mark.parametrize("kind", ["vector", "frames"])
+def test_d4rl_reads_transitions(make: Any, kind: str, tmp_path: Path) -> None:
+    dataset = make(kind)
+    path = rbdata.export(f"my/{kind}", tmp_path / "out", "d4rl")
+    assert path.name == "out.hdf5"
+    with h5py.File(
+        path
+    ) as file:  # as d4rl.qlearning_dataset: rows that time-outs end have no successor in the next row
+        end = np.array(file["timeouts"]) | np.array(file["terminals"])
+        rows = np.flatnonzero(~end[:-1])
+        states = np.array(file["observations"])
+        np.testing.assert_array_equal(states[rows + 1], dataset["next/observation"].numpy()[rows])
+        np.testing.assert_array_equal(file["next_observations"], dataset["next/observation"])
+        np.testing.assert_array_equal(file["rewards"], dataset["next/reward"].reshape(-1))
+        np.testing.assert_array_equal(file["terminals"], dataset["next/terminated"].reshape(-1))
+        np.testing.assert_array_equal(file["infos/goal"], dataset["info/goal"])
+    assert_same(rbdata.open_dataset(rbdata.convert(path, "my/back", source="d4rl")), dataset)
+
+
+def test_d4rl_holds_one_array_of_observations(make: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="one array"):
+        rbdata.export(make("both"), tmp_path / "out", "d4rl")
+    assert not list(tmp_path.glob("*out*"))
+
+
+@pytest.mark.parametrize("kind", ["vector", "frames", "both"])
+def test_minari_iterates_the_episodes(make: Any, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    minari = pytest.importorskip("minari")
+    dataset = make(kind)
+    with pytest.warns(ExportWarning, match="info/goal"):
+        rbdata.export(dataset, tmp_path / "minari" / "mine" / "x-v0", "minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    loaded = minari.load_dataset("mine/x-v0")
+    assert loaded.total_steps == sum(LENGTHS)
+    for found, wanted in zip(loaded.iterate_episodes(), episodes(kind), strict=True):
+        states = wanted["observation"]
+        leaves = states if isinstance(states, dict) else {"": states}
+        for name, values in leaves.items():
+            np.testing.assert_array_equal(found.observations[name] if name else found.observations, values)
+        np.testing.assert_array_equal(found.actions, wanted["action"])
+        np.testing.assert_array_equal(found.rewards, wanted["reward"])
+        assert (found.terminations[-1], found.truncations[-1]) == (wanted["terminated"], wanted["truncated"])
+        assert not found.terminations[:-1].any()
+    back = rbdata.open_dataset(rbdata.convert(tmp_path / "minari" / "mine" / "x-v0", "my/back"))
+    for name in back.schema.names:
+        np.testing.assert_array_equal(back[name], dataset[name], err_msg=name)
+
+
+def test_parquet_is_a_table_of_steps(make: Any, tmp_path: Path) -> None:
+    dataset = make("both")
+    table = parquet.read_table(rbdata.export(dataset, tmp_path / "out", "parquet"))
+    assert table["episode"].to_pylist() == np.repeat(range(4), LENGTHS).tolist()
+    assert table["step"].to_pylist() == [step for length in LENGTHS for step in range(length)]
+    np.testing.assert_array_equal(np.stack(table["observation/pixels"].to_pylist()), dataset["observation/pixels"])
+    np.testing.assert_array_equal(table["next/reward"].to_numpy(), dataset["next/reward"].reshape(-1))
+
+
+def test_tensordict_maps_the_folder(make: Any, tmp_path: Path) -> None:
+    dataset = make("both")
+    mapped = TensorDict.load_memmap(rbdata.export(dataset, tmp_path / "out", "torchrl"))
+    assert (mapped == dataset.to_tensordict()).all()
+
+
+def test_what_the_data_cut_is_said(tmp_path: Path) -> None:
+    one = next(episodes("vector")) | {"terminated": False, "truncated": False}
+    dataset = rbdata.open_dataset(rbdata.from_episodes([one], "my/cut"))
+    done = write_export(dataset, tmp_path / "out", "torchrl")
+    assert "1 episode that the data cut counts as truncated" in " ".join(done.notes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rbdata.export(dataset, tmp_path / "kept", "npz")
+
+
+def test_an_existing_target_is_kept_unless_asked(make: Any, tmp_path: Path) -> None:
+    dataset = make("vector")
+    (tmp_path / "out.npz").write_text("mine")
+    with pytest.raises(DatasetExistsError):
+        rbdata.export(dataset, tmp_path / "out", "npz")
+    assert (tmp_path / "out.npz").read_text() == "mine"
+    rbdata.export(dataset, tmp_path / "out", "npz", force=True)
+    assert np.load(tmp_path / "out.npz")["action"].shape == (sum(LENGTHS), 2)
+
+
+def test_names_that_a_format_does_not_take(make: Any, tmp_path: Path) -> None:
+    dataset = make("vector")
+    with pytest.raises(UsageError, match="x-v0"):
+        rbdata.export(dataset, tmp_path / "x", "minari")
+    with pytest.raises(UsageError, match="npz"):
+        rbdata.export(dataset, tmp_path / "x", "zarr")
+    assert not list(tmp_path.glob("*x*"))
+
+
+def test_an_interrupted_export_leaves_nothing(make: Any, tmp_path: Path) -> None:
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    for to in ("npz", "d4rl", "parquet", "torchrl"):
+        with pytest.raises(KeyboardInterrupt):
+            write_export(rbdata.open_dataset(make("vector").path), tmp_path / "out", to, report=interrupt)
+        assert not list(tmp_path.glob("*out*"))
+        rbdata.delete("my/vector")
