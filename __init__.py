@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         convert,
         delete,
         download,
+        export,
         info,
         inspect,
         list_datasets,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         search,
         verify,
     )
+    from .datasets.own_data import from_arrays, from_episodes
     from .datasets.record import record
     from .datasets.scores import normalized_score, reference_scores
     from .datasets.sources.catalogue_entry import Catalogue, CatalogueEntry
@@ -57,10 +59,11 @@ _MODULES = {
     **dict.fromkeys(("UnboundedContinuousTensorSpec", "UnboundedDiscreteTensorSpec"), ".storage.tensor_specs"),
     "Recorder": ".datasets.sources.gymnasium.loop_recorder",
     "record": ".datasets.record",
+    **dict.fromkeys(("from_arrays", "from_episodes"), ".datasets.own_data"),
     **dict.fromkeys(("normalized_score", "reference_scores"), ".datasets.scores"),
     **dict.fromkeys(("Catalogue", "CatalogueEntry"), ".datasets.sources.catalogue_entry"),
-    **dict.fromkeys(("catalogue", "convert", "delete", "download", "info", "inspect", "list_datasets"), ".api"),
-    **dict.fromkeys(("load", "open_dataset", "preprocess", "search", "verify"), ".api"),
+    **dict.fromkeys(("catalogue", "convert", "delete", "download", "export", "info", "inspect"), ".api"),
+    **dict.fromkeys(("list_datasets", "load", "open_dataset", "preprocess", "search", "verify"), ".api"),
     **dict.fromkeys(datasets.__all__, ".datasets.torchrl_classes"),
 }
 
@@ -151,7 +154,10 @@ __all__ = [
     "convert",
     "delete",
     "download",
+    "export",
     "filter_trajectories",
+    "from_arrays",
+    "from_episodes",
     "info",
     "inspect",
     "iter_trajectories",

@@ -127,7 +127,8 @@ def convert(
 
     Without ``source``, the one whose data they plainly are; UsageError where that cannot be told. ``wait`` as in `download`.
 
-    Options of one source as in `download`; ``dataset`` is the D4RL id of the file, where its name does not tell.
+    Options of one source as in `download`; ``dataset`` is the D4RL id of the file, where its name does not tell. For arrays of
+    your own, ``map`` says which of them is what, as in `from_arrays`, and ``environment`` which Gymnasium id they come from.
     """
     extra = given_options(source_options)
     from .datasets.acquire import convert as run
@@ -423,6 +424,34 @@ def inspect(
         return overview(remote.path, remote.manifest, remote.episodes, remote.rows)
     path = find(id_or_path, root)
     return read_snapshot(path, lambda held: overview(path, held, open_episodes(path, held.episodes, held.steps)))
+
+
+@check_keywords
+def export(
+    id_or_path: PathLike | dataset.Dataset,
+    dest: PathLike,
+    to: Literal["npz", "d4rl", "minari", "parquet", "torchrl"],
+    *,
+    root: PathLike | None = None,
+    force: bool = False,
+) -> Path:
+    """Write a dataset, given by id, path or URL, or open, as a file or folder of another library; returns its path.
+
+    ``to`` is the format: ``"npz"`` flat arrays, ``"d4rl"`` HDF5, ``"minari"`` a folder for `minari.load_dataset` (its name ends
+    with a version: ``hopper-v0``), ``"parquet"`` a row per step, ``"torchrl"`` a folder for `TensorDict.load_memmap`. An
+    `ExportWarning` says what the format does not hold. Raises UsageError for a dataset that the format cannot hold,
+    DatasetExistsError unless ``force``, and as `open_dataset`.
+    """
+    import warnings
+
+    from .datasets.export import write_export
+    from .errors import ExportWarning
+
+    source = id_or_path if isinstance(id_or_path, dataset.Dataset) else open_dataset(id_or_path, root=root)
+    done = write_export(source, dest, to, force=force)
+    for note in done.notes:
+        warnings.warn(f"{done.path}: {note}", ExportWarning, stacklevel=3)
+    return done.path
 
 
 @check_keywords

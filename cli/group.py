@@ -107,6 +107,7 @@ COMMANDS = {
     "inspect": "Show what a dataset holds: tensors, episodes, returns, origin.",
     "sample": "Draw a batch: show it, save it, or measure the speed.",
     "bench": "Measure rates by access pattern, here or at a URL, and what bounds them.",
+    "export": "Write a dataset as files of another library.",
     "verify": "Check datasets against their checksums.",
     "delete": "Delete datasets from this machine.",
     "prune": "Delete what interrupted work left behind.",

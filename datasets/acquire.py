@@ -139,7 +139,7 @@ def _convert(path: Path, source_name: str | None, request: Request, listener: Li
     request = replace(request, root=settings.root(request.root))
     if not path.exists():
         raise ObjectNotFoundError(f"no such file or folder: {path}", hint="give a raw file, or the folder of raw files")
-    source = catalogue.load_source(source_name or catalogue.recognise(path))
+    source = catalogue.load_source(source_name or catalogue.recognise(path, request.options.extra))
     source.check(request.options, "convert")
     assert request.root is not None
     place = DatasetPlace(request.root, request.id)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -53,9 +53,17 @@ def is_made(dataset_id: str) -> bool:
     return name in source_names() and load_source(name).makes
 
 
-def recognise(path: Path) -> str:
-    """The source whose raw data a file or folder plainly is. Raises UsageError for none, or several."""
-    found = [name for name, known in _of_each(lambda source: source.recognises(path)).items() if known]
+def recognise(path: Path, options: Collection[str] = ()) -> str:
+    """The source whose raw data a file or folder plainly is, of those that have these options of a source.
+
+    Raises UsageError for none, or several.
+    """
+
+    def knows(source: Source) -> bool:
+        return set(options) <= {option.name for option in source.options} and source.recognises(path)
+
+    found = [name for name, known in _of_each(knows).items() if known]
+    found = [name for name in found if not load_source(name).reads_any] or found
     if len(found) == 1:
         return found[0]
     message = f"{path} could be from {' or '.join(found)}" if found else f"{path} does not say which source it is from"

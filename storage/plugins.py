@@ -33,6 +33,7 @@ BUILT_IN = {
     "minari": "rbdata.datasets.sources.minari.source:MinariSource",
     "openml": "rbdata.datasets.sources.openml.source:OpenmlSource",
     "gymnasium": "rbdata.datasets.sources.gymnasium.source:GymnasiumSource",
+    "arrays": "rbdata.datasets.sources.arrays.source:ArraysSource",
 }
 
 #: The namespace of datasets that come from no source; no source can have this name.

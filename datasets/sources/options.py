@@ -11,7 +11,7 @@ This module is imported for ``rbdata download --help``: nothing heavy here.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Literal
@@ -145,6 +145,11 @@ class GymnasiumOptions(TypedDict, total=False):
     env_args: Mapping[str, Any] | None
 
 
+class ArraysOptions(TypedDict, total=False):
+    map: Mapping[str, str | Sequence[str] | float] | None
+    environment: str | None
+
+
 class OptionsByName(TypedDict, total=False):
     """Those of sources of other packages."""
 
@@ -165,7 +170,14 @@ class SourceOptions(
 
 
 class RawFileOptions(
-    AtariOptions, D4RLFileOptions, AcceptChangedOption, TextOption, OpenMLOptions, OptionsByName, total=False
+    AtariOptions,
+    D4RLFileOptions,
+    AcceptChangedOption,
+    TextOption,
+    OpenMLOptions,
+    ArraysOptions,
+    OptionsByName,
+    total=False,
 ):
     """Of `rbdata.convert`."""
 

@@ -49,6 +49,8 @@ class Source:
     makes: bool = False
     #: Whether any name may be one of its own: a bare name then means one only where ``names`` lists it.
     open_ended: bool = False
+    #: Whether it reads files of other sources as well: it is taken for a path only where no other recognises that.
+    reads_any: bool = False
     #: Whether its datasets state reference scores of their own, unknown before they are downloaded.
     scores_in_datasets: bool = False
 

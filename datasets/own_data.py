@@ -1,0 +1,215 @@
+"""Datasets from what a program has in memory: arrays, or episodes one after the other."""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from .. import settings
+from ..errors import DatasetExistsError, UsageError, refusing_exits
+from ..storage.folder import DatasetPlace
+from ..storage.keywords import LazyModule, check_keywords
+from ..storage.lock import when_free
+from .ingest.job import ConvertOptions
+from .ingest.progress_bar import progress_listener
+from .ingest.request import Listener, Request
+from .ingest.run import find_existing, run
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from .sources.arrays.tables import Table
+else:
+    np = LazyModule("numpy")
+
+#: Bytes of short episodes that are put together before their rows are looked at.
+_TOGETHER_BYTES, _TOGETHER_EPISODES = 4 << 20, 512
+
+
+@check_keywords
+def from_arrays(
+    arrays: Any,
+    dataset_id: str,
+    *,
+    map: Mapping[str, str | Sequence[str] | float] | None = None,
+    environment: str | None = None,
+    root: str | os.PathLike[str] | None = None,
+    codec: Literal["auto", "raw", "zstd"] = "auto",
+    layout: Literal["auto", "ted"] = "auto",
+    unknown_next: Literal["truncate", "zero"] = "truncate",
+    force: bool = False,
+    wait: bool = True,
+    progress: bool | None = None,
+    listener: Listener | None = None,
+) -> Path:
+    """Make the dataset ``dataset_id`` (``"my/x"``) of arrays in memory, or mapped; returns its folder, for `load`.
+
+    ``arrays`` is a dictionary of NumPy arrays or tensors (nested ones are groups), a TensorDict, or an array with fields. Names
+    that libraries use are known: TED, Gymnasium, D4RL, d3rlpy, Spinning Up, diffusion policies. ``map`` states others, ours to
+    theirs: ``{"observation": "obs", "action": ["x", "y"], "done": "d"}``. Ours are ``observation, action, reward, terminated,
+    truncated, done, next_observation``, what says where episodes end (``episode``, a number per row; ``episode_lengths``;
+    ``episode_ends``), and any other key for a leaf of its own.
+
+    Arrays have a row per step; observations may have one more for each episode. A step has a true successor or is terminated:
+    where the data do not hold what follows a step, the episode ends before it (``unknown_next="zero"`` keeps the step).
+    The notes of the dataset (``rbdata inspect``) say what was assumed, dropped and left out.
+
+    ``environment`` is the Gymnasium id, for `Dataset.make_env`. Raises UsageError for what is missing, ambiguous or
+    contradictory, with the names of the arrays; CorruptSourceError for values that cannot be stored, with their row;
+    DatasetExistsError unless ``force``.
+    """
+    from .sources.arrays.tables import memory_table
+
+    table = memory_table(arrays)
+    made_from = {"made_from": "arrays", "script": _script()}
+    options = ConvertOptions(codec, layout, unknown_next)
+    request = Request(dataset_id, None if root is None else Path(root), options=options, force=force, wait=wait)
+    return _make([table], map or {}, request, environment, made_from, progress, listener)
+
+
+@check_keywords
+def from_episodes(
+    episodes: Iterable[Mapping[str, Any]],
+    dataset_id: str,
+    *,
+    environment: str | None = None,
+    root: str | os.PathLike[str] | None = None,
+    codec: Literal["auto", "raw", "zstd"] = "auto",
+    layout: Literal["auto", "ted"] = "auto",
+    unknown_next: Literal["truncate", "zero"] = "truncate",
+    force: bool = False,
+    wait: bool = True,
+    progress: bool | None = None,
+    listener: Listener | None = None,
+) -> Path:
+    """Make the dataset ``dataset_id`` of episodes, one after the other; returns its folder, for `load`.
+
+    An episode of n steps is a dictionary: ``observation`` with n + 1 rows (or n, and perhaps ``next_observation``),
+    ``action`` and ``reward`` with n, and how it ended: ``terminated`` and ``truncated``, each one value or n. Observations and
+    actions may be dictionaries of arrays; other keys are leaves with n rows. All episodes have the same keys, dtypes and
+    shapes of rows.
+
+    ``episodes`` may be a generator: memory stays flat, however many there are, and frames are compressed as they come. Where it
+    raises, there is no dataset. All else as in `from_arrays`.
+    """
+    made_from = {"made_from": "episodes", "script": _script()}
+    options = ConvertOptions(codec, layout, unknown_next)
+    request = Request(dataset_id, None if root is None else Path(root), options=options, force=force, wait=wait)
+    remaining = iter(episodes)
+    first = list(islice(remaining, 1))
+    if not first:
+        raise UsageError("there are no episodes")
+    named = {key: key for key in _arrays_of(first[0], 0)}
+    tables = _tables(chain(first, remaining))
+    return _make(tables, named, request, environment, made_from, progress, listener)
+
+
+def _make(
+    tables: Iterable[Table],
+    given: Mapping[str, Any],
+    request: Request,
+    environment: str | None,
+    made_from: Mapping[str, Any],
+    progress: bool | None,
+    listener: Listener | None,
+) -> Path:
+    from .sources.arrays.job import ArraysJob
+
+    place = DatasetPlace(settings.root(request.root), request.id)
+    if find_existing(place, request) is not None:
+        message = f"{place.id} is there already"
+        raise DatasetExistsError(message, hint="choose another id, or replace it with force=True")
+    name, content = place.id, uuid.uuid4().hex  # what is in memory is not continued by another run
+    job = ArraysJob(name, tables, given, request.options, made_from=made_from, content=content, environment=environment)
+    with progress_listener(place.id, listener, progress) as events, refusing_exits(f"making {place.id}"):
+        action = partial(run, job, place, request, events, str(made_from["script"]))
+        return when_free(action, request.wait, events.on_note, events.on_stage).path
+
+
+def _script() -> str:
+    """The program that runs, for the lineage."""
+    name = sys.argv[0] if sys.argv else ""
+    return str(Path(name).resolve()) if name and Path(name).is_file() else "an interactive session"
+
+
+# -- episodes as tables --------------------------------------------------------------------------------------------------
+
+
+def _tables(episodes: Iterable[Mapping[str, Any]]) -> Iterator[Table]:
+    """Episodes as tables with ``episode_lengths``; short ones are put together."""
+    from .sources.arrays.tables import Table
+
+    together: list[dict[str, np.ndarray]] = []
+    size = 0
+
+    def table(number: int) -> Table:
+        first = number - len(together)
+        name = f"episode {first}" if len(together) == 1 else f"episodes {first} to {number - 1}"
+        lengths = [len(next(value for key, value in one.items() if _is_action(key))) for one in together]
+        joined = {key: np.concatenate([one[key] for one in together]) for key in together[0]}
+        return Table(name, {**joined, "episode_lengths": np.array(lengths)})
+
+    number = 0
+    for number, episode in enumerate(episodes):
+        arrays = {key: np.array(value) for key, value in _arrays_of(episode, number).items()}  # may be used again
+        if together and _kind(arrays) != _kind(together[0]):
+            message = f"episode {number} is unlike the ones before: {_shown(arrays)}; before {_shown(together[0])}"
+            raise UsageError(message, hint="all episodes have the same keys, dtypes and shapes of rows")
+        together.append(arrays)
+        size += sum(array.nbytes for array in arrays.values())
+        if size >= _TOGETHER_BYTES or len(together) >= _TOGETHER_EPISODES:
+            yield table(number + 1)
+            together.clear()
+            size = 0
+    if together:
+        yield table(number + 1)
+
+
+def _is_action(key: str) -> bool:
+    return key == "action" or key.startswith("action/")
+
+
+def _arrays_of(episode: Any, number: int) -> dict[str, np.ndarray]:
+    """The arrays of an episode, with a flag per step. Raises UsageError for other values, and for missing keys."""
+    from .ingest.spaces import LossyCastError, cast
+    from .sources.arrays.tables import memory_table
+
+    if not hasattr(episode, "items"):
+        raise UsageError(f"episode {number} is a {type(episode).__name__}, not a dictionary of arrays")
+    arrays = dict(episode.items())
+    missing = [key for key in ("observation", "action", "reward") if key not in arrays]
+    if missing:
+        message = f"episode {number} has no {', '.join(missing)}"
+        raise UsageError(message, hint=f"its keys are {', '.join(map(str, arrays)) or 'none'}")
+    length = len(arrays["reward"])
+    if not length:
+        raise UsageError(f"episode {number} has no step", hint="leave it out")
+    for name in ("terminated", "truncated"):
+        try:
+            value = cast(np.asarray(arrays.get(name, False)), bool)
+        except LossyCastError as error:
+            raise UsageError(f"episode {number}: {name} is {error.value}, not true or false") from error
+        if value.size == 1 and value.shape != (length,):
+            flags = np.zeros(length, value.dtype)
+            flags[-1:] = value.reshape(-1)
+            value = flags
+        arrays[name] = value
+    table = memory_table(arrays, f"episode {number}")
+    if table.unreadable:
+        key, why = next(iter(table.unreadable.items()))
+        raise UsageError(f"episode {number}: {key} cannot be stored: {why}")
+    return table.values
+
+
+def _kind(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    return {key: (array.dtype, array.shape[1:]) for key, array in arrays.items()}
+
+
+def _shown(arrays: Mapping[str, np.ndarray]) -> str:
+    return ", ".join(f"{key} {array.dtype} {list(array.shape)}" for key, array in arrays.items())

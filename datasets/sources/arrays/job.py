@@ -1,0 +1,252 @@
+"""Arrays of a user's own as a dataset: a recording (`ingest.recording`) of the episodes that are in their tables (`rows`).
+
+Everything is read in this process: arrays in memory cannot be sent to others cheaply, and one file is read by one.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ....errors import UsageError
+from ....storage.durable import sync_folder
+from ....storage.scratch import ScratchFolder
+from ...fetch.location import DirectoryLocation
+from ...ingest.job import ConvertOptions, Expectation
+from ...ingest.recording import RECORDING, RecordedJob, Recording, RecordingWriter
+from ...ingest.spaces import box_json
+from ...workers.task import OnBlock
+from .roles import Given, Roles, find_roles
+from .rows import Layout, blocks, columns_of, lay_out
+from .tables import Table, join_columns, open_tables
+
+#: Arrays left out that a note lists.
+_MOST_LEFT_OUT = 8
+_COUNTED = {
+    "given_up_steps": (
+        "Dropped: {n} of {rows} rows whose successor is not in the data; the observation of such a row is the final one of "
+        "the step before it."
+    ),
+    "unknown_next_steps": "{n} steps whose successor is not in the data are kept, truncated, with a next state of zeros.",
+    "seams": "{n} episodes are cut where the stated next observation is not the observation of the next row.",
+    "rows_not_finite": "{n} observations hold NaN or infinity, as in the data.",
+    "cut_episodes": "{n} episodes end without a flag: they count as truncated.",
+}
+
+
+class ArraysJob(RecordedJob):
+    """The dataset of tables.
+
+    ``tables`` are read in order, once; where there are several, each is one episode or more, never a part of one. ``given``
+    is the map (`roles`), which the first table must fit, and all others as the first. ``made_from`` says what they are, and
+    identifies them in ``content``.
+    """
+
+    staging = "reading the arrays"
+    #: What keeps files open, and temporary folders there, as long as the job.
+    opened: ExitStack
+
+    def __init__(
+        self,
+        name: str,
+        tables: Iterable[Table],
+        given: Mapping[str, Given],
+        options: ConvertOptions,
+        *,
+        made_from: Mapping[str, Any],
+        content: Any,
+        environment: str | None = None,
+    ) -> None:
+        remaining = iter(tables)
+        first = next(remaining, None)
+        if first is None:
+            raise UsageError(f"{name} has no arrays")
+        plain = join_columns(first, given)
+        self.roles = find_roles(first.arrays, plain, first.name)
+        super().__init__(name, columns_of(self.roles, first.arrays), 1, options)
+        self._tables: Iterable[Table] = (
+            [first, *remaining] if isinstance(tables, Sequence) else _chained(first, remaining)
+        )
+        self._is_one = isinstance(tables, Sequence) and len(tables) == 1
+        self.why = ", ".join(f"{ours}={theirs}" for ours, theirs in self.roles.to_map().items())
+        self._given, self._made_from, self._content = given, made_from, content
+        self._environment = environment
+        self._unreadable = dict(first.unreadable)
+        self.spaces = {
+            key: box_json(self.schema[key].dtype, self.schema[key].shape, None, None)
+            for key in ("observation", "action")
+            if key in self.schema
+        }
+
+    def identity(self) -> dict[str, Any]:
+        return {
+            "converter": "arrays 1",
+            "content": self._content,
+            "map": self.roles.to_map(),
+            "leaves": [leaf.to_json() for leaf in self.schema],
+            "unknown_next": self.options.unknown_next,
+        }
+
+    # -- what there is -------------------------------------------------------------------------------------------------
+
+    def sections(self) -> Iterator[tuple[Table, Roles, Layout]]:
+        """The tables with what becomes of their rows. Raises UsageError for one that is unlike the first."""
+        for number, table in enumerate(self._tables):
+            plain = join_columns(table, self._given)
+            roles = find_roles(table.arrays, plain, table.name) if number else self.roles
+            columns = columns_of(roles, table.arrays)
+            if columns != self.columns:
+                raise UsageError(f"{table.name} is unlike the first: {_difference(columns, self.columns)}")
+            yield (
+                table,
+                roles,
+                lay_out(table, roles, unknown_next=self.options.unknown_next, one_episode=not self._is_one),
+            )
+
+    @cached_property
+    def _counts(self) -> tuple[int, int]:
+        """Steps and episodes, where they are known before the arrays are read."""
+        if not isinstance(self._tables, Sequence):
+            return 0, 0
+        layouts = [layout for _, _, layout in self.sections()]
+        return sum(int(layout.keep.sum()) for layout in layouts), sum(layout.episodes for layout in layouts)
+
+    def expect(self) -> Expectation:
+        return self.expect_rows(*self._counts)
+
+    def staging_tasks(self, folder: Path, threads: int) -> Sequence[Any]:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        if (folder / RECORDING).is_dir():
+            return []
+        return [_ReadTask(0, self, folder / RECORDING, self._codec, threads)]
+
+    # -- what the manifest says ----------------------------------------------------------------------------------------
+
+    def about(self) -> dict[str, Any]:
+        large = {"codec": self._codec, "layout": self.options.layout} if self.bulk else {}
+        return {
+            "source": {
+                "name": "arrays",
+                "upstream": "arrays",
+                "dataset": None,
+                "map": self.roles.to_map(),
+                "environment": self._environment,
+                "options": {"unknown_next": self.options.unknown_next, **large},
+                "left_out": self.left_out,
+                **self._made_from,
+            },
+            "licence": None,
+            "citation": None,
+        }
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """The arrays that are not taken, and why."""
+        return {**self.roles.left_out, **self._unreadable}
+
+    def all_notes(self, counts: Mapping[str, Any], recording: Recording) -> list[str]:
+        notes = list(self.roles.assumed)
+        for name, sentence in _COUNTED.items():
+            if counts.get(name):
+                notes.append(sentence.format(n=counts[name], rows=counts["rows"]))
+        if not isinstance(self.roles.reward, str):
+            notes.append(f"The data have no rewards: each is {self.roles.reward:g}, as stated.")
+        if self.left_out:
+            some = [f"{name} ({why})" for name, why in list(self.left_out.items())[:_MOST_LEFT_OUT]]
+            more = len(self.left_out) - len(some)
+            notes.append(f"Left out: {', '.join(some)}{f' and {more} more' if more else ''}.")
+        return notes
+
+
+def _chained(first: Table, remaining: Iterator[Table]) -> Iterator[Table]:
+    yield first
+    yield from remaining
+
+
+def _difference(columns: Sequence[Any], wanted: Sequence[Any]) -> str:
+    """What differs between columns, for people."""
+    here, there = ({column.key: column for column in some} for some in (columns, wanted))
+    odd = [key for key in {**there, **here} if here.get(key) != there.get(key)]
+    shown = [f"{key} is {_described(here.get(key))}, and {_described(there.get(key))} there" for key in odd[:4]]
+    return "; ".join(shown) or "its arrays come in another order"
+
+
+def _described(column: Any) -> str:
+    return "missing" if column is None else f"{column.dtype} {list(column.shape)}"
+
+
+def job_of_path(location: Any, options: ConvertOptions) -> ArraysJob:
+    """The job of a file or folder on this machine. Raises as `open_tables` and `find_roles`."""
+    assert isinstance(location, DirectoryLocation)
+    path = Path(location.url, location.only)
+    files = ExitStack()
+    scratch = ScratchFolder()  # for what must be unpacked
+    files.callback(scratch.remove)
+    tables = files.enter_context(open_tables(path, scratch.path))
+    parts = [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file())
+    content = [[one.relative_to(path.parent).as_posix(), one.stat().st_size, one.stat().st_mtime_ns] for one in parts]
+    job = ArraysJob(
+        path.name,
+        tables,
+        options.extra["map"],
+        options,
+        made_from={"files": [path.name] if path.is_file() else len(parts)},
+        content=content,
+        environment=options.extra["environment"],
+    )
+    job.opened = files
+    job.location = location
+    return job
+
+
+@dataclass(frozen=True)
+class _ReadTask:
+    """Writes the recording. For this process: arrays in memory, open files and iterators are not sent to another."""
+
+    index: int
+    job: ArraysJob
+    target: Path
+    codec: str
+    threads: int
+
+    @property
+    def rows(self) -> int:
+        return self.job._counts[0]
+
+    def __call__(self, on_block: OnBlock) -> dict[str, Any]:
+        partial = self.target.with_name(self.target.name + ".part")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        columns = self.job.columns
+        writer = RecordingWriter(partial, columns, codec=self.codec, threads=self.threads)
+        writer.steps(0, np.zeros(0), np.zeros(0, np.uint8))  # its files are there, also without an episode
+        for number, column in enumerate(columns):
+            if not writer.is_compressed(number):
+                writer.column(0, number, np.zeros((0, *column.shape), column.dtype))
+        done = states = 0
+        counts: Counter[str] = Counter()
+        for table, roles, layout in self.job.sections():
+            for block in blocks(table, roles, columns, layout):
+                for number, rows in enumerate(block.rows):
+                    if len(rows):
+                        writer.column(0, number, rows)
+                    if columns[number].per == "state" and rows.dtype.kind == "f":
+                        counts["rows_not_finite"] += int((~np.isfinite(rows)).any(tuple(range(1, rows.ndim))).sum())
+                writer.steps(0, block.rewards, block.end)
+                states += len(block.rewards) + int(np.count_nonzero(block.end))
+                done += len(block.rewards)
+                on_block(done, 0, 0)
+            counts.update(layout.counts)
+        writer.finish({"states": [states], "counts": dict(counts), "notes": []})
+        partial.rename(self.target)
+        sync_folder(self.target.parent)
+        return {}

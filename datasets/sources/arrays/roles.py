@@ -1,0 +1,351 @@
+"""What a user's arrays mean: which is the observation, which the action, and what says where episodes end.
+
+A *role* is one of the names below. A map states them (``{"observation": "obs", "action": "act"}``: ours to theirs); what it
+leaves open is found by the names that libraries use. Nothing is read here: names, shapes and dtypes decide.
+
+    observation       [n, ...] a row per step, or [n + episodes, ...] a row per state; may be several arrays
+    action            [n, ...]
+    reward            [n] or [n, 1]; or a number, for data without rewards
+    terminated        bool [n]: the environment ended the episode with this step, nothing follows
+    truncated         bool [n]: the episode ends with this step for another reason, such as a time limit
+    done              bool [n]: one of the two
+    next_observation  as observation: what followed each step
+    episode           [n]: the number of the step's episode; another number begins another episode
+    episode_lengths   [episodes]: steps of each episode
+    episode_ends      [episodes]: steps up to the end of each episode, as diffusion policies store them
+
+A map may name other keys: each is a leaf of its own, a row per step (``{"goal": "desired_goal"}``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from ....errors import SchemaError, UsageError
+from ....storage.leaf import DTYPES, check_key
+from ....storage.schema import clean_keys
+
+if TYPE_CHECKING:
+    import numpy as np
+
+#: The files that are read (`tables`).
+SUFFIXES = (".npz", ".npy", ".h5", ".hdf5", ".parquet", ".arrow", ".feather", ".csv", ".tsv")
+
+#: What an entry of a map may be: the name of an array or of a group of arrays, several names, a pattern with ``*``, or a
+#: number (of rewards). `tables.join_columns` makes a name of several.
+Given = str | Sequence[str] | float
+
+#: The names that libraries use, in lower case: TED, Gymnasium, D4RL, d3rlpy, Spinning Up, robomimic, diffusion policies.
+NAMES: dict[str, tuple[str, ...]] = {
+    "observation": ("observation", "observations", "obs", "state", "states"),
+    "action": ("action", "actions", "act", "acts"),
+    "reward": ("next/reward", "reward", "rewards", "rew", "rews"),
+    "terminated": (
+        "next/terminated",
+        "terminated",
+        "terminateds",
+        "terminal",
+        "terminals",
+        "termination",
+        "terminations",
+    ),
+    "truncated": ("next/truncated", "truncated", "truncateds", "timeout", "timeouts", "truncation", "truncations"),
+    "done": ("next/done", "done", "dones"),
+    "next_observation": (
+        "next/observation",
+        "next_observation",
+        "next_observations",
+        "next_obs",
+        "obs_next",
+        "obs2",
+        "next_state",
+        "next_states",
+    ),
+    "episode": (
+        "episode",
+        "episode_id",
+        "episode_ids",
+        "episode_index",
+        "traj_id",
+        "traj_ids",
+        "trajectory",
+        "trajectory_id",
+        "collector/traj_ids",
+    ),
+    "episode_lengths": ("episode_lengths", "episode_length", "traj_lengths", "lengths"),
+    "episode_ends": ("episode_ends", "meta/episode_ends"),
+}
+#: Roles that may consist of several arrays.
+_TREES = ("observation", "action", "next_observation")
+_FLAGS = ("terminated", "truncated", "done")
+_BOUNDARIES = ("episode", "episode_lengths", "episode_ends")
+#: Folders that others put all rows into.
+_OUTER = "data/"
+#: Arrays that an error or a plan lists.
+_MOST_LISTED = 24
+
+
+@dataclass(frozen=True)
+class ArrayInfo:
+    """Shape, with the rows in front, and dtype of an array."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def __str__(self) -> str:
+        return f"{self.dtype} [{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Which array is what. Trees map our keys (``observation``, ``observation/pos``) to names of arrays."""
+
+    observation: Mapping[str, str]
+    action: Mapping[str, str]
+    reward: str | float
+    #: By the key of the observation; empty where the data have none.
+    next_observation: Mapping[str, str]
+    terminated: str | None
+    truncated: str | None
+    done: str | None
+    episode: str | None
+    episode_lengths: str | None
+    episode_ends: str | None
+    #: Other rows per step, by key.
+    extra: Mapping[str, str]
+    #: Arrays that are not taken, and why.
+    left_out: Mapping[str, str]
+    #: What was decided for lack of a statement, in sentences.
+    assumed: tuple[str, ...] = ()
+
+    def to_map(self) -> dict[str, str]:
+        """The map that states what was found."""
+        single = ("reward", *_FLAGS, *_BOUNDARIES)
+        trees: dict[str, str] = {**self.observation, **self.action}
+        trees |= {"next_" + key: name for key, name in self.next_observation.items()}
+        stated = {role: str(value) for role in single if (value := getattr(self, role)) is not None}
+        return {**trees, **stated, **self.extra}
+
+
+def find_roles(arrays: Mapping[str, ArrayInfo], given: Mapping[str, str | float], where: str) -> Roles:
+    """The roles of arrays by a map, and by their names where it says nothing.
+
+    Raises UsageError that lists what is missing or ambiguous, with the arrays there are.
+    """
+    found, extra = _given_roles(arrays, given, where)
+    taken = {name for names in found.values() for name in names.values()} | set(extra.values())
+    ambiguous: dict[str, str] = {}
+    for role, names in NAMES.items():
+        if role in found or role in given or _is_superseded(role, found):
+            continue
+        candidates = _named(role, names, arrays, taken)
+        if len(candidates) > 1:
+            tops = ", ".join(candidates)
+            ambiguous[role] = f"{tops} may each be the {role}"
+        elif candidates:
+            found[role] = next(iter(candidates.values()))
+            taken |= set(found[role].values())
+    problems = [*ambiguous.values(), *_missing({*found, *given, *ambiguous})]
+    if problems:
+        raise UsageError(f"{where}: {'; '.join(problems)}", hint=f"{_HINT} The arrays are {listed(arrays)}")
+    rows = arrays[next(iter(found["action"].values()))].shape[0]
+    more, left_out = _others(arrays, taken, rows, extra)
+    roles = _roles(found, given, {**extra, **more}, left_out)
+    _check(roles, arrays, where)
+    return roles
+
+
+_HINT = 'State it in the map, ours to theirs: map={"observation": "obs"} (--map observation=obs).'
+
+
+def listed(arrays: Mapping[str, ArrayInfo]) -> str:
+    """The arrays with shape and dtype, for messages."""
+    some = [f"{name} {array}" for name, array in list(arrays.items())[:_MOST_LISTED]]
+    more = len(arrays) - len(some)
+    return ", ".join(some) + (f" and {more} more" if more > 0 else "") or "none"
+
+
+# -- what the map states -------------------------------------------------------------------------------------------------
+
+
+def _given_roles(
+    arrays: Mapping[str, ArrayInfo], given: Mapping[str, str | float], where: str
+) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    """The roles that a map states, each with its arrays by key; and its other keys."""
+    found: dict[str, dict[str, str]] = {}
+    extra: dict[str, str] = {}
+    for key, value in given.items():
+        role, _, rest = key.partition("/")
+        if isinstance(value, (int, float)):
+            if key != "reward":
+                raise UsageError(f"{where}: the map gives {key} as the number {value}; only a reward may be one")
+            continue
+        names = _resolved(value, arrays, key, where)
+        if role in _TREES:
+            leaves = found.setdefault(role, {})
+            base = key.removeprefix("next_")
+            leaves |= {base + inner: name for inner, name in names.items()}
+        elif len(names) > 1:
+            raise UsageError(f"{where}: the map gives {key} as {len(names)} arrays, and it is one")
+        elif role in NAMES and not rest:
+            found[role] = {role: next(iter(names.values()))}
+        else:
+            try:
+                check_key(key)
+            except SchemaError as error:
+                raise UsageError(f"{where}: the map's key {key!r}: {error.message}") from error
+            extra[key] = next(iter(names.values()))
+    return found, extra
+
+
+def _resolved(value: str, arrays: Mapping[str, ArrayInfo], key: str, where: str) -> dict[str, str]:
+    """The arrays that an entry of the map names, by what follows its key: "" for one, ``/pos`` for those of a group."""
+    if value in arrays:
+        return {"": value}
+    inside = {"/" + name.removeprefix(value + "/"): name for name in arrays if name.startswith(value + "/")}
+    matched = {"/" + name.rpartition("/")[2]: name for name in arrays if "*" in value and fnmatchcase(name, value)}
+    if not inside and not matched:
+        message = f"{where}: the map gives {key} as {value!r}, and there is no such array"
+        raise UsageError(message, hint=f"the arrays are {listed(arrays)}")
+    return inside or matched
+
+
+# -- what names tell -----------------------------------------------------------------------------------------------------
+
+
+def _is_superseded(role: str, found: Mapping[str, Any]) -> bool:
+    """Whether what is known makes a role pointless to look for."""
+    return role in _BOUNDARIES and any(other in found for other in _BOUNDARIES)
+
+
+def _named(
+    role: str, names: Sequence[str], arrays: Mapping[str, ArrayInfo], taken: set[str]
+) -> dict[str, dict[str, str]]:
+    """The arrays or groups that have one of the names of a role: by that name, their arrays by key."""
+    candidates: dict[str, dict[str, str]] = {}
+    for name in arrays:
+        if name in taken:
+            continue
+        plain = name.lower().removeprefix(_OUTER)
+        top = next((one for one in names if plain == one or (role in _TREES and plain.startswith(one + "/"))), None)
+        if top is not None:
+            inner = name[len(name) - len(plain) + len(top) :]
+            candidates.setdefault(top, {})[role.removeprefix("next_") + inner] = name
+    ted = {top: leaves for top, leaves in candidates.items() if top.startswith("next/")}
+    return ted or candidates  # TED has the flags of the state before at the root as well
+
+
+def _missing(known: Collection[str]) -> list[str]:
+    problems = [f"no array is the {role}" for role in ("observation", "action") if role not in known]
+    if "reward" not in known:
+        problems.append("no array is the reward (for data without rewards, state a number: reward=0)")
+    return problems
+
+
+def _others(
+    arrays: Mapping[str, ArrayInfo], taken: Iterable[str], rows: int, extra: Mapping[str, str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Under which key each of the other arrays goes, and why arrays are left out."""
+    is_ted = any(name.startswith("next/") for name in taken)
+    keys: dict[str, str] = {}
+    left_out: dict[str, str] = {}
+    there = set(extra)
+    for name, array in arrays.items():
+        if name in taken or (is_ted and name in (*_FLAGS, "step")):  # what `rbdata export` writes beside the leaves
+            continue
+        why = _why_not(array, rows)
+        if why is not None:
+            left_out[name] = why
+            continue
+        plain = name.removeprefix(_OUTER)
+        inner = plain.partition("/")[2] if plain.startswith(("info/", "infos/")) else plain
+        wanted = plain if is_ted else "info/" + inner
+        try:
+            key = clean_keys([wanted])[wanted]
+        except SchemaError as error:
+            left_out[name] = error.message
+            continue
+        if key.lower() in there:
+            left_out[name] = f"its key {key} is taken"
+            continue
+        there.add(key.lower())
+        keys[key] = name
+    return keys, left_out
+
+
+def _why_not(array: ArrayInfo, rows: int) -> str | None:
+    """Why an array cannot be a leaf; None where it can."""
+    if not array.shape or array.shape[0] != rows:
+        return f"it has {array.shape[0] if array.shape else 'no'} rows, not one for each of the {rows} steps"
+    if 0 in array.shape[1:]:
+        return f"its shape {array.shape} is empty"
+    return None if array.dtype.newbyteorder("=").name in DTYPES else f"its dtype is {array.dtype}"
+
+
+def _roles(
+    found: Mapping[str, Mapping[str, str]],
+    given: Mapping[str, str | float],
+    extra: Mapping[str, str],
+    left_out: Mapping[str, str],
+) -> Roles:
+    one = {role: next(iter(found[role].values())) if role in found else None for role in NAMES if role not in _TREES}
+    reward = given["reward"] if isinstance(given.get("reward"), (int, float)) else one["reward"]
+    terminated, truncated, done = (one[flag] for flag in _FLAGS)
+    assumed = []
+    if done is not None and terminated is None and truncated is None:
+        assumed.append(
+            f"{done} is taken as terminated, after which nothing follows. If it includes time limits, map them "
+            f"(truncated=NAME); if it has nothing else, map truncated={done}."
+        )
+        terminated, done = done, None
+    return Roles(
+        observation=found["observation"],
+        action=found["action"],
+        reward=reward,  # type: ignore[arg-type]
+        next_observation=found.get("next_observation", {}),
+        terminated=terminated,
+        truncated=truncated,
+        done=done,
+        episode=one["episode"],
+        episode_lengths=one["episode_lengths"],
+        episode_ends=one["episode_ends"],
+        extra=extra,
+        left_out=left_out,
+        assumed=tuple(assumed),
+    )
+
+
+def _check(roles: Roles, arrays: Mapping[str, ArrayInfo], where: str) -> None:
+    """Raise UsageError for arrays that do not fit their roles."""
+    per_step = {**roles.action, **roles.extra, **{name: name for name in _singles(roles)}}
+    rows = {name: arrays[name].shape[0] if arrays[name].shape else 0 for name in per_step.values()}
+    if len(set(rows.values())) > 1:
+        lengths = ", ".join(f"{name} {count}" for name, count in rows.items())
+        raise UsageError(f"{where}: arrays of one row per step differ in length: {lengths}")
+    if len({arrays[name].shape[:1] for name in roles.observation.values()}) > 1:
+        lengths = ", ".join(f"{name} {arrays[name].shape[0]}" for name in roles.observation.values())
+        raise UsageError(f"{where}: the observations differ in length: {lengths}")
+    if roles.next_observation and set(roles.next_observation) != set(roles.observation):
+        keys = [", ".join(leaves) for leaves in (roles.next_observation, roles.observation)]
+        message = f"{where}: next_observation has {keys[0]}, observation {keys[1]}"
+        raise UsageError(message, hint=_HINT)
+    for key, name in roles.next_observation.items():
+        here = arrays[roles.observation[key]]
+        if (arrays[name].shape, arrays[name].dtype) != (here.shape, here.dtype):
+            raise UsageError(f"{where}: {name} is {arrays[name]}, {roles.observation[key]} {here}")
+    for name in (*roles.observation.values(), *roles.action.values(), *roles.extra.values()):
+        why = _why_not(arrays[name], arrays[name].shape[0] if arrays[name].shape else -1)
+        if why is not None:
+            raise UsageError(f"{where}: {name} cannot be stored: {why}")
+    for name in _singles(roles):
+        if arrays[name].shape[1:] not in ((), (1,)) or arrays[name].dtype.kind not in "biuf":
+            raise UsageError(f"{where}: {name} is {arrays[name]}, not one number per step")
+
+
+def _singles(roles: Roles) -> list[str]:
+    """The arrays of one number per step."""
+    names = (roles.reward, roles.terminated, roles.truncated, roles.done, roles.episode)
+    return [name for name in names if isinstance(name, str)]

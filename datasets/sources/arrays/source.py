@@ -1,0 +1,60 @@
+"""Arrays of a user's own as a source: ``rbdata convert own.npz --name my/x --map observation=obs``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ....errors import UsageError
+from ...fetch import Location
+from ...ingest.job import ConvertOptions
+from ..options import SourceOption
+from ..source import Source
+
+if TYPE_CHECKING:
+    from .job import ArraysJob
+
+
+class ArraysSource(Source):
+    """It has no names: what it converts is on this machine."""
+
+    name = "arrays"
+    home = "/"  # no place is looked at
+    options = (
+        SourceOption(
+            "map",
+            "which of the arrays is what, such as observation=obs, action=act, reward=rew, done=done; repeatable",
+            dict,
+            {},
+            metavar="OURS=THEIRS",
+            commands=("convert",),
+        ),
+        SourceOption(
+            "environment",
+            "the Gymnasium id of the environment that the data come from",
+            metavar="ID",
+            commands=("convert",),
+        ),
+    )
+    reads_any = True
+
+    def names(self) -> Sequence[str]:
+        return []
+
+    def recognises(self, path: Path) -> bool:
+        from .roles import SUFFIXES
+
+        if path.is_file():
+            return path.suffix.lower() in SUFFIXES
+        if any((path / inner / "meta.json").is_file() for inner in ("", "storage")):
+            return True
+        return path.is_dir() and any(one.suffix.lower() in SUFFIXES for one in path.rglob("*"))
+
+    def find(self, name: str, location: Location, options: ConvertOptions) -> ArraysJob:
+        raise UsageError("arrays come from this machine", hint="`rbdata convert PATH --source arrays` reads them")
+
+    def find_in_folder(self, location: Location, options: ConvertOptions) -> ArraysJob:
+        from .job import job_of_path
+
+        return job_of_path(location, options)

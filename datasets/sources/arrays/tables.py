@@ -1,0 +1,500 @@
+"""Whatever holds a user's arrays, opened as tables: named arrays whose rows are read in blocks.
+
+    .npz, or a folder with one per episode       stored members are mapped, compressed ones unpacked to a temporary folder
+    .npy with fields, or a folder of .npy        mapped
+    .h5, .hdf5                                   arrays of any names, or a group per episode
+    .parquet, .arrow, .feather, .csv, .tsv       columns; lists of one length, and columns ``obs_0 .. obs_3``, are one array
+    a folder of TensorDict.memmap                also the storage of a replay buffer's checkpoint
+
+Memory does not grow with a file: what cannot be mapped is written to a temporary folder row by row. Pickles are refused:
+reading one runs whatever code it names.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from tempfile import mkdtemp, mkstemp
+from typing import Any
+
+import numpy as np
+
+from ....errors import CorruptSourceError, MissingExtraError, UsageError, reason
+from ....storage.tensordict_folder import read_json, read_memmap
+from ...formats.arrow import open_parquet
+from ...formats.hdf5 import damage_reported
+from .roles import NAMES, SUFFIXES, ArrayInfo, Given
+
+_HDF5 = (".h5", ".hdf5")
+_COLUMNS = (".parquet", ".arrow", ".feather", ".csv", ".tsv")
+_PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".joblib")
+_COPY_BYTES = 1 << 20
+_NUMBERED = re.compile(r"(.*?)[._]?\[?(\d+)\]?")
+
+
+@dataclass
+class Table:
+    """Arrays by name, each with a row per step, state or episode; ``values`` are whatever slices of rows are taken from."""
+
+    name: str
+    values: dict[str, Any]
+    #: Arrays that are no numbers, and why they are not read.
+    unreadable: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def arrays(self) -> dict[str, ArrayInfo]:
+        return {name: ArrayInfo(tuple(value.shape), value.dtype) for name, value in self.values.items()}
+
+    def read(self, array: str, low: int, high: int) -> np.ndarray:
+        """Rows ``low`` to ``high - 1`` of an array. Raises CorruptSourceError."""
+        with damage_reported(self.name):
+            return np.asarray(self.values[array][low:high])
+
+
+def memory_table(arrays: Any, name: str = "the arrays") -> Table:
+    """A table of arrays in memory: a mapping of NumPy arrays or tensors, perhaps nested, a TensorDict, or an array with fields.
+
+    Raises UsageError for other values.
+    """
+    if isinstance(arrays, np.ndarray) and arrays.dtype.names:
+        arrays = {field: arrays[field] for field in arrays.dtype.names}
+    if not hasattr(arrays, "items"):
+        raise UsageError(
+            f"{name} are a {type(arrays).__name__}, not a mapping of names to arrays, or an array with fields"
+        )
+    values: dict[str, Any] = {}
+    unreadable: dict[str, str] = {}
+    for key, value in _flat(arrays):
+        try:
+            array = value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            unreadable[key] = reason(error)
+            continue
+        if array.dtype.names:
+            values |= {f"{key}/{inner}": array[inner] for inner in array.dtype.names}
+        elif array.dtype.hasobject:
+            unreadable[key] = "its elements are Python objects"
+        else:
+            values[key] = array
+    return Table(name, values, unreadable)
+
+
+def _flat(arrays: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in arrays.items():
+        name = prefix + ("/".join(map(str, key)) if isinstance(key, tuple) else str(key))
+        if (hasattr(value, "items") and not hasattr(value, "dtype")) or hasattr(value, "batch_size"):
+            yield from _flat(value, name + "/")
+        else:
+            yield name, value
+
+
+def join_columns(table: Table, given: Mapping[str, Given]) -> dict[str, str | float]:
+    """A map without entries of several arrays: ``["x", "y"]``, ``"x,y"`` and ``"joint_*"`` become one array ``[n, how many]``.
+
+    The table gets these arrays. Entries stay as they are where the arrays are not of one number per row.
+    """
+    plain: dict[str, str | float] = {}
+    for key, value in given.items():
+        names = (
+            []
+            if isinstance(value, (int, float)) or (isinstance(value, str) and value in table.values)
+            else _several(table, value)
+        )
+        columns = [table.values[name] for name in names if name in table.values]
+        if names and len(columns) == len(names) and all(column.shape[1:] in ((), (1,)) for column in columns):
+            plain[key] = ",".join(names)
+            table.values[",".join(names)] = _Joined(columns)
+        else:
+            plain[key] = value if isinstance(value, (str, int, float)) else ",".join(map(str, value))
+    return plain
+
+
+def _several(table: Table, value: str | Sequence[str]) -> list[str]:
+    """The names that an entry of a map gives, if they are several."""
+    if not isinstance(value, str):
+        return list(value)
+    if "*" in value:
+        return sorted((name for name in table.values if fnmatchcase(name, value)), key=natural)
+    return [name.strip() for name in value.split(",")] if "," in value else []
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """Columns of one number per row, side by side."""
+
+    columns: Sequence[Any]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.result_type(*(column.dtype for column in self.columns))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (min(column.shape[0] for column in self.columns), len(self.columns))
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        return np.stack([np.asarray(column[rows]).reshape(-1) for column in self.columns], -1).astype(self.dtype)
+
+
+# -- files ---------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def open_tables(path: Path, scratch: Path) -> Iterator[list[Table]]:
+    """The tables of a file or folder, in order; ``scratch`` is a folder for what must be unpacked.
+
+    Raises UsageError for what is not read, CorruptSourceError for damaged files, MissingExtraError.
+    """
+    with ExitStack() as files:
+        yield _open(path, scratch, files)
+
+
+def _open(path: Path, scratch: Path, files: ExitStack) -> list[Table]:
+    if path.is_dir():
+        return _open_folder(path, scratch, files)
+    suffix = path.suffix.lower()
+    if suffix in _PICKLES:
+        message = f"{path.name} is a pickle, or may hold one: reading it would run whatever code it names"
+        hint = 'where you trust it, load it yourself and save the arrays: numpy.savez("own.npz", observation=..., action=...)'
+        raise UsageError(message, hint=hint)
+    if suffix == ".npz":
+        return [_open_npz(path, scratch)]
+    if suffix == ".npy":
+        return [memory_table(_map_npy(path), path.name)]
+    if suffix in _HDF5:
+        return _open_hdf5(path, files)
+    if suffix in _COLUMNS:
+        return [_open_columns(path, scratch)]
+    raise UsageError(f"{path} is not read as arrays", hint=f"what is: {', '.join(SUFFIXES)}, and folders of these")
+
+
+def _open_folder(path: Path, scratch: Path, files: ExitStack) -> list[Table]:
+    if (path / "meta.json").is_file():
+        return [memory_table(read_memmap(path), path.name)]
+    if (path / "storage" / "meta.json").is_file():
+        return [_open_checkpoint(path)]
+    found = sorted((one for one in path.rglob("*") if one.is_file() and one.suffix.lower() in SUFFIXES), key=_in_order)
+    kinds = {one.suffix.lower() for one in found}
+    if kinds == {".npy"}:
+        values = {one.relative_to(path).with_suffix("").as_posix(): _map_npy(one) for one in found}
+        return [memory_table(values, path.name)]
+    if len(kinds) != 1:
+        there = ", ".join(sorted(kinds)) or f"no {', '.join(SUFFIXES)}"
+        raise UsageError(
+            f"{path} holds {there}: files of one kind are read as a dataset", hint="convert a part of them"
+        )
+    return [table for one in found for table in _open(one, scratch, files)]
+
+
+def _open_checkpoint(path: Path) -> Table:
+    """The records of a replay buffer's checkpoint, of rbdata's or TorchRL's, in the order in which they were written."""
+    table = memory_table(read_memmap(path / "storage"), path.name)
+    filled = read_json(path / "storage" / "storage_metadata.json").get("len")
+    writer = path / "writer" / "metadata.json"
+    cursor = read_json(writer).get("cursor") if writer.is_file() else 0
+    if not isinstance(filled, int) or not isinstance(cursor, int):
+        raise CorruptSourceError(f"{path.name}: its storage does not say how many records it holds")
+    for name, value in table.values.items():
+        begin = cursor if filled == len(value) else 0  # a ring that is not full begins at its first row
+        table.values[name] = _Ring(value, filled, begin % max(1, filled))
+    table.values.pop("index", None)  # where TorchRL's writer put each record
+    return table
+
+
+@dataclass(frozen=True)
+class _Ring:
+    """The rows of an array from ``begin`` on, then those before it."""
+
+    array: np.ndarray
+    rows: int
+    begin: int
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.array.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.rows, *self.array.shape[1:])
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        low, high, _ = rows.indices(self.rows)
+        low, high = low + self.begin, high + self.begin
+        parts = self.array[low : min(high, self.rows)], self.array[max(0, low - self.rows) : max(0, high - self.rows)]
+        return parts[0] if not len(parts[1]) else np.concatenate(parts)
+
+
+def _in_order(path: Path) -> list[Any]:
+    return natural(path.as_posix())
+
+
+def natural(name: str) -> list[Any]:
+    """A key that sorts ``demo_2`` before ``demo_10``."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name)]
+
+
+# -- NumPy ---------------------------------------------------------------------------------------------------------------
+
+
+def _map_npy(path: Path) -> np.ndarray:
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise CorruptSourceError(f"{path.name} is not a .npy file of numbers: {reason(error)}") from error
+
+
+def _open_npz(path: Path, scratch: Path) -> Table:
+    values: dict[str, Any] = {}
+    unreadable: dict[str, str] = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.infolist():
+                if not member.filename.endswith(".npy"):
+                    continue
+                name = member.filename.removesuffix(".npy")
+                try:
+                    values[name] = _map_member(path, archive, member, scratch)
+                except ValueError as error:  # objects, mostly
+                    unreadable[name] = reason(error)
+    except (zipfile.BadZipFile, OSError, EOFError) as error:
+        raise CorruptSourceError(f"{path.name} is not a .npz file: {reason(error)}") from error
+    return Table(path.name, values, unreadable)
+
+
+def _map_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo, scratch: Path) -> np.ndarray:
+    """An array of an archive: mapped where it is stored, else unpacked first."""
+    if member.compress_type != zipfile.ZIP_STORED:
+        scratch.mkdir(parents=True, exist_ok=True)
+        handle, unpacked = mkstemp(".npy", dir=scratch)
+        with archive.open(member) as source, os.fdopen(handle, "wb") as target:  # compares the checksum
+            while piece := source.read(_COPY_BYTES):
+                target.write(piece)
+        return np.load(unpacked, mmap_mode="r", allow_pickle=False)
+    with path.open("rb") as file:
+        file.seek(member.header_offset)
+        lengths = struct.unpack("<26x2H", file.read(30))
+        file.seek(member.header_offset + 30 + sum(lengths))
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read(file)
+        if dtype.hasobject:
+            raise ValueError("its elements are Python objects")
+        if not np.prod(shape):
+            return np.zeros(shape, dtype)
+        return np.memmap(path, dtype, "r", file.tell(), shape, "F" if fortran else "C")
+
+
+# -- HDF5 ----------------------------------------------------------------------------------------------------------------
+
+
+def _open_hdf5(path: Path, files: ExitStack) -> list[Table]:
+    import h5py
+
+    try:
+        file = files.enter_context(h5py.File(path, "r", locking=False))
+    except OSError as error:
+        raise CorruptSourceError(f"{path.name} is not an HDF5 file: {reason(error)}") from error
+    with damage_reported(path.name):
+        group = file
+        while len(group) == 1 and isinstance(inner := next(iter(group.values())), h5py.Group):
+            if _is_episode(inner):
+                break
+            group = inner
+        episodes = [name for name, item in group.items() if isinstance(item, h5py.Group) and _is_episode(item)]
+        if (
+            "data" in group and not episodes and isinstance(group["data"], h5py.Group)
+        ):  # robomimic: data/demo_0, mask/...
+            inside = [
+                name for name, item in group["data"].items() if isinstance(item, h5py.Group) and _is_episode(item)
+            ]
+            group, episodes = (group["data"], inside) if inside else (group, [])
+        if episodes and not any(isinstance(item, h5py.Dataset) for item in group.values()):
+            ordered = sorted(episodes, key=natural)
+            return [Table(f"{path.name}: {name}", *_datasets(group[name])) for name in ordered]
+        return [Table(path.name, *_datasets(file))]
+
+
+def _is_episode(group: Any) -> bool:
+    """Whether a group holds the arrays of an episode."""
+    names = {name.lower() for name in group}
+    return bool(names & set(NAMES["action"])) and bool(names & set(NAMES["observation"]))
+
+
+def _datasets(group: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    import h5py
+
+    values: dict[str, Any] = {}
+    unreadable: dict[str, str] = {}
+
+    def visit(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset):
+            if item.shape is None or item.dtype.hasobject or item.dtype.kind not in "biuf":
+                unreadable[name] = f"its dtype is {item.dtype}"
+            else:
+                values[name] = item
+
+    group.visititems(visit)
+    return values, unreadable
+
+
+# -- columns -------------------------------------------------------------------------------------------------------------
+
+
+def _open_columns(path: Path, scratch: Path) -> Table:
+    """A file of columns, written to a temporary folder batch by batch."""
+    try:
+        import pyarrow
+    except ImportError as error:
+        message = f"reading {path.suffix} files needs pyarrow, which is not installed"
+        raise MissingExtraError(message, hint="pip install 'rbdata[parquet]'") from error
+    scratch.mkdir(parents=True, exist_ok=True)
+    columns = _Columns(path.name, Path(mkdtemp(dir=scratch)))
+    try:
+        for batch in _batches(path):
+            columns.append(batch)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise CorruptSourceError(f"{path.name} cannot be read: {reason(error)}") from error
+    return Table(path.name, columns.mapped(), columns.unreadable)
+
+
+def _batches(path: Path) -> Iterator[Any]:
+    """The record batches of a file."""
+    import pyarrow
+    from pyarrow import ipc
+
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        yield from open_parquet(path, path.name).iter_batches()
+    elif suffix in (".csv", ".tsv"):
+        yield from _csv_batches(path, "\t" if suffix == ".tsv" else ",")
+    else:
+        with pyarrow.memory_map(str(path)) as source:
+            try:
+                file = ipc.open_file(source)
+            except pyarrow.ArrowInvalid:  # of the streaming format
+                source.seek(0)
+                yield from ipc.open_stream(source)
+                return
+            yield from map(file.get_batch, range(file.num_record_batches))
+
+
+def _csv_batches(path: Path, delimiter: str) -> Iterator[Any]:
+    """The rows of a text table. Types follow from all of them: whole numbers may be followed by a fraction."""
+    import pyarrow
+    from pyarrow import csv
+
+    parse = csv.ParseOptions(delimiter=delimiter)
+    types: dict[str, Any] = {}
+    names: list[str] = []
+
+    def opened() -> Any:
+        # Whole numbers, then fractions, then text: what does not fit the first guess gets the next one.
+        reader = csv.open_csv(path, parse_options=parse, convert_options=csv.ConvertOptions(column_types=types))
+        names[:] = reader.schema.names
+        return reader
+
+    while True:
+        try:
+            for _ in opened():
+                pass
+            break
+        except pyarrow.ArrowInvalid as error:
+            wrong = re.search(r"In CSV column #(\d+)", str(error))
+            if wrong is None or not names:
+                raise
+            name = names[int(wrong[1])]
+            types[name] = pyarrow.string() if name in types else pyarrow.float64()
+    yield from opened()
+
+
+class _Columns:
+    """Record batches as arrays in files: a column is one array, and so are columns ``obs_0 .. obs_3`` together."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self._name, self._folder = name, folder
+        self._rows = 0
+        #: Of each array: the columns that it is made of, and dtype and shape of a row.
+        self._made_of: dict[str, list[str]] | None = None
+        self._kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
+        self.unreadable: dict[str, str] = {}
+
+    def append(self, batch: Any) -> None:
+        """Write the rows of a batch. Raises CorruptSourceError for empty cells, and for lists that change their length."""
+        if self._made_of is None:
+            self._made_of = _joined(batch.schema.names)
+        for number, (name, columns) in enumerate(self._made_of.items()):
+            if name in self.unreadable:
+                continue
+            try:
+                parts = [self._numbers(batch.column(column), column) for column in columns]
+            except _NotNumbersError as error:
+                self.unreadable[name] = str(error)
+                continue
+            rows = parts[0] if len(columns) == 1 else np.stack(parts, -1)
+            kind = (rows.dtype, rows.shape[1:])
+            if self._kinds.setdefault(name, kind) != kind:
+                (dtype, shape), (now, other) = self._kinds[name], kind
+                message = f"{self._name}: {name} has rows {dtype} {shape} and, from row {self._rows} on, {now} {other}"
+                raise CorruptSourceError(message, hint="lists of one column have one length")
+            with (self._folder / str(number)).open("ab") as file:
+                file.write(np.ascontiguousarray(rows).data)
+        self._rows += batch.num_rows
+
+    def mapped(self) -> dict[str, np.ndarray]:
+        """The arrays, mapped."""
+        names = list(self._made_of or {})
+        return {
+            name: np.memmap(self._folder / str(names.index(name)), dtype, "r", shape=(self._rows, *shape))
+            if self._rows
+            else np.zeros((0, *shape), dtype)
+            for name, (dtype, shape) in self._kinds.items()
+            if name not in self.unreadable
+        }
+
+    def _numbers(self, column: Any, name: str) -> np.ndarray:
+        """The rows of a column: numbers, or lists of them of one length."""
+        import pyarrow
+
+        if column.null_count:
+            row = self._rows + column.is_null().to_pylist().index(True)
+            raise CorruptSourceError(
+                f"{self._name}: {name} of row {row} is empty", hint="fill it, or leave the row out"
+            )
+        kind = column.type
+        if pyarrow.types.is_fixed_size_list(kind) or pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind):
+            inner = self._numbers(column.flatten(), name)
+            width = len(inner) // max(1, len(column))
+            if not pyarrow.types.is_fixed_size_list(kind) and (np.diff(column.offsets.to_numpy()) != width).any():
+                raise CorruptSourceError(f"{self._name}: the lists of {name} differ in length, after row {self._rows}")
+            return inner.reshape(len(column), width, *inner.shape[1:])
+        if not (pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind) or pyarrow.types.is_boolean(kind)):
+            raise _NotNumbersError(f"its type is {kind}")
+        return column.to_numpy(zero_copy_only=False)
+
+
+class _NotNumbersError(ValueError):
+    """A column holds something else than numbers."""
+
+
+def _joined(names: Iterable[str]) -> dict[str, list[str]]:
+    """Columns by the array that they are of: ``obs_0``, ``obs_1`` ... are those of ``obs``, if all from 0 on are there."""
+    numbered: dict[str, dict[int, str]] = {}
+    for name in names:
+        if match := _NUMBERED.fullmatch(name):
+            numbered.setdefault(match[1], {})[int(match[2])] = name
+    whole = {stem: parts for stem, parts in numbered.items() if stem and set(parts) == set(range(len(parts)))}
+    made_of: dict[str, list[str]] = {}
+    for name in names:
+        match = _NUMBERED.fullmatch(name)
+        if match and match[1] in whole and match[1] not in names:
+            made_of[match[1]] = [whole[match[1]][number] for number in range(len(whole[match[1]]))]
+        else:
+            made_of[name] = [name]
+    return made_of

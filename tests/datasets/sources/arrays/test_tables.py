@@ -1,0 +1,190 @@
+"""Files of every kind as tables, written by their own libraries: the same arrays come out; what is not read is said."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import feather, ipc, parquet
+from rbdata.datasets.sources.arrays.tables import memory_table, natural, open_tables
+from rbdata.errors import CorruptSourceError, UsageError
+from tensordict import TensorDict
+
+N = 500
+
+
+def arrays() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {
+        "obs": rng.normal(size=(N, 3)).astype(np.float32),
+        "act": rng.integers(0, 4, N),
+        "rew": rng.normal(size=N),
+        "done": rng.random(N) < 0.1,
+    }
+
+
+def as_table(data: dict[str, np.ndarray]) -> pa.Table:
+    flat = pa.FixedSizeListArray.from_arrays(pa.array(data["obs"].reshape(-1)), 3)
+    return pa.table({"obs": flat, **{name: pa.array(values) for name, values in data.items() if name != "obs"}})
+
+
+def write_csv(path: Path, data: dict[str, np.ndarray], delimiter: str = ",") -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, delimiter=delimiter)
+        writer.writerow(["obs_0", "obs_1", "obs_2", "act", "rew", "done"])
+        for i in range(N):
+            writer.writerow([*data["obs"][i].tolist(), data["act"][i], data["rew"][i], data["done"][i]])
+
+
+def write_hdf5(path: Path, data: dict[str, np.ndarray]) -> None:
+    with h5py.File(path, "w") as file:
+        for name, values in data.items():
+            file[name] = values
+
+
+def write_streams(path: Path, data: dict[str, np.ndarray]) -> None:
+    with ipc.new_stream(str(path), as_table(data).schema) as writer:
+        writer.write_table(as_table(data), max_chunksize=64)
+
+
+def write_npy_files(path: Path, data: dict[str, np.ndarray]) -> None:
+    path.mkdir()
+    for name, values in data.items():
+        np.save(path / f"{name}.npy", values)
+
+
+def write_fields(path: Path, data: dict[str, np.ndarray]) -> None:
+    rows = np.zeros(N, [(name, values.dtype, values.shape[1:]) for name, values in data.items()])
+    for name, values in data.items():
+        rows[name] = values
+    np.save(path, rows)
+
+
+WRITERS: dict[str, Callable[[Path, dict[str, np.ndarray]], Any]] = {
+    "stored.npz": lambda path, data: np.savez(path, **data),
+    "packed.npz": lambda path, data: np.savez_compressed(path, **data),
+    "fields.npy": write_fields,
+    "folder": write_npy_files,
+    "a.h5": write_hdf5,
+    "a.csv": write_csv,
+    "a.tsv": lambda path, data: write_csv(path, data, "\t"),
+    "a.parquet": lambda path, data: parquet.write_table(as_table(data), path, row_group_size=64),
+    "a.feather": lambda path, data: feather.write_feather(as_table(data), str(path), chunksize=64),
+    "a.arrow": write_streams,
+    "memmap": lambda path, data: TensorDict(dict(data), [N]).memmap(path),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_the_same_arrays_come_out(name: str, tmp_path: Path) -> None:
+    data = arrays()
+    WRITERS[name](tmp_path / name, data)
+    with open_tables(tmp_path / name, tmp_path / "scratch") as tables:
+        (table,) = tables
+        assert set(table.arrays) == set(data)
+        for key, values in data.items():
+            found = table.read(key, 0, N)
+            np.testing.assert_array_equal(found, values, err_msg=key)
+            if not name.endswith((".csv", ".tsv")):  # text states no width
+                assert found.dtype == values.dtype
+            np.testing.assert_array_equal(table.read(key, 100, 103), values[100:103])
+
+
+@pytest.mark.parametrize("written", [10, 50, 73])
+@pytest.mark.parametrize("package", ["rbdata", "torchrl.data"])
+def test_a_replay_buffer_checkpoint_is_its_records_in_the_order_written(
+    package: str, written: int, tmp_path: Path
+) -> None:
+    data = pytest.importorskip(package)
+    buffer = data.TensorDictReplayBuffer(storage=data.LazyMemmapStorage(50), batch_size=2)
+    steps = torch.arange(written)
+    for some in steps.split(7):
+        buffer.extend(TensorDict({"obs": some[:, None] * 1.0, "next": {"reward": some[:, None]}}, [len(some)]))
+    buffer.dumps(tmp_path / "checkpoint")
+    with open_tables(tmp_path / "checkpoint", tmp_path / "scratch") as (table,):
+        assert set(table.arrays) == {"obs", "next/reward"}
+        wanted = steps[-50:].numpy()
+        assert table.read("obs", 0, 100).reshape(-1).tolist() == wanted.tolist()
+        for low in range(0, len(wanted), 3):
+            assert table.read("next/reward", low, low + 4).reshape(-1).tolist() == wanted[low : low + 4].tolist()
+
+
+@pytest.mark.parametrize("inside", ["", "data/"])
+def test_groups_of_hdf5_are_episodes_in_the_order_of_their_numbers(inside: str, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.hdf5", "w") as file:
+        for number in range(12):
+            group = file.create_group(f"{inside}demo_{number}")
+            group["obs/pos"], group["actions"] = np.full(number + 2, number), np.zeros(number + 1)
+        if inside:
+            file["mask/train"] = np.array([b"demo_0"])
+    with open_tables(tmp_path / "a.hdf5", tmp_path / "scratch") as tables:
+        assert [len(table.read("actions", 0, 100)) for table in tables] == list(range(1, 13))
+
+
+def test_a_folder_of_archives_is_a_table_each(tmp_path: Path) -> None:
+    for number in (10, 9, 2):
+        np.savez(tmp_path / f"episode_{number}.npz", act=np.zeros(number))
+    with open_tables(tmp_path, tmp_path / "scratch") as tables:
+        assert [table.arrays["act"].shape for table in tables] == [(2,), (9,), (10,)]
+
+
+def test_whole_numbers_before_a_fraction_are_numbers(tmp_path: Path) -> None:
+    lines = ["act,rew,name", *["1,0,x"] * 200_000, "2,0.5,y", "3,1,7"]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    with open_tables(tmp_path / "a.csv", tmp_path / "scratch") as (table,):
+        assert table.arrays["rew"].dtype == np.float64
+        assert table.read("rew", 199_999, 200_002).tolist() == [0, 0.5, 1]
+        assert table.read("act", 200_000, 200_002).tolist() == [2, 3]
+        assert list(table.unreadable) == ["name"]
+
+
+def test_empty_cells_and_lists_of_other_lengths_name_their_row(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("act,rew\n1,2\n,3\n")
+    with pytest.raises(CorruptSourceError, match="act of row 1 is empty"), open_tables(tmp_path / "a.csv", tmp_path):
+        pass
+    parquet.write_table(pa.table({"obs": [[1, 2], [3]]}), tmp_path / "a.parquet")
+    with pytest.raises(CorruptSourceError, match="obs"), open_tables(tmp_path / "a.parquet", tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("name", ["a.npz", "a.npy", "a.h5", "a.parquet", "a.feather"])
+def test_damaged_files_are_errors_that_name_them(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"what is this" * 20)
+    with pytest.raises(CorruptSourceError, match=name), open_tables(tmp_path / name, tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("name", ["a.pkl", "a.pt"])
+def test_a_pickle_is_refused_with_the_way_out(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(UsageError, match="savez"), open_tables(tmp_path / name, tmp_path):
+        pass
+
+
+def test_objects_in_archives_are_left_out(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", act=np.zeros(2), names=np.array(["a", None], object))
+    with open_tables(tmp_path / "a.npz", tmp_path) as (table,):
+        assert list(table.arrays) == ["act"]
+        assert list(table.unreadable) == ["names"]
+
+
+def test_memory_takes_mappings_tensors_and_fields() -> None:
+    nested = {"obs": {"pos": torch.ones(3, 2), "vel": [1.0, 2.0, 3.0]}, "act": torch.zeros(3, requires_grad=True)}
+    assert {k: v.shape for k, v in memory_table(nested).arrays.items()} == {
+        "obs/pos": (3, 2),
+        "obs/vel": (3,),
+        "act": (3,),
+    }
+    with pytest.raises(UsageError, match="mapping"):
+        memory_table([1, 2, 3])
+
+
+def test_numbers_sort_as_numbers() -> None:
+    assert sorted(["demo_10", "demo_9", "demo", "a2b"], key=natural) == ["a2b", "demo", "demo_9", "demo_10"]

@@ -1,0 +1,255 @@
+"""Datasets of arrays and episodes in memory: every value against the arrays, and what happens where something is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import rbdata
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rbdata.errors import CorruptSourceError, DatasetExistsError, UsageError
+from tensordict import TensorDict
+
+N = 300
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RBDATA_ROOT", str(tmp_path / "root"))
+    return tmp_path / "root"
+
+
+def transitions() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    states = rng.normal(size=(N + 1, 3)).astype(np.float32)
+    terminals, timeouts = rng.random(N) < 0.05, rng.random(N) < 0.05
+    terminals[-1], timeouts[-1] = False, True
+    return {
+        "observations": states[:-1],
+        "actions": rng.integers(0, 4, N),
+        "rewards": rng.normal(size=N).astype(np.float32),
+        "terminals": terminals,
+        "timeouts": timeouts & ~terminals,
+        "next_observations": states[1:],
+    }
+
+
+NAMES: dict[str, dict[str, Any]] = {
+    "d4rl": {},
+    "ted": {
+        "observations": "observation",
+        "actions": "action",
+        "rewards": ("next", "reward"),
+        "terminals": ("next", "terminated"),
+        "timeouts": ("next", "truncated"),
+        "next_observations": ("next", "observation"),
+    },
+    "spinning up": {"observations": "obs", "actions": "act", "rewards": "rew", "next_observations": "obs2"},
+    "own": {key: f"my_{key}" for key in transitions()},
+}
+OWN = {
+    "observation": "my_observations",
+    "action": "my_actions",
+    "reward": "my_rewards",
+    "terminated": "my_terminals",
+    "truncated": "my_timeouts",
+    "next_observation": "my_next_observations",
+}
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.as_tensor])
+@pytest.mark.parametrize("names", NAMES)
+def test_values_and_flags_are_those_of_the_arrays(names: str, kind: Any) -> None:
+    data = transitions()
+    named: Any = {NAMES[names].get(key, key): kind(values) for key, values in data.items()}
+    if names == "ted":
+        named = TensorDict({key: torch.as_tensor(np.asarray(values)) for key, values in named.items()}, [N])
+    path = rbdata.from_arrays(named, "my/x", map=OWN if names == "own" else None)
+    steps = rbdata.open_dataset(path)[:]
+    np.testing.assert_array_equal(steps["observation"], data["observations"])
+    np.testing.assert_array_equal(steps["next", "observation"], data["next_observations"])
+    np.testing.assert_array_equal(steps["action"], data["actions"])
+    np.testing.assert_array_equal(steps["next", "reward"][:, 0], data["rewards"])
+    np.testing.assert_array_equal(steps["next", "terminated"][:, 0], data["terminals"])
+    np.testing.assert_array_equal(steps["next", "truncated"][:, 0], data["timeouts"])
+    assert rbdata.verify("my/x").ok
+
+
+def test_an_array_with_fields_and_columns_that_a_map_joins() -> None:
+    data = transitions()
+    rows = np.zeros(N, [("x", "f4"), ("y", "f4"), ("a", "i8"), ("r", "f4"), ("end", "?")])
+    rows["x"], rows["y"], rows["a"] = data["observations"][:, 0], data["observations"][:, 1], data["actions"]
+    rows["end"] = data["terminals"]
+    names: dict[str, Any] = {"observation": ["x", "y"], "action": "a", "reward": "r", "terminated": "end"}
+    steps = rbdata.open_dataset(rbdata.from_arrays(rows, "my/x", map=names))[:]
+    np.testing.assert_array_equal(steps["observation"], data["observations"][: len(steps), :2])
+
+
+def test_data_without_rewards_state_a_number() -> None:
+    data = transitions()
+    del data["rewards"]
+    with pytest.raises(UsageError, match="reward=0"):
+        rbdata.from_arrays(data, "my/x")
+    dataset = rbdata.open_dataset(rbdata.from_arrays(data, "my/x", map={"reward": -1}))
+    assert (dataset["next/reward"] == -1).all()
+    assert "no rewards" in " ".join(dataset.manifest.notes)
+
+
+def test_an_environment_by_id() -> None:
+    rng = np.random.default_rng(0)
+    data = {
+        "obs": rng.random((9, 4), np.float32),
+        "act": np.zeros(9, int),
+        "rew": np.ones(9),
+        "done": np.arange(9) % 3 == 2,
+    }
+    dataset = rbdata.open_dataset(rbdata.from_arrays(data, "my/x", environment="CartPole-v1"))
+    assert dataset.make_env().spec.id == "CartPole-v1"
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"observations": None}, "observation"),
+        ({"actions": None}, "action"),
+        ({"rewards": np.zeros(5)}, "differ in length"),
+        ({"obs": np.zeros((N, 3))}, "may each be the observation"),
+        ({"next_observations": np.zeros((N, 2), np.float32)}, "next_observations"),
+        ({"observations": np.array([["a"] * 3] * N)}, "observations"),
+    ],
+)
+def test_what_is_missing_or_ambiguous_is_said_with_the_arrays(change: dict[str, Any], text: str, root: Path) -> None:
+    data = {key: values for key, values in {**transitions(), **change}.items() if values is not None}
+    with pytest.raises(UsageError, match=text):
+        rbdata.from_arrays(data, "my/x")
+    assert not (root / "my").exists()
+
+
+def test_a_value_that_cannot_be_stored_leaves_nothing(root: Path) -> None:
+    data = transitions()
+    data["rewards"][7] = np.inf
+    with pytest.raises(CorruptSourceError, match="row 7"):
+        rbdata.from_arrays(data, "my/x")
+    assert not list(root.rglob("*.memmap"))
+    rbdata.from_arrays(transitions(), "my/x")
+
+
+def test_a_dataset_that_is_there_is_replaced_when_asked() -> None:
+    rbdata.from_arrays(transitions(), "my/x")
+    with pytest.raises(DatasetExistsError):
+        rbdata.from_arrays(transitions(), "my/x")
+    short = {key: values[-40:] for key, values in transitions().items()}
+    assert len(rbdata.open_dataset(rbdata.from_arrays(short, "my/x", force=True))) == 40
+
+
+def test_the_caller_may_change_the_arrays_afterwards() -> None:
+    data = transitions()
+    before = data["observations"].copy()
+    path = rbdata.from_arrays(data, "my/x")
+    data["observations"][:] = 0
+    np.testing.assert_array_equal(rbdata.open_dataset(path)["observation"], before)
+
+
+# -- episodes ------------------------------------------------------------------------------------------------------------
+
+
+def episodes(lengths: list[int], frames: bool = False) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(1)
+    made = []
+    for number, length in enumerate(lengths):
+        states = rng.normal(size=(length + 1, 2))
+        pixels = rng.integers(0, 9, (length + 1, 40, 40), np.uint8)
+        made.append(
+            {
+                "observation": {"pixels": pixels, "state": states} if frames else states,
+                "action": rng.normal(size=(length, 1)).astype(np.float32),
+                "reward": np.arange(length) + number,
+                "terminated": number % 2 == 0,
+                "truncated": number % 2 == 1,
+                "goal": np.full((length, 2), number),
+            }
+        )
+    return made
+
+
+def assert_episodes(dataset: Any, wanted: list[dict[str, Any]]) -> None:
+    assert len(dataset.episodes) == len(wanted)
+    for number, one in enumerate(wanted):
+        steps = dataset.episode(number)
+        leaves = one["observation"] if isinstance(one["observation"], dict) else {None: one["observation"]}
+        for name, states in leaves.items():
+            key = ("observation",) if name is None else ("observation", name)
+            np.testing.assert_array_equal(steps[key], states[:-1])
+            after = ("next", *key)
+            np.testing.assert_array_equal(steps[after], states[1:])
+        np.testing.assert_array_equal(steps["action"], one["action"])
+        np.testing.assert_array_equal(steps["goal"], one["goal"])
+        np.testing.assert_array_equal(steps["next", "reward"][:, 0], one["reward"])
+        for flag in ("terminated", "truncated"):
+            assert steps["next", flag][:, 0].tolist() == [False] * (len(steps) - 1) + [one[flag]]
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=20), st.booleans())
+def test_episodes_are_stored_as_they_come(lengths: list[int], frames: bool) -> None:
+    made = episodes(lengths, frames)
+    assert_episodes(rbdata.open_dataset(rbdata.from_episodes(iter(made), "my/x", force=True)), made)
+
+
+def test_a_generator_may_use_its_memory_again() -> None:
+    made = episodes([4, 4, 4])
+
+    def reusing() -> Iterator[dict[str, Any]]:
+        buffer = {key: np.array(value) for key, value in made[0].items() if isinstance(value, np.ndarray)}
+        for one in made:
+            for key, memory in buffer.items():
+                memory[:] = one[key]
+            yield {**one, **buffer}
+
+    assert_episodes(rbdata.open_dataset(rbdata.from_episodes(reusing(), "my/x")), made)
+
+
+def test_flags_may_be_missing_or_per_step_and_a_last_observation_too() -> None:
+    states = np.arange(8.0).reshape(4, 2)
+    plain = {"observation": states, "action": np.zeros(4), "reward": np.zeros(4)}
+    dataset = rbdata.open_dataset(
+        rbdata.from_episodes([plain, {**plain, "terminated": np.array([0, 0, 0, 1])}], "my/x")
+    )
+    assert dataset.episodes.length.tolist() == [3, 4]  # what follows the first one's last step is not known
+    assert dataset["next/truncated"].reshape(-1).tolist() == [False, False, True, False, False, False, False]
+    assert dataset["next/terminated"].reshape(-1).tolist() == [False] * 6 + [True]
+    assert "Dropped: 1 of 8" in " ".join(dataset.manifest.notes)
+
+
+@pytest.mark.parametrize(
+    ("bad", "text"),
+    [
+        ({"action": np.zeros((3, 2), np.float32)}, "episode 600 is unlike"),
+        ({"reward": [0.0, np.nan, 0.0]}, "reward"),
+        ({"observation": np.zeros((7, 2))}, "observation"),
+        ({"goal": None}, "episode 600"),
+        ({"action": "left"}, "action"),
+    ],
+)
+def test_an_episode_that_does_not_fit_is_named_and_leaves_nothing(bad: dict[str, Any], text: str, root: Path) -> None:
+    good = episodes([3] * 600)
+    with pytest.raises(rbdata.RbdataError, match=text):
+        rbdata.from_episodes([*good, {**good[0], **bad}], "my/x")
+    assert not list(root.rglob("*.memmap"))
+
+
+def test_what_a_generator_raises_is_raised_and_leaves_nothing(root: Path) -> None:
+    def failing() -> Iterator[dict[str, Any]]:
+        yield from episodes([3] * 700)
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        rbdata.from_episodes(failing(), "my/x")
+    assert not list(root.rglob("*.memmap"))
+    with pytest.raises(UsageError, match="no episodes"):
+        rbdata.from_episodes([], "my/x")
