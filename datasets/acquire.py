@@ -110,7 +110,7 @@ def _download(request: Request, listener: Listener) -> Outcome:
         kept = root / RAW_FOLDER / source.name
         fetch_all(kept, job.raw_objects(), listener.on_fetched)
         unverified = job.unverified()
-        options = replace(request.options, extra={**request.options.extra, **job.decided})
+        options = replace(request.options, extra={**request.options.extra, **job.resolved_options})
         job = source.open(name, open_location(kept, options=request.fetch), options)
         job.why, job.unverified_before = why, unverified
         try:

@@ -332,7 +332,7 @@ def convert(source: str, path: Path, **extra: Any) -> Any:
             leaves = [leaf for leaf in job.schema if leaf.name in job.bulk]
             for part in job.row_sources():
                 reading.fill(_Unwritten(part, leaves), lambda *_: None)
-    json.dumps([job.about(), plan.spaces, plan.notes, plan.counts])
+    json.dumps([job.describe(), plan.spaces, plan.notes, plan.counts])
     return plan
 
 

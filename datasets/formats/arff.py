@@ -58,7 +58,7 @@ class Attribute:
 
 
 #: A column of some rows: float64 with NaN for missing values, int64 codes with -1 for them, or None for text.
-Column = np.ndarray | None
+ColumnValues = np.ndarray | None
 
 
 class ArffTable:
@@ -74,7 +74,7 @@ class ArffTable:
         ]
         self._codes = [{value: code for code, value in enumerate(attribute.values)} for attribute in self.attributes]
 
-    def blocks(self, rows: int = 4096) -> Iterator[list[Column]]:
+    def blocks(self, rows: int = 4096) -> Iterator[list[ColumnValues]]:
         """Up to ``rows`` rows at a time, one column for each attribute. Raises CorruptSourceError, naming the line."""
         rows = max(1, min(rows, _BLOCK_VALUES // len(self.attributes)))
         while True:
@@ -186,7 +186,7 @@ class ArffTable:
             at, last = match.end(), index
         return row
 
-    def _column(self, index: int, values: Sequence[str | None], numbers: Sequence[int]) -> Column:
+    def _column(self, index: int, values: Sequence[str | None], numbers: Sequence[int]) -> ColumnValues:
         attribute = self.attributes[index]
         if attribute.kind == "numeric":
             try:

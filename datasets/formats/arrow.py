@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import CorruptSourceError, MissingExtraError
-from .arff import Attribute, Column
+from .arff import Attribute, ColumnValues
 from .limits import check_rows
 
 
@@ -109,7 +109,7 @@ class ParquetTable:
             raise CorruptSourceError(f"{name} has columns of the same name")
         self.attributes = tuple(self._attribute(column, nominal) for column in schema)
 
-    def blocks(self, rows: int = 4096) -> Iterator[list[Column]]:
+    def blocks(self, rows: int = 4096) -> Iterator[list[ColumnValues]]:
         used, left = [attribute.name for attribute in self.attributes if attribute.kind != "string"], self.rows
         try:
             for batch in self._file.iter_batches(batch_size=rows, columns=used, use_threads=False):
@@ -142,7 +142,7 @@ class ParquetTable:
             return Attribute(column.name, "numeric")
         return Attribute(column.name, "string")
 
-    def _column(self, attribute: Attribute, values: Any) -> Column:
+    def _column(self, attribute: Attribute, values: Any) -> ColumnValues:
         if attribute.kind == "string":
             return None
         if attribute.kind == "numeric":

@@ -12,7 +12,7 @@ from typing import Any
 from ...storage.codecs import codec_of
 from ...storage.folder import DatasetPlace, free_bytes
 from ...storage.schema import Leaf
-from .job import Job, Plan
+from .job import Job, Plan, StagedJob
 from .request import Estimate
 from .row_source import SampleRows
 
@@ -90,7 +90,7 @@ def estimate_fetch(job: Job, place: DatasetPlace, fetch_bytes: int) -> Estimate:
     return _estimate(job, place, shards=len(job.files()), fetch_bytes=fetch_bytes, disk_bytes=fetch_bytes, unread=True)
 
 
-def expect(job: Job, place: DatasetPlace, done: int = 0) -> Estimate:
+def expect(job: StagedJob, place: DatasetPlace, done: int = 0) -> Estimate:
     """What a staged job is likely to fetch and write, ``done`` parts being staged. Reads the heads of a few files."""
     expectation = job.expect()
     left = 1 - done / max(1, job.parts())
@@ -111,7 +111,7 @@ def expect(job: Job, place: DatasetPlace, done: int = 0) -> Estimate:
     )
 
 
-def certain_bytes(job: Job, done: int = 0) -> int:
+def certain_bytes(job: StagedJob, done: int = 0) -> int:
     """What a staged job needs on the disk in any case, ``done`` parts being staged."""
     expectation = job.expect()
     certain = expectation.disk_bytes if expectation.certain_bytes is None else expectation.certain_bytes

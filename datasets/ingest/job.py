@@ -5,7 +5,7 @@ its result, plans the rows, and gives the row sources that fill its large leaves
 converting are the same job with raw objects from different places.
 
     inspect_files   leaves become known         jobs with whole files (HDF5, tables)
-    stage           everything is decoded       jobs whose row counts are unknown before (`run.stage_all`)
+    stage           everything is decoded       `StagedJob`: row counts are unknown before (`run.stage_all`)
     plan            all small leaves, all counts
     sample_rows     rows to train a dictionary on
     row_sources     the rows of the large leaves, part by part (`FillTask`)
@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ...errors import ChecksumError
 from ...storage.codecs import resolve_choice
 from ...storage.schema import Schema
 from ..fetch import Location, RemoteObject
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from ...storage.episodes import EpisodeTable
     from ...storage.writer import ColumnWriter
     from .row_source import RowSource, SampleRows
+    from .trajectories import Column
 
 
 @dataclass(frozen=True)
@@ -128,27 +128,51 @@ class Expectation:
 
 
 class Job:
-    """One conversion, bound to a place. A job overrides what differs from these defaults."""
+    """One conversion, bound to a place. A job overrides what differs from these defaults.
 
+    ``name`` is that of the dataset at its provider; None for raw files in a folder that the user names.
+    """
+
+    #: What datasets record: the name of the source, and the upstream where it has several.
+    source: str
+    upstream: str = ""
+    #: What the job makes of raw data, with a version: an interrupted run continues only one of the same.
+    converter: str
+    licence: str | None = None
+    citation: str | None = None
+    #: The columns of the dataset, the leaves that they become, and the names of those that are filled in parts after the plan.
+    columns: Sequence[Column] = ()
     schema: Schema = Schema(())
-    #: Names of the leaves that are filled in parts, after the plan.
     bulk: tuple[str, ...] = ()
-    location: Location
     #: Why the data come from this location, where that is not obvious.
     why: str = ""
     #: What was `unverified` of raw objects that were fetched before the job was opened at the folder that they are in now.
     unverified_before: Sequence[str] = ()
     #: Options that the job decided by itself, to be given when the same raw objects are opened at another place.
-    decided: Mapping[str, Any] = {}
-    #: The modules of the native libraries that read its whole files: that is done in a sandbox (`raw_reading`).
-    native: Sequence[str] = ()
-    #: For a job whose counts are known only when all bytes have been read: a phrase for what happens before anything can
-    #: be estimated. Such a job is *staged*: everything is decoded into files of the working folder, then planned.
-    staging: str = ""
+    resolved_options: Mapping[str, Any] = {}
+    #: The modules of the C libraries that read its whole files: that is done in a sandbox (`raw_files.RawReading`).
+    native_libraries: Sequence[str] = ()
+
+    def __init__(self, name: str | None, location: Location, options: ConvertOptions) -> None:
+        self.name, self.location, self.options = name, location, options
+
+    @property
+    def title(self) -> str:
+        """What messages call the dataset."""
+        return self.name or self.location.url
+
+    def set_columns(self, columns: Sequence[Column]) -> None:
+        """Set ``columns``, and the leaves that they become with the options. Raises SchemaError."""
+        from .trajectories import schema_of
+
+        self.columns = columns
+        self.schema, self.bulk = schema_of(columns, self.options.codec, self.options.layout)
 
     def identity(self) -> dict[str, Any]:
-        """Everything the resulting bytes depend on, as JSON."""
-        raise NotImplementedError
+        """What the resulting bytes depend on besides the data, as JSON: those are in the plan's digest."""
+        options = self.options
+        how = {"unknown_next": options.unknown_next, "codec": options.codec, "layout": options.layout}
+        return {"converter": self.converter, "dataset": self.name, **how, **options.extra}
 
     def shards(self) -> Sequence[int]:
         """The numbers of the raw objects that are taken, where users select by number; else empty."""
@@ -165,28 +189,10 @@ class Job:
         from: for places that do not state what their files must hold."""
 
     def inspect_files(self, files: Mapping[str, Path]) -> None:
-        """Read the heads of the ``files()``, given by url, and set ``schema`` and ``bulk`` where they depend on them.
+        """Read the heads of the ``files()``, given by url, and `set_columns` where they depend on them.
 
         Raises CorruptSourceError, ChecksumError, UsageError.
         """
-
-    # -- staging ---------------------------------------------------------------------------------------------------
-
-    def expect(self) -> Expectation:
-        """An estimate before the work begins; fetches little."""
-        raise NotImplementedError
-
-    def staging_tasks(self, folder: Path, threads: int) -> Sequence[Task]:
-        """The tasks that decode into ``folder`` what is not there yet; `plan` and `row_sources` read it."""
-        raise NotImplementedError
-
-    def staged_parts(self, folder: Path) -> int:
-        """How many parts an interrupted run has decoded into ``folder``. Changes nothing."""
-        return 0
-
-    def staged_dictionary(self) -> bytes:
-        """The dictionary that staged rows are compressed with."""
-        raise NotImplementedError
 
     # -- plan and fill ---------------------------------------------------------------------------------------------
 
@@ -227,40 +233,47 @@ class Job:
         remote = (raw for raw in self.raw_objects() if "://" in raw.item.url)
         return [*self.unverified_before, *(raw.path for raw in remote if not raw.item.checksums)]
 
-    def about(self) -> dict[str, Any]:
-        """``source`` of the manifest, and ``licence``, ``citation``."""
+    def describe(self) -> dict[str, Any]:
+        """What ``source`` of the manifest states besides the names: at least the ``options``."""
+        large = {"codec": self.schema[self.bulk[0]].codec, "layout": self.options.layout} if self.bulk else {}
+        return {"options": {**self.options.extra, **large}}
+
+
+class StagedJob(Job):
+    """A job whose counts are known only when all bytes have been read: everything is decoded into files of the working folder
+    first, then planned.
+    """
+
+    #: A phrase for what happens before anything can be estimated.
+    staging: str
+
+    def expect(self) -> Expectation:
+        """An estimate before the work begins; fetches little."""
+        raise NotImplementedError
+
+    def staging_tasks(self, folder: Path, threads: int) -> Sequence[Task]:
+        """The tasks that decode into ``folder`` what is not there yet; `plan` and `row_sources` read it."""
+        raise NotImplementedError
+
+    def staged_parts(self, folder: Path) -> int:
+        """How many parts an interrupted run has decoded into ``folder``. Changes nothing."""
+        return 0
+
+    def staged_dictionary(self) -> bytes:
+        """The dictionary that staged rows are compressed with."""
         raise NotImplementedError
 
 
-ACCEPT = "if it was replaced on purpose, take it with --accept-changed"
+# -- notes ---------------------------------------------------------------------------------------------------------------
 
 
-class WholeFileJob(Job):
-    """A job with one raw file, which is fetched whole, checked and read in place.
+def count_notes(sentences: Mapping[str, str], counts: Mapping[str, Any]) -> list[str]:
+    """The sentences whose count is not 0; ``{n}`` in a sentence is that count, ``{rows}`` and so on are the others."""
+    return [sentence.format(n=counts[name], **counts) for name, sentence in sentences.items() if counts.get(name)]
 
-    ``item`` is the object, ``path`` the file, set by `inspect_files`. Where the provider states no checksum, the one computed
-    is recorded in the manifest; replacing the dataset then requires the same bytes.
-    """
 
-    item: RemoteObject
-    path: Path
-    #: Accept a file that is not the one recorded.
-    accept_changed: bool
-    _recorded: str | None = None
-
-    def files(self) -> list[RemoteObject]:
-        return [self.item]
-
-    def set_previous_objects(self, objects: Sequence[Mapping[str, Any]]) -> None:
-        same = [entry.get("sha256") for entry in objects if entry.get("name") == self.item.name]
-        self._recorded = next((str(sha256) for sha256 in same if sha256), None)
-
-    def check_recorded(self, sha256: str) -> None:
-        """Raise ChecksumError for a file that is not the one that the dataset to be replaced was made from."""
-        if self._recorded in (None, sha256) or self.accept_changed:
-            return
-        message = (
-            f"{self.item.url} is not the file this dataset was made from before: its sha256 is {sha256}, "
-            f"not {self._recorded}"
-        )
-        raise ChecksumError(message, hint=ACCEPT)
+def name_left_out(left_out: Mapping[str, str], most: int = 8) -> str:
+    """What is left out and why, in a few words: ``a (its dtype is object), b (it is text) and 3 more``."""
+    some = [f"{name} ({why})" for name, why in list(left_out.items())[:most]]
+    more = len(left_out) - len(some)
+    return f"{', '.join(some)}{f' and {more} more' if more else ''}"

@@ -28,11 +28,10 @@ from ...storage.durable import is_full, sync_files
 from ...storage.episodes import CUT, TERMINATED, TRUNCATED
 from ...storage.parts import Encode
 from ...storage.writer import ColumnWriter
-from ..fetch import Location
 from ..fetch.location import DirectoryLocation
-from .job import ConvertOptions, Expectation, Job, PartSpec, Plan
+from .job import ConvertOptions, Expectation, PartSpec, Plan, StagedJob
 from .row_source import StagedPart, StagedRows, lengths_path
-from .trajectories import Column, TrajectoryWriter, block_steps, cuts, lay_out
+from .trajectories import Column, TrajectoryWriter, block_steps, cuts
 
 RECORDING = "recording"
 #: Bytes of rows kept in memory for all environments together, and the most rows for one.
@@ -164,7 +163,7 @@ def block_rows(columns: Sequence[Column], count: int) -> int:
     return max(4, min(_BUFFER_ROWS, _BUFFER_BYTES // (row * count)))
 
 
-class RecordedJob(Job):
+class RecordedJob(StagedJob):
     """The dataset of a recording, whoever makes it: ``environments`` are recorded side by side."""
 
     staging = "recording"
@@ -174,10 +173,10 @@ class RecordedJob(Job):
     spaces: dict[str, Any]
 
     def __init__(self, name: str, columns: Sequence[Column], environments: int, options: ConvertOptions) -> None:
-        self.name, self.options, self.environments = name, options, environments
-        self.location: Location = DirectoryLocation("this machine")  # only its name is used: there is nothing to fetch
-        self.columns = columns
-        self.schema, self.bulk = lay_out(columns, options)
+        # Only the name of the location is used: there is nothing to fetch.
+        super().__init__(name, DirectoryLocation("this machine"), options)
+        self.environments = environments
+        self.set_columns(columns)
         #: The codec of the large columns.
         self._codec = next((leaf.codec for leaf in self.schema.states), PLAIN)
 
@@ -256,7 +255,7 @@ class RecordedJob(Job):
     def row_sources(self) -> list[StagedPart]:
         recording = self._recorded()
         large = {column.key: recording.staged(number) for number, column in enumerate(self.columns) if column.large}
-        return [StagedPart(self.name, large)]
+        return [StagedPart(self.title, large)]
 
     def _recorded(self) -> Recording:
         return Recording(self._folder / RECORDING, self.columns)

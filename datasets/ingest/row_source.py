@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -22,6 +23,7 @@ from ...errors import RbdataError
 from ...storage.checksums import Crc32c
 from ...storage.codecs import codec_of
 from ...storage.codecs.compressed import compressed_codec
+from ...storage.durable import sync_folder
 from ...storage.memory_map import map_array
 from ...storage.schema import Leaf
 from ..fetch import Location, RemoteObject, stream
@@ -95,6 +97,18 @@ class CountedStream:
 
 
 # -- staged rows --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def staging_folder(target: Path) -> Iterator[Path]:
+    """A new folder to stage into, which becomes ``target`` when it is complete."""
+    partial = target.with_name(target.name + ".part")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    yield partial
+    sync_folder(partial)
+    partial.rename(target)
+    sync_folder(target.parent)
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ from .estimate import (
     estimate_plan,
     expect,
 )
-from .job import Job, Plan, RawObject
+from .job import Job, Plan, RawObject, StagedJob
 from .raw_files import RawReading, drop_changed, fetch_all, remember_fetched, remember_kept
 from .request import Estimate, Listener, Outcome, Request, announce_replacement, find_existing, read_objects
 from .row_source import RowSource
@@ -197,7 +197,7 @@ def _begin(
 ) -> tuple[OldDataset | None, str]:
     """The dataset whose parts are taken over, if any, and the fingerprint of the run."""
     # The plan of a staged job needs all of its data, so that parts of an old dataset are of no use.
-    old = None if request.force or job.staging else OldDataset.open(place.path, job.schema)
+    old = None if request.force or isinstance(job, StagedJob) else OldDataset.open(place.path, job.schema)
     # Not the old dataset, which may be gone when the run is continued: its dictionary is in the working folder by then.
     identity = {"id": place.id, **job.identity()}
     if original is not None:
@@ -233,7 +233,7 @@ def dry_run(job: Job, place: DatasetPlace, request: Request, listener: Listener)
     old, mark = _begin(job, place, request)
     finished = finished_parts(place.working, mark, restart=request.force)
     kept = place.working / RAW
-    if job.staging:
+    if isinstance(job, StagedJob):
         return expect(job, place, 0 if finished is None else job.staged_parts(kept))
     remote = _remote_files(job)
     if remote:
@@ -264,7 +264,7 @@ def dry_run(job: Job, place: DatasetPlace, request: Request, listener: Listener)
 
 
 def stage_all(
-    job: Job, writer: DatasetWriter, procs: Callable[[int], int], engine: Engine | None, listener: Listener
+    job: StagedJob, writer: DatasetWriter, procs: Callable[[int], int], engine: Engine | None, listener: Listener
 ) -> Estimate:
     """Stage everything in the working folder: in processes, of which ``procs`` gives the number for so many tasks, or by
     an ``engine``."""
@@ -314,7 +314,7 @@ class _Run:
 
     def _convert(self, reading: RawReading, url: str) -> tuple[Estimate, Manifest]:
         job, writer, expected = self.job, self.writer, None
-        if job.staging:
+        if isinstance(job, StagedJob):
             expected = stage_all(job, writer, self._procs, self.request.engine, self.listener)
         reading.inspect()
         writer.set_schema(job.schema, job.bulk, job.parts())
@@ -322,7 +322,7 @@ class _Run:
         samples = cache(reading.sample_rows)
         dictionary = self._make_dictionary(samples)
         self._check_same_objects(plan)
-        if not job.staging and len(plan.parts) > 1:
+        if not isinstance(job, StagedJob) and len(plan.parts) > 1:
             writer.publish(_manifest(job, plan, self.place.id, url))
         if self.old:
             self._take_over(plan, self.old)
@@ -369,12 +369,12 @@ class _Run:
         """Store the dictionary of the compressed leaves: that of the old dataset, of an interrupted run, or a new one."""
         dictionary = b""
         for leaf in compressed_leaves(self.job):
-            if not self.job.staging:
+            if not isinstance(self.job, StagedJob):
                 self.listener.on_stage("sampling frames")
             if not codec_of(leaf).uses_dictionary:
                 continue
             stored = self.writer.stored_dictionary(leaf)
-            if self.job.staging:
+            if isinstance(self.job, StagedJob):
                 dictionary = self.job.staged_dictionary()
             elif stored is not None:
                 dictionary = stored
@@ -409,10 +409,11 @@ class _Run:
     def _fill(self, plan: Plan, reading: RawReading) -> None:
         job, writer = self.job, self.writer
         # The parts of a staged job were reported as they were staged.
-        listener = Listener() if job.staging else self.listener
+        is_staged = isinstance(job, StagedJob)
+        listener = Listener() if is_staged else self.listener
         left = [index for index in range(job.parts()) if index not in writer.parts_done()]
         # Staged rows that are compressed are only renamed: not worth starting processes for.
-        renamed = bool(job.staging and compressed_leaves(job))
+        renamed = bool(is_staged and compressed_leaves(job))
         count, engine = (1, None) if renamed else (self._procs(len(left)), self.request.engine)
         files = reading.files
         every = fill_tasks(job, plan, writer.folder, threads_of_task(count, engine), files)
@@ -450,8 +451,14 @@ def _file_name(item: RemoteObject) -> str:
     return f"{crc32c(item.url.encode())}-{item.name}"
 
 
+def _source_record(job: Job, plan: Plan) -> dict[str, Any]:
+    """``source`` of the manifest."""
+    names = {"name": job.source, "upstream": job.upstream or job.source, "dataset": job.name}
+    return {**names, **job.describe(), "objects": [*job.objects(), *(part.object for part in plan.parts)]}
+
+
 def _manifest(job: Job, plan: Plan, dataset_id: str, url: str) -> Manifest:
-    about, unverified = job.about(), job.unverified()
+    unverified = job.unverified()
     returns, lengths = plan.episodes.summary()
     provenance: dict[str, Any] = {
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -465,14 +472,14 @@ def _manifest(job: Job, plan: Plan, dataset_id: str, url: str) -> Manifest:
         schema=job.schema,
         steps=plan.steps,
         episodes=len(plan.episodes),
-        source={**about["source"], "objects": [*job.objects(), *(part.object for part in plan.parts)]},
+        source=_source_record(job, plan),
         parts=[part.to_json() for part in plan.parts],
         spaces=plan.spaces,
         counts=plan.counts,
         notes=plan.notes,
         returns=returns,
         lengths=lengths,
-        licence=about.get("licence"),
-        citation=about.get("citation"),
+        licence=job.licence,
+        citation=job.citation,
         provenance=provenance,
     )

@@ -1,4 +1,4 @@
-"""Episodes of n steps with n + 1 observations, as TED.
+"""Steps to TED: episodes of n steps with n + 1 observations, and tables of transitions.
 
 Where every observation is known, the last one included, a trajectory lies in memory as two kinds of columns:
 
@@ -10,12 +10,25 @@ A large one (frames) becomes one state leaf, filled part by part, or with layout
 
 Trajectories are handed over in *segments*: whole episodes, or pieces of long ones. A segment of m steps has m + 1 state rows,
 so that the last state row of a piece is the first one of the next.
+
+A row of a table of transitions is (observation, action, reward, terminal, time-out). Where the table does not state its
+successor, that is the observation of the next row, as long as it belongs to the same trajectory:
+
+    row          0    1    2    3  |  4    5    6  |  7    8
+    ends with                   T                C              the table
+    observation  s0   s1   s2   s3    t0   t1   t2    u0   u1
+    successor    s1   s2   s3   0     t1   t2   ?     u1   ?
+
+T, a terminal: nothing follows, the successor is zeros. C, a time-out by the clock, and the last row of the table: something
+follows, but the table does not say what. Such a row is given up: its observation is the final one of the row before, which
+is truncated (or, asked for ``unknown_next`` zero, it is kept, truncated, with a successor of zeros). `resolve_transitions`
+does that on flags alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -25,7 +38,6 @@ from ...storage.codecs import resolve_choice
 from ...storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeTable
 from ...storage.schema import LARGE_ROW, Leaf, Schema, ted_flags
 from ...storage.writer import ColumnWriter
-from .job import ConvertOptions
 
 #: Steps that are made into columns at a time, unless their rows are large.
 BLOCK_STEPS, BLOCK_BYTES = 1 << 16, 8 << 20
@@ -50,18 +62,18 @@ class Column:
         return self.per == "state" and self.row_bytes >= LARGE_ROW
 
 
-def lay_out(columns: Sequence[Column], options: ConvertOptions) -> tuple[Schema, tuple[str, ...]]:
+def schema_of(columns: Sequence[Column], codec: str = "auto", layout: str = "auto") -> tuple[Schema, tuple[str, ...]]:
     """The schema of a dataset with these columns, and the names of its bulk leaves.
 
     Raises SchemaError for keys that exclude each other.
     """
-    codec = resolve_choice(options.codec)
+    codec = resolve_choice(codec)
     leaves: list[Leaf] = []
     bulk: list[str] = []
     for column in columns:
         if column.per == "step":
             leaves.append(Leaf(column.key, "step", column.dtype, column.shape))
-        elif column.large and options.layout != "ted":
+        elif column.large and layout != "ted":
             leaves.append(Leaf(column.key, "state", column.dtype, column.shape, codec=codec))
             bulk.append(column.key)
         else:
@@ -71,7 +83,7 @@ def lay_out(columns: Sequence[Column], options: ConvertOptions) -> tuple[Schema,
     return Schema((*leaves, *ted_flags())), tuple(bulk)
 
 
-def results(rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> dict[str, np.ndarray]:
+def reward_columns(rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> dict[str, np.ndarray]:
     """The rows of reward and flags under ``next``, as every dataset has them, of steps ``[n]``."""
     columns = {"reward": rewards, "done": terminated | truncated, "terminated": terminated, "truncated": truncated}
     return {f"next/{name}": values[:, None] for name, values in columns.items()}
@@ -159,7 +171,7 @@ class TrajectoryWriter:
                 block[column.key], block["next/" + column.key] = split_states(rows[column.key], lengths)
             else:
                 block[column.key] = rows[column.key]
-        self._columns.append({**block, **results(rewards, terminated, truncated)})
+        self._columns.append({**block, **reward_columns(rewards, terminated, truncated)})
         self._count(rewards, outcome)
 
     def _count(self, rewards: np.ndarray, outcome: np.ndarray) -> None:
@@ -191,6 +203,101 @@ class TrajectoryWriter:
         return table
 
 
+# -- tables of transitions ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class TransitionRows:
+    """What becomes of every row of a table of transitions; bool ``[N]``.
+
+    ``end``: the last row of its trajectory. ``by_clock``: it ends there by a time limit. ``keep``: it becomes
+    a step. ``last``: that step is the last of its episode, with the flags ``terminated`` and ``truncated`` (false on all
+    others). ``blank``: its successor is zeros. ``inner``: flagged terminal inside a trajectory.
+    """
+
+    end: np.ndarray
+    by_clock: np.ndarray
+    keep: np.ndarray
+    last: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    blank: np.ndarray
+    inner: np.ndarray
+    counts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> int:
+        return int(np.count_nonzero(self.keep))
+
+    def cut_after(self, rows: np.ndarray) -> None:
+        """End episodes after these rows as well: what follows them in the file is not their successor."""
+        self.last[rows] = self.truncated[rows] = True
+
+    def episodes(self, rewards: np.ndarray) -> EpisodeTable:
+        """The table of the episodes; ``rewards`` are those of the steps, float32 ``[steps]``."""
+        kept = self.keep if not self.keep.all() else slice(None)
+        ends = np.flatnonzero(self.last[kept])
+        start = np.concatenate([[0], ends[:-1] + 1]) if len(ends) else ends
+        outcome = np.where(self.by_clock[kept][ends], TRUNCATED, CUT)
+        outcome[self.terminated[kept][ends]] = TERMINATED
+        returns = np.add.reduceat(rewards, start, dtype=np.float64) if len(ends) else np.zeros(0)
+        return EpisodeTable(start, ends + 1 - start, returns, outcome.astype(np.uint8), np.zeros(len(ends), bool))
+
+
+def resolve_transitions(
+    ends: np.ndarray, terminals: np.ndarray, by_clock: np.ndarray, *, has_next: bool, unknown_next: str
+) -> TransitionRows:
+    """What becomes of every row. ``ends``, ``terminals``, ``by_clock``, bool ``[N]``: which rows end a trajectory, are flagged
+    terminal, end it by a time limit.
+
+    ``has_next``: the table states the successor of every row. ``unknown_next``: see `ConvertOptions`.
+    """
+    end = ends | by_clock
+    end[-1] = True
+    terminated = terminals & end
+    truncated = end & (by_clock | ~terminated)
+    unknown = np.zeros_like(end) if has_next else end & ~terminated
+    rows = TransitionRows(
+        end, by_clock, np.ones_like(end), end.copy(), terminated, truncated, np.zeros_like(end), terminals & ~end
+    )
+    if not has_next:
+        rows.blank = terminated | unknown
+    if unknown_next == "truncate":
+        _give_up(rows, unknown, terminals)
+    starts = np.ones_like(end)
+    starts[1:] = end[:-1]
+    rows.counts = {
+        "rows": len(end),
+        "given_up_steps": int(np.count_nonzero(~rows.keep)),
+        "lost_trajectories": int(np.count_nonzero(unknown & ~rows.keep & starts)),
+        "unknown_next_steps": int(np.count_nonzero(unknown & rows.keep)),
+        "inner_terminals": int(np.count_nonzero(rows.inner & rows.keep)),
+    }
+    return rows
+
+
+def longest(end: np.ndarray) -> int:
+    """Rows of the longest trajectory."""
+    return int(np.diff(np.flatnonzero(end), prepend=-1).max(initial=0))
+
+
+def _give_up(every: TransitionRows, unknown: np.ndarray, terminals: np.ndarray) -> None:
+    rows = np.flatnonzero(unknown)
+    every.keep[rows] = False
+    before = rows - 1
+    has_before = before >= 0
+    has_before[has_before] = ~every.end[before[has_before]]
+    rows, before = rows[has_before], before[has_before]
+    every.last[before] = every.truncated[before] = True
+    every.by_clock[before] = every.by_clock[rows]
+    # Where terminals do not end trajectories, the row before may carry one: now it is the last, and has no more to come.
+    every.terminated[before] = terminals[before]
+    every.inner[before] = False
+
+
+# -- outcomes and rewards ----------------------------------------------------------------------------------------------
+
+
 def count_outcomes(outcome: np.ndarray) -> dict[str, int]:
     """How many episodes ended in which way, for the counts of the manifest; ``outcome`` is that of the episode table."""
     ends = {"terminated_episodes": TERMINATED, "time_limit_episodes": TRUNCATED, "cut_episodes": CUT}
@@ -202,7 +309,7 @@ def outcome_of(terminated: bool, truncated: bool) -> int:
     return TERMINATED if terminated else TRUNCATED if truncated else CUT
 
 
-def as_reward(values: Any, where: str, unit: str = "step", first: int = 0) -> np.ndarray:
+def to_rewards(values: Any, where: str, unit: str = "step", first: int = 0) -> np.ndarray:
     """Rewards as float32; ``first`` is the number of the first.
 
     Raises CorruptSourceError for one that is not finite, or that float32 does not hold.

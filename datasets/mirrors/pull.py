@@ -120,7 +120,9 @@ def open_published(
             continue
         if failures:
             answers = "; ".join(f"{place}: {answer_of(error, place)}" for place, error in failures.items())
-            job.why = ", ".join([*(f"{key} {value}" for key, value in job.decided.items()), f"because {answers}"])
+            job.why = ", ".join(
+                [*(f"{key} {value}" for key, value in job.resolved_options.items()), f"because {answers}"]
+            )
         return job, url
     raise _unavailable(source, name, failures) from next(iter(failures.values())).__cause__
 

@@ -16,22 +16,33 @@ if TYPE_CHECKING:
     from ...storage.writer import ColumnWriter
     from ..fetch import Location, RemoteObject
     from ..ingest.job import ConvertOptions, Job, PartSpec, Plan, RawObject
-    from ..ingest.row_source import Block, RowSource, block_of_rows
-    from ..ingest.trajectories import Column, TrajectoryWriter, lay_out
-    from .catalogue_entry import CatalogueEntry, Place
+    from ..ingest.raw_files import WholeFileJob, hash_file
+    from ..ingest.row_source import Block, CountedStream, RowSource, block_of_rows
+    from ..ingest.trajectories import Column, TrajectoryWriter, resolve_transitions, reward_columns, to_rewards
+    from .catalogue_entry import CatalogueEntry, Place, RemoteDataset
     from .options import SourceOption
-    from .source import Source
+    from .source import Source, only_object
 
 _HOMES = {
     "...storage.episodes": ("CUT", "TERMINATED", "TRUNCATED"),
     "...storage.writer": ("ColumnWriter",),
     "..fetch": ("Location", "RemoteObject"),
-    "..ingest.job": ("ConvertOptions", "Job", "PartSpec", "Plan", "RawObject"),
-    "..ingest.row_source": ("Block", "RowSource", "block_of_rows"),
-    "..ingest.trajectories": ("Column", "TrajectoryWriter", "lay_out"),
-    ".catalogue_entry": ("CatalogueEntry", "Place"),
+    "..ingest.job": (
+        "ConvertOptions",
+        "Job",
+        "PartSpec",
+        "Plan",
+        "RawObject",
+        "StagedJob",
+        "count_notes",
+        "name_left_out",
+    ),
+    "..ingest.row_source": ("Block", "CountedStream", "RowSource", "block_of_rows"),
+    "..ingest.raw_files": ("WholeFileJob", "hash_file"),
+    "..ingest.trajectories": ("Column", "TrajectoryWriter", "resolve_transitions", "reward_columns", "to_rewards"),
+    ".catalogue_entry": ("CatalogueEntry", "Place", "RemoteDataset"),
     ".options": ("SourceOption",),
-    ".source": ("Source",),
+    ".source": ("Source", "only_object"),
 }
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ... import settings
-from ...errors import UsageError
+from ...errors import ObjectNotFoundError, UsageError
 from ...storage.keywords import nearest
 from ...storage.reference_scores import ReferenceScores, recorded_scores
 from ..fetch import open_location
@@ -27,7 +27,7 @@ from .options import SourceOption
 
 if TYPE_CHECKING:
     from ...storage.manifest import Manifest
-    from ..fetch import FetchOptions, Location
+    from ..fetch import FetchOptions, Location, RemoteObject
     from ..ingest.job import ConvertOptions, Job
 
 
@@ -111,13 +111,9 @@ class Source:
         """
         return None
 
-    def place(self, name: str) -> str:
-        """Where a dataset is looked for first when no mirror is given."""
-        return self.home
-
     def places(self, name: str, options: ConvertOptions) -> Sequence[str]:
         """Where a dataset is looked for when no mirror is given, in the order in which to try; ``options`` are not checked."""
-        return [self.place(name)]
+        return [self.home]
 
     def where_else(self, name: str) -> str | None:
         """A hint for when none of `places` gives a dataset; None for a source with one place, whose own errors say enough."""
@@ -209,6 +205,15 @@ def only_file(path: Path, *suffixes: str) -> Path | None:
     files = [path] if path.is_file() else list(path.iterdir()) if path.is_dir() else []
     found = [file for file in files if file.suffix.lower() in suffixes and file.is_file()]
     return found[0] if len(found) == 1 else None
+
+
+def only_object(location: Location, kind: str, *suffixes: str) -> RemoteObject:
+    """The only object of a folder with one of these suffixes. Raises ObjectNotFoundError for none or several."""
+    found = [item for item in location.list() if item.name.lower().endswith(suffixes)]
+    if len(found) != 1:
+        message = f"{location.url} holds {len(found)} {kind} files, not one"
+        raise ObjectNotFoundError(message, hint="give the file, or a folder with that file alone")
+    return found[0]
 
 
 def _default(option: SourceOption) -> Any:

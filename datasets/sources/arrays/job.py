@@ -5,7 +5,6 @@ Everything is read in this process: arrays in memory cannot be sent to others ch
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -17,19 +16,17 @@ from typing import Any
 import numpy as np
 
 from ....errors import UsageError
-from ....storage.durable import sync_folder
 from ....storage.scratch import ScratchFolder
 from ...fetch.location import DirectoryLocation
-from ...ingest.job import ConvertOptions, Expectation
+from ...ingest.job import ConvertOptions, Expectation, count_notes, name_left_out
 from ...ingest.recording import RECORDING, RecordedJob, Recording, RecordingWriter
+from ...ingest.row_source import staging_folder
 from ...ingest.spaces import box_json
 from ...workers.task import OnBlock
 from .roles import Given, Roles, find_roles
 from .rows import Layout, blocks, columns_of, lay_out
 from .tables import Table, join_columns, open_tables
 
-#: Arrays left out that a note lists.
-_MOST_LEFT_OUT = 8
 _COUNTED = {
     "given_up_steps": (
         "Dropped: {n} of {rows} rows whose successor is not in the data; the observation of such a row is the final one of "
@@ -50,7 +47,7 @@ class ArraysJob(RecordedJob):
     identifies them in ``content``.
     """
 
-    staging = "reading the arrays"
+    source, converter, staging = "arrays", "arrays 1", "reading the arrays"
     #: What keeps files open, and temporary folders there, as long as the job.
     opened: ExitStack
 
@@ -88,7 +85,7 @@ class ArraysJob(RecordedJob):
 
     def identity(self) -> dict[str, Any]:
         return {
-            "converter": "arrays 1",
+            "converter": self.converter,
             "content": self._content,
             "map": self.roles.to_map(),
             "leaves": [leaf.to_json() for leaf in self.schema],
@@ -131,21 +128,15 @@ class ArraysJob(RecordedJob):
 
     # -- what the manifest says ----------------------------------------------------------------------------------------
 
-    def about(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         large = {"codec": self._codec, "layout": self.options.layout} if self.bulk else {}
         return {
-            "source": {
-                "name": "arrays",
-                "upstream": "arrays",
-                "dataset": None,
-                "map": self.roles.to_map(),
-                "environment": self._environment,
-                "options": {"unknown_next": self.options.unknown_next, **large},
-                "left_out": self.left_out,
-                **self._made_from,
-            },
-            "licence": None,
-            "citation": None,
+            "dataset": None,
+            "map": self.roles.to_map(),
+            "environment": self._environment,
+            "options": {"unknown_next": self.options.unknown_next, **large},
+            "left_out": self.left_out,
+            **self._made_from,
         }
 
     @property
@@ -155,15 +146,11 @@ class ArraysJob(RecordedJob):
 
     def all_notes(self, counts: Mapping[str, Any], recording: Recording) -> list[str]:
         notes = list(self.roles.assumed)
-        for name, sentence in _COUNTED.items():
-            if counts.get(name):
-                notes.append(sentence.format(n=counts[name], rows=counts["rows"]))
+        notes += count_notes(_COUNTED, counts)
         if not isinstance(self.roles.reward, str):
             notes.append(f"The data have no rewards: each is {self.roles.reward:g}, as stated.")
         if self.left_out:
-            some = [f"{name} ({why})" for name, why in list(self.left_out.items())[:_MOST_LEFT_OUT]]
-            more = len(self.left_out) - len(some)
-            notes.append(f"Left out: {', '.join(some)}{f' and {more} more' if more else ''}.")
+            notes.append(f"Left out: {name_left_out(self.left_out)}.")
         return notes
 
 
@@ -223,11 +210,13 @@ class _ReadTask:
         return self.job._counts[0]
 
     def __call__(self, on_block: OnBlock) -> dict[str, Any]:
-        partial = self.target.with_name(self.target.name + ".part")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+        with staging_folder(self.target) as folder:
+            self._write(folder, on_block)
+        return {}
+
+    def _write(self, folder: Path, on_block: OnBlock) -> None:
         columns = self.job.columns
-        writer = RecordingWriter(partial, columns, codec=self.codec, threads=self.threads)
+        writer = RecordingWriter(folder, columns, codec=self.codec, threads=self.threads)
         writer.steps(0, np.zeros(0), np.zeros(0, np.uint8))  # its files are there, also without an episode
         for number, column in enumerate(columns):
             if not writer.is_compressed(number):
@@ -247,6 +236,3 @@ class _ReadTask:
                 on_block(done, 0, 0)
             counts.update(layout.counts)
         writer.finish({"states": [states], "counts": dict(counts), "notes": []})
-        partial.rename(self.target)
-        sync_folder(self.target.parent)
-        return {}

@@ -22,7 +22,7 @@ import numpy as np
 
 from ....errors import CorruptSourceError, UsageError
 from ...ingest.spaces import LossyCastError, cast
-from ...ingest.trajectories import Column, as_reward
+from ...ingest.trajectories import Column, to_rewards
 from .roles import ArrayInfo, Roles
 from .tables import Table
 
@@ -263,4 +263,4 @@ def _find_seams(table: Table, roles: Roles, layout: Layout, low: int, high: int)
 def _rewards(table: Table, roles: Roles, low: int, high: int) -> np.ndarray:
     if not isinstance(roles.reward, str):
         return np.full(high - low, roles.reward, np.float32)
-    return as_reward(table.read(roles.reward, low, high), f"{table.name}: {roles.reward}", "row", low)
+    return to_rewards(table.read(roles.reward, low, high), f"{table.name}: {roles.reward}", "row", low)

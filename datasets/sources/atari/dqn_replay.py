@@ -31,7 +31,7 @@ from ...formats.gunzip import gunzip
 from ...formats.npy import Expected, NpyStream
 from ...ingest.job import ConvertOptions, Plan, RawObject
 from ...ingest.row_source import Block, CountedStream, RowSource
-from ...ingest.trajectories import results
+from ...ingest.trajectories import reward_columns
 from .raw_files import DQN_REPLAY, FRAME, Shard
 from .ring import Counts, PartPlan, RingArrays, RingPlanner
 from .run_job import RunJob, describe, spaces
@@ -228,7 +228,7 @@ class AtariJob(RunJob[Shard]):
         """Fetches the small arrays of every shard (about 1 MB each) and lays out all rows."""
 
         def emit(action: np.ndarray, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> None:
-            columns.append({"action": action, **results(reward, terminated, truncated)})
+            columns.append({"action": action, **reward_columns(reward, terminated, truncated)})
 
         def peek(number: int, rows: list[int]) -> list[bool]:
             (shard,) = (shard for shard in self.chosen if shard.number == number)

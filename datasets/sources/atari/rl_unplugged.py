@@ -31,10 +31,10 @@ from ....storage.episodes import CUT, TERMINATED, EpisodeTable
 from ....storage.folder import remove_tree
 from ....storage.writer import ColumnWriter
 from ...fetch import Location, resolve
-from ...ingest.job import ConvertOptions, Expectation, PartSpec, Plan, RawObject
+from ...ingest.job import ConvertOptions, Expectation, PartSpec, Plan, RawObject, StagedJob
 from ...ingest.request import format_numbers
 from ...ingest.row_source import StagedPart, StagedRows
-from ...ingest.trajectories import count_outcomes, results
+from ...ingest.trajectories import count_outcomes, reward_columns
 from .raw_files import FOLDER, RL_UNPLUGGED, EpisodeFile
 from .rl_unplugged_decode import (
     ABOUT,
@@ -207,7 +207,7 @@ def _with_place(number: int, episodes: np.ndarray) -> np.ndarray:
 DICTIONARY = "dictionary"
 
 
-class RluJob(RunJob[EpisodeFile]):
+class RluJob(RunJob[EpisodeFile], StagedJob):
     """Files are fetched and decoded first (`DecodeTask`), and planned when all of them are."""
 
     upstream, piece = RL_UNPLUGGED, "file"
@@ -292,7 +292,7 @@ class RluJob(RunJob[EpisodeFile]):
         columns.reserve(int(order.table[:, 3].sum()))
         for action, reward, outcome in order.steps():
             terminated = outcome == TERMINATED
-            columns.append({"action": action, **results(reward, terminated, (outcome != 0) & ~terminated)})
+            columns.append({"action": action, **reward_columns(reward, terminated, (outcome != 0) & ~terminated)})
         on_progress(len(self.chosen), len(self.chosen))
         episodes = order.episode_table()
         parts = [self._plan_part(part) for part in order.parts]

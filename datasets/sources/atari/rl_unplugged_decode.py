@@ -35,7 +35,6 @@ is not in the data.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -46,7 +45,7 @@ import numpy as np
 
 from ....errors import CorruptSourceError
 from ....storage.codecs.compressed import compressed_codec
-from ....storage.durable import close_durably, sync_folder, write_durably
+from ....storage.durable import close_durably, write_durably
 from ....storage.episodes import CUT, TERMINATED, TRUNCATED
 from ....storage.parts import Encode
 from ...fetch import Location, Readahead, RemoteObject
@@ -54,7 +53,7 @@ from ...formats.gunzip import gunzip
 from ...formats.limits import check_rows
 from ...formats.png import SIDE, PngError, decode_frames
 from ...formats.tfrecord import Record, Value, WireError, parse_example, read_records
-from ...ingest.row_source import CountedStream, lengths_path
+from ...ingest.row_source import CountedStream, lengths_path, staging_folder
 from ...workers.task import OnBlock
 from .raw_files import EpisodeFile
 from .ring import MAX_ACTION
@@ -298,12 +297,15 @@ class DecodeTask:
 
     def __call__(self, on_block: OnBlock) -> dict[str, Any]:
         """Fetch and decode one file. Returns an empty record: everything is in the folder."""
-        partial = self.target.with_name(self.target.name + ".part")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+        with staging_folder(self.target) as folder:
+            source = self._decode(folder, on_block)
+        on_block(self.rows, source.fetched, source.retries)
+        return {}
+
+    def _decode(self, folder: Path, on_block: OnBlock) -> CountedStream:
         made = Columns()
         encode = compressed_codec(self.codec).encoder(self.dictionary.read_bytes(), self.threads)
-        with closing(EpisodeStream(self.location, self.obj)) as episodes, (partial / ROWS).open("wb") as rows:
+        with closing(EpisodeStream(self.location, self.obj)) as episodes, (folder / ROWS).open("wb") as rows:
 
             def write(data: bytes, lengths: np.ndarray) -> None:
                 rows.write(data)
@@ -324,13 +326,9 @@ class DecodeTask:
                 "records": episodes.records,
                 "silent_ends": made.silent_ends,
             }
-        made.save(partial)
-        write_durably(partial / ABOUT, json.dumps(about).encode())
-        sync_folder(partial)
-        partial.rename(self.target)
-        sync_folder(self.target.parent)
-        on_block(self.rows, source.fetched, source.retries)
-        return {}
+        made.save(folder)
+        write_durably(folder / ABOUT, json.dumps(about).encode())
+        return source
 
 
 @dataclass

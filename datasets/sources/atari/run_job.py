@@ -9,7 +9,7 @@ from ....errors import ObjectNotFoundError, UsageError
 from ...fetch import Location, RemoteObject
 from ...ingest.job import ConvertOptions, Job, PartSpec
 from ...ingest.request import format_numbers
-from ...ingest.trajectories import Column, lay_out
+from ...ingest.trajectories import Column
 from .raw_files import FRAME
 from .ring import TIME_LIMIT
 
@@ -51,24 +51,23 @@ class RunJob(Job, Generic[Piece]):
     ``available`` are the pieces that are there, ``chosen`` those that are taken, both by number.
     """
 
-    upstream: str
+    source, licence, citation = "atari", LICENCE, CITATION
     #: What a piece is called: "shard" or "file".
     piece: str
-    citation = CITATION
     available: Sequence[Piece]
     chosen: Sequence[Piece]
 
     def __init__(
         self, name: str | None, location: Location, available: Sequence[Piece], options: ConvertOptions
     ) -> None:
-        self.name, self.location, self.available, self.options = name, location, available, options
-        self.title = name or location.url
-        self.decided = {"upstream": self.upstream}
+        super().__init__(name, location, options)
+        self.available = available
+        self.resolved_options = {"upstream": self.upstream}
         #: Rows after which the clock ended an episode, 0 for none.
         self.time_limit = TIME_LIMIT if options.time_limit is None else options.time_limit
         if self.time_limit == 1 or self.time_limit < 0:
             raise UsageError(f"a time limit of {self.time_limit} steps is invalid", hint="0 means no time limit")
-        self.schema, self.bulk = lay_out(COLUMNS, options)
+        self.set_columns(COLUMNS)
 
     def unverified(self) -> list[str]:
         """None: gzip states the length and CRC-32 of what is in it, and both are compared."""
@@ -107,7 +106,7 @@ class RunJob(Job, Generic[Piece]):
     def shards(self) -> list[int]:
         return [one.number for one in self.chosen]
 
-    def about(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         options = {
             "codec": self.schema["observation"].codec,
             "layout": self.options.layout,
@@ -115,15 +114,7 @@ class RunJob(Job, Generic[Piece]):
             "time_limit": self.time_limit,
             "upstream": self.upstream,
         }
-        source = {
-            "name": "atari",
-            "upstream": self.upstream,
-            "dataset": self.name,
-            "options": options,
-            "shards": self.shards(),
-            "all_shards": self.options.parts is None,
-        }
-        return {"source": source, "licence": LICENCE, "citation": self.citation}
+        return {"options": options, "shards": self.shards(), "all_shards": self.options.parts is None}
 
     def sentences(
         self, counts: Mapping[str, Any], first: str, dropped: str, gaps: Iterable[str], absent: Iterable[str] = ()

@@ -34,8 +34,7 @@ from ...formats.hdf5 import DEEPEST, ChunkedRows, attributes, check_storage, dam
 from ...formats.limits import LARGEST_ROW, check_row_bytes, check_rows
 from ...ingest.row_source import Block, RowSource
 from ...ingest.spaces import LossyCastError, cast
-from ...ingest.trajectories import as_reward, results
-from .episode_ends import Layout
+from ...ingest.trajectories import TransitionRows, reward_columns, to_rewards
 
 if TYPE_CHECKING:
     import h5py
@@ -257,12 +256,12 @@ class RowWriter:
         file: h5py.File,
         name: str,
         contents: FileContents,
-        layout: Layout,
+        transitions: TransitionRows,
         keys: Mapping[str, str],
         jump: float | None,
         pool: Executor,
     ) -> None:
-        self._name, self._contents, self._layout = name, contents, layout
+        self._name, self._contents, self._transitions = name, contents, transitions
         self._keys, self._jump = keys, jump
         self._has_next = "next_observations" in contents.arrays
         self._rewards: list[np.ndarray] = []
@@ -277,12 +276,12 @@ class RowWriter:
 
         ``observations``: whether they are among the columns. ``inner_key``: the column for terminals inside trajectories.
         """
-        layout = self._layout
+        transitions = self._transitions
         for low in range(0, self._contents.rows, self._block):
             high = min(low + self._block, self._contents.rows)
             if observations or self._has_next:
                 states, successors = self._states(low, high)
-            kept: Any = layout.keep[low:high]
+            kept: Any = transitions.keep[low:high]
             kept = slice(None) if kept.all() else kept
             block: dict[str, np.ndarray] = {}
             if observations:
@@ -290,9 +289,10 @@ class RowWriter:
             block["action"] = self._read("actions", low, high)[kept]
             reward = self._reward(low, high)[kept]
             self._rewards.append(reward)
-            block.update(results(reward, layout.terminated[low:high][kept], layout.truncated[low:high][kept]))
+            flags = (transitions.terminated[low:high][kept], transitions.truncated[low:high][kept])
+            block.update(reward_columns(reward, *flags))
             if inner_key is not None:
-                terminals = layout.inner[low:high] | layout.terminated[low:high]
+                terminals = transitions.inner[low:high] | transitions.terminated[low:high]
                 block[inner_key] = terminals[kept, None]
             for path, key in self._keys.items():
                 block[key] = self._read(path, low, high)[kept]
@@ -304,7 +304,7 @@ class RowWriter:
         return self._arrays[path].read(low, high)
 
     def _reward(self, low: int, high: int) -> np.ndarray:
-        return as_reward(self._read("rewards", low, high), self._name, "row", low)
+        return to_rewards(self._read("rewards", low, high), self._name, "row", low)
 
     def _states(self, low: int, high: int) -> tuple[np.ndarray, np.ndarray]:
         """Observations of these rows, and their successors."""
@@ -319,7 +319,7 @@ class RowWriter:
             return here, successors
         successors = np.zeros_like(here)
         successors[: len(after)] = after
-        successors[self._layout.blank[low:high]] = 0
+        successors[self._transitions.blank[low:high]] = 0
         return here, successors
 
     def _resolve_seams(self, successors: np.ndarray, after: np.ndarray, low: int) -> None:
@@ -328,14 +328,14 @@ class RowWriter:
         Successors that differ by rounding alone become the observation that the next row states.
         """
         count = len(after)
-        differs = (_bits(successors[:count]) != _bits(after)).any(1) & ~self._layout.last[low : low + count]
+        differs = (_bits(successors[:count]) != _bits(after)).any(1) & ~self._transitions.last[low : low + count]
         rows = np.flatnonzero(differs)
         if not len(rows):
             return
         close = np.isclose(successors[rows], after[rows], rtol=_RTOL, atol=_ATOL, equal_nan=True)
         close = close.reshape(len(rows), -1).all(1)
         successors[rows[close]] = after[rows[close]]
-        self._layout.cut_after(low + rows[~close])
+        self._transitions.cut_after(low + rows[~close])
         self.counts["rounded_successors"] += int(close.sum())
         self.counts["seams"] += int((~close).sum())
 
@@ -344,7 +344,7 @@ class RowWriter:
             self.counts["rows_not_finite"] += int((~np.isfinite(here.reshape(len(here), -1)).all(1)).sum())
         if self._jump is not None and here.ndim == 2 and here.shape[1] >= 2:
             moved = np.abs(after[:, :2] - here[: len(after), :2]).max(1) > self._jump
-            self.counts["position_jumps"] += int((moved & ~self._layout.end[low : low + len(after)]).sum())
+            self.counts["position_jumps"] += int((moved & ~self._transitions.end[low : low + len(after)]).sum())
 
 
 def _bits(rows: np.ndarray) -> np.ndarray:
@@ -360,7 +360,7 @@ class PixelSource(RowSource):
     path: Path
     name: str
     file_rows: int
-    layout: Layout
+    transitions: TransitionRows
     has_next: bool
 
     @property
@@ -385,24 +385,24 @@ class PixelSource(RowSource):
                         [np.ascontiguousarray(block, leaf.np_dtype).view(np.uint8).reshape(-1) for block in blocks]
                         + [np.zeros(leaf.row_bytes, np.uint8)]
                     )
-                    rows = state_rows(self.layout, low, high, len(blocks[0]), self.has_next)
+                    rows = state_rows(self.transitions, low, high, len(blocks[0]), self.has_next)
                     yield Block(leaf.name, buffer, [(position, rows * leaf.row_bytes)], high)
                     position += len(rows)
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-def state_rows(layout: Layout, low: int, high: int, observations: int, has_next: bool) -> np.ndarray:
+def state_rows(transitions: TransitionRows, low: int, high: int, observations: int, has_next: bool) -> np.ndarray:
     """Which rows of a buffer are the states of the file's rows ``low..high-1``, in order.
 
     The buffer holds ``observations`` observations from row ``low`` on, then, with ``has_next``, the successors of the rows,
     then a row of zeros.
     """
-    kept = np.flatnonzero(layout.keep[low:high])
+    kept = np.flatnonzero(transitions.keep[low:high])
     zeros = observations + (high - low if has_next else 0)
-    final = observations + kept if has_next else np.where(layout.blank[low:high][kept], zeros, kept + 1)
+    final = observations + kept if has_next else np.where(transitions.blank[low:high][kept], zeros, kept + 1)
     pairs = np.stack([kept, final], 1)
-    used = np.stack([np.ones(len(kept), bool), layout.last[low:high][kept]], 1)
+    used = np.stack([np.ones(len(kept), bool), transitions.last[low:high][kept]], 1)
     return pairs[used]
 
 

@@ -1,30 +1,28 @@
 """One D4RL file, from a place to a dataset.
 
 It is fetched whole, resumably, and read in place. What is in it decides the leaves, so they are known only then
-(``inspect_files``). The format is described in `contents`, what becomes of its rows in `episode_ends`.
+(``inspect``). The format is described in `file`, what becomes of its rows in `ingest.trajectories`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from ....errors import ChecksumError, CorruptSourceError, SchemaError
+from ....errors import ChecksumError, CorruptSourceError, SchemaError, UsageError
 from ....storage.schema import clean_keys
 from ....storage.writer import ColumnWriter
-from ...fetch import Location, RemoteObject, resolve
-from ...ingest import trajectories
-from ...ingest.job import ACCEPT, ConvertOptions, PartSpec, Plan, RawObject, WholeFileJob
-from ...ingest.raw_files import hash_file
+from ...fetch import Location, RemoteObject
+from ...ingest.job import ConvertOptions, PartSpec, Plan, RawObject, count_notes, name_left_out
+from ...ingest.raw_files import ACCEPT, WholeFileJob
 from ...ingest.spaces import TakenKeys
-from ...ingest.trajectories import Column
+from ...ingest.trajectories import Column, TransitionRows, count_outcomes, longest, resolve_transitions
 from ...workers.pool import usable_cpus
-from .episode_ends import Flags, Layout, choose, lay_out, longest
 from .file import Array, FileContents, PixelSource, RowWriter, open_file, read_flags, sample, survey
 from .registry import Entry, family_of
 
@@ -65,90 +63,94 @@ _COUNTED = {
     "position_jumps": "{n} steps move further than the agent can: resets that the file does not flag.",
     "rows_not_finite": "{n} observations hold NaN or infinity, as in the file.",
 }
-_MOST_LEFT_OUT = 8
+
+#: What ends an episode.
+By = Literal["timeouts", "terminals", "both", "horizon"]
 
 
 class D4rlJob(WholeFileJob):
     """One file, from a place to a dataset."""
 
-    native = ("h5py", "isal.isal_zlib")
-    #: Set by `inspect_files`: what the file holds, what becomes of its rows, and the keys of its other arrays by path.
+    source, converter = "d4rl", "d4rl 2"
+    native_libraries = ("h5py", "isal.isal_zlib")
+    #: Set by `inspect`: what the file holds, what ends its episodes, what becomes of its rows, and the keys of its other arrays
+    #: by path.
     _contents: FileContents
-    _layout: Layout
+    _by: By
+    _transitions: TransitionRows
     _keys: dict[str, str]
-    #: Set by `plan`.
-    _sha256: str
 
     def __init__(
         self, entry: Entry | None, location: Location, item: RemoteObject, options: ConvertOptions, *, published: bool
     ) -> None:
-        self.entry, self.location, self.options = entry, location, options
-        self.item = resolve(location, [item])[0]
+        super().__init__(entry.name if entry else None, location, item, options)
+        self.entry = entry
+        if entry:
+            self.licence, self.citation = LICENCE, CITATION
         self.family = family_of(entry)
         self._published = published
         self._asked = options.extra["episodes_by"]
         self.horizon = options.extra["horizon"] or (entry.horizon if entry else None)
-        self.accept_changed = options.extra["accept_changed"]
 
     def identity(self) -> dict[str, Any]:
         # Not what the place states of the file: what was fetched of another one is fetched again. Its checksum and the options
         # are in the plan's digest.
-        return {"converter": "d4rl 2", "dataset": self.entry.name if self.entry else None, "file": self.item.name}
+        return {"converter": self.converter, "dataset": self.name, "file": self.item.name}
 
-    def inspect_files(self, files: Mapping[str, Path]) -> None:
-        """Look into the file: what it holds decides the leaves. Raises CorruptSourceError, UsageError."""
-        self.path = files[self.item.url]
-        self._look(self.item.url)
-
-    def _look(self, name: str) -> None:
+    def inspect(self) -> None:
+        """What the file holds decides the leaves. Raises CorruptSourceError, UsageError."""
+        name = self.item.url
         with open_file(self.path, name) as file:
             contents = survey(file, name)
             terminals = read_flags(file, name, "terminals")
             timeouts = read_flags(file, name, "timeouts") if "timeouts" in contents.arrays else None
-        flags = Flags(terminals, timeouts, self.family.terminals_end, self.horizon)
-        by, has_next = choose(self._asked, flags, name), "next_observations" in contents.arrays
-        self._layout = lay_out(by, flags, has_next=has_next, unknown_next=self.options.unknown_next)
-        if not self._layout.steps:
+        flags = EndFlags(terminals, timeouts, self.family.terminals_end, self.horizon)
+        self._by, has_next = choose_ends(self._asked, flags, name), "next_observations" in contents.arrays
+        ends, by_clock = _ends(self._by, flags)
+        self._transitions = resolve_transitions(
+            ends, terminals, by_clock, has_next=has_next, unknown_next=self.options.unknown_next
+        )
+        if not self._transitions.steps:
             raise CorruptSourceError(f"{name} holds no step whose successor is known")
         self._contents, self._keys = contents, _info_keys(contents, name)
-        self.schema, bulk = trajectories.lay_out(self._columns(), self.options)
-        # Plain TED needs no second pass: the plan writes observations of any size as two columns.
-        self.bulk = () if self.options.layout == "ted" else bulk
+        self.set_columns(self._columns())
+        if self.options.layout == "ted":
+            self.bulk = ()  # no second pass: the plan writes observations of any size as two columns
 
     def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
         from concurrent.futures import ThreadPoolExecutor
 
-        contents, layout = self._contents, self._layout
-        columns.reserve(layout.steps)
+        contents, transitions = self._contents, self._transitions
+        columns.reserve(transitions.steps)
         name = self.item.url
         pool = ThreadPoolExecutor(min(_THREADS, usable_cpus()) + 1, "rbdata-d4rl")
         try:
-            digest = pool.submit(hash_file, self.path, hashlib.sha256(usedforsecurity=False))
+            hashed = pool.submit(self.hash_whole)
             with open_file(self.path, name) as file:
-                writer = RowWriter(file, name, contents, layout, self._keys, self.family.jump, pool)
+                writer = RowWriter(file, name, contents, transitions, self._keys, self.family.jump, pool)
                 inner = _INNER if _INNER in self.schema else None
                 rewards = writer.write(columns, observations=not self.bulk, inner_key=inner)
-            self._sha256 = digest.result().hexdigest()
+            hashed.result()
         finally:
             pool.shutdown(cancel_futures=True)
-        self._check_bytes()
+        self._check_published()
         on_progress(1, 1)
-        episodes = layout.episodes(rewards)
+        episodes = transitions.episodes(rewards)
         counts = {
-            **layout.counts,
+            **transitions.counts,
             **writer.counts,
-            **trajectories.count_outcomes(episodes.outcome),
-            "longest_trajectory": longest(layout.end),
+            **count_outcomes(episodes.outcome),
+            "longest_trajectory": longest(transitions.end),
         }
-        states = layout.steps + len(episodes)
+        states = transitions.steps + len(episodes)
         part = PartSpec(self.item.name, states, "whole", self._object())
         return Plan(
             episodes,
             counts,
-            list(_notes(self.entry, contents, layout.by, self.horizon, counts, self._sha256)),
+            list(_notes(self.entry, contents, self._by, self.horizon, counts, self.sha256)),
             parts=[part] if self.bulk else [],
             spaces=self._spaces(),
-            digest=f"{self._sha256} {json.dumps(self._options(), sort_keys=True)}",
+            digest=f"{self.sha256} {json.dumps(self._options(), sort_keys=True)}",
         )
 
     # -- large observations ----------------------------------------------------------------------------------------
@@ -163,7 +165,7 @@ class D4rlJob(WholeFileJob):
         if not self.bulk:
             return []
         has_next = "next_observations" in self._contents.arrays
-        return [PixelSource(self.path, self.item.url, self._contents.rows, self._layout, has_next)]
+        return [PixelSource(self.path, self.item.url, self._contents.rows, self._transitions, has_next)]
 
     # -- what the manifest says ------------------------------------------------------------------------------------
 
@@ -171,39 +173,35 @@ class D4rlJob(WholeFileJob):
         return [] if self.bulk else [self._object()]  # with bulk leaves it is that of their part
 
     def _object(self) -> dict[str, Any]:
-        path = self.entry.path if self.entry else self.item.name
         size = self.path.stat().st_size
-        return {"name": self.item.name, "path": path, "size": size, "sha256": self._sha256, "crc32c": None}
+        return {"name": self.item.name, "path": self._raw_path, "size": size, "sha256": self.sha256, "crc32c": None}
 
     def unverified(self) -> list[str]:
-        return [] if self.entry and self.entry.sha256 == getattr(self, "_sha256", "") else super().unverified()
+        return [] if self.entry and self.entry.sha256 == getattr(self, "sha256", "") else super().unverified()
 
     def raw_objects(self) -> list[RawObject]:
-        return [RawObject(self.entry.path if self.entry else self.item.name, self.item, self.location)]
+        return [RawObject(self._raw_path, self.item, self.location)]
 
-    def about(self) -> dict[str, Any]:
+    @property
+    def _raw_path(self) -> str:
+        return self.entry.path if self.entry else self.item.name
+
+    def describe(self) -> dict[str, Any]:
         entry = self.entry
         return {
-            "source": {
-                "name": "d4rl",
-                "upstream": "d4rl",
-                "dataset": entry.name if entry else None,
-                "family": entry.family if entry else None,
-                "reference_scores": [entry.low, entry.high] if entry and entry.low is not None else None,
-                "options": self._options(),
-                "keys": {key: path for path, key in self._keys.items()},
-                "left_out": self._contents.left_out,
-                "metadata": self._contents.metadata,
-            },
-            "licence": LICENCE if entry else None,
-            "citation": CITATION if entry else None,
+            "family": entry.family if entry else None,
+            "reference_scores": [entry.low, entry.high] if entry and entry.low is not None else None,
+            "options": self._options(),
+            "keys": {key: path for path, key in self._keys.items()},
+            "left_out": self._contents.left_out,
+            "metadata": self._contents.metadata,
         }
 
     def _options(self) -> dict[str, Any]:
         """The options as they turned out."""
         large = {"codec": self.schema["observation"].codec, "layout": self.options.layout} if self.bulk else {}
-        by, unknown_next = self._layout.by, self.options.unknown_next
-        return {"unknown_next": unknown_next, "episodes_by": by, "horizon": self.horizon, **large}
+        unknown_next = self.options.unknown_next
+        return {"unknown_next": unknown_next, "episodes_by": self._by, "horizon": self.horizon, **large}
 
     # -- behind it -------------------------------------------------------------------------------------------------
 
@@ -215,7 +213,7 @@ class D4rlJob(WholeFileJob):
             _column("action", arrays["actions"], "step"),
             *(_column(key, infos[path], "step") for path, key in self._keys.items()),
         ]
-        if (self._layout.inner & self._layout.keep).any():
+        if (self._transitions.inner & self._transitions.keep).any():
             columns.append(Column(_INNER, "bool", (1,), "step"))
         return columns
 
@@ -226,13 +224,12 @@ class D4rlJob(WholeFileJob):
             for key in ("observation", "action")
         }
 
-    def _check_bytes(self) -> None:
-        """Raises ChecksumError for a file that is not the one known."""
-        self.check_recorded(self._sha256)
+    def _check_published(self) -> None:
+        """Raise ChecksumError for a file that is not the one published."""
         known = self.entry.sha256 if self.entry and self._published and not self._recorded else None
-        if known in (None, self._sha256) or self.accept_changed:
+        if known in (None, self.sha256) or self.accept_changed:
             return
-        message = f"{self.item.url} is not the file that is known: its sha256 is {self._sha256}, not {known}"
+        message = f"{self.item.url} is not the file that is known: its sha256 is {self.sha256}, not {known}"
         raise ChecksumError(message, hint=ACCEPT)
 
 
@@ -276,9 +273,7 @@ def _notes(
         if not entry.listed:
             yield "D4RL registers this id but does not list it among its downloads."
     yield _BY[by].format(horizon=horizon)
-    for name, sentence in _COUNTED.items():
-        if counts[name]:
-            yield sentence.format(n=counts[name], rows=counts["rows"])
+    yield from count_notes(_COUNTED, counts)
     if horizon and counts["longest_trajectory"] > horizon + 1:
         yield f"The longest trajectory has {counts['longest_trajectory']} rows, more than the horizon of {horizon}."
     stored = contents.arrays["rewards"].dtype.name
@@ -287,6 +282,73 @@ def _notes(
     if entry and entry.sha256 and entry.sha256 != sha256:
         yield f"The file is not the one known under this name (its sha256 begins {entry.sha256[:12]})."
     if contents.left_out:
-        some = [f"{path} ({why})" for path, why in list(contents.left_out.items())[:_MOST_LEFT_OUT]]
-        more = len(contents.left_out) - len(some)
-        yield f"Left out: {', '.join(some)}{f' and {more} more' if more else ''}."
+        yield f"Left out: {name_left_out(contents.left_out)}."
+
+
+# -- what ends an episode ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EndFlags:
+    """The flags of a file's rows, bool ``[N]``: ``timeouts`` where it has them.
+
+    ``terminals_end``: a terminal is the last row of its trajectory. ``horizon``: the time limit, where it is known.
+    """
+
+    terminals: np.ndarray
+    timeouts: np.ndarray | None
+    terminals_end: bool
+    horizon: int | None
+
+
+def choose_ends(asked: str, flags: EndFlags, name: str) -> By:
+    """What ends trajectories in a file: as asked, or, asked ``auto``, what the file has.
+
+    Time-outs where they are flagged, together with terminals where these end a trajectory; where time-outs are missing
+    (or never flagged in a file with trajectories beyond the horizon), the horizon, counted from the last boundary.
+    Raises UsageError when what is asked for is not there.
+    """
+    terminals, timeouts, horizon = flags.terminals, flags.timeouts, flags.horizon
+    if asked in ("timeouts", "both") and timeouts is None:
+        message = f"{name} flags no time-outs, so they cannot end its episodes"
+        raise UsageError(message, hint="use --episodes-by terminals or horizon")
+    if asked == "horizon" and horizon is None:
+        raise UsageError(f"the horizon of {name} is not known", hint="give it: --horizon N")
+    if asked != "auto":
+        return asked  # type: ignore[return-value]
+    flagged: By = "both" if flags.terminals_end else "timeouts"
+    if timeouts is not None and timeouts.any():
+        return flagged
+    if timeouts is not None:
+        ends = terminals.copy() if flags.terminals_end else np.zeros_like(terminals)
+        ends[-1] = True
+        if horizon is None or longest(ends) <= horizon + 1:
+            return flagged
+    if horizon is not None:
+        return "horizon"
+    if terminals.any() and flags.terminals_end:
+        return "terminals"
+    message = f"nothing in {name} says where its trajectories end: no time-outs, no terminals, no known horizon"
+    raise UsageError(message, hint="give the horizon: --horizon N")
+
+
+def _ends(by: By, flags: EndFlags) -> tuple[np.ndarray, np.ndarray]:
+    """Which rows end a trajectory by a terminal, and which by the clock."""
+    never = np.zeros_like(flags.terminals)
+    if by in ("timeouts", "both"):
+        assert flags.timeouts is not None
+        return (flags.terminals if by == "both" else never), flags.timeouts.copy()
+    ends = flags.terminals if by == "terminals" or flags.terminals_end else never
+    if by == "terminals":
+        return ends, never
+    assert flags.horizon is not None
+    return ends, _every(flags.horizon, ends)
+
+
+def _every(horizon: int, resets: np.ndarray) -> np.ndarray:
+    """Every horizon-th row, counted from 0 after each row that resets the count."""
+    rows = np.arange(len(resets))
+    begins = np.zeros(len(resets), np.int64)
+    begins[1:] = np.where(resets[:-1], rows[1:], 0)
+    position = rows - np.maximum.accumulate(begins)
+    return position % horizon == horizon - 1

@@ -15,7 +15,6 @@ A record that a kill cut short is the last one, and is dropped, and so are the r
 from __future__ import annotations
 
 import os
-import shutil
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,9 +26,9 @@ import numpy as np
 
 from ....errors import CorruptSourceError
 from ....storage.checksums import crc32c
-from ....storage.durable import sync_folder
 from ...ingest.job import ConvertOptions, Expectation
 from ...ingest.recording import RECORDING, RecordingWriter, block_rows
+from ...ingest.row_source import staging_folder
 from ...ingest.spaces import SpaceLeaf
 from ...ingest.trajectories import Column
 from ...workers.task import OnBlock
@@ -53,7 +52,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _RecordPlace:
     """Where a record lies: ``offset`` is that of its rows."""
 
     offset: int
@@ -91,16 +90,16 @@ class EpisodeLog:
         except BaseException:  # a full disk, Ctrl-C: what follows must not lie behind half a record
             self._file.truncate(start)
             raise
-        self._places.append(_Place(start + _HEAD.size, *facts))
+        self._places.append(_RecordPlace(start + _HEAD.size, *facts))
 
     def close(self) -> None:
         """Close the file; the records stay."""
         self._file.close()
 
     @property
-    def kept(self) -> list[_Place]:
+    def kept(self) -> list[_RecordPlace]:
         """The records of whole episodes, in order."""
-        open_records: dict[int, list[_Place]] = {}
+        open_records: dict[int, list[_RecordPlace]] = {}
         whole: set[int] = set()
         for place in self._places:
             if place.begins:
@@ -121,7 +120,7 @@ class EpisodeLog:
         for place in self.kept:
             yield self._read(place)
 
-    def _read(self, place: _Place) -> Piece:
+    def _read(self, place: _RecordPlace) -> Piece:
         import zstandard
 
         self._file.seek(place.offset)
@@ -136,9 +135,9 @@ class EpisodeLog:
             at += rows[-1].nbytes
         return Piece(place.env, bool(place.begins), place.end, rows, np.frombuffer(data, "<f8", place.steps, at))
 
-    def _scan(self) -> tuple[list[_Place], int]:
+    def _scan(self) -> tuple[list[_RecordPlace], int]:
         """The records that are whole, and where the last of them ends."""
-        places: list[_Place] = []
+        places: list[_RecordPlace] = []
         sound = 0
         if not self.path.exists():
             return places, sound
@@ -149,7 +148,7 @@ class EpisodeLog:
             size = os.fstat(file.fileno()).st_size
             while len(head := file.read(_HEAD.size)) == _HEAD.size:
                 crc, *facts = _HEAD.unpack(head)
-                place = _Place(file.tell(), *facts)
+                place = _RecordPlace(file.tell(), *facts)
                 if place.stored > size - place.offset:
                     break
                 data: Any = file.read(place.stored)
@@ -166,6 +165,8 @@ class EpisodeLog:
 class LoopJob(EnvironmentJob):
     """The dataset of a loop. ``log`` may be larger when it is run than when the job is made."""
 
+    converter = "gymnasium loop 1"
+
     def __init__(self, name: str, env: Any, environments: int, options: ConvertOptions) -> None:
         super().__init__(name, env, environments, options)
         self.layers = describe_environment(env)
@@ -174,16 +175,17 @@ class LoopJob(EnvironmentJob):
 
     def identity(self) -> dict[str, Any]:
         return {
-            "converter": "gymnasium loop 1",
+            "converter": self.converter,
             "environment": self.spec,
             "environments": self.environments,
             "leaves": [leaf.to_json() for leaf in self.schema],
             "text": self.options.extra["text"],
         }
 
-    def about_source(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         options = {"text": self.options.extra["text"], "unknown_next": self.options.unknown_next}
         return {
+            **super().describe(),
             "recorded_by": "rbdata.Recorder",
             "options": options,
             "environment_layers": self.layers,
@@ -235,10 +237,12 @@ class LogTask:
         return self.log.counts[0]
 
     def __call__(self, on_block: OnBlock) -> dict[str, Any]:
-        partial = self.target.with_name(self.target.name + ".part")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        writer = RecordingWriter(partial, self.columns, codec=self.codec, threads=self.threads)
+        with staging_folder(self.target) as folder:
+            self._write(folder, on_block)
+        return {}
+
+    def _write(self, folder: Path, on_block: OnBlock) -> None:
+        writer = RecordingWriter(folder, self.columns, codec=self.codec, threads=self.threads)
         blocks = [_Blocks(writer, env, self.columns, self.environments) for env in range(self.environments)]
         done = outside = 0
         for env in range(self.environments):  # its files are there, also without an episode
@@ -255,9 +259,6 @@ class LogTask:
             block.flush()
         states = [block.all_states for block in blocks]
         writer.finish({"states": states, "counts": {"actions_out_of_bounds": outside}, "notes": list(self.notes)})
-        partial.rename(self.target)
-        sync_folder(self.target.parent)
-        return {}
 
 
 class _Blocks:

@@ -110,7 +110,7 @@ class _OpenEpisode:
             number, end = to_reward(reward), to_end(terminated, truncated)
         except RbdataError as error:
             self.cut()
-            name = self._tape.job.name
+            name = self._tape.job.title
             message = reason(error) if name in reason(error) else f"{name}: {reason(error)}"
             raise RbdataError(message, hint=error.hint) from error
         self._put(len(self._tape.job.observation), action)
@@ -195,7 +195,7 @@ class Tape:
         self.listener = listener or Listener()
         self._env = env
         self.job = LoopJob(spec.id if spec else str(name), env, count, options)
-        self.values = LeafRows(self.job.name)
+        self.values = LeafRows(self.job.title)
         self.place = DatasetPlace(where, full)
         make_writable(where)
         self._lock = self.place.lock()

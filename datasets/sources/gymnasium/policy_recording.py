@@ -26,9 +26,9 @@ import numpy as np
 
 from ....errors import RbdataError, UsageError, is_interrupt, reason
 from ....storage.codecs.compressed import compressed_codec
-from ....storage.durable import sync_folder
 from ...ingest.job import ConvertOptions, Expectation
 from ...ingest.recording import END_CUT, RECORDING, RecordingWriter, block_rows
+from ...ingest.row_source import staging_folder
 from ...ingest.spaces import SpaceLeaf
 from ...workers.task import OnBlock
 from .environments import (
@@ -79,25 +79,20 @@ class RecordTask:
         not end leaves nothing behind: the same seed gives the same one again.
         """
         process = os.getpid()
-        partial = self.target.with_name(self.target.name + ".part")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
         try:
-            with importable(), seeded(self.given["seed"]):
+            with staging_folder(self.target) as folder, importable(), seeded(self.given["seed"]):
                 notes: list[str] = []
                 with ExitStack() as opened:
                     with heard(notes):
                         envs = opened.enter_context(self.made.opened())
                         actor = Actor(envs, self.given)
-                    _Recording(self, envs, actor, partial, notes).run(on_block)
-            partial.rename(self.target)
+                    _Recording(self, envs, actor, folder, notes).run(on_block)
         except BaseException:
             _end_forks(process)
-            shutil.rmtree(partial, ignore_errors=True)
+            shutil.rmtree(self.target.with_name(self.target.name + ".part"), ignore_errors=True)
             if not any(self.target.parent.iterdir()):
                 self.target.parent.rmdir()  # so that nothing is left to be continued
             raise
-        sync_folder(self.target.parent)
         return {}
 
 
@@ -107,7 +102,7 @@ def _end_forks(process: int) -> None:
         os._exit(1)
 
 
-class _Lane:
+class _RecordedEnvironment:
     """One environment, and the rows of it that are not written yet.
 
     An action is put into its row before the environment gets it, and an observation before the policy gets it: both may
@@ -183,9 +178,11 @@ class _Recording:
         self._leaves = (*task.observation, *task.action)
         self._values = LeafRows(task.made.id)
         shares = list(zip(*(_shares(task.given.get(name), count) for name in ("steps", "episodes"))))
-        self._lanes = [_Lane(task, n, env, self._values, self._room, shares[n]) for n, env in enumerate(envs)]
+        self._lanes = [
+            _RecordedEnvironment(task, n, env, self._values, self._room, shares[n]) for n, env in enumerate(envs)
+        ]
         #: Environments that do not have their share yet, and those that begin an episode with the next round.
-        self._active, self._over = count, list[_Lane]()
+        self._active, self._over = count, list[_RecordedEnvironment]()
         self._is_full = False
         self._done = 0  # rounds
         self._process = os.getpid()
@@ -252,7 +249,7 @@ class _Recording:
         """The observation for the policy, which acts after all environments were stepped: they may share an array."""
         return deepcopy(observation) if self._copies else observation
 
-    def _reset(self, lane: _Lane, **arguments: Any) -> Any:
+    def _reset(self, lane: _RecordedEnvironment, **arguments: Any) -> Any:
         try:
             return first_observation(lane.env.reset(**arguments))
         except BaseException as error:
@@ -301,6 +298,8 @@ def _shares(total: int | None, count: int) -> list[int]:
 class RecordingJob(EnvironmentJob):
     """A recording that a policy makes; ``policy`` replaces that of the options."""
 
+    converter = "gymnasium 1"
+
     def __init__(self, made: Made, options: ConvertOptions, policy: Any = None) -> None:
         self.given = {**options.extra}
         self.given.pop("name", None)
@@ -333,7 +332,7 @@ class RecordingJob(EnvironmentJob):
         }
         told["environment_layers"] = self._environment
         return {
-            "converter": "gymnasium 1",
+            "converter": self.converter,
             "environment": self.spec,
             "leaves": [leaf.to_json() for leaf in self.schema],
             "policy_sha256": self._policy_content.get("file"),
@@ -341,9 +340,12 @@ class RecordingJob(EnvironmentJob):
             **self.given,
         }
 
-    def about_source(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         policy = dict(self._policy_content)
-        about: dict[str, Any] = {"options": {**self.given, "unknown_next": self.options.unknown_next}}
+        about: dict[str, Any] = {
+            **super().describe(),
+            "options": {**self.given, "unknown_next": self.options.unknown_next},
+        }
         about["policy_sha256"] = policy.pop("file", None)
         # Acting may have changed policy and environment: they are the same all the same.
         policy_after, environment_after = policy.get("content"), self._environment

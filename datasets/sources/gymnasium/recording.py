@@ -155,13 +155,15 @@ def count_outside(leaf: SpaceLeaf, rows: np.ndarray) -> int:
 
 # -- the dataset of a recording ------------------------------------------------------------------------------------------
 
-CITATION = (
-    "Mark Towers et al. Gymnasium: A Standard Interface for Reinforcement Learning Environments. 2024. arXiv:2407.17032"
-)
-
 
 class EnvironmentJob(RecordedJob):
     """A recording of an environment. ``env`` has the spaces and the specification; it is not stepped here."""
+
+    source = "gymnasium"
+    citation = (
+        "Mark Towers et al. Gymnasium: A Standard Interface for Reinforcement Learning Environments. 2024. "
+        "arXiv:2407.17032"
+    )
 
     def __init__(self, name: str, env: Any, environments: int, options: ConvertOptions) -> None:
         self._notes: list[str] = []
@@ -180,26 +182,14 @@ class EnvironmentJob(RecordedJob):
 
     # -- what the manifest says ----------------------------------------------------------------------------------------
 
-    def about_source(self) -> dict[str, Any]:
-        """What recordings of one kind state besides."""
-        raise NotImplementedError
-
-    def about(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         import gymnasium
 
         return {
-            "source": {
-                "name": "gymnasium",
-                "upstream": "gymnasium",
-                "dataset": self.name,
-                "environment": self.spec,
-                "gymnasium_version": gymnasium.__version__,
-                "keys": renamed([*self.observation, *self.action]),
-                "left_out": self.left_out,
-                **self.about_source(),
-            },
-            "licence": None,
-            "citation": CITATION,
+            "environment": self.spec,
+            "gymnasium_version": gymnasium.__version__,
+            "keys": renamed([*self.observation, *self.action]),
+            "left_out": self.left_out,
         }
 
     def all_notes(self, counts: Mapping[str, Any], recording: Recording) -> list[str]:

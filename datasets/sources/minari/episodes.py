@@ -44,7 +44,7 @@ from ...ingest.spaces import (
     stored_dtype,
     text_rows,
 )
-from ...ingest.trajectories import Column, TrajectoryWriter, as_reward, block_steps, outcome_of
+from ...ingest.trajectories import Column, TrajectoryWriter, block_steps, outcome_of, to_rewards
 from .reader import DataFiles, EpisodeReader, Field, Kind, LeafPath, Metadata
 
 
@@ -459,7 +459,7 @@ class EpisodePlanner:
 
     def _rewards(self, episode: int, steps: int) -> np.ndarray:
         values = self._reader.read(episode, ("rewards",), 0, steps, "numbers")
-        rewards = as_reward(values, f"{self._name}: episode {episode}")
+        rewards = to_rewards(values, f"{self._name}: episode {episode}")
         if len(rewards) != steps:
             raise CorruptSourceError(f"{self._name}: episode {episode} has rewards of shape {np.shape(values)}")
         return rewards

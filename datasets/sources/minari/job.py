@@ -14,14 +14,11 @@ from ....storage.checksums import Crc32c, crc32c
 from ....storage.writer import ColumnWriter
 from ...fetch import Location, RemoteObject, resolve
 from ...formats.limits import check_row_bytes, check_rows
-from ...ingest.job import ConvertOptions, Job, PartSpec, Plan, RawObject
+from ...ingest.job import ConvertOptions, Job, PartSpec, Plan, RawObject, count_notes
 from ...ingest.raw_files import hash_file
-from ...ingest.trajectories import lay_out
 from .episodes import ColumnSource, EpisodePlanner, LargeRows, Survey, open_reader, part_bounds, sample, survey
 from .hdf5 import Hdf5Reader
 from .reader import DataFiles, Metadata
-
-CITATION = "Omar G. Younis et al. Minari. 2024. doi:10.5281/zenodo.13767625"
 
 
 class MinariJob(Job):
@@ -30,6 +27,8 @@ class MinariJob(Job):
     ``objects`` are pairs of the path below ``data/`` and the object; ``metadata`` None where they are in the HDF5 file.
     """
 
+    source, converter = "minari", "minari 2"
+    citation = "Omar G. Younis et al. Minari. 2024. doi:10.5281/zenodo.13767625"
     metadata: Metadata
     #: Set by `inspect_files`.
     _data: DataFiles
@@ -48,26 +47,15 @@ class MinariJob(Job):
         options: ConvertOptions,
         why: str = "",
     ) -> None:
-        self.name, self.location, self.options, self.why = name, location, options, why
+        super().__init__(name, location, options)
+        self.why = why
         self.text = options.extra["text"]
         stated = resolve(location, [item for _, item in objects])
         self._objects = [(path, item) for (path, _), item in zip(objects, stated)]
         self._described = described
         self._stated = metadata
-        self.native = ("h5py",) if metadata is None or metadata.format == "hdf5" else ("pyarrow.parquet",)
+        self.native_libraries = ("h5py",) if metadata is None or metadata.format == "hdf5" else ("pyarrow.parquet",)
         self._bounds: list[tuple[int, int]] = []
-
-    def identity(self) -> dict[str, Any]:
-        # Not what the place states of the files: what was fetched of others is fetched again. Their checksums are in the plan's
-        # digest.
-        return {
-            "converter": "minari 2",
-            "dataset": self.name,
-            "unknown_next": self.options.unknown_next,
-            "codec": self.options.codec,
-            "layout": self.options.layout,
-            "text": self.text,
-        }
 
     def files(self) -> list[RemoteObject]:
         return [item for _, item in self._objects]
@@ -80,20 +68,20 @@ class MinariJob(Job):
     def inspect_files(self, files: Mapping[str, Path]) -> None:
         """Look through the files. Raises CorruptSourceError, UsageError."""
         data_format = self._stated.format if self._stated else "hdf5"
-        self._data = DataFiles(data_format, self._title, {path: files[item.url] for path, item in self._objects})
+        self._data = DataFiles(data_format, self.title, {path: files[item.url] for path, item in self._objects})
         with open_reader(self._data) as reader:
             if self._stated is None:
                 assert isinstance(reader, Hdf5Reader)
                 self.metadata = reader.attributes()
             else:
                 self.metadata = self._stated
-            self._found = survey(reader, self.metadata, self._title, self.text)
+            self._found = survey(reader, self.metadata, self.title, self.text)
         self._check_counts()
         self._found.size = sum(file.stat().st_size for file in self._data.files.values())
-        check_rows(sum(self._found.steps.tolist()), self._found.size, self._title)
-        check_row_bytes(sum(column.row_bytes for column in self._found.columns), self._title)
+        check_rows(sum(self._found.steps.tolist()), self._found.size, self.title)
+        check_row_bytes(sum(column.row_bytes for column in self._found.columns), self.title)
         self._data = replace(self._data, checked=True)
-        self.schema, self.bulk = lay_out(self._found.columns, self.options)
+        self.set_columns(self._found.columns)
         row_bytes = sum(source.column.row_bytes for source in self._large)
         self._bounds = part_bounds(self._found.states, row_bytes) if row_bytes else []
 
@@ -106,11 +94,11 @@ class MinariJob(Job):
             ("steps", metadata.steps, int(found.steps.sum())),
         )
         if self._stated is None and metadata.steps is None and "://" in self.location.url:
-            message = f"{self._title} has no metadata.json, and its HDF5 file does not state what it holds either"
+            message = f"{self.title} has no metadata.json, and its HDF5 file does not state what it holds either"
             raise CorruptSourceError(message, hint="fetch it again, or use another mirror (--mirror)")
         for what, stated, held in counted:
             if stated not in (None, held) and "://" in self.location.url:
-                message = f"{self._title}: the metadata state {stated} {what}, the files that came hold {held}"
+                message = f"{self.title}: the metadata state {stated} {what}, the files that came hold {held}"
                 hint = "fetch it again, or use another mirror; if it was published so, convert a copy on this machine"
                 raise CorruptSourceError(message, hint=hint)
 
@@ -122,11 +110,11 @@ class MinariJob(Job):
         with ThreadPoolExecutor(1, "rbdata-crc32c") as pool:
             sums = pool.submit(lambda: {path: hash_file(file, Crc32c()).hex for path, file in data.files.items()})
             with open_reader(data) as reader:
-                planner = EpisodePlanner(reader, found, self._title, self.options.unknown_next, columns)
+                planner = EpisodePlanner(reader, found, self.title, self.options.unknown_next, columns)
                 episodes = planner.run(on_progress)
             self._checksums = sums.result()
         if not len(episodes):
-            raise CorruptSourceError(f"{self._title} holds no step whose successor is known")
+            raise CorruptSourceError(f"{self.title} holds no step whose successor is known")
         on_progress(len(found.episodes), len(found.episodes))
         self._runs = planner.runs
         notes = [*found.notes, *_notes(planner.counts, self.options.unknown_next)]
@@ -185,31 +173,25 @@ class MinariJob(Job):
         described = [("metadata.json", self._described[0])] if self._described else []
         return [RawObject(f"{top}/{path}", item, self.location) for path, item in [*described, *self._objects]]
 
-    def about(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         found, metadata = self._found, self.metadata
         codecs = {leaf.codec for leaf in self.schema if leaf.name in self.bulk}
         return {
-            "source": {
-                "name": "minari",
-                "upstream": "minari",
-                "dataset": self.name or metadata.about.get("dataset_id"),
-                "reference_scores": metadata.reference_scores,
-                "options": {
-                    "unknown_next": self.options.unknown_next,
-                    "text": self.text,
-                    **({"codec": next(iter(codecs)), "layout": self.options.layout} if codecs else {}),
-                },
-                "environment": metadata.environment,
-                "metadata": metadata.about,
-                "keys": found.keys,
-                "left_out": found.left_out,
+            "dataset": self.name or metadata.about.get("dataset_id"),
+            "reference_scores": metadata.reference_scores,
+            "options": {
+                "unknown_next": self.options.unknown_next,
+                "text": self.text,
+                **({"codec": next(iter(codecs)), "layout": self.options.layout} if codecs else {}),
             },
-            "licence": None,
-            "citation": CITATION,
+            "environment": metadata.environment,
+            "metadata": metadata.about,
+            "keys": found.keys,
+            "left_out": found.left_out,
         }
 
     @property
-    def _title(self) -> str:
+    def title(self) -> str:
         return f"{self.location.url}/{self.name}" if self.name else self.location.url
 
 
@@ -229,4 +211,4 @@ def _notes(counts: Mapping[str, int], unknown_next: str) -> list[str]:
         ),
         "cut_episodes": "{n} episodes are flagged neither terminated nor truncated at their end: cut there.",
     }
-    return [sentence.format(n=counts[name]) for name, sentence in sentences.items() if counts[name]]
+    return count_notes(sentences, counts)

@@ -188,9 +188,9 @@ class MinariSource(Source):
     def home(self) -> str:
         return remote_url()
 
-    def place(self, name: str) -> str:
+    def places(self, name: str, options: ConvertOptions) -> Sequence[str]:
         """Minari's own root where it has the dataset, else the remote."""
-        return _root_url() if (local_root() / name / "data").is_dir() else self.home
+        return [_root_url() if (local_root() / name / "data").is_dir() else self.home]
 
     def names(self) -> Sequence[str]:
         """What is in the local root, what the remote held when it was last asked, and what is known to be published."""

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ....errors import UsageError
-from ...formats.arff import Attribute, Column
+from ...formats.arff import Attribute, ColumnValues
 from ...ingest.spaces import LossyCastError, cast
 from .client import Description
 from .table_options import TableOptions
@@ -83,7 +83,7 @@ def _why_not(attribute: Attribute, about: Description, flagged: dict, options: T
 
 
 @dataclass
-class Feature:
+class EncodedColumn:
     """A column that becomes part of the observation: ``index`` in the table, ``codes`` it can have (0: numeric)."""
 
     index: int
@@ -133,7 +133,7 @@ class Encoder:
                 options.standardize == "all" or (options.standardize == "numeric" and not nominal)
             )
             codes = len(attribute.values) + self._missing_has_code if nominal else 0
-            self.features.append(Feature(index, attribute, codes, one_hot, scaled))
+            self.features.append(EncodedColumn(index, attribute, codes, one_hot, scaled))
 
     @property
     def width(self) -> int:
@@ -145,7 +145,7 @@ class Encoder:
         """Whether `fit` has something to do."""
         return any(feature.scaled for feature in self.features)
 
-    def fit(self, blocks: Iterable[Sequence[Column]]) -> None:
+    def fit(self, blocks: Iterable[Sequence[ColumnValues]]) -> None:
         """Compute means and deviations; blocks hold the rows that are kept."""
         scaled = [feature for feature in self.features if feature.scaled]
         count, mean, squares = (np.zeros(len(scaled)) for _ in range(3))
@@ -172,7 +172,7 @@ class Encoder:
                 )
                 raise UsageError(message, hint=f"leave it out: --exclude {feature.attribute.name}")
 
-    def encode(self, block: Sequence[Column]) -> np.ndarray:
+    def encode(self, block: Sequence[ColumnValues]) -> np.ndarray:
         """Observations, float32 ``[rows, width]``. Raises ColumnCastError for finite numbers that float32 does not hold."""
         first = block[self.features[0].index]
         assert first is not None
@@ -193,7 +193,7 @@ class Encoder:
             at += feature.width
         return out
 
-    def missing_rows(self, block: Sequence[Column]) -> np.ndarray:
+    def missing_rows(self, block: Sequence[ColumnValues]) -> np.ndarray:
         """Which rows miss a value that the policy does not give a code to, bool ``[rows]``."""
         masks = [np.isnan(self._values(block, feature)) for feature in self.features]
         return np.logical_or.reduce(masks)
@@ -212,7 +212,7 @@ class Encoder:
             at += feature.width
         return described
 
-    def _values(self, block: Sequence[Column], feature: Feature) -> np.ndarray:
+    def _values(self, block: Sequence[ColumnValues], feature: EncodedColumn) -> np.ndarray:
         """A column as float64 with NaN for missing values."""
         column = block[feature.index]
         assert column is not None

@@ -23,11 +23,11 @@ from ....errors import ChecksumError, CorruptSourceError, UsageError
 from ....storage.episodes import TERMINATED, EpisodeTable
 from ....storage.schema import FLAGS, Leaf, Schema
 from ....storage.writer import ColumnWriter
-from ...fetch import resolve
-from ...formats.arff import ArffTable, Attribute, Column
+from ...formats.arff import ArffTable, Attribute, ColumnValues
 from ...formats.arrow import ParquetTable
 from ...formats.limits import check_row_bytes
-from ...ingest.job import ACCEPT, Plan, RawObject, WholeFileJob
+from ...ingest.job import ConvertOptions, Plan, RawObject, count_notes, name_left_out
+from ...ingest.raw_files import ACCEPT, WholeFileJob
 from .client import Description
 from .columns import ColumnCastError, Encoder, Roles, roles, to_stored
 from .table_options import TableFile, TableOptions
@@ -41,8 +41,9 @@ _BLOCK_ROWS, _BLOCK_BYTES = 4096, 16 << 20
 class OpenmlJob(WholeFileJob):
     """One table. Its rows are all in the plan: there are no parts to fill after it."""
 
+    source, converter = "openml", "openml 2"
     _encoding = "utf-8-sig"
-    #: Set by `inspect_files`: checksums by algorithm, the columns of the file, and what is made of them.
+    #: Set by `inspect`: checksums by algorithm, the columns of the file, and what is made of them.
     _digests: dict[str, str]
     _attributes: Sequence[Attribute]
     _roles: Roles
@@ -55,36 +56,37 @@ class OpenmlJob(WholeFileJob):
         table: TableOptions,
         notes: Sequence[str],
         answers: Sequence[RawObject],
+        options: ConvertOptions,
     ) -> None:
-        self.about_table, self.location, self.table = about, file.location, table
-        item = resolve(file.location, [file.item])[0]
-        self._md5 = None if file.is_parquet or table.accept_changed else about.md5
-        self.item = replace(item, checksums={**item.checksums, "md5": self._md5}) if self._md5 else item
+        super().__init__(about.name, file.location, file.item, options)
+        self.about_table, self.table = about, table
+        self.licence, self.citation = about.licence, about.citation
+        self._md5 = None if file.is_parquet or self.accept_changed else about.md5
+        if self._md5:
+            self.item = replace(self.item, checksums={**self.item.checksums, "md5": self._md5})
         self.is_parquet = file.is_parquet
-        self.native = ("pyarrow.parquet",) if file.is_parquet else ()
+        self.native_libraries = ("pyarrow.parquet",) if file.is_parquet else ()
         self._notes = notes
         self._mirrored = [*answers, RawObject(file.path, file.item, file.location)]
-        self.accept_changed = table.accept_changed
         self.counts = {"rows": 0, "dropped_rows": 0, "missing_values": 0, "rounded_integers": 0, "not_finite": 0}
 
     def identity(self) -> dict[str, Any]:
         # Not what the place states of the file: what was fetched of another one is fetched again. Its checksum and the options
         # are in the plan's digest.
         about = self.about_table
-        return {"converter": "openml 2", "dataset": [about.id, about.version], "file": self.item.name}
+        return {"converter": self.converter, "dataset": [about.id, about.version], "file": self.item.name}
 
     # -- plan ------------------------------------------------------------------------------------------------------
 
-    def inspect_files(self, files: Mapping[str, Path]) -> None:
+    def inspect(self) -> None:
         """Read the header and decide what every column is. Raises CorruptSourceError, ChecksumError, UsageError."""
-        self.path = files[self.item.url]
         self._rows_at_most = self._look_through()
         with self._reader() as reader:
             self._attributes = reader.attributes
-        self._roles = roles(self._attributes, self.about_table, self.table, self._title())
+        self._roles = roles(self._attributes, self.about_table, self.table, self.title)
         self._encoder = Encoder([(at, self._attributes[at]) for at in self._roles.features], self.table)
         self._block_rows = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // (4 * max(1, self._encoder.width))))
-        check_row_bytes(4 * self._encoder.width, self._title())
+        check_row_bytes(4 * self._encoder.width, self.title)
         self.schema = schema(self._encoder.width, self._label_dtype(), len(self._roles.targets))
 
     def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
@@ -97,7 +99,7 @@ class OpenmlJob(WholeFileJob):
             try:
                 observation, labels = encoder.encode(block), self._labels(block)
             except ColumnCastError as error:
-                message = f"the column {error.column} of {self._title()} {error}, in step {columns.rows + error.row}"
+                message = f"the column {error.column} of {self.title} {error}, in step {columns.rows + error.row}"
                 raise UsageError(message, hint=f"leave it out: --exclude {error.column}") from error
             self._count(block, observation)
             if count:
@@ -105,7 +107,7 @@ class OpenmlJob(WholeFileJob):
         steps = columns.rows
         if not steps:
             raise CorruptSourceError(
-                f"{self._title()} holds no rows" + (" that miss nothing" if self.counts["rows"] else "")
+                f"{self.title} holds no rows" + (" that miss nothing" if self.counts["rows"] else "")
             )
         on_progress(1, 1)
         same = [
@@ -117,10 +119,10 @@ class OpenmlJob(WholeFileJob):
             dict(self.counts),
             self._sentences(),
             spaces=self._spaces(),
-            digest=f"{self._digests['sha256']} {json.dumps(self.table.to_json(), sort_keys=True)}",
+            digest=f"{self.sha256} {json.dumps(self.table.to_json(), sort_keys=True)}",
         )
 
-    def _blocks(self) -> Iterator[tuple[list[Column], int]]:
+    def _blocks(self) -> Iterator[tuple[list[ColumnValues], int]]:
         """Blocks of the rows that are kept, and how many those are; counts rows and what is missing."""
         done = 0
         with self._reader() as reader:
@@ -142,10 +144,10 @@ class OpenmlJob(WholeFileJob):
         refused = {"error": "misses a value", "code": "misses a number, which has no codes"}.get(self.table.missing)
         for rows, problem in ((unlabelled, self.table.missing != "drop" and "has no label"), (incomplete, refused)):
             if problem and rows.any():
-                message = f"row {done + int(rows.argmax())} of {self._title()} {problem}"
+                message = f"row {done + int(rows.argmax())} of {self.title} {problem}"
                 raise UsageError(message, hint="leave such rows out: --missing drop")
 
-    def _count(self, block: Sequence[Column], observation: np.ndarray) -> None:
+    def _count(self, block: Sequence[ColumnValues], observation: np.ndarray) -> None:
         for at in self._roles.features:
             column = block[at]
             assert column is not None
@@ -156,7 +158,7 @@ class OpenmlJob(WholeFileJob):
                 self.counts["rounded_integers"] += int((whole.astype(np.float32) != whole).sum())
         self.counts["not_finite"] += int(np.isinf(observation).sum())
 
-    def _labels(self, block: Sequence[Column]) -> np.ndarray:
+    def _labels(self, block: Sequence[ColumnValues]) -> np.ndarray:
         names = self._label_names()
         columns = [
             to_stored(np.asarray(block[at]), self._label_dtype(), name) for at, name in zip(self._roles.targets, names)
@@ -200,7 +202,8 @@ class OpenmlJob(WholeFileJob):
         if self._md5 and self._digests["md5"] != self._md5:
             message = f"{self.item.url}: its md5 is {self._digests['md5']}, OpenML states {self._md5}"
             raise ChecksumError(message, hint=f"fetch it again, or use another mirror; {ACCEPT}")
-        self.check_recorded(self._digests["sha256"])
+        self.sha256 = self._digests["sha256"]
+        self.check_recorded()
         return ParquetTable(self.path, self.item.url, {}).rows if self.is_parquet else lines + 1
 
     # -- what the manifest says ------------------------------------------------------------------------------------
@@ -215,25 +218,19 @@ class OpenmlJob(WholeFileJob):
         """The answers of the API are read, not stored; OpenML states the MD5 of its ARFF files."""
         return [*self.unverified_before, *[self.item.name] * ("://" in self.item.url and not self.item.checksums)]
 
-    def about(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         about = self.about_table
         return {
-            "source": {
-                "name": "openml",
-                "upstream": "openml",
-                "dataset": about.name,
-                "number": about.id,
-                "version": about.version,
-                "status": about.status,
-                "format": "parquet" if self.is_parquet else about.format,
-                "options": {**self.table.to_json(), "target": ",".join(self._label_names())},
-                "left_out": self._roles.left_out,
-            },
-            "licence": about.licence,
-            "citation": about.citation,
+            "number": about.id,
+            "version": about.version,
+            "status": about.status,
+            "format": "parquet" if self.is_parquet else about.format,
+            "options": {**self.table.to_json(), "target": ",".join(self._label_names())},
+            "left_out": self._roles.left_out,
         }
 
-    def _title(self) -> str:
+    @property
+    def title(self) -> str:
         return f"{self.about_table.name} (version {self.about_table.version})"
 
     def _label_names(self) -> list[str]:
@@ -260,7 +257,7 @@ class OpenmlJob(WholeFileJob):
         names = ", ".join(self._label_names())
         notes = [
             *self._notes,
-            f"{self._title()}, number {about.id} on OpenML: every row is an episode of one step, its action the label "
+            f"{self.title}, number {about.id} on OpenML: every row is an episode of one step, its action the label "
             f"({names}), its reward 1.",
         ]
         if about.status not in ("active", "unknown"):
@@ -271,13 +268,11 @@ class OpenmlJob(WholeFileJob):
             "rounded_integers": "{n} whole numbers above 2**24 are rounded to float32.",
             "not_finite": "{n} values of observations are infinite.",
         }
-        notes += [text.format(n=counts[name], rows=counts["rows"]) for name, text in counted.items() if counts[name]]
+        notes += count_notes(counted, counts)
         if self.table.standardize != "none":
             notes.append("Columns are standardised with the mean and deviation of all rows kept, which spaces hold.")
         if self._roles.left_out:
-            some = [f"{name} ({why})" for name, why in list(self._roles.left_out.items())[:8]]
-            more = len(self._roles.left_out) - len(some)
-            notes.append(f"Columns left out: {', '.join(some)}{f' and {more} more' if more else ''}.")
+            notes.append(f"Columns left out: {name_left_out(self._roles.left_out)}.")
         return notes
 
 
@@ -303,6 +298,6 @@ def schema(width: int, label_dtype: str, labels: int) -> Schema:
     )
 
 
-def _is_missing(column: Column) -> np.ndarray:
+def _is_missing(column: ColumnValues) -> np.ndarray:
     assert column is not None
     return np.isnan(column) if column.dtype.kind == "f" else column < 0

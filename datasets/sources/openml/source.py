@@ -19,7 +19,7 @@ from ...fetch import FetchOptions, Location, RemoteObject, open_location
 from ...ingest.job import ConvertOptions, RawObject
 from ..catalogue_entry import RemoteDataset
 from ..options import ACCEPT_CHANGED, SourceOption
-from ..source import Source, only_file
+from ..source import Source, only_file, only_object
 from .client import Api, Description, Listed, path_of
 from .table_options import (
     PRESETS,
@@ -84,7 +84,7 @@ class OpenmlSource(Source):
         about = api.describe(number)
         file = self._file(about, location, table)
         answers = [RawObject(path, _answer(location, path), location) for path in api.paths]
-        return OpenmlJob(about, file, table, notes, answers)
+        return OpenmlJob(about, file, table, notes, answers, options)
 
     def recognises(self, path: Path) -> bool:
         return only_file(path, ".arff", *_PARQUET) is not None
@@ -94,13 +94,9 @@ class OpenmlSource(Source):
         from .job import OpenmlJob
 
         table = table_options(options, {})
-        files = [item for item in location.list("") if item.name.lower().endswith((".arff", *_PARQUET))]
-        if len(files) != 1:
-            message = f"{location.url} holds {len(files)} ARFF or Parquet files, not one"
-            raise ObjectNotFoundError(message, hint="give a folder with the one table to convert")
-        item = files[0]
+        item = only_object(location, "ARFF or Parquet", ".arff", *_PARQUET)
         file = TableFile(item.name, location, item, item.name.lower().endswith(_PARQUET))
-        return OpenmlJob(Description(0, item.name.rpartition(".")[0]), file, table, (), ())
+        return OpenmlJob(Description(0, item.name.rpartition(".")[0]), file, table, (), (), options)
 
     def _file(self, about: Description, location: Location, table: TableOptions) -> TableFile:
         """The ARFF file, or the Parquet one where that is asked for, or all there is."""

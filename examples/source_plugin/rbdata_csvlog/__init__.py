@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from rbdata.datasets.sources import ConvertOptions, Job, Location, Source, SourceOption
-from rbdata.errors import ObjectNotFoundError
+from rbdata.datasets.sources import ConvertOptions, Job, Location, Source, SourceOption, only_object
 
 
 class CsvLogSource(Source):
@@ -42,8 +41,4 @@ class CsvLogSource(Source):
         """A folder with one CSV file."""
         from .job import CsvLogJob
 
-        files = [item for item in location.list() if item.name.endswith(".csv")]
-        if len(files) != 1:
-            message = f"{location.url} holds {len(files)} CSV files, not one"
-            raise ObjectNotFoundError(message, hint="give a folder with one file")
-        return CsvLogJob(None, location, files[0], options)
+        return CsvLogJob(None, location, only_object(location, "CSV", ".csv"), options)

@@ -20,7 +20,7 @@ from rbdata.datasets.ingest.spaces import (
     text_rows,
     text_width,
 )
-from rbdata.datasets.ingest.trajectories import Column, TrajectoryWriter, cuts, lay_out, split_states
+from rbdata.datasets.ingest.trajectories import Column, TrajectoryWriter, cuts, schema_of, split_states
 from rbdata.datasets.sources.minari.reader import metadata_from
 from rbdata.errors import CorruptSourceError, SchemaError, UsageError
 from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED
@@ -142,7 +142,7 @@ def test_cutting_and_joining_segments(lengths, size):
     outcomes[ends] = np.array([TERMINATED, TRUNCATED, CUT])[np.arange(len(lengths)) % 3]
     rewards = np.arange(lengths.sum(), dtype=np.float32)
     small = [Column("observation", "int64", (1,), "state"), Column("action", "int64", (), "step")]
-    schema, bulk = lay_out(small, ConvertOptions())
+    schema, bulk = schema_of(small)
     writer = TrajectoryWriter(ColumnWriter(None, schema), small)
     roots, successors = [], []
     for cut in cuts(lengths, size):
@@ -175,7 +175,7 @@ def test_cutting_and_joining_segments(lengths, size):
 )
 def test_flags_and_outcomes_that_disagree(terminated, truncated, outcome, said):
     small = [Column("observation", "int64", (1,), "state")]
-    writer = TrajectoryWriter(ColumnWriter(None, lay_out(small, ConvertOptions())[0]), small)
+    writer = TrajectoryWriter(ColumnWriter(None, schema_of(small)[0]), small)
     flags = (np.array(terminated, bool), np.array(truncated, bool), np.array(outcome, np.uint8))
     lengths = np.array([1, 1] if outcome[0] else [2])
     rows = {"observation": np.arange(lengths.sum() + len(lengths))[:, None]}
@@ -186,13 +186,13 @@ def test_flags_and_outcomes_that_disagree(terminated, truncated, outcome, said):
 
 def test_layouts_of_large_columns():
     columns = [Column("observation/a", "uint8", (1024,), "state"), Column("observation/b", "uint8", (1023,), "state")]
-    schema, bulk = lay_out(columns, ConvertOptions())
+    schema, bulk = schema_of(columns)
     assert bulk == ("observation/a",) and schema["observation/a"].codec == "zstd"
     assert schema["observation/b"].kind == "step" and "next/observation/b" in schema
-    schema, bulk = lay_out(columns, ConvertOptions(layout="ted"))
+    schema, bulk = schema_of(columns, layout="ted")
     assert bulk == ("observation/a", "next/observation/a") and not schema.states
     with pytest.raises(UsageError, match="ted"):
-        lay_out(columns, ConvertOptions(layout="ted", codec="zstd"))
+        ConvertOptions(layout="ted", codec="zstd")
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,8 @@ def python(installed, tmp_path):
     """Run Python with the example installed; datasets lie under ``tmp_path/root``."""
 
     def run(*words: object, code: int = 0) -> subprocess.CompletedProcess:
-        variables = {**os.environ, "PYTHONPATH": str(installed), "RBDATA_ROOT": str(tmp_path / "root")}
+        path = os.pathsep.join(filter(None, (str(installed), os.environ.get("PYTHONPATH"))))
+        variables = {**os.environ, "PYTHONPATH": path, "RBDATA_ROOT": str(tmp_path / "root")}
         done = subprocess.run(
             [sys.executable, *map(str, words)], capture_output=True, text=True, env=variables, timeout=120
         )
@@ -131,6 +132,7 @@ def test_its_mirror_can_be_set(rbdata, tmp_path, monkeypatch):
         (LOG.replace("7,4.5,5,,,\n", ""), "not every episode ends"),
         (LOG.replace("7,3.5,4,1,2,0\n", ""), "episode 7 has no step"),
         (LOG.replace("1.5,2,0,1,1", "1.5,,0,1,1"), "is not a number"),
+        (LOG.replace("1.5,2,0,1,1", "1.5,2,0,,1"), "the reward of step 1 is nan"),
         (LOG.replace("1.5,2,0,1,1", "1.5,2,0.5,1,1"), "not all actions are whole numbers"),
         (LOG.replace("1.5,2,0,1,1", "1.5,2"), "is not a table"),
     ],

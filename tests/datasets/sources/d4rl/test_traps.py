@@ -18,7 +18,7 @@ from paths import DATA
 from rbdata.datasets.acquire import download
 from rbdata.datasets.ingest.job import ConvertOptions
 from rbdata.datasets.ingest.request import Request
-from rbdata.datasets.sources.d4rl.episode_ends import Flags, choose
+from rbdata.datasets.sources.d4rl.job import EndFlags, choose_ends
 from rbdata.errors import CorruptSourceError, DatasetExistsError, UsageError
 
 REAL = DATA / "d4rl"
@@ -103,10 +103,10 @@ def test_trap_27_no_silent_single_episode(tmp_path):
 
 def test_timeouts_that_are_never_set_are_not_believed_beyond_the_horizon():
     terminals, timeouts = np.zeros(100, bool), np.zeros(100, bool)
-    assert choose("auto", Flags(terminals, timeouts, True, 50), "x") == "horizon"
-    assert choose("auto", Flags(terminals, timeouts, True, 100), "x") == "both"
+    assert choose_ends("auto", EndFlags(terminals, timeouts, True, 50), "x") == "horizon"
+    assert choose_ends("auto", EndFlags(terminals, timeouts, True, 100), "x") == "both"
     terminals[40::40] = True
-    assert choose("auto", Flags(terminals, timeouts, True, 50), "x") == "both"
+    assert choose_ends("auto", EndFlags(terminals, timeouts, True, 50), "x") == "both"
 
 
 @pytest.mark.parametrize("kind", ["bool", "uint8", "int64", "float32", "float64", ">f4"])

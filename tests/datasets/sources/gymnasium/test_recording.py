@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import subprocess
 import sys
 from importlib import import_module
@@ -248,29 +247,6 @@ print(go("many", 40_000) - few)
     run = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=SUPPORT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert float(run.stdout) < 30  # MiB more for 200 MB more of frames
-
-
-def test_killed_while_recording_the_next_run_makes_the_same(tmp_path, monkeypatch):
-    (tmp_path / "deadly.py").write_text(
-        "import os, signal\ncalls = 0\ndef act(observation):\n    global calls\n    calls += 1\n"
-        "    if calls == 150 and os.environ.get('DEADLY'):\n        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    return int(observation[2] > 0)\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    code = (
-        "from pathlib import Path; from rbdata.datasets.acquire import download\n"
-        "from rbdata.datasets.ingest.request import Request; from rbdata.datasets.ingest.job import ConvertOptions\n"
-        "options = ConvertOptions(extra={'steps': 200, 'policy': 'deadly:act'})\n"
-        "download(Request('gymnasium/CartPole-v1', root=Path('root'), options=options))"
-    )
-    environment = {**os.environ, "DEADLY": "1"}
-    killed = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True)
-    assert killed.returncode == -9
-    assert not (tmp_path / "root" / "gymnasium" / "CartPole-v1").exists()
-    again = record(tmp_path / "root", "CartPole-v1", steps=200, policy="deadly:act")
-    fresh = record(tmp_path / "other", "CartPole-v1", steps=200, policy="deadly:act", force=True)
-    assert_nothing_left(tmp_path / "root")
-    assert content(again.path) == content(fresh.path)
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "tests/Frames-v0"])

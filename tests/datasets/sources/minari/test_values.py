@@ -215,19 +215,6 @@ def test_interrupted_while_frames_are_stored(tmp_path, monkeypatch, options):
     compare(again, made)
 
 
-def test_frames_are_the_same_from_several_processes(tmp_path):
-    write("tests/procs-v0", spaces.Box(0, 255, (64, 64, 3), np.uint8), BOX, [30, 40, 20])
-    found = []
-    for procs in (1, 2):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                "rbdata.datasets.sources.minari.job.part_bounds", lambda states, row: part_bounds(states, row, 30 * row)
-            )
-            root = tmp_path / str(procs)
-            found.append(download(Request("minari/tests/procs-v0", root=root, procs=procs)).manifest)
-    assert len(found[0].parts) == 3 and found[0].files == found[1].files
-
-
 # -- episodes of all sorts -----------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,209 @@
+"""Tests that every source must pass, for authors of sources: derive a class, name a dataset, and write its raw files.
+
+    from rbdata.testing import SourceTests
+
+    class TestCsvLog(SourceTests):
+        source = CsvLogSource()
+        name = "mine"
+
+        @pytest.fixture
+        def raw(self, tmp_path):
+            (tmp_path / "raw").mkdir()
+            (tmp_path / "raw" / "mine.csv").write_text(LOG)
+            return tmp_path / "raw"
+
+        def check_values(self, dataset, raw):
+            assert dataset["action"].tolist() == [1, 0, 1]
+
+The source need not be registered. pytest is imported here, and nowhere else in the package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from .datasets.fetch import open_location
+from .datasets.ingest.job import ConvertOptions, Job
+from .datasets.ingest.request import Listener, Outcome, Request
+from .datasets.ingest.run import run
+from .datasets.sources.source import Source
+from .errors import ChecksumError, CorruptSourceError
+from .storage.dataset import Dataset
+from .storage.folder import DatasetPlace
+from .storage.integrity import verify
+
+#: After how many events of a run it is killed; the first run that ends by itself is the last one tried.
+_KILLED_AFTER = (1, 2, 3, 4, 6, 9, 14, 22, 40, 80, 160)
+
+
+def dataset_content(folder: Path) -> dict[str, str]:
+    """Every file below a dataset, hashed; of the manifest everything but when and from where it was made."""
+    found = {}
+    for file in sorted(folder.rglob("*")):
+        if file.is_file():
+            data = file.read_bytes()
+            if file.name == "rbdata.json":
+                manifest = json.loads(data)
+                del manifest["provenance"], manifest["checksum"]
+                data = json.dumps(manifest, sort_keys=True).encode()
+            found[file.relative_to(folder).as_posix()] = hashlib.sha256(data).hexdigest()
+    return found
+
+
+class SourceTests:
+    """Names, values, interruptions, damaged files, processes and dry runs of one dataset of a source.
+
+    A derived class states ``source`` and ``name``, and defines `raw` and `check_values`.
+    """
+
+    #: The source, and the name of a dataset of it.
+    source: Source
+    name: str
+    #: What to convert it with, by the names of the source's own options.
+    options: Mapping[str, Any] = {}
+
+    @pytest.fixture
+    def raw(self) -> Path:
+        """A folder with the raw files of the dataset, laid out as at the provider."""
+        raise NotImplementedError(f"{type(self).__name__} defines no fixture raw")
+
+    def check_values(self, dataset: Dataset, raw: Path) -> None:
+        """Compare all values of the dataset with an independent reading of the raw files."""
+        raise NotImplementedError(f"{type(self).__name__} does not check values")
+
+    def raw_files(self, raw: Path) -> list[Path]:
+        """The files below `raw` that the dataset is made from: each is damaged in turn."""
+        return [Path(one.item.url) for one in self.open_job(raw).raw_objects()]
+
+    def names_file(self, message: str, file: Path) -> bool:
+        """Whether an error message tells which file is damaged."""
+        return file.name in message
+
+    # -- what the tests are made of ------------------------------------------------------------------------------------
+
+    def open_job(self, raw: Path) -> Job:
+        """The job for the dataset, with the raw files in a folder."""
+        options = ConvertOptions(extra=self.options)
+        return self.source.open(self.name, open_location(os.fspath(raw)), options)
+
+    def make(self, raw: Path, root: Path, listener: Listener | None = None, **request: Any) -> Outcome:
+        """Convert the dataset below a root."""
+        dataset_id = f"{self.source.name}/{self.name}"
+        job, place = self.open_job(raw), DatasetPlace(root, dataset_id)
+        asked = Request(dataset_id, root=root, options=job.options, **{"procs": 1, **request})
+        return run(job, place, asked, listener or Listener(), os.fspath(raw))
+
+    @pytest.fixture
+    def made(self, raw: Path, tmp_path: Path) -> Path:
+        """The folder of the dataset, made without interruption."""
+        return self.make(raw, tmp_path / "made").path
+
+    # -- the tests -----------------------------------------------------------------------------------------------------
+
+    def test_names_need_no_network(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*_: object, **__: object) -> NoReturn:
+            raise AssertionError("names, knows and catalogue must not ask the network")
+
+        for name in ("connect", "connect_ex"):
+            monkeypatch.setattr(socket.socket, name, refuse)
+        monkeypatch.setattr(socket, "getaddrinfo", refuse)
+        names = list(self.source.names())
+        assert len(set(names)) == len(names)
+        assert all(map(self.source.knows, [*names, self.name]))
+        entries = [entry.id for entry in self.source.catalogue()]
+        assert len(set(entries)) == len(entries)
+        assert all(self.source.knows(entry.removeprefix(f"{self.source.name}/")) for entry in entries)
+
+    def test_values(self, raw: Path, made: Path) -> None:
+        """`check_values`, and what must hold in every dataset: checksums, flags, returns, successors."""
+        report = verify(made)
+        assert report.ok, report
+        self.check_values(Dataset(made), raw)
+
+    def test_raw_files_stay_as_they_are(self, raw: Path, tmp_path: Path) -> None:
+        before = _hashes(raw)
+        self.make(raw, tmp_path / "made")
+        assert _hashes(raw) == before
+
+    def test_killed_and_run_again(self, raw: Path, made: Path, tmp_path: Path) -> None:
+        """Killed after some events, it leaves no dataset; the next run ends with the same bytes."""
+        expected = dataset_content(made)
+        for events in _KILLED_AFTER:
+            root = tmp_path / f"killed after {events}"
+            killed = _run_and_kill(partial(self.make, raw, root), events)
+            folder = DatasetPlace(root, f"{self.source.name}/{self.name}").path
+            assert not (killed and folder.exists()), f"killed after {events} events, it left a dataset"
+            assert dataset_content(self.make(raw, root).path) == expected, f"killed after {events} events"
+            left = [path.name for path in folder.parent.iterdir() if path != folder and ".lock" not in path.name]
+            assert not left, f"killed after {events} events and run again, it left {left}"
+            if not killed:
+                break
+
+    def test_damaged_files(self, raw: Path, tmp_path: Path) -> None:
+        """A file that was cut is an error that names it, and leaves no dataset."""
+        for number, file in enumerate(self.raw_files(raw)):
+            whole = file.read_bytes()
+            for size in (len(whole) // 2, min(100, len(whole) // 4), 0):
+                file.write_bytes(whole[:size])
+                root = tmp_path / f"damaged {number} {size}"
+                try:
+                    with pytest.raises((CorruptSourceError, ChecksumError)) as caught:
+                        self.make(raw, root)
+                finally:
+                    file.write_bytes(whole)
+                assert self.names_file(str(caught.value), file), f"{file.name}, cut to {size} bytes: {caught.value}"
+                assert not DatasetPlace(root, f"{self.source.name}/{self.name}").path.exists()
+
+    def test_processes_change_nothing(self, raw: Path, made: Path, tmp_path: Path) -> None:
+        two = self.make(raw, tmp_path / "two", procs=2)
+        assert dataset_content(two.path) == dataset_content(made)
+
+    def test_a_dry_run_writes_nothing(self, raw: Path, tmp_path: Path) -> None:
+        before = _hashes(tmp_path)
+        outcome = self.make(raw, tmp_path / "dry", dry_run=True)
+        assert outcome.action == "planned" and outcome.estimate is not None
+        assert _hashes(tmp_path) == before and not (tmp_path / "dry").exists()
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    return {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.rglob("*") if file.is_file()}
+
+
+def _run_and_kill(make: Callable[[Listener], object], events: int) -> bool:
+    """Run in a fork that kills itself after so many events; whether it did. Raises AssertionError for another end."""
+    process = os.fork()
+    if not process:
+        try:
+            make(_killing(events))
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(process, 0)
+    code = os.waitstatus_to_exitcode(status)
+    assert code in (0, -signal.SIGKILL), f"the conversion ended with {code}"
+    return code != 0
+
+
+def _killing(events: int) -> Listener:
+    """A listener that kills this process at an event."""
+    left: Iterator[int] = iter(range(events - 1, -1, -1))
+
+    def count(*_: object) -> None:
+        if not next(left):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return replace(Listener(), **{one.name: count for one in fields(Listener) if one.name != "on_output"})

@@ -1,0 +1,323 @@
+"""`rbdata.testing.SourceTests` for every source of the package, and for the example of docs/new_source.md."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import atari_truth
+import d4rl_truth
+import gymnasium
+import minari_tools
+import numpy as np
+import pytest
+import rlu_writer
+import torch
+from rbdata.datasets.sources.atari.source import AtariSource
+from rbdata.datasets.sources.d4rl.source import D4rlSource
+from rbdata.datasets.sources.gymnasium.source import GymnasiumSource
+from rbdata.datasets.sources.minari.episodes import part_bounds
+from rbdata.datasets.sources.minari.source import MinariSource
+from rbdata.datasets.sources.openml.source import OpenmlSource
+from rbdata.storage.dataset import Dataset
+from rbdata.testing import SourceTests
+from rbdata_csvlog import CsvLogSource
+from rbdata_csvlog.job import CsvLogJob
+
+
+class TestAtariShards(SourceTests):
+    source, name = AtariSource(), "Qbert/2"
+
+    @pytest.fixture
+    def raw(self, tmp_path):
+        self.writer = atari_truth.write_run(tmp_path / "raw" / "dqn" / "Qbert" / "2" / "replay_logs", 40, [30, 45, 20])
+        return tmp_path / "raw"
+
+    def check_values(self, dataset, raw):
+        atari_truth.assert_holds(dataset, atari_truth.fed_truth(self.writer))
+
+
+class TestAtariEpisodes(SourceTests):
+    source, name = AtariSource(), "Qbert/1"
+
+    @pytest.fixture
+    def raw(self, tmp_path):
+        self.episodes = rlu_writer.make_episodes([[5, 30], [20]], cut=[(0, 1)])
+        rlu_writer.write_run(tmp_path / "raw", [self.episodes[:1], self.episodes[1:]])
+        return tmp_path / "raw"
+
+    def check_values(self, dataset, raw):
+        kept = [(one, len(one.steps) if one.terminal else len(one.steps) - 1) for one in self.episodes]
+        frames = [rlu_writer.frame(step) for one, steps in kept for step in one.steps[:steps]]
+        assert np.array_equal(dataset["observation"].numpy(), np.stack(frames))
+        assert dataset["action"].tolist() == [action for one, steps in kept for action in one.action[:steps]]
+        assert dataset.episodes.length.tolist() == [steps for _, steps in kept]
+
+
+class TestD4rl(SourceTests):
+    source, name = D4rlSource(), "hopper-medium-replay-v2"
+
+    @pytest.fixture
+    def raw(self, tmp_path):
+        self.file = tmp_path / "raw" / "gym_mujoco_v2" / "hopper_medium_replay-v2.hdf5"
+        arrays = d4rl_truth.make([500, 600], ["terminal", "timeout"], successors=True, width=11)
+        d4rl_truth.write(self.file, arrays, compression="gzip")
+        return tmp_path / "raw"
+
+    def check_values(self, dataset, raw):
+        d4rl_truth.assert_holds(dataset, d4rl_truth.expected(self.file, "both"))
+
+
+class TestD4rlImages(TestD4rl):
+    """Observations of more than 1 KiB are filled after the plan."""
+
+    name = "carla-lane-v0"
+
+    @pytest.fixture
+    def raw(self, tmp_path):
+        self.file = tmp_path / "raw" / "carla" / "carla_lane_follow_flat-v0.hdf5"
+        arrays = d4rl_truth.make([50, 60], ["terminal", "timeout"], width=600)
+        d4rl_truth.write(self.file, arrays)
+        return tmp_path / "raw"
+
+
+class TestMinari(SourceTests):
+    source, name = MinariSource(), "cartpole/random-v0"
+
+    @pytest.fixture
+    def raw(self, tmp_path):
+        shutil.copytree(minari_tools.FIXTURES / self.name, tmp_path / "raw" / self.name)
+        return tmp_path / "raw"
+
+    @pytest.fixture(autouse=True)
+    def no_root_of_minari(self, tmp_path, monkeypatch):
+        minari_tools.with_root(monkeypatch, tmp_path / "minari")
+
+    def check_values(self, dataset, raw):
+        minari_tools.compare(dataset, self.episodes())
+
+    def episodes(self):
+        """As Minari's own reader has them."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("MINARI_DATASETS_PATH", str(minari_tools.FIXTURES))
+            return minari_tools.truth(self.name)
+
+    def names_file(self, message, file):
+        return file.name in message or (file.suffix == ".hdf5" and self.name in message)
+
+
+class TestMinariArrow(TestMinari):
+    """A folder for each episode; three of them, since every file is damaged in turn."""
+
+    name = "cartpole/arrow-v0"
+
+    @pytest.fixture
+    def raw(self, tmp_path):
+        folder = shutil.copytree(minari_tools.FIXTURES / self.name, tmp_path / "raw" / self.name)
+        for episode in range(3, 10):
+            shutil.rmtree(folder / "data" / str(episode))
+        return tmp_path / "raw"
+
+    def check_values(self, dataset, raw):
+        minari_tools.compare(dataset, self.episodes()[:3])
+
+    def names_file(self, message, file):
+        return file.name in message or f"episode {file.parent.name}" in message
+
+
+class TestMinariFrames(SourceTests):
+    """Several parts, which are filled after the plan."""
+
+    source, name, data_format = MinariSource(), "tests/frames-v0", "hdf5"
+
+    @pytest.fixture
+    def raw(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(
+            "rbdata.datasets.sources.minari.job.part_bounds", lambda states, row: part_bounds(states, row, 12 * row)
+        )
+        minari_tools.with_root(monkeypatch, tmp_path / "raw")
+        frames = gymnasium.spaces.Box(0, 255, (40, 32, 3), np.uint8)
+        actions = gymnasium.spaces.Discrete(4)
+        how = {"data_format": self.data_format, "jpeg_encoding": False}
+        self.episodes = minari_tools.write(self.name, frames, actions, [10, 12, 6], **how)
+        monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+        return tmp_path / "raw"
+
+    def check_values(self, dataset, raw):
+        assert len(dataset.manifest.parts) == 3
+        minari_tools.compare(dataset, self.episodes)
+
+    def names_file(self, message, file):
+        return any(name in message for name in (file.name, f"episode {file.parent.name}", self.name))
+
+
+class TestMinariParquetFrames(TestMinariFrames):
+    data_format = "parquet"
+
+    def names_file(self, message, file):
+        return file.name in message or f"episode {file.parent.name}" in message
+
+
+class TestOpenml(SourceTests):
+    source, name = OpenmlSource(), "7"
+    options = {"standardize": "numeric"}
+    ROWS = [(0.5, "red", "no"), (1.5, "blue", "yes"), (4.0, "red", "yes")]
+
+    @pytest.fixture
+    def raw(self, tmp_path):
+        head = "@relation t\n@attribute a numeric\n@attribute c {red,blue}\n@attribute y {no,yes}\n@data\n"
+        table = head + "".join(f"{a},{c},{y}\n" for a, c, y in self.ROWS)
+        path = "data/v1/download/7/t.arff"
+        about = {
+            "id": "7",
+            "name": "t",
+            "version": "1",
+            "status": "active",
+            "format": "ARFF",
+            "url": f"https://www.openml.org/{path}",
+            "default_target_attribute": "y",
+            "md5_checksum": hashlib.md5(table.encode(), usedforsecurity=False).hexdigest(),
+        }
+        for name, content in {path: table, "api/v1/json/data/7": json.dumps({"data_set_description": about})}.items():
+            file = tmp_path / "raw" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(content)
+        return tmp_path / "raw"
+
+    def check_values(self, dataset, raw):
+        numbers = np.array([row[0] for row in self.ROWS])
+        wanted = np.stack([(numbers - numbers.mean()) / numbers.std(), [0, 1, 0]], 1).astype(np.float32)
+        assert np.array_equal(dataset["observation"].numpy(), wanted)
+        assert dataset["action"].tolist() == [0, 1, 1] and dataset["next/done"].all()
+
+
+class TestGymnasium(SourceTests):
+    """No raw files: what is stepped here."""
+
+    source, name = GymnasiumSource(), "CartPole-v1"
+    options = {"steps": 1500, "num_envs": 2}
+
+    @pytest.fixture
+    def raw(self, tmp_path):
+        (tmp_path / "raw").mkdir()
+        return tmp_path / "raw"
+
+    def check_values(self, dataset, raw):
+        env = gymnasium.make("CartPole-v1")
+        observation, _ = env.reset(seed=0)
+        for step in dataset.episode(0):
+            assert np.array_equal(step["observation"].numpy(), observation)
+            observation, reward, terminated, truncated, _ = env.step(int(step["action"]))
+            assert np.array_equal(step["next", "observation"].numpy(), observation)
+            assert float(step["next", "reward"]) == reward
+            assert (bool(step["next", "terminated"]), bool(step["next", "truncated"])) == (terminated, truncated)
+        env.close()
+        assert len(dataset) == 1500
+
+
+LOG = """\
+episode,observation_0,observation_1,action,reward,terminated
+0,0.5,1,1,0.25,0
+0,1.5,2,0,1,1
+0,2.5,3,,,
+7,3.5,4,1,2,0
+7,4.5,5,,,
+"""
+
+
+class TestCsvLog(SourceTests):
+    source, name = CsvLogSource(), "mine"
+
+    @pytest.fixture
+    def raw(self, tmp_path):
+        (tmp_path / "raw").mkdir()
+        (tmp_path / "raw" / "mine.csv").write_text(LOG)
+        return tmp_path / "raw"
+
+    def check_values(self, dataset, raw):
+        assert dataset["observation"].tolist() == [[0.5, 1.0], [1.5, 2.0], [3.5, 4.0]]
+        assert dataset["next/observation"].tolist() == [[1.5, 2.0], [2.5, 3.0], [4.5, 5.0]]
+        assert dataset["action"].tolist() == [1, 0, 1]
+        assert dataset["next/reward"].flatten().tolist() == [0.25, 1.0, 2.0]
+        assert torch.equal(dataset["next/terminated"].flatten(), torch.tensor([False, True, False]))
+
+
+# -- sources that break a rule ------------------------------------------------------------------------------------------
+
+
+class Broken(SourceTests):
+    """A class of its own for every call: what it breaks is in ``job``."""
+
+    name = "mine"
+
+    def __init__(self, job: type[CsvLogJob]) -> None:
+        class Source(CsvLogSource):
+            def find(self, name, location, options):
+                return job(name, location, location.stat(f"{name}.csv"), options)
+
+        self.source = Source()
+
+    def check_values(self, dataset: Dataset, raw: Path) -> None:
+        assert dataset["action"].tolist() == [1, 0, 1]
+
+
+@pytest.fixture
+def raw(tmp_path):
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "mine.csv").write_text(LOG)
+    return tmp_path / "raw"
+
+
+def test_wrong_values_are_found(raw, tmp_path):
+    class Inverted(CsvLogJob):
+        def inspect(self):
+            super().inspect()
+            self.values["action"] = 1 - self.values["action"]
+
+    tests = Broken(Inverted)
+    with pytest.raises(AssertionError):
+        tests.test_values(raw, tests.make(raw, tmp_path / "root").path)
+
+
+def test_bytes_that_vary_are_found(raw, tmp_path):
+    runs = iter(range(99))
+
+    class Varying(CsvLogJob):
+        def plan(self, *given):
+            plan = super().plan(*given)
+            plan.notes.append(f"run {next(runs)}")
+            return plan
+
+    tests = Broken(Varying)
+    made = tests.make(raw, tmp_path / "root").path
+    with pytest.raises(AssertionError):
+        tests.test_processes_change_nothing(raw, made, tmp_path)
+    with pytest.raises(AssertionError, match="killed after"):
+        tests.test_killed_and_run_again(raw, made, tmp_path)
+
+
+def test_errors_that_do_not_name_the_file_are_found(raw, tmp_path):
+    class Silent(CsvLogJob):
+        def inspect(self):
+            self.item: Any = replace(self.item, url="a file")
+            super().inspect()
+
+    with pytest.raises(AssertionError, match="cut to"):
+        Broken(Silent).test_damaged_files(raw, tmp_path)
+
+
+def test_raw_files_that_are_changed_are_found(raw, tmp_path):
+    class Changing(CsvLogJob):
+        def inspect(self):
+            super().inspect()
+            self.path.write_text(LOG + "\n")
+
+    with pytest.raises(AssertionError):
+        Broken(Changing).test_raw_files_stay_as_they_are(raw, tmp_path)
+    (raw / "mine.csv").write_text(LOG)
+    with pytest.raises(AssertionError):
+        Broken(Changing).test_a_dry_run_writes_nothing(raw, tmp_path)
