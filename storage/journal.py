@@ -26,6 +26,7 @@ from .checksums import Crc32c
 from .durable import open_plain, sync_files, sync_folder, write_atomically
 from .folder import JOURNAL
 from .manifest import Manifest, write_manifest
+from .untrusted_json import parse_json
 
 _SEAL = 9  # characters: the checksum and a space
 
@@ -131,8 +132,8 @@ def seal(records: Iterable[dict[str, Any]], checksum: Crc32c) -> bytes:
 def _parse(data: bytes) -> dict[str, Any] | None:
     """A record; None for a line that no writer writes."""
     try:
-        record = json.loads(data)
-    except (ValueError, RecursionError):
+        record = parse_json(data)
+    except ValueError:
         return None
     if not isinstance(record, dict) or not isinstance(record.get("number"), (int, str, type(None))):
         return None

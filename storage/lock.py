@@ -30,6 +30,7 @@ from typing import Any, TypeVar
 from ..errors import DatasetBusyError
 from .durable import open_plain
 from .scratch import is_running, machine, pid_space
+from .untrusted_json import parse_json
 
 Done = TypeVar("Done")
 
@@ -191,10 +192,10 @@ def _read(path: Path) -> dict[str, Any] | None:
     """The record in a lock; None without one, empty for a path that is not a lock, such as a link or a pipe."""
     try:
         with open_plain(path, "rb") as file:
-            owner = json.loads(file.read(_LARGEST))
+            owner = parse_json(file.read(_LARGEST))
     except FileNotFoundError:
         return None
-    except (ValueError, RecursionError):
+    except ValueError:
         return {}
     except OSError:
         if _is_file(path):

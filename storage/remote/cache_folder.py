@@ -47,6 +47,7 @@ from ..durable import is_full, open_plain, write_atomically
 from ..folder import free_bytes
 from ..manifest import Manifest
 from ..schema import LARGE_ROW
+from ..untrusted_json import parse_json
 
 # -- which bytes are which block -----------------------------------------------------------------------------------------
 
@@ -149,7 +150,7 @@ def read_header(path: Path) -> dict[str, Any] | None:
     """
     try:
         with open_plain(path, "rb") as file:
-            facts = json.loads(file.read(_HEADER - 1).rstrip(b"\0"))
+            facts = parse_json(file.read(_HEADER - 1).rstrip(b"\0"))
             if not isinstance(facts, dict) or facts.get("format") != FORMAT:
                 return None
             if facts.get("version") != VERSION:
@@ -158,7 +159,7 @@ def read_header(path: Path) -> dict[str, Any] | None:
             whole = os.fstat(file.fileno()).st_size == _size(int(facts["blocks"]))
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         return None
     return facts if whole else None
 

@@ -24,11 +24,8 @@ OWN = {
     "datasets/ingest/recording.py": "an own recording",
     "datasets/sources/minari/arrow.py": "at most 1 MiB",
     "datasets/sources/minari/source.py": "Minari's root on this machine, at most 256 KiB",
-    "storage/journal.py": "lines that are sealed",
-    "storage/lock.py": "at most 64 KiB",
     "storage/manifest.py": "what was encoded the line before",
     "storage/untrusted_json.py": "the door itself",
-    "storage/remote/cache_folder.py": "the head of an own file",
 }
 
 
