@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import asdict, fields
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import errors
 from ..errors import (
@@ -27,19 +30,22 @@ from ..errors import (
     RbdataError,
     StoppedError,
     UnknownDatasetError,
+    UsageError,
 )
 from ..storage.folder import DatasetPlace
-from ..storage.partial_dataset import POLL, PartialDataset
-from . import download_process
-from .download_process import PATIENCE, plain
 from .ingest.progress_bar import progress_listener
 from .ingest.request import Estimate, Listener
 from .local import find_place
 from .workers.task import TaskProgress
 
+if TYPE_CHECKING:
+    from ..storage.partial_dataset import PartialDataset
+
 _BOOT = "import json, sys; order = json.loads(sys.stdin.readline()); sys.path[:] = order['path']; \
 import importlib; importlib.import_module(order['module']).serve(order)"
 
+#: Seconds that a download may take to end in order.
+PATIENCE = 20.0
 #: Processes that were started here: what is still running is not collected.
 _started: set[subprocess.Popen[bytes]] = set()
 
@@ -57,8 +63,8 @@ class BackgroundDownload:
         self.error: BaseException | None = None
         shown = {name: arguments[name] for name in ("progress", "listener") if name in arguments}
         given = {name: value for name, value in arguments.items() if name not in shown}
-        order = {"module": download_process.__name__, "path": sys.path, "function": function, "arguments": given}
-        line = json.dumps(order, default=plain).encode() + b"\n"
+        order = {"module": __name__, "path": sys.path, "function": function, "arguments": given}
+        line = json.dumps(order, default=_plain).encode() + b"\n"
         self._process = subprocess.Popen([sys.executable, "-c", _BOOT], stdin=-1, stdout=-1, bufsize=0)
         _started.add(self._process)
         assert self._process.stdin is not None
@@ -132,28 +138,13 @@ class BackgroundDownload:
             getattr(listener, name)(*values)
 
 
-class DownloadingDataset(PartialDataset):
-    """A `PartialDataset` that a `BackgroundDownload` of this process writes. `refresh` raises what that raised."""
-
-    def __init__(self, place: DatasetPlace, download: BackgroundDownload) -> None:
-        self.download = download
-        super().__init__(place, unfinished=not download.has_ended)
-
-    def _is_written(self) -> bool:
-        return not self.download.has_ended or super()._is_written()
-
-    def _report_stop(self, *, as_error: bool) -> None:
-        error = self.download.error
-        if isinstance(error, RbdataError) and not isinstance(error, DatasetBusyError):
-            raise error
-        super()._report_stop(as_error=as_error)
-
-
 def open_when_begun(function: str, arguments: Mapping[str, Any]) -> PartialDataset:
     """Start a download, or follow that of another process; the dataset, once the first of its episodes can be read.
 
     Raises what the download raises. It is stopped where this call is interrupted.
     """
+    from ..storage.partial_dataset import POLL, PartialDataset  # here: the process that downloads does without torch
+
     place = _place_of(arguments)
     while True:
         # What another process downloads is followed below, not waited for.
@@ -162,7 +153,7 @@ def open_when_begun(function: str, arguments: Mapping[str, Any]) -> PartialDatas
             while not download.has_ended:
                 if place is not None and download.begun:
                     with suppress(DatasetNotFoundError):
-                        return DownloadingDataset(place, download)
+                        return PartialDataset(place, unfinished=not download.has_ended, download=download)
                 download.wait(POLL)
         except BaseException:
             download.stop()
@@ -191,3 +182,57 @@ def _error(name: str, message: str, hint: str | None) -> RbdataError:
     if isinstance(kind, type) and issubclass(kind, RbdataError):
         return kind(message, hint=hint)
     return StoppedError(message, hint=hint)
+
+
+# -- the process ----------------------------------------------------------------------------------------------------------
+
+
+def serve(order: Mapping[str, Any]) -> None:
+    """Do what a `BackgroundDownload` has ordered."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the program ignores it
+    output = os.dup(1)
+    os.dup2(2, 1)  # what is printed must not be among the events
+    lock = threading.Lock()
+
+    def say(name: str, *values: Any) -> None:
+        line = b"\n" + json.dumps([name, values], default=_plain).encode() + b"\n"
+        with lock:
+            while line:
+                line = line[os.write(output, line) :]
+
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    names = [field.name for field in fields(Listener) if field.name != "on_output"]
+    listener = Listener(**{name: _saying(say, name) for name in names})
+    module, _, function = order["function"].partition(":")
+    try:
+        say("done", getattr(import_module(module), function)(**order["arguments"], listener=listener))
+    except KeyboardInterrupt:
+        say("error", "StoppedError", "the download was interrupted", "load it again: what is finished is kept")
+    except (Exception, SystemExit) as error:
+        text = error.message if isinstance(error, RbdataError) else f"{type(error).__name__}: {error}"
+        say("error", type(error).__name__, text, getattr(error, "hint", None))
+
+
+def _saying(say: Callable[..., None], name: str) -> Callable[..., None]:
+    return lambda *values: say(name, *values)
+
+
+def _end_with(parent: int) -> None:
+    """End this process when the one that started it has ended: its end of the pipe is closed, or it has another parent."""
+    while os.getppid() == parent:
+        if select.select([0], [], [], 1.0)[0] and not os.read(0, 1):
+            break
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(PATIENCE)
+    os._exit(1)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON lacks: paths, and the records of a `Listener`. Raises UsageError for all else."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, (Estimate, TaskProgress)):
+        return asdict(value)
+    if isinstance(value, (set, frozenset, range)):
+        return sorted(value)
+    raise UsageError(f"{value!r} cannot be passed to the process that downloads", hint="use rbdata.download first")

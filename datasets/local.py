@@ -164,10 +164,9 @@ def open_dataset(
 
     With ``check``, what is read later is compared with its checksums.
     """
-    from ..storage.checked_dataset import CheckedDataset
-    from ..storage.dataset import Dataset
+    from ..storage.dataset import open_folder
 
-    return (CheckedDataset if check else Dataset)(find(id_or_path, root))
+    return open_folder(find(id_or_path, root), check)
 
 
 def find_place(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> DatasetPlace:

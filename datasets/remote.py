@@ -9,17 +9,17 @@ the dataset, in ``cache_dir/<id>``, is opened. `storage.remote` does the rest.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .. import settings
 from ..errors import DatasetNotFoundError, FetchError, NotADatasetError, ObjectNotFoundError
 from ..storage.amounts import plural
 from ..storage.durable import read_plain
-from ..storage.manifest import BLOCK_TABLE, FILENAME, LARGEST_MANIFEST, Manifest
+from ..storage.manifest import BLOCK_TABLE, FILENAME, LARGEST_MANIFEST, Manifest, Problem
 from .fetch import FetchOptions, Location, RemoteObject, open_location, read_all
 from .fetch.location import CONNECTIONS
 from .fetch.reading import stream
@@ -29,7 +29,7 @@ from .search import parse_size
 
 if TYPE_CHECKING:
     from ..storage.dataset import Dataset
-    from ..storage.integrity import Report
+    from ..storage.integrity import Block, Report
 
 #: Where caches are, under the root: a name that lists of datasets leave out.
 CACHE = ".remote"
@@ -104,79 +104,74 @@ def verify_remote(
 
     Nothing is kept on disk. Raises as `open_remote` does for what cannot be read.
     """
-    from ..storage.checksums import BLOCK, Crc32c
-    from ..storage.integrity import Report
-    from ..storage.manifest import Problem
+    from ..storage.checksums import BLOCK
+    from ..storage.integrity import BlockChecksums, Report
 
     location, item, _, manifest = _find(url, fetch)
     objects = _stat_files(location, manifest)
-    files, report = LocatedFiles(location, item, objects), Report(files=len(objects))
-    ranges: list[tuple[str, int, int, str]] = []
+    files, report, ranges = (
+        LocatedFiles(location, item, objects),
+        Report(files=len(objects)),
+        BlockChecksums(manifest, None),
+    )
     for name, stated in objects.items():
-        at, size = 0, sum(int(length) for length, _ in manifest.files[name])
+        size = sum(int(length) for length, _ in manifest.files[name])
         if stated.size is not None and stated.size != size:
             report.problems.append(Problem(name, f"has {stated.size} bytes instead of {size}"))
-            continue
-        for length, wanted in () if quick else manifest.files[name]:
-            ranges.append((name, at, int(length), wanted))
-            at += int(length)
-
+    wrong = {problem.path for problem in report.problems}
+    blocks = [] if quick else [block for name in objects if name not in wrong for block in ranges.all(name)]
     whole: dict[str, None] = {}  # files that the server sends as a whole only
 
-    def check(one: tuple[str, int, int, str]) -> bool | None:
-        name, begin, length, wanted = one
-        checksum = Crc32c()
+    def check(block: Block) -> bool | None:
+        starts = range(block.begin, block.end, BLOCK) if block.path not in whole else ()
         try:
-            for low in range(begin, begin + length, BLOCK) if name not in whole else ():
-                checksum.update(files.read(name, low, min(low + BLOCK, begin + length)))
+            sound = block.is_sound(files.read(block.path, low, min(low + BLOCK, block.end)) for low in starts)
         except FetchError as error:
             if not error.whole_files_only:
                 raise
-            whole[name] = None
-        return None if name in whole else checksum.hex == wanted
+            whole[block.path] = None
+        return None if block.path in whole else sound
 
-    noted: set[tuple[str, int]] = set()
+    noted: set[Block] = set()
 
-    def note(name: str, begin: int, length: int, sound: bool) -> None:
-        if (name, begin) in noted:
+    def note(block: Block, sound: bool) -> None:
+        if block in noted:
             return
-        noted.add((name, begin))
-        report.bytes += length
+        noted.add(block)
+        report.bytes += block.length
         if not sound:
             files.check()
-            what = f"checksum mismatch, bytes {begin}-{begin + length}"
-            report.problems.append(Problem(name, what, begin, length))
+            what = f"checksum mismatch{ranges.where(block)}"
+            report.problems.append(Problem(block.path, what, block.begin, block.length))
         if on_progress is not None:
             on_progress(report.bytes, manifest.bytes)
 
     pool = ThreadPoolExecutor(CONNECTIONS, "rbdata-verify")
     try:
-        for (name, begin, length, _), sound in zip(ranges, pool.map(check, ranges)):
+        for block, sound in zip(blocks, pool.map(check, blocks)):
             if sound is not None:
-                note(name, begin, length, sound)
+                note(block, sound)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
     for name in whole:
-        for begin, length, sound in _check_whole(location, objects[name], manifest.files[name]):
-            note(name, begin, length, sound)
+        with closing(stream(location, objects[name])) as pieces:
+            for block, sound in _check_in_order(ranges.all(name), pieces):
+                note(block, sound)
     return report
 
 
-def _check_whole(
-    location: Location, item: RemoteObject, ranges: Sequence[Sequence[Any]]
-) -> Iterator[tuple[int, int, bool]]:
-    """The ranges of a file (first byte, length) and whether each is as the manifest states; the file is read once."""
-    from ..storage.checksums import Crc32c
+def _check_in_order(blocks: Iterable[Block], pieces: Iterator[bytes]) -> Iterator[tuple[Block, bool]]:
+    """The blocks of a file, and whether each is sound, of pieces of the whole file."""
+    rest = b""
 
-    with closing(stream(location, item)) as pieces:
-        rest, at = b"", 0
-        for length, wanted in ranges:
-            checksum, left = Crc32c(), int(length)
-            while left and (rest := rest or next(pieces, b"")):
-                checksum.update(rest[:left])
-                rest, left = rest[left:], left - len(rest[:left])
-            yield at, int(length), not left and checksum.hex == wanted
-            at += int(length)
+    def take(length: int) -> Iterator[bytes]:
+        nonlocal rest
+        while length and (rest := rest or next(pieces, b"")):
+            yield rest[:length]
+            rest, length = rest[length:], length - len(rest[:length])
+
+    for block in blocks:
+        yield block, block.is_sound(take(block.length))
 
 
 def _find(url: str | os.PathLike[str], fetch: FetchOptions | None) -> tuple[Location, RemoteObject, bytes, Manifest]:

@@ -25,11 +25,10 @@ from ..errors import (
     RbdataError,
     TransientFetchError,
 )
-from ..storage.block_checksums import Block, BlockChecksums, read_block_checksums, write_table
 from ..storage.checksums import sum_range
 from ..storage.durable import open_plain
 from ..storage.folder import DatasetPlace, remove_tree
-from ..storage.integrity import verify
+from ..storage.integrity import Block, BlockChecksums, read_block_checksums, verify, write_table
 from ..storage.manifest import BLOCK_TABLE, Manifest, Problem, read_manifest
 from . import catalogue
 from .cleanup import leftovers_of, remove_leftovers

@@ -41,7 +41,7 @@ from ..datasets.user_code.loading import by_content
 from ..datasets.user_code.source_files import is_installed_path
 from ..errors import FunctionError, RbdataError, ResultError
 from ..storage.codecs import codec_of
-from ..storage.dataset import Dataset, reopen
+from ..storage.dataset import open_folder
 from ..storage.memory_map import release_pages
 from ..storage.window import nest
 from .chunks import Chunk, split, step_range, view_episodes
@@ -179,7 +179,7 @@ class InputView:
     """
 
     def __init__(self, path: Path, content: str, num_frames: int | None, options: ReadOptions) -> None:
-        self.dataset, self.options = reopen(Dataset, (path,), content), options
+        self.dataset, self.options = open_folder(path, content=content), options
         self.episodes = view_episodes(self.dataset.episodes, num_frames, options.slice_len)
         self._added_ends = self.episodes.starts[1:][self.episodes.added] - 1
 

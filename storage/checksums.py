@@ -5,7 +5,7 @@ manifest, in order from offset 0. Ranges are the pieces in which the file was wr
 number of processes), so that every byte is summed while it passes by, and ``verify`` can say which part is damaged.
 
 Files are also cut into blocks of one size. While they are written, a range that goes over the end of a block is recorded
-with a third item: the checksums of its pieces between the ends of blocks, 8 hex digits each. `block_checksums` makes the
+with a third item: the checksums of its pieces between the ends of blocks, 8 hex digits each. `integrity` makes the
 table of the blocks' checksums of them.
 
 crc32c is the checksum Google Cloud Storage states for every object: https://cloud.google.com/storage/docs/data-validation

@@ -1,16 +1,26 @@
-"""A dataset folder, opened for reading.
+"""A dataset, opened for reading: its manifest, its episode table and, by leaf, its rows (`codecs.codec.Rows`).
 
-Opening reads the manifest and maps all files; no row is touched, however many there are. What was opened is read for as
-long as it is used, whether the dataset is replaced, grown or deleted meanwhile. Everything returned is private to the
-caller: writing into it never reaches the files. A dataset pickles as its path and what identifies its content, and may be
-used by several threads and after a fork (where torch itself needs ``torch.set_num_threads(1)``, which ``DataLoader`` sets in
-its workers).
+All reads are made of rows, and ways to open a dataset differ in where the rows come from:
+
+    Dataset(path)                  mapped: no row is touched on opening, however many there are
+    open_folder(path, check=True)  mapped, and each block compared with its checksum before it is read for the first time
+    open_folder(path, derive=f)    with leaves that ``f`` computes of the stored ones when they are read
+    DatasetPrefix(dataset, n)      the first n episodes of an open dataset
+    PartialDataset(place)          mapped in the working folder of a writer; `refresh` maps what was finished since
+    RemoteDataset(cache, ...)      mapped in a cache, into which the blocks that a read needs are fetched first
+
+What was opened is read for as long as it is used, whether the dataset is replaced, grown or deleted meanwhile. Everything
+returned is private to the caller: writing into it never reaches the files. A dataset pickles as the call that opens it and
+what identifies its content, and may be used by several threads and after a fork (where torch itself needs
+``torch.set_num_threads(1)``, which ``DataLoader`` sets in its workers).
 """
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -26,6 +36,7 @@ from .amounts import size as amount
 from .codecs import codec_of
 from .codecs.codec import Rows
 from .episodes import EpisodeTable, map_episodes
+from .integrity import BlockChecks
 from .keywords import LazyModule
 from .manifest import Manifest
 from .memory_map import keep_freed_memory, map_array
@@ -49,6 +60,8 @@ else:
 
 #: Bytes of consecutive rows that shuffling in blocks keeps together: a few blocks, so that those at the edges cost little.
 GROUP_BYTES = 16 << 20
+#: From a dataset to the leaves by which it is read, with those that are computed of others (`ComputedRows`).
+Derivation = Callable[["Dataset"], Mapping[str, Rows]]
 
 
 class Dataset:
@@ -61,14 +74,27 @@ class Dataset:
     and DatasetBusyError for a dataset that is replaced again and again.
     """
 
+    _derived: Schema | None = None
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self._open(Path(path))
+
+    def _open(self, path: Path, check: bool = False, derive: Derivation | None = None) -> None:
+        self.path, self._check, self._derive = path, check, derive
         keep_freed_memory()
-        self.manifest, self._table, self._stored = read_snapshot(self.path, self._map)
+        self.manifest, self._table, self._rows = read_snapshot(self.path, self._map)
+        if derive is not None:
+            stored = object.__new__(Dataset)  # derived rows read of it; `self` would be a cycle, and stay mapped
+            vars(stored).update(vars(self))
+            self._rows = dict(derive(stored))
+            self._derived = Schema(tuple(rows.leaf for rows in self._rows.values()))
 
     def _map(self, manifest: Manifest) -> tuple[Manifest, EpisodeTable, dict[str, Rows]]:
+        # Files to be checked are opened with those that are mapped, so that the bytes checked are the bytes read.
+        checks = BlockChecks(self.path, manifest) if self._check else None
         table = map_episodes(self.path, manifest.episodes)
-        return manifest, table, {leaf.name: self._open(leaf, manifest.rows(leaf)) for leaf in manifest.schema}
+        rows = {leaf.name: open_leaf(self.path, leaf, manifest.rows(leaf)) for leaf in manifest.schema}
+        return manifest, table, rows if checks is None else checks.guard(rows)
 
     @property
     def id(self) -> str:
@@ -76,7 +102,7 @@ class Dataset:
 
     @property
     def schema(self) -> Schema:
-        return self.manifest.schema
+        return self._derived or self.manifest.schema
 
     @property
     def statistics(self) -> dict[str, Any]:
@@ -171,7 +197,7 @@ class Dataset:
         return list(self.schema.names)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return reopen, (Dataset, (self.path.absolute(),), self.manifest.content)
+        return open_folder, (self.path.absolute(), self._check, self._derive, self.manifest.content)
 
     @cached_property
     def episodes(self) -> EpisodeTable:
@@ -185,11 +211,8 @@ class Dataset:
 
     @property
     def rows(self) -> Mapping[str, Rows]:
-        """The leaves by name, mapped."""
-        return self._stored
-
-    def _open(self, leaf: Leaf, count: int) -> Rows:
-        return open_leaf(self.path, leaf, count)
+        """The leaves by name."""
+        return self._rows
 
     @property
     def group_steps(self) -> int:
@@ -353,10 +376,19 @@ def open_leaf(folder: Path, leaf: Leaf, count: int) -> Rows:
     return ConstantRows(leaf, count)
 
 
-def reopen(kind: type[Dataset], arguments: tuple[Any, ...], content: str) -> Dataset:
-    """A dataset from its pickle. Raises UsageError where another one lies at its path: the rows would be others."""
-    opened = kind(*arguments)
-    if opened.manifest.content != content:
+def open_folder(
+    path: str | os.PathLike[str], check: bool = False, derive: Derivation | None = None, content: str | None = None
+) -> Dataset:
+    """A dataset folder as a `Dataset`.
+
+    ``check``: reads raise DamagedDatasetError, naming the file and the block, for bytes that changed. The first pass costs as
+    much more as `verify` takes, later ones nothing more. ``derive``: a function of a module (or a `functools.partial` of one,
+    so that the dataset can be pickled) gives the leaves by which the dataset is read; the manifest states the stored ones.
+    ``content``: that of the dataset that is meant. Raises UsageError where another one lies there: the rows would be others.
+    """
+    opened = object.__new__(Dataset)
+    opened._open(Path(path), check, derive)
+    if content not in (None, opened.manifest.content):
         message = f"{opened.path} was replaced by a dataset with other content since this one was opened"
         raise UsageError(message, hint="open it again, and pickle that")
     return opened
@@ -389,3 +421,113 @@ class ConstantRows:
         if not self.leaf.constant:
             return torch.from_numpy(np.zeros(shape, self._dtype))
         return torch.from_numpy(np.full(shape, self.leaf.constant, self._dtype))
+
+
+# -- the first episodes ----------------------------------------------------------------------------------------------------
+
+
+def first_episodes(manifest: Manifest, table: EpisodeTable, episodes: int) -> tuple[Manifest, EpisodeTable]:
+    """The manifest and the episode table of a dataset's first episodes alone."""
+    columns = (table.start, table.length, table.returns, table.outcome, table.midway)
+    first = EpisodeTable(*(column[:episodes] for column in columns))
+    returns, lengths = first.summary()
+    kept = replace(manifest, steps=first.steps, episodes=episodes, returns=returns, lengths=lengths)
+    return kept, first
+
+
+class DatasetPrefix(Dataset):
+    """The first ``episodes`` of a dataset as it is when this is made. Steps, episodes and rows have the same numbers."""
+
+    def __init__(self, whole: Dataset, episodes: int) -> None:
+        self._whole, self.path = whole, whole.path
+        self.manifest, self._table = first_episodes(whole.manifest, whole.episodes, episodes)
+        self._rows = {name: _FirstRows(rows, self.manifest.rows(rows.leaf)) for name, rows in dict(whole.rows).items()}
+
+    @property
+    def schema(self) -> Schema:
+        return self._whole.schema
+
+    def _count(self, name: str) -> int:
+        return self._whole._count(name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DatasetPrefix, (self._whole, self.manifest.episodes)
+
+    def __repr__(self) -> str:
+        return f"DatasetPrefix({self._whole!r}, steps={len(self)}, episodes={self.manifest.episodes})"
+
+
+class _FirstRows:
+    """The first ``count`` rows of a leaf."""
+
+    def __init__(self, rows: Rows, count: int) -> None:
+        self.leaf, self.count, self._rows = rows.leaf, count, rows
+
+    def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
+        return self._rows.windows(first, length)
+
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        return self._rows.take(index)
+
+    def block(self, start: int, stop: int) -> torch.Tensor:
+        return self._rows.block(start, stop)
+
+
+# -- leaves that are computed when they are read -----------------------------------------------------------------------------
+
+
+class ComputedRows:
+    """Rows that are computed from their numbers. A derived class defines ``take``."""
+
+    def __init__(self, leaf: Leaf, count: int) -> None:
+        self.leaf, self.count = leaf, count
+
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
+        steps = (first[:, None] + torch.arange(length)).reshape(-1)
+        return self.take(steps).reshape(len(first), length, *self.leaf.shape)
+
+    def block(self, start: int, stop: int) -> torch.Tensor:
+        return self.take(torch.arange(start, stop))
+
+
+class EpisodeRows(ComputedRows):
+    """The number of the episode of each step, int64 ``[]``."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        super().__init__(Leaf("episode", "step", "int64", ()), len(dataset))
+        self._dataset = dataset
+
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        return self._dataset.episode_of(index)
+
+
+class ShiftedRows(ComputedRows):
+    """The rows of a step leaf ``by`` steps later (earlier where negative) in the same episode; zeros outside it."""
+
+    def __init__(self, dataset: Dataset, source: str, name: str, by: int) -> None:
+        self._rows, self._dataset, self._by = dataset.rows[source], dataset, by
+        super().__init__(replace(self._rows.leaf, name=name, constant=None, codec="raw"), len(dataset))
+
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        starts = self._dataset.episode_starts
+        episode = self._dataset.episode_of(index)
+        wanted = index + self._by
+        outside = (wanted < starts[episode]) | (wanted >= starts[episode + 1])
+        found = self._rows.take(torch.where(outside, index, wanted))
+        found[outside] = 0
+        return found
+
+
+def rename(rows: Rows, name: str) -> Rows:
+    """The same rows under another name."""
+    renamed = copy.copy(rows)
+    renamed.leaf = replace(rows.leaf, name=name)
+    return renamed
+
+
+def add_episode(dataset: Dataset) -> dict[str, Rows]:
+    """All leaves and ``episode``, the number of each step's episode, where the data have none of their own."""
+    return {"episode": EpisodeRows(dataset), **dataset.rows}

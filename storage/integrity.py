@@ -1,4 +1,14 @@
-"""Compare a dataset's files with its manifest: sizes, checksums of every block, and the invariants of TED.
+"""Which bytes a dataset's files should hold, and whether they do.
+
+The manifest has the crc32c of every *range* of every file: of a piece that was written at once, of whatever length. A dataset
+whose files are large also has a file ``blocks.crc32c``: uint32, little-endian, the crc32c of every block of 4 MiB (the last one
+of a file is shorter) of the files that ``blocks`` of the manifest names, in its order, from the beginning of each. So a reader
+of one block, a repair and a partial copy can verify what they have without the rest of the file. The manifest covers the table
+itself. A file that is not in the table has its ranges as blocks: `BlockChecksums` gives the blocks of all files.
+
+    verify              a whole dataset: sizes, checksums of every block, invariants of TED
+    find_damage         one file
+    BlockChecks         an open dataset: every block once, before the first byte of it is used
 
 TED is the TorchRL Episode Data format (https://docs.pytorch.org/rl/stable/reference/data.html): a flat, time-ordered
 TensorDict, whose root is what is known at time t (observation, action, done, terminated, truncated), and whose ``next`` is
@@ -9,31 +19,177 @@ what the action led to (observation, reward, done, terminated, truncated). ``don
 from __future__ import annotations
 
 import os
+import sys
+import weakref
+from array import array
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from ..errors import DamagedDatasetError, DatasetBusyError, RbdataError
 from .amounts import html_table, plural
 from .amounts import size as amount
-from .block_checksums import Block, BlockChecksums, read_block_checksums
-from .checksums import BLOCK, damaged_ranges, join_ranges, sum_pieces
+from .checksums import BLOCK, Crc32c, crc32c, cut_ranges, damaged_ranges, join_ranges, sum_blocks, sum_pieces
 from .codecs import codec_of
-from .durable import is_about_reader
+from .codecs.codec import GuardedRows, Rows, StoredRows
+from .durable import is_about_reader, write_atomically
 from .episodes import TERMINATED, open_episodes
 from .leaf import Leaf
-from .manifest import BLOCK_TABLE, Manifest, Problem, check_sizes
-from .memory_map import map_array, verify_hint
+from .manifest import BLOCK_TABLE, Manifest, Problem, check_size, check_sizes
+from .memory_map import map_array, read_file, verify_hint
 from .schema import FLAGS
 from .snapshot import pinned, read_snapshot
 
+if TYPE_CHECKING:
+    import torch
+
+#: Bytes of a table: four for each 4 MiB, so that of 256 TiB.
+_LARGEST_TABLE = 256 << 20
 #: Ranges that are read together.
 _MOST_JOINED = 4096
+
+
+# -- what should be there --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive bytes of a file that have a checksum (8 hex digits) of their own: from the table or, without one, a range."""
+
+    path: str
+    number: int
+    begin: int
+    length: int
+    crc32c: str
+
+    @property
+    def end(self) -> int:
+        """The first byte after it."""
+        return self.begin + self.length
+
+    def is_sound(self, pieces: Iterable[bytes]) -> bool:
+        """Whether these are its bytes."""
+        checksum = Crc32c()
+        for piece in pieces:
+            checksum.update(piece)
+        return checksum.range == (self.length, self.crc32c)
+
+
+class BlockChecksums:
+    """The blocks of all files of a dataset. Of a manifest and the bytes of its table (None: ranges only)."""
+
+    def __init__(self, manifest: Manifest, table: bytes | None) -> None:
+        """Raises DamagedDatasetError where the table is not what the manifest says, or contradicts it."""
+        self._files = manifest.files
+        self._sizes = {path: sum(length for length, _ in ranges) for path, ranges in manifest.files.items()}
+        self._tabled: dict[str, array[int]] = {}
+        self._begins: dict[str, list[int]] = {}
+        #: Bytes of a block of the files in the table.
+        self.size = BLOCK
+        if table is None or not manifest.blocks:
+            return
+        if [len(table), crc32c(table)] != join_ranges(manifest.files[BLOCK_TABLE]):
+            raise DamagedDatasetError(f"{BLOCK_TABLE} of {manifest.id} has a checksum mismatch")
+        self.size = manifest.blocks["size"]
+        values = array("I", table)
+        if sys.byteorder == "big":
+            values.byteswap()
+        at = 0
+        for path in manifest.blocks["files"]:
+            count = -(-self._sizes[path] // self.size)
+            self._tabled[path] = values[at : at + count]
+            at += count
+            if join_ranges([(block.length, block.crc32c) for block in self.all(path)]) != join_ranges(
+                self._files[path]
+            ):
+                raise DamagedDatasetError(f"{BLOCK_TABLE} of {manifest.id} contradicts its manifest about {path}")
+
+    @property
+    def tabled(self) -> Mapping[str, Sequence[int]]:
+        """The values of the table: the crc32c of each block, in order, of each of its files."""
+        return self._tabled
+
+    def count(self, path: str) -> int:
+        """How many blocks a file has."""
+        return len(self._tabled.get(path, self._files[path]))
+
+    def block(self, path: str, number: int) -> Block:
+        """One block of a file."""
+        if path in self._tabled:
+            begin = number * self.size
+            length = min(self.size, self._sizes[path] - begin)
+            return Block(path, number, begin, length, f"{self._tabled[path][number]:08x}")
+        length, checksum = self._files[path][number]
+        return Block(path, number, self._range_begins(path)[number], length, checksum)
+
+    def all(self, path: str) -> Iterator[Block]:
+        """The blocks of a file in order."""
+        return (self.block(path, number) for number in range(self.count(path)))
+
+    def covering(self, path: str, begin: int, end: int) -> Iterator[Block]:
+        """The blocks that hold bytes ``begin..end-1`` of a file, in order; none where there are no such bytes."""
+        end = min(end, self._sizes[path])
+        number = begin // self.size if path in self._tabled else bisect_right(self._range_begins(path), begin) - 1
+        while begin < end and number < self.count(path):
+            block = self.block(path, number)
+            if block.begin >= end:
+                return
+            if block.length:
+                yield block
+            number += 1
+
+    def where(self, block: Block) -> str:
+        """Which bytes a block is, for messages."""
+        number = f" in block {block.number}" if block.path in self._tabled else ""
+        return f"{number}, bytes {block.begin}-{block.end}"
+
+    def _range_begins(self, path: str) -> list[int]:
+        if path not in self._begins:
+            self._begins[path] = list(accumulate((length for length, _ in self._files[path]), initial=0))[:-1]
+        return self._begins[path]
+
+
+def read_block_checksums(folder: Path, manifest: Manifest) -> BlockChecksums:
+    """The blocks of a dataset folder. Raises DamagedDatasetError where its table is missing or damaged."""
+    if not manifest.blocks:
+        return BlockChecksums(manifest, None)
+    return BlockChecksums(manifest, read_file(folder / BLOCK_TABLE, _LARGEST_TABLE))
+
+
+def write_table(
+    folder: Path, written: Mapping[str, Sequence[Sequence[Any]]]
+) -> tuple[dict[str, Any] | None, list[list[Any]]]:
+    """Write the table of the files that are larger than a block, if there are any.
+
+    ``written`` has the ranges of all files as they were recorded while they were written (`checksums`); only a file whose
+    record lacks its pieces is read. Returns ``blocks`` of the manifest, and the ranges of the table.
+    """
+    large = [path for path, ranges in sorted(written.items()) if sum(record[0] for record in ranges) > BLOCK]
+    if not large:
+        return None, []
+    values = array("I")
+    for path in large:
+        blocks = cut_ranges(written[path])
+        if blocks is None:  # begun by a version without a table
+            blocks = sum_blocks(folder / path)
+            if join_ranges(blocks) != join_ranges(written[path]):
+                raise DamagedDatasetError(f"{folder / path} is not what was written", hint="start over with --force")
+        values.extend(int(checksum, 16) for _, checksum in blocks)
+    if sys.byteorder == "big":
+        values.byteswap()
+    data = values.tobytes()
+    write_atomically(folder / BLOCK_TABLE, data)
+    return {"size": BLOCK, "files": large}, [[len(data), crc32c(data)]]
+
+
+# -- a whole dataset -----------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -183,31 +339,6 @@ def _map_in_order(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def check_leaves(folder: Path, manifest: Manifest, names: Collection[str]) -> None:
-    """Compare the leaves ``names`` with their checksums. Raises DamagedDatasetError where they differ."""
-    for name in sorted(names):
-        for path in codec_of(manifest.schema[name]).files:
-            for _ in damaged_ranges(folder / path, manifest.files[path]):
-                raise DamagedDatasetError(f"{folder / path} has a checksum mismatch", hint=verify_hint(folder))
-
-
-def find_damage(path: Path, ranges: Sequence[Sequence[Any]]) -> str | None:
-    """How a file differs from its ``ranges`` (length, crc32c) in the manifest, None if it does not."""
-    expected = sum(length for length, _ in ranges)
-    try:
-        found = path.stat().st_size
-    except OSError:
-        return "file missing"
-    if found != expected:
-        return f"{found} bytes, expected {expected}"
-    try:
-        for begin, length in damaged_ranges(path, ranges):
-            return f"checksum mismatch, bytes {begin}-{begin + length}"
-    except OSError as error:  # a pipe or folder, or a failing disk
-        return f"cannot be read: {error.strerror}"
-    return None
-
-
 def _where(manifest: Manifest, checksums: BlockChecksums, block: Block) -> str:
     """Which bytes a block is and, where the ranges of a file are parts, the source objects that they were made from."""
     codecs = [codec_of(leaf) for leaf in manifest.schema.states]
@@ -220,6 +351,141 @@ def _where(manifest: Manifest, checksums: BlockChecksums, block: Block) -> str:
             if begin < block.end and block.begin < end:
                 names.append(str(part.get("name")))
     return checksums.where(block) + (f" ({', '.join(names)})" if names else "")
+
+
+# -- one file ------------------------------------------------------------------------------------------------------------
+
+
+def check_leaves(folder: Path, manifest: Manifest, names: Collection[str]) -> None:
+    """Compare the leaves ``names`` with their checksums. Raises DamagedDatasetError where they differ."""
+    for path in (path for name in sorted(names) for path in codec_of(manifest.schema[name]).files):
+        problem = find_damage(folder, manifest, path)
+        if problem:
+            raise DamagedDatasetError(f"{folder / path}: {problem}", hint=verify_hint(folder))
+
+
+def find_damage(folder: Path, manifest: Manifest, path: str) -> str | None:
+    """How a file differs from what the manifest states, None if it does not."""
+    ranges = manifest.files[path]
+    wrong_size = check_size(folder, path, sum(length for length, _ in ranges))
+    if wrong_size:
+        return wrong_size
+    try:
+        for begin, length in damaged_ranges(folder / path, ranges):
+            return f"checksum mismatch, bytes {begin}-{begin + length}"
+    except OSError as error:  # a failing disk
+        return f"cannot be read: {error.strerror}"
+    return None
+
+
+# -- an open dataset -----------------------------------------------------------------------------------------------------
+
+
+class BlockChecks:
+    """Which blocks of the files of a dataset have been compared with their checksums by this process.
+
+    Small files (episodes, dictionaries) are checked when this is made, blocks of rows before they are read. Raises
+    DamagedDatasetError where the table of blocks or a small file is damaged or missing.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self._folder, self._checksums = folder, read_block_checksums(folder, manifest)
+        stored = [codec_of(leaf) for leaf in manifest.schema if leaf.constant is None]
+        constant = {leaf.memmap for leaf in manifest.schema if leaf.constant is not None}
+        rows = {codec.path(name) for codec in stored for name in codec.appended}
+        self._files: dict[str, int] = {}
+        weakref.finalize(self, _close, self._files)
+        self._ends: dict[str, np.ndarray] = {}
+        self._waiting: dict[str, np.ndarray] = {}
+        for path in manifest.files.keys() - constant:
+            try:
+                self._files[path] = os.open(folder / path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            except OSError as error:
+                if is_about_reader(error):
+                    raise
+                raise self._damage(path, f"cannot be read: {error.strerror}") from error
+            if path in rows:
+                self._ends[path] = np.array([block.end for block in self._checksums.all(path)], np.int64)
+                self._waiting[path] = np.ones(len(self._ends[path]), bool)
+            else:
+                for block in self._checksums.all(path):
+                    self._check(block)
+                os.close(self._files.pop(path))
+        for codec in stored:  # the last entry of an index says how long the rows are
+            for path in {codec.path(name) for name in codec.appended} - {codec.path("blob")}:
+                self.check(path, self._ends[path][-1:] - 1, self._ends[path][-1:])
+
+    def guard(self, rows: Mapping[str, Rows]) -> dict[str, Rows]:
+        """Rows of leaves that check what they read."""
+        return {
+            name: one if one.leaf.constant is not None else _CheckedRows(cast(StoredRows, one), self)
+            for name, one in rows.items()
+        }
+
+    def is_done(self, path: str) -> bool:
+        """Whether every block of a file has been checked."""
+        return not self._waiting[path].any()
+
+    def check(self, path: str, starts: np.ndarray, stops: np.ndarray) -> None:
+        """Check the blocks that hold bytes ``starts..stops-1`` (int64 ``[n]``) of a file, if they are not checked yet."""
+        waiting, ends = self._waiting[path], self._ends[path]
+        last = len(ends) - 1
+        first = np.minimum(np.searchsorted(ends, starts, "right"), last)
+        final = np.minimum(np.searchsorted(ends, stops - 1, "right"), last)
+        for number in np.flatnonzero(_marked(len(ends), first, final) & waiting).tolist():
+            self._check(self._checksums.block(path, number))
+            waiting[number] = False
+
+    def _check(self, block: Block) -> None:
+        try:
+            sound = block.is_sound(self._read(block))
+        except OSError as error:
+            raise self._damage(block.path, f"cannot be read after byte {block.begin}: {error.strerror}") from error
+        if not sound:
+            raise self._damage(block.path, f"checksum mismatch{self._checksums.where(block)}")
+
+    def _read(self, block: Block) -> Iterator[bytes]:
+        at = block.begin
+        while at < block.end:
+            data = os.pread(self._files[block.path], min(BLOCK, block.end - at), at)
+            if not data:
+                return
+            at += len(data)
+            yield data
+
+    def _damage(self, path: str, what: str) -> DamagedDatasetError:
+        return DamagedDatasetError(f"{self._folder / path}: {what}", hint=verify_hint(self._folder))
+
+
+def _marked(count: int, first: np.ndarray, final: np.ndarray) -> np.ndarray:
+    """Bool ``[count]``: which numbers lie in any of the intervals ``first..final``, both included."""
+    steps = np.zeros(count + 1, np.int64)
+    np.add.at(steps, first, 1)
+    np.add.at(steps, final + 1, -1)
+    return np.cumsum(steps[:-1]) > 0
+
+
+def _close(files: dict[str, int]) -> None:
+    for descriptor in files.values():
+        os.close(descriptor)
+
+
+class _CheckedRows(GuardedRows):
+    """The rows of a leaf, whose blocks are checked before they are read for the first time."""
+
+    def __init__(self, rows: StoredRows, checks: BlockChecks) -> None:
+        super().__init__(rows)
+        self._checks = checks
+        codec = codec_of(rows.leaf)
+        self._left = {codec.path(name) for name in codec.appended}
+
+    def _read(self, first: np.ndarray, length: int, read: Callable[[], torch.Tensor]) -> torch.Tensor:
+        if self._left and len(first) and length > 0:
+            for path, starts, stops in self._rows.extents(first, length):
+                self._checks.check(path, starts, stops)
+                if self._checks.is_done(path):
+                    self._left.discard(path)
+        return read()
 
 
 # -- invariants ----------------------------------------------------------------------------------------------------------

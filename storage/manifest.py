@@ -13,7 +13,7 @@ Format version 1. One JSON object:
     returns, lengths         {mean, std, min, max} over episodes
     parts                    [{name, states, rows}]: which state rows came from which source object
     files                    {path: [[length, crc32c], ...]}: every file but this one, in ranges
-    blocks                   {size, files: [path, ...]}: the files that the table of `block_checksums` covers; only with a
+    blocks                   {size, files: [path, ...]}: the files that the table of `integrity` covers; only with a
                              table
     licence, citation, lineage
     provenance               when, by which version, from where: the only part that differs between two
@@ -381,13 +381,14 @@ def check_sizes(folder: Path, manifest: Manifest) -> list[Problem]:
     """The files that are missing or not as large as the manifest states; none is read."""
     found = []
     for path, ranges in sorted(manifest.files.items()):
-        what = _check_size(folder, path, sum(int(length) for length, _ in ranges))
+        what = check_size(folder, path, sum(int(length) for length, _ in ranges))
         if what is not None:
             found.append(Problem(path, what))
     return found
 
 
-def _check_size(folder: Path, path: str, size: int) -> str | None:
+def check_size(folder: Path, path: str, size: int) -> str | None:
+    """How a file differs from the one of this size that should be there, None if it does not."""
     try:
         if not (folder / path).is_file():
             return "is missing"

@@ -1,21 +1,27 @@
-"""The first episodes of a dataset: of one that is being written (`PartialDataset`), or of an open one (`DatasetPrefix`)."""
+"""The first episodes of a dataset that is being written."""
 
 from __future__ import annotations
 
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
-import torch
 
-from ..errors import DatasetNotFoundError, RbdataError, StoppedError, StoppedWarning, UsageError
+from ..errors import (
+    DatasetBusyError,
+    DatasetNotFoundError,
+    RbdataError,
+    StoppedError,
+    StoppedWarning,
+    UsageError,
+)
 from .amounts import plural
 from .codecs.codec import Rows
-from .dataset import Dataset, open_leaf
+from .dataset import Dataset, first_episodes, open_leaf
 from .episodes import EpisodeTable, open_episodes
 from .folder import JOURNAL, DatasetPlace
 from .journal import PLAN, Journal, finished_in_order
@@ -29,6 +35,16 @@ POLL = 0.1
 _TRIES = 20
 
 
+class Download(Protocol):
+    """A writer that this process has started."""
+
+    #: What it raised; None before.
+    error: BaseException | None
+
+    @property
+    def has_ended(self) -> bool: ...
+
+
 @dataclass(frozen=True)
 class _Found:
     """A consistent view of one folder: ``finished`` parts of the ``plan``."""
@@ -39,7 +55,7 @@ class _Found:
     complete: bool
     manifest: Manifest
     table: EpisodeTable
-    stored: dict[str, Rows]
+    rows: dict[str, Rows]
 
 
 class PartialDataset(Dataset):
@@ -50,13 +66,20 @@ class PartialDataset(Dataset):
     open one stays readable when the writer is interrupted, and when the files are renamed or deleted.
 
     ``plan``: that of the dataset that is meant, where another one may be in its place. ``unfinished``: the dataset that is
-    being written, also where one is complete that it will replace.
+    being written, also where one is complete that it will replace. ``download``: what writes it; `refresh` raises its error.
 
     Raises DatasetNotFoundError where no episode can be read yet, and what `Dataset` raises.
     """
 
-    def __init__(self, place: DatasetPlace, plan: Manifest | None = None, *, unfinished: bool = False) -> None:
-        self.place, self._warned = place, False
+    def __init__(
+        self,
+        place: DatasetPlace,
+        plan: Manifest | None = None,
+        *,
+        unfinished: bool = False,
+        download: Download | None = None,
+    ) -> None:
+        self.place, self.download, self._warned = place, download, False
         keep_freed_memory()
         found = self._look(plan, unfinished=unfinished)
         if found is None or not (found.complete or found.manifest.episodes):
@@ -68,7 +91,7 @@ class PartialDataset(Dataset):
 
     def _take(self, found: _Found) -> None:
         # Rows first: another thread that reads at the same time finds too many of them, never too few.
-        self.path, self._stored, self.plan = found.path, found.stored, found.plan
+        self.path, self._rows, self.plan = found.path, found.rows, found.plan
         self.finished, self.complete = found.finished, found.complete
         self._table, self.manifest = found.table, found.manifest
         for name in ("episodes", "episode_starts"):
@@ -82,7 +105,7 @@ class PartialDataset(Dataset):
                 whole = Dataset(self.place.path)
                 if plan is None or is_outcome(plan, whole.manifest):
                     parts = len(whole.manifest.parts)
-                    return _Found(whole.path, whole.manifest, parts, True, whole.manifest, whole._table, whole._stored)
+                    return _Found(whole.path, whole.manifest, parts, True, whole.manifest, whole._table, whole._rows)
             with pinned(folder, PLAN) as pin:
                 try:
                     found = _map_finished(folder) if (folder / PLAN).exists() else None
@@ -104,7 +127,8 @@ class PartialDataset(Dataset):
         return "being written" if self._is_written() else "interrupted"
 
     def _is_written(self) -> bool:
-        return self.place.lock().is_held()
+        is_downloaded = self.download is not None and not self.download.has_ended
+        return is_downloaded or self.place.lock().is_held()
 
     @property
     def progress(self) -> str:
@@ -145,6 +169,9 @@ class PartialDataset(Dataset):
             return False  # no plan, or none yet
 
     def _report_stop(self, *, as_error: bool) -> None:
+        error = self.download and self.download.error
+        if isinstance(error, RbdataError) and not isinstance(error, DatasetBusyError):
+            raise error
         message = f"{self.id} is not being written any more, with {self.progress} finished"
         line = Journal(self.place.working / JOURNAL).command
         hint = f"continue it with `{line}`" if line else "continue it with the call that began it"
@@ -189,8 +216,8 @@ def _map_finished(folder: Path) -> _Found:
     table = open_episodes(folder, plan.episodes, plan.steps)
     manifest, table = first_episodes(plan, table, whole_episodes(table, plan.parts[:finished]))
     leaves = manifest.schema if manifest.episodes else ()  # files that are appended to are not there before
-    stored = {leaf.name: open_leaf(folder, leaf, manifest.rows(leaf)) for leaf in leaves}
-    return _Found(folder, plan, finished, False, manifest, table, stored)
+    rows = {leaf.name: open_leaf(folder, leaf, manifest.rows(leaf)) for leaf in leaves}
+    return _Found(folder, plan, finished, False, manifest, table, rows)
 
 
 def _reopen(root: Path, dataset_id: str, plan: Manifest, episodes: int) -> PartialDataset:
@@ -225,48 +252,3 @@ def is_outcome(plan: Manifest, manifest: Manifest) -> bool:
 
 def _layouts(manifest: Manifest) -> list[tuple[object, object]]:
     return [(part.get("layout"), part.get("states")) for part in manifest.parts]
-
-
-def first_episodes(manifest: Manifest, table: EpisodeTable, episodes: int) -> tuple[Manifest, EpisodeTable]:
-    """The manifest and the episode table of a dataset's first episodes alone."""
-    columns = (table.start, table.length, table.returns, table.outcome, table.midway)
-    first = EpisodeTable(*(column[:episodes] for column in columns))
-    returns, lengths = first.summary()
-    kept = replace(manifest, steps=first.steps, episodes=episodes, returns=returns, lengths=lengths)
-    return kept, first
-
-
-class DatasetPrefix(Dataset):
-    """The first ``episodes`` of a dataset as it is when this is made. Steps, episodes and rows have the same numbers."""
-
-    def __init__(self, dataset: Dataset, episodes: int) -> None:
-        self.whole, self.path = dataset, dataset.path
-        self.manifest, self._table = first_episodes(dataset.manifest, dataset.episodes, episodes)
-        self._stored = {
-            name: _FirstRows(rows, self.manifest.rows(rows.leaf)) for name, rows in dict(dataset.rows).items()
-        }
-
-    def _count(self, name: str) -> int:
-        return self.whole._count(name)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return DatasetPrefix, (self.whole, self.manifest.episodes)
-
-    def __repr__(self) -> str:
-        return f"DatasetPrefix({self.whole!r}, steps={len(self)}, episodes={self.manifest.episodes})"
-
-
-class _FirstRows:
-    """The first ``count`` rows of a leaf."""
-
-    def __init__(self, rows: Rows, count: int) -> None:
-        self.leaf, self.count, self._rows = rows.leaf, count, rows
-
-    def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
-        return self._rows.windows(first, length)
-
-    def take(self, index: torch.Tensor) -> torch.Tensor:
-        return self._rows.take(index)
-
-    def block(self, start: int, stop: int) -> torch.Tensor:
-        return self._rows.block(start, stop)

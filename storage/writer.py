@@ -34,7 +34,6 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ..errors import DamagedDatasetError, RbdataError, SchemaError, UnfinishedDatasetError
-from .block_checksums import BlockChecksums, write_table
 from .checksums import Crc32c, crc32c, damaged_ranges, join_ranges, sum_range
 from .codecs import PLAIN, codec_of
 from .codecs.codec import Codec, OldPart, Sink
@@ -42,6 +41,7 @@ from .durable import open_plain, open_replacement, preallocate, replace_by_copy,
 from .episodes import FOLDER as EPISODES
 from .episodes import EpisodeTable
 from .folder import JOURNAL, RAW, DatasetPlace, check_space, holds_files, remove_links
+from .integrity import BlockChecksums, write_table
 from .journal import Journal, remove_plan, write_plan
 from .leaf import Leaf
 from .manifest import BLOCK_TABLE, FILENAME, Manifest, read_manifest, write_manifest

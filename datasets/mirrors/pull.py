@@ -213,7 +213,7 @@ def copy_converted(
     again = _drop_changed(writer.folder, resumed, manifest)
     fetch_all(writer.folder, again, on_progress)
     for raw in (*again, *(one for one in wanted if one not in resumed)):
-        problem = find_damage(writer.folder / raw.path, manifest.files[raw.path])
+        problem = find_damage(writer.folder, manifest, raw.path)
         if problem:
             (writer.folder / raw.path).unlink()
             raise ChecksumError(f"{base}{raw.path}: {problem}", hint=_DAMAGED_MIRROR)
@@ -228,7 +228,7 @@ def copy_converted(
 
 def _drop_changed(folder: Path, objects: Sequence[RawObject], manifest: Manifest) -> list[RawObject]:
     """The objects whose files are not there, or are not as the manifest states: those are removed."""
-    wanted = [raw for raw in objects if find_damage(folder / raw.path, manifest.files[raw.path])]
+    wanted = [raw for raw in objects if find_damage(folder, manifest, raw.path)]
     for raw in wanted:
         remove_tree(folder / raw.path)
     return wanted

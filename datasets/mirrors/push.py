@@ -95,7 +95,7 @@ def _push_dataset(pin: Pin, uploader: Uploader, force: bool, on_progress: OnProg
     _check_replaceable(uploader, manifest, force)
 
     def check(file: LocalFile) -> None:
-        problem = find_damage(file.path, manifest.files[file.path.relative_to(folder).as_posix()])
+        problem = find_damage(folder, manifest, file.path.relative_to(folder).as_posix())
         if problem:
             message = f"{file.path}: {problem}"
             raise DamagedDatasetError(

@@ -22,8 +22,7 @@ from typing_extensions import TypedDict, Unpack
 from ... import settings
 from ...errors import UnknownDatasetError, UsageError
 from ...storage.codecs.codec import Rows
-from ...storage.dataset import Dataset
-from ...storage.derived_dataset import Derivation, DerivedDataset, ShiftedRows, add_episode, rename
+from ...storage.dataset import Dataset, Derivation, ShiftedRows, add_episode, open_folder, rename
 from ...storage.folder import DatasetPlace, remove_tree
 from ...storage.keywords import with_options
 from ...storage.manifest import read_manifest
@@ -230,7 +229,7 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         declared = {option.name for option in catalogue.load_source(self.source).options}
         wanted = {name: options.pop(name) for name in list(options) if name in DOWNLOAD | declared}
         path = self._obtain(download, {name: value for name, value in wanted.items() if value is not None})
-        dataset = Dataset(path) if derive is None else DerivedDataset(path, derive)
+        dataset = open_folder(path, derive=derive)
         chosen = {name: options.pop(name) for name in list(options) if name in SAMPLING}
         if sampler is None:
             if num_slices is not None or slice_len is not None:  # without slices there is nothing to be strict about

@@ -16,12 +16,12 @@ import torch
 from ...errors import CacheError, DamagedDatasetError
 from ..amounts import plural
 from ..amounts import size as amount
-from ..block_checksums import BlockChecksums
 from ..codecs import codec_of
 from ..codecs.codec import GuardedRows, Rows, StoredRows
-from ..dataset import Dataset
+from ..dataset import Dataset, open_leaf
 from ..episodes import FOLDER as EPISODES
 from ..episodes import EpisodeTable, open_episodes
+from ..integrity import BlockChecksums
 from ..leaf import Leaf
 from ..manifest import Manifest
 from ..memory_map import keep_freed_memory
@@ -148,11 +148,11 @@ class RemoteDataset(Dataset):
         keep_freed_memory()
         stored = [leaf for leaf in self.manifest.schema if leaf.constant is None]
         self.cache.fetch_files(path for leaf in stored for path in codec_of(leaf).files)
-        return {leaf.name: self._open(leaf, self.manifest.rows(leaf)) for leaf in self.manifest.schema}
+        return {leaf.name: self._open_rows(leaf, self.manifest.rows(leaf)) for leaf in self.manifest.schema}
 
-    def _open(self, leaf: Leaf, count: int) -> Rows:
+    def _open_rows(self, leaf: Leaf, count: int) -> Rows:
         if leaf.constant is not None:
-            return super()._open(leaf, count)
+            return open_leaf(self.path, leaf, count)
         codec, layout = codec_of(leaf), self.cache.layout
         split = [path for path in codec.files if path in layout.in_blocks]
         # The last entry of an index says how long the file is that it belongs to.

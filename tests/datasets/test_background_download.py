@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import rbdata
 from atari_truth import write_run
-from rbdata.datasets.background_download import BackgroundDownload, DownloadingDataset
-from rbdata.datasets.download_process import plain
+from rbdata.datasets.background_download import BackgroundDownload, _plain
 from rbdata.errors import StoppedError, StoppedWarning, UnknownDatasetError, UsageError
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.journal import PLAN
+from rbdata.storage.partial_dataset import PartialDataset
 from rbdata.storage.replay.storages import dataset_storage
 from servers import http_server
 
@@ -49,7 +49,8 @@ def test_the_first_batch_comes_before_the_last_shards(tmp_path, mirror, monkeypa
         arguments = {"root": root, "batch_size": 8, "seed": 4, "frame_stack": 2}
         buffer = rbdata.load("Qbert/2", download={**options, "listener": listener}, **arguments)
         dataset = buffer.dataset
-        assert isinstance(dataset, DownloadingDataset) and dataset.state == "being written"
+        assert isinstance(dataset, PartialDataset)
+        assert isinstance(dataset.download, BackgroundDownload) and dataset.state == "being written"
         found = [buffer.sample() for _ in range(4)]
         while dataset.finished < 2:
             buffer.refresh(wait=60)
@@ -60,7 +61,7 @@ def test_the_first_batch_comes_before_the_last_shards(tmp_path, mirror, monkeypa
         along = rbdata.open_dataset(ID, root=root, partial=True)
         assert len(along) == len(dataset) and along.state == "being written"
         second = rbdata.load("Qbert/2", download=options, **arguments)
-        assert len(second) == len(buffer) and not isinstance(second.dataset, DownloadingDataset)
+        assert len(second) == len(buffer) and getattr(second.dataset, "download", None) is None
 
         # The program that downloads is killed: its end of the pipe is closed.
         stdin = dataset.download._process.stdin
@@ -89,7 +90,7 @@ def test_the_first_batch_comes_before_the_last_shards(tmp_path, mirror, monkeypa
         assert (again.sample() == batch).all()
     assert (third[:] == Dataset(path)[:]).all()
     # What is there is loaded without a process.
-    assert not isinstance(rbdata.load("Qbert/2", root=root, download=True).dataset, DownloadingDataset)
+    assert getattr(rbdata.load("Qbert/2", root=root, download=True).dataset, "download", None) is None
 
 
 def test_wrong_arguments(tmp_path):
@@ -108,8 +109,8 @@ def test_errors_of_the_download(tmp_path):
 
 
 def test_what_json_lacks():
-    assert plain(Path("/a/b")) == "/a/b"
-    assert plain({3, 1}) == [1, 3]
+    assert _plain(Path("/a/b")) == "/a/b"
+    assert _plain({3, 1}) == [1, 3]
 
 
 def test_stop(tmp_path):

@@ -20,7 +20,7 @@ from rbdata.datasets.mirrors.push import push
 from rbdata.datasets.repair import repair
 from rbdata.datasets.workers.engines.local import run_tasks
 from rbdata.errors import DamagedDatasetError
-from rbdata.storage import block_checksums, checksums, integrity
+from rbdata.storage import checksums, integrity
 from rbdata.storage.integrity import verify
 from rbdata.storage.manifest import BLOCK_TABLE, read_manifest, write_manifest
 from servers import HttpServer, http_server
@@ -173,7 +173,7 @@ def test_what_cannot_be_fetched_again_is_left_as_it_is(site, dataset, tmp_path):
 @pytest.fixture
 def large(tmp_path, monkeypatch) -> tuple[Path, str]:
     """A dataset of three shards with a table of blocks, and the mirror that it was pushed to."""
-    for module in (checksums, block_checksums, integrity):
+    for module in (checksums, integrity):
         monkeypatch.setattr(module, "BLOCK", 4096)
     write_run(tmp_path / "site" / RUN, 30, [20, 40, 9])
     options = ConvertOptions(codec="raw")

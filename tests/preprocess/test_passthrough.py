@@ -144,7 +144,7 @@ class TestUnread:
         data = bytearray(blob.read_bytes())
         data[-3] ^= 1
         blob.write_bytes(data)
-        with pytest.raises(DamagedDatasetError, match="blob has a checksum mismatch"):
+        with pytest.raises(DamagedDatasetError, match="blob: checksum mismatch"):
             run(tmp_path, "rbdata:clip_rewards", source=copy, batch_size=7)
         assert not (tmp_path / "my" / "output").exists()
 

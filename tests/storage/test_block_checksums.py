@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 from folder_faults import change_manifest
 from rbdata.errors import DamagedDatasetError
-from rbdata.storage import block_checksums, checksums, integrity
-from rbdata.storage.block_checksums import BlockChecksums, read_block_checksums
+from rbdata.storage import checksums, integrity
 from rbdata.storage.checksums import crc32c, cut_ranges
 from rbdata.storage.folder import JOURNAL
-from rbdata.storage.integrity import verify
+from rbdata.storage.integrity import BlockChecksums, read_block_checksums, verify
 from rbdata.storage.journal import seal
 from rbdata.storage.manifest import BLOCK_TABLE, FILENAME, read_manifest, write_manifest
 from storage_tools import LAYOUTS, Recipe, Stopped, contents, make_episodes, write_dataset
@@ -27,7 +26,7 @@ EPISODES = make_episodes([50, 1, 90, 20, 620, 1], shape=(61,), dtype="uint8")
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda _: None)
-    for module in (checksums, block_checksums):
+    for module in (checksums, integrity):
         monkeypatch.setattr(module, "BLOCK", SIZE)
 
 

@@ -10,8 +10,8 @@ import pytest
 import rbdata
 import torch
 from rbdata.errors import DamagedDatasetError, UsageError
-from rbdata.storage import block_checksums, checked_dataset, checksums
-from rbdata.storage.checked_dataset import BlockChecks
+from rbdata.storage import checksums, integrity
+from rbdata.storage.integrity import BlockChecks
 from storage_tools import LAYOUTS, make_episodes, write_dataset
 
 SIZE = 4096
@@ -21,7 +21,7 @@ EPISODES = make_episodes([50, 1, 90, 20, 300], shape=(61,), dtype="uint8")
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda _: None)
-    for module in (checksums, block_checksums, checked_dataset):
+    for module in (checksums, integrity):
         monkeypatch.setattr(module, "BLOCK", SIZE)
 
 
@@ -60,7 +60,7 @@ def test_the_same_batches_and_every_block_once(layout, tmp_path, checked):
     assert same(careful.episode(4), plain.episode(4)) and same(careful[5], plain[5])
     assert len(set(checked)) == len(checked)
     manifest = plain.manifest
-    table = block_checksums.read_block_checksums(folder, manifest)
+    table = integrity.read_block_checksums(folder, manifest)
     constant = {leaf.memmap for leaf in manifest.schema if leaf.constant is not None}
     assert set(checked) == {
         (path, block.number) for path in manifest.files.keys() - constant for block in table.all(path)
@@ -106,7 +106,7 @@ def test_damage_that_shows_on_opening(path, tmp_path):
 
 
 def test_without_a_table_blocks_are_ranges(tmp_path, monkeypatch):
-    monkeypatch.setattr(block_checksums, "BLOCK", 1 << 22)
+    monkeypatch.setattr(integrity, "BLOCK", 1 << 22)
     folder = write_dataset(tmp_path, EPISODES, "raw", parts=3)
     flip(folder / "observation.memmap", 3)
     dataset = rbdata.open_dataset(folder, check=True)

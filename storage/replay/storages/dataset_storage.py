@@ -25,8 +25,8 @@ import torch
 from tensordict import TensorDict
 
 from ....errors import RbdataError, ReadOnlyError, SamplingError, StoppedWarning, UsageError
-from ...dataset import Dataset
-from ...partial_dataset import DatasetPrefix, PartialDataset
+from ...dataset import Dataset, DatasetPrefix
+from ...partial_dataset import PartialDataset
 from ...remote.remote_dataset import RemoteDataset
 from ..timeline import Edges, Key, Timeline
 from .rows import Readable
