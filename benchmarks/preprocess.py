@@ -92,7 +92,7 @@ def torchrl(source: Path, dest: Path, procs: int, chunksize: int | None) -> int:
 
 def ours_in_turn(source: Path, fn: str, root: Path, rounds: int, args: dict[str, Any]) -> dict[int, list[float]]:
     """Seconds of runs by one process and by two, in turn, all of them up before: what longer runs converge to."""
-    from rbdata.datasets.workers.engines.local import LocalEngine
+    from rbdata.datasets.workers.local_engine import LocalEngine
     from rbdata.preprocess.driver import preprocess
     from rbdata.preprocess.request import Request
 

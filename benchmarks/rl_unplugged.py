@@ -93,7 +93,7 @@ def decode(mirror: Path, game: str, folder: Path, procs: int) -> float:
     from rbdata.datasets.fetch import open_location
     from rbdata.datasets.ingest.job import ConvertOptions
     from rbdata.datasets.sources.atari.source import AtariSource
-    from rbdata.datasets.workers.engines.local import run_tasks
+    from rbdata.datasets.workers.local_engine import run_tasks
 
     threads = max(1, len(os.sched_getaffinity(0)) // procs)
     for attempt in range(2):  # the first run warms workers and page cache

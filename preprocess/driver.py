@@ -25,8 +25,8 @@ from .._version import __version__
 from ..datasets.cleanup import leftovers_of, remove_leftovers
 from ..datasets.ingest.request import Estimate
 from ..datasets.local import find
-from ..datasets.workers.engines import Engine, open_engine
-from ..datasets.workers.pool import usable_cpus
+from ..datasets.workers.engines import open_engine
+from ..datasets.workers.task import Engine, usable_cpus
 from ..errors import DamagedDatasetError, RbdataError, UnfinishedDatasetError, UsageError
 from ..storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeTable
 from ..storage.folder import JOURNAL, DatasetPlace, check_id, check_space, make_writable, remove_tree

@@ -22,8 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from ..datasets.workers.engines import Engine
-from ..datasets.workers.task import OnBlock, Work
+from ..datasets.workers.task import Engine, OnBlock, Work
 from ..errors import ResultError
 from ..storage.codecs import PLAIN, codec_of
 from ..storage.durable import write_atomically

@@ -18,9 +18,7 @@ from ...errors import DatasetExistsError, FormatVersionError, NotADatasetError, 
 from ...storage.folder import DatasetPlace
 from ...storage.manifest import Manifest, read_manifest
 from ..fetch import FetchOptions
-from ..workers.engines.engine import Engine
-from ..workers.task import TaskProgress
-from ..workers.worker_process import OnOutput, write_to_stderr
+from ..workers.task import Engine, OnOutput, TaskProgress, write_to_stderr
 from .job import ConvertOptions
 
 

@@ -38,11 +38,9 @@ from ...storage.schema import Schema
 from ...storage.writer import ColumnWriter, DatasetWriter, OldDataset, fingerprint, finished_parts, open_sink
 from ..fetch import RemoteObject
 from ..fetch.reading import bytes_there
-from ..workers.engines.engine import Engine
-from ..workers.engines.local import run_tasks, threads_of_task
-from ..workers.pool import WorkerFaultError, usable_cpus
+from ..workers.local_engine import WorkerFaultError, run_tasks, threads_of_task
 from ..workers.sandbox import RawFiles, limited
-from ..workers.task import OnBlock
+from ..workers.task import Engine, OnBlock, usable_cpus
 from .estimate import (
     Samples,
     bytes_of_columns,

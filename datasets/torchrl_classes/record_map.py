@@ -29,7 +29,8 @@ from ...storage.replay.storages.storage import Storage
 from ...storage.replay.storages.tensor_storage import TensorStorage
 from ...storage.replay.storages.trees import check_same, copy_of, expand_record, partial_keys, path_of, shared_values
 from ...storage.tensordict_folder import check_writable
-from ..workers.pool import end_with_starter, usable_cpus
+from ..workers.task import usable_cpus
+from ..workers.worker_process import end_with_starter
 
 #: Records in a chunk where the caller does not say.
 CHUNK = 1024

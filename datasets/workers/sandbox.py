@@ -2,8 +2,8 @@
 
 HDF5, Arrow and Parquet are read by libraries that trust their input. A damaged or hostile file makes them end the process,
 allocate what it states, or loop for ever. So their part of a job runs in a child of this process (`Sandbox`), with a limit of
-memory and a deadline; the child's end is a CorruptSourceError that names the file. Worker processes (`pool`) have the same
-limit (`limited`) and deadline. Where the system has no such limit (macOS, Windows), the process boundary remains.
+memory and a deadline; the child's end is a CorruptSourceError that names the file. Worker processes (`local_engine`) have the
+same limit (`limited`) and deadline. Where the system has no such limit (macOS, Windows), the process boundary remains.
 
 The child is forked from this process where that is safe, in some milliseconds: on Linux, and if no other thread could hold a
 lock at that moment. Otherwise it comes from a fork server, which a thread starts once.
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CorruptSourceError, WorkerLostError
-from .pool import fork_server_is_available
+from .local_engine import fork_server_is_available
 from .worker_process import end_with_parent
 
 #: Bytes that a reader may take, whatever the size of its files, and for a byte of them.

@@ -1,8 +1,15 @@
-"""What is sent to workers, and what they report: tasks, the work done for them, and progress records."""
+"""What is sent to workers and what they report (tasks, the work done for them, progress records), and the engines that run it.
+
+An engine runs many small tasks somewhere, and yields the record that each of them returns. Engines are independent of
+datasets. A task and its record are small and picklable: the data go through files in the working folder, which every worker
+must see under the same path. Scheduling, retries and placement are the engine's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -59,3 +66,49 @@ def modules_of(task: Task) -> list[str]:
     """The modules that define a task and what it holds: what a worker must import before it can do it."""
     values = (task, *vars(task).values())
     return sorted({type(value).__module__ for value in values} - {"builtins", "__main__"})
+
+
+#: Receives a line that a worker printed, without its line feed.
+OnOutput = Callable[[str], None]
+
+
+def write_to_stderr(line: str) -> None:
+    """The default `OnOutput`."""
+    if sys.stderr is not None:
+        sys.stderr.write(line + "\n")
+
+
+class Engine(Protocol):
+    """Runs tasks."""
+
+    #: What the provenance of a dataset says about where it was made: ``local, 2 processes``.
+    name: str
+    #: How many tasks are likely to run side by side; for estimates of time only.
+    parallel: int
+    #: Whether the work is done in other processes of this machine, which import what it needs.
+    separate: bool
+    #: Receives what the work prints in other processes of this machine, line by line.
+    on_output: OnOutput
+
+    def prepare(self) -> None:
+        """Called before ``run``, as soon as it is clear that there will be work. May do nothing."""
+
+    def run(self, work: Work[T], tasks: Sequence[T], report: Report) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield ``(task.index, record)`` as tasks finish, in any order.
+
+        At most a few tasks for each worker are submitted at a time. The first exception stops the rest, and is raised here
+        as it was raised in the worker (work raises errors of `errors`, which pickle). So does closing the iterator, and
+        KeyboardInterrupt: when the iterator has ended, for whatever reason, no worker writes any more.
+        Raises WorkerLostError when a worker was killed and the engine does not start another one.
+        """
+
+    def close(self) -> None:
+        """End the workers. ``run`` may be called several times before."""
+
+
+def usable_cpus() -> int:
+    """Number of processors this process may run on."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on this system
+        return os.cpu_count() or 1

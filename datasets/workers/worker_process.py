@@ -1,4 +1,4 @@
-"""What a worker process does beside its work: it ends with its parent, and passes on what is printed in it.
+"""What a worker process does beside its work: it leaves Ctrl-C to its parent, ends with it, and passes on what is printed.
 
 stdout and stderr of a worker are one pipe: a user's function may print, log or warn, and so may C code. A line of up to
 4,096 bytes reaches the pipe at once (POSIX, ``PIPE_BUF``), so that lines of several workers do not mix. The main process
@@ -12,23 +12,18 @@ import io
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import Pipe
+from time import sleep
 from typing import Any
 
-#: Receives a line that a worker printed, without its line feed.
-OnOutput = Callable[[str], None]
+from .task import OnOutput
 
 _BLOCK = 1 << 16
 _LINE_BUFFERED = 1  # _IOLBF of stdio.h
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-
-
-def write_to_stderr(line: str) -> None:
-    """The default `OnOutput`."""
-    if sys.stderr is not None:
-        sys.stderr.write(line + "\n")
 
 
 class OutputPipe:
@@ -90,3 +85,46 @@ def end_with_parent() -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def begin(parent: int) -> None:
+    """In a worker started by its parent: leave Ctrl-C to the parent, end when the parent has ended, print to stderr."""
+    os.dup2(2, 1)
+
+    def is_over() -> None:
+        while os.getppid() == parent:
+            sleep(1.0)
+
+    _end_after(is_over)
+
+
+def end_with_starter() -> None:
+    """In a process of `multiprocessing`: leave Ctrl-C to the process that started it, end when that has ended."""
+    import multiprocessing
+
+    process = multiprocessing.parent_process()
+    assert process is not None
+    _end_after(process.join)
+
+
+def begin_forked(output: Any) -> None:
+    """The same in a child of the fork server, which prints to the main process."""
+    import gc
+
+    end_with_parent()
+    print_to(output)
+    gc.freeze()  # what was loaded before the fork stays, and its pages stay shared
+    gc.enable()
+    end_with_starter()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the server's block; it is ignored by now
+
+
+def _end_after(is_over: Callable[[], None]) -> None:
+    """End this process, busy or not, when ``is_over`` returns: its results have no reader, and another run may begin."""
+
+    def watch() -> None:
+        is_over()
+        os._exit(1)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=watch, name="rbdata-watch", daemon=True).start()

@@ -18,7 +18,7 @@ from rbdata.datasets.ingest.run import fill_tasks
 from rbdata.datasets.local import list_local
 from rbdata.datasets.mirrors.push import push
 from rbdata.datasets.repair import repair
-from rbdata.datasets.workers.engines.local import run_tasks
+from rbdata.datasets.workers.local_engine import run_tasks
 from rbdata.errors import DamagedDatasetError
 from rbdata.storage import checksums, integrity
 from rbdata.storage.integrity import verify

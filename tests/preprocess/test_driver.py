@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from preprocess_tools import check_files, lasting, make_input, plain, run
-from rbdata.datasets.workers.engines.local import LocalEngine
+from rbdata.datasets.workers.local_engine import LocalEngine
 from rbdata.preprocess import chunks, driver
 from rbdata.preprocess.driver import preprocess
 from rbdata.preprocess.request import Listener, Request

@@ -22,7 +22,7 @@ from ...ingest.job import ConvertOptions, PartSpec, Plan, RawObject, count_notes
 from ...ingest.raw_files import ACCEPT, WholeFileJob
 from ...ingest.spaces import TakenKeys
 from ...ingest.trajectories import Column, TransitionRows, count_outcomes, longest, resolve_transitions
-from ...workers.pool import usable_cpus
+from ...workers.task import usable_cpus
 from .file import Array, FileContents, PixelSource, RowWriter, open_file, read_flags, sample, survey
 from .registry import Entry, family_of
 

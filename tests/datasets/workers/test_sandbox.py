@@ -9,8 +9,7 @@ import time
 
 import pytest
 from rbdata.datasets.workers import sandbox
-from rbdata.datasets.workers.engines.local import run_tasks
-from rbdata.datasets.workers.pool import WorkerFaultError
+from rbdata.datasets.workers.local_engine import WorkerFaultError, run_tasks
 from rbdata.datasets.workers.sandbox import RawFiles, Sandbox, limited
 from rbdata.errors import CorruptSourceError, UsageError, WorkerLostError
 from sandbox_readers import (

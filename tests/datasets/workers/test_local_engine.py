@@ -15,8 +15,8 @@ import pytest
 from paths import SUPPORT
 from preprocess_tools import make_input
 from processes import RBDATA, is_gone, start_interruptible, wait_until
-from rbdata.datasets.workers import pool
-from rbdata.datasets.workers.pool import Workers, fork_server_is_available
+from rbdata.datasets.workers import local_engine
+from rbdata.datasets.workers.local_engine import LocalEngine, fork_server_is_available
 from rbdata.errors import WorkerLostError
 from rbdata.storage.scratch import ScratchFolder
 from worker_tasks import TASKS, about, wait_for_the_network
@@ -29,7 +29,7 @@ def records(workers):
 
 
 def test_forked_from_one_that_has_loaded_the_modules():
-    with Workers(2, modules=["h5py"]) as workers:
+    with LocalEngine(2, modules=["h5py"]) as workers:
         workers.prepare()
         found = records(workers)
         again = {record["pid"] for record in records(workers)}
@@ -44,7 +44,7 @@ def test_forked_from_one_that_has_loaded_the_modules():
 
 def test_the_parent_hears_why_they_wait():
     heard: set[str] = set()
-    with Workers(2) as workers:
+    with LocalEngine(2) as workers:
         list(workers.run(wait_for_the_network, TASKS[:2], lambda tasks: heard.update(task.wait for task in tasks)))
     assert "HTTP 503: retry 1 of 4" in heard
 
@@ -52,14 +52,14 @@ def test_the_parent_hears_why_they_wait():
 def test_the_servers_of_others_are_left_alone():
     theirs: Any = forkserver._forkserver
     before = theirs._forkserver_pid
-    with Workers(2) as one, Workers(2) as other:
+    with LocalEngine(2) as one, LocalEngine(2) as other:
         parents = {record["parent"] for workers in (one, other) for record in records(workers)}
     assert len(parents) == 2
     assert theirs._forkserver_pid == before
 
 
 def test_a_worker_that_is_killed_is_noticed():
-    with Workers(2) as workers:
+    with LocalEngine(2) as workers:
         (record, *_) = records(workers)
         os.kill(record["pid"], signal.SIGKILL)
         with pytest.raises(WorkerLostError):
@@ -69,7 +69,7 @@ def test_a_worker_that_is_killed_is_noticed():
 
 
 def test_a_server_that_is_killed_is_replaced():
-    with Workers(2) as workers:
+    with LocalEngine(2) as workers:
         workers.prepare()
         server = workers._server._forkserver_pid
         os.kill(server, signal.SIGKILL)
@@ -78,8 +78,8 @@ def test_a_server_that_is_killed_is_replaced():
 
 
 def test_fresh_interpreters_where_there_is_no_fork_server(monkeypatch):
-    monkeypatch.setattr(pool, "fork_server_is_available", lambda: False)
-    with Workers(2, modules=["h5py"]) as workers:
+    monkeypatch.setattr(local_engine, "fork_server_is_available", lambda: False)
+    with LocalEngine(2, modules=["h5py"]) as workers:
         workers.prepare()
         found = records(workers)
     assert {record["parent"] for record in found} == {os.getpid()}
@@ -91,10 +91,10 @@ def test_fresh_interpreters_where_there_is_no_fork_server(monkeypatch):
 SCRIPT = """
 import os, sys
 print("script", flush=True)
-from rbdata.datasets.workers.pool import Workers
+from rbdata.datasets.workers.local_engine import LocalEngine
 sys.path.insert(0, {tests!r})
 from worker_tasks import TASKS, about, never_done
-workers = Workers(2)
+workers = LocalEngine(2)
 records = [record for _, record in workers.run(about, TASKS, lambda progress: None)]
 print(*{{record["pid"] for record in records}}, records[0]["parent"], flush=True)
 if {at_work}:
@@ -132,7 +132,7 @@ def test_a_killed_parent_takes_its_workers_with_it(at_work, tmp_path):
 
 def test_a_killed_parent_takes_a_server_with_it_that_still_imports(tmp_path):
     (tmp_path / "endless.py").write_text("import time\nopen('importing', 'w').close()\ntime.sleep(600)\n")
-    code = "from rbdata.datasets.workers.pool import Workers; Workers(2, modules=['endless']).prepare(); input()"
+    code = "from rbdata.datasets.workers.local_engine import LocalEngine as E; E(2, modules=['endless']).prepare(); input()"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, cwd=tmp_path)
     wait_until((tmp_path / "importing").exists)
     children = psutil.Process(process.pid).children()

@@ -20,7 +20,7 @@ from processes import RBDATA
 from ray_work import Slow, Task, Tasks, Ticking, always_dies, breaks, dies_once, doubled, fails, raises, square
 from rbdata.datasets.acquire import Listener, Request, download
 from rbdata.datasets.workers.engines import open_engine
-from rbdata.datasets.workers.engines.ray_cluster import AHEAD, RETRIES, RayEngine
+from rbdata.datasets.workers.ray_cluster import AHEAD, RETRIES, RayEngine
 from rbdata.errors import FunctionError, MissingExtraError, RbdataError, UsageError, WorkerLostError
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import check_invariants
@@ -100,7 +100,7 @@ def test_a_task_that_kills_every_worker(engine, capfd):
 
 
 def test_nothing_writes_when_a_run_was_left(engine, tmp_path, monkeypatch):
-    monkeypatch.setattr("rbdata.datasets.workers.engines.ray_cluster.PATIENCE", 0.5)
+    monkeypatch.setattr("rbdata.datasets.workers.ray_cluster.PATIENCE", 0.5)
     leave_a_run(engine, tmp_path)
 
 
@@ -150,7 +150,7 @@ def test_a_ray_that_the_program_uses_stays(cluster, engine):
 
 def test_nobody_there():
     code = (
-        "from rbdata.datasets.workers.engines.ray_cluster import RayEngine as E; "
+        "from rbdata.datasets.workers.ray_cluster import RayEngine as E; "
         "list(E(address='127.0.0.1:9').run(print, [1], print))"
     )
     began = time.monotonic()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from rbdata.datasets.workers.engines.local import run_tasks
+from rbdata.datasets.workers.local_engine import run_tasks
 from rbdata.datasets.workers.task import modules_of
 from worker_tasks import TASKS, Standalone
 

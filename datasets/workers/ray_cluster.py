@@ -19,10 +19,8 @@ from time import sleep
 from types import ModuleType
 from typing import Any, Literal
 
-from ....errors import MissingExtraError, RbdataError, UsageError, WorkerLostError
-from ..pool import usable_cpus
-from ..task import Report, T, TaskProgress, Work
-from ..worker_process import OnOutput, write_to_stderr
+from ...errors import MissingExtraError, RbdataError, UsageError, WorkerLostError
+from .task import OnOutput, Report, T, TaskProgress, Work, usable_cpus, write_to_stderr
 
 #: How often Ray starts a task again whose worker, or whole node, was lost.
 RETRIES = 3

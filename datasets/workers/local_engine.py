@@ -1,23 +1,22 @@
-"""Run tasks in worker processes, and report their progress.
+"""The local engine: runs tasks in this process, or in worker processes, and reports their progress.
 
 ``loky`` manages the processes and detects when one dies. They are forked from a process that has imported what they need
 (`fork_server`); where that is not available they are fresh interpreters. Neither runs the caller's main module again.
 Progress crosses process borders through a small mapped file of counters: no queue can fill up, and nothing has to be
 drained after a crash. With one process the tasks run in the calling process.
+`run_tasks` runs tasks that do themselves with it, or on an engine that is open.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -25,8 +24,21 @@ import numpy as np
 from ...errors import WorkerLostError
 from ...storage.scratch import ScratchFolder
 from ..fetch import retries
-from .task import Report, T, TaskProgress, Unit, Work
-from .worker_process import OnOutput, OutputPipe, end_with_parent, flush_output, print_to, write_to_stderr
+from .task import (
+    Engine,
+    OnOutput,
+    Report,
+    T,
+    Task,
+    TaskProgress,
+    Unit,
+    Work,
+    do_task,
+    modules_of,
+    usable_cpus,
+    write_to_stderr,
+)
+from .worker_process import OutputPipe, begin, begin_forked, flush_output
 
 
 def fork_server_is_available() -> bool:
@@ -37,17 +49,11 @@ def fork_server_is_available() -> bool:
 
 #: Seconds between two reads of the counters.
 POLL = 0.2
+#: Tasks submitted for each process: one that runs and one that waits, so that no worker waits for the parent.
+AHEAD = 2
 
 
-def usable_cpus() -> int:
-    """Number of processors this process may run on."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on this system
-        return os.cpu_count() or 1
-
-
-def run_here(work: Work[T], tasks: Sequence[T], report: Report) -> Iterator[tuple[int, dict[str, Any]]]:
+def _run_here(work: Work[T], tasks: Sequence[T], report: Report) -> Iterator[tuple[int, dict[str, Any]]]:
     """Run tasks in this process, one after the other."""
     for task in tasks:
         last = monotonic()
@@ -61,41 +67,45 @@ def run_here(work: Work[T], tasks: Sequence[T], report: Report) -> Iterator[tupl
         yield task.index, work(task, on_block)
 
 
-class Workers:
-    """Worker processes, kept from one ``run`` to the next and ended when the ``with`` block is left.
+class LocalEngine:
+    """An `Engine` of ``procs`` worker processes, kept from one ``run`` to the next and ended by `close`.
 
     ``modules`` are imported before workers are forked: those that the work needs. At most ``in_flight`` tasks are
-    submitted at a time (None: all of them). ``on_output`` receives what the work prints. ``patience``: seconds in which some
-    task must make progress (None: any time).
+    submitted at a time (None: AHEAD for each process). ``patience``: seconds in which some task must make progress (None: any
+    time). One process does the work in the calling process.
     """
 
     def __init__(
         self,
         procs: int,
-        in_flight: int | None = None,
         modules: Sequence[str] = (),
-        on_output: OnOutput = write_to_stderr,
+        *,
+        in_flight: int | None = None,
         patience: float | None = None,
     ) -> None:
-        self._patience = patience
-        self._procs, self._in_flight, self._modules, self._on_output = procs, in_flight, modules, on_output
+        self.parallel, self.separate = procs, procs > 1
+        self.name = f"local, {procs} process{'' if procs == 1 else 'es'}"
+        self.on_output: OnOutput = write_to_stderr
+        self._modules, self._in_flight, self._patience = modules, in_flight or AHEAD * procs, patience
         self._output: OutputPipe | None = None
         self._executor: Any = None
         self._server: Any = None
 
-    def __enter__(self) -> Workers:
+    def __enter__(self) -> LocalEngine:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def prepare(self) -> None:
-        """Start importing ``modules`` in the background."""
+        """Start importing ``modules`` in the background, which takes seconds, while the caller goes on."""
+        if not self.separate:
+            return
         if fork_server_is_available():
             self._open_server()
         else:
             executor = self._open()
-            for _ in range(self._procs):
+            for _ in range(self.parallel):
                 executor.submit(_load, self._modules)
 
     def _open_server(self) -> Any:
@@ -111,16 +121,21 @@ class Workers:
         if self._executor is None:
             from loky import ProcessPoolExecutor
 
-            settings: dict[str, Any] = {"initializer": _begin, "initargs": (os.getpid(),)}
+            settings: dict[str, Any] = {"initializer": begin, "initargs": (os.getpid(),)}
             if fork_server_is_available():
-                self._output = OutputPipe(self._on_output)
-                settings = {"context": self._open_server().context, "initializer": _begin_forked}
+                self._output = OutputPipe(lambda line: self.on_output(line))
+                settings = {"context": self._open_server().context, "initializer": begin_forked}
                 settings["initargs"] = (self._output.sender,)
-            self._executor = ProcessPoolExecutor(self._procs, timeout=None, **settings)
+            self._executor = ProcessPoolExecutor(self.parallel, timeout=None, **settings)
         return self._executor
 
     def run(self, work: Work[T], tasks: Sequence[T], report: Report) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield ``(task index, record)`` as tasks finish. The first failure stops all processes."""
+        if self.separate:
+            return self._run(work, tasks, report)
+        return _run_here(work, tasks, report)
+
+    def _run(self, work: Work[T], tasks: Sequence[T], report: Report) -> Iterator[tuple[int, dict[str, Any]]]:
         from loky.process_executor import TerminatedWorkerError
 
         executor, kills = self._open(), _count_memory_kills()
@@ -130,12 +145,11 @@ class Workers:
             # No hole: on a full disk writing to a map of one ends the process.
             path.write_bytes(np.zeros(shape, _COUNTERS).tobytes())
             counters = np.memmap(path, _COUNTERS, "r+", shape=shape)
-            at_most = self._in_flight or len(tasks)
             given = 0
             waiting: dict[Any, int] = {}
             before, since = b"", monotonic()
             while waiting or given < len(tasks):
-                while given < len(tasks) and len(waiting) < at_most:
+                while given < len(tasks) and len(waiting) < self._in_flight:
                     try:
                         future = executor.submit(_do, work, tasks[given], path, given)
                     except (TerminatedWorkerError, EOFError, ConnectionError) as error:  # or the fork server was killed
@@ -179,6 +193,36 @@ class Workers:
         output, self._output = self._output, None
         if output is not None:
             output.close()
+
+
+def run_tasks(
+    tasks: Sequence[Task],
+    procs: int,
+    report: Report,
+    engine: Engine | None = None,
+    *,
+    alone: Work[Any] = do_task,
+    patience: float | None = None,
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield ``(task index, record)`` as tasks finish, in any order: in ``procs`` processes, or by an ``engine``.
+
+    ``alone`` does them where one process is enough. ``patience``: see `LocalEngine`. The first failure stops the rest and is
+    raised, and so is KeyboardInterrupt. What was yielded before stays done.
+    """
+    if engine is not None:
+        yield from engine.run(do_task, tasks, report)
+        return
+    if procs <= 1 or len(tasks) <= 1:
+        yield from _run_here(alone, tasks, report)
+        return
+    procs = min(procs, len(tasks))
+    with LocalEngine(procs, modules_of(tasks[0]), in_flight=len(tasks), patience=patience) as workers:
+        yield from workers.run(do_task, tasks, report)
+
+
+def threads_of_task(procs: int, engine: Engine | None) -> int:
+    """How many threads each of ``procs`` tasks may use side by side; on a cluster a task has one processor."""
+    return 1 if engine is not None else max(1, usable_cpus() // procs)
 
 
 class WorkerFaultError(WorkerLostError):
@@ -242,46 +286,3 @@ def _load(modules: Sequence[str]) -> None:
 
     for name in modules:
         import_module(name)
-
-
-def _begin(parent: int) -> None:
-    """In a worker started by its parent: leave Ctrl-C to the parent, end when the parent has ended, print to stderr."""
-    os.dup2(2, 1)
-
-    def is_over() -> None:
-        while os.getppid() == parent:
-            sleep(1.0)
-
-    _end_after(is_over)
-
-
-def end_with_starter() -> None:
-    """In a process of `multiprocessing`: leave Ctrl-C to the process that started it, end when that has ended."""
-    import multiprocessing
-
-    process = multiprocessing.parent_process()
-    assert process is not None
-    _end_after(process.join)
-
-
-def _begin_forked(output: Any) -> None:
-    """The same in a child of the fork server, which prints to the main process."""
-    import gc
-
-    end_with_parent()
-    print_to(output)
-    gc.freeze()  # what was loaded before the fork stays, and its pages stay shared
-    gc.enable()
-    end_with_starter()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the server's block; it is ignored by now
-
-
-def _end_after(is_over: Callable[[], None]) -> None:
-    """End this process, busy or not, when ``is_over`` returns: its results have no reader, and another run may begin."""
-
-    def watch() -> None:
-        is_over()
-        os._exit(1)
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=watch, name="rbdata-watch", daemon=True).start()

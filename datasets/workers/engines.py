@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from ....errors import UsageError
-from .engine import Engine as Engine
+from ...errors import UsageError
+from .task import Engine as Engine
 
 NAMES = ("local", "ray")
 
@@ -32,7 +32,7 @@ def open_engine(name: str, *, procs: int | None, address: str | None = None, pre
     Raises UsageError for other names, MissingExtraError where ``ray`` is not installed.
     """
     if name == "local":
-        from .local import LocalEngine
+        from .local_engine import LocalEngine
 
         if address is not None:
             raise UsageError("an address goes with the engine ray", hint="add --engine ray, or leave --address out")
