@@ -19,8 +19,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from ..errors import PluginWarning
-from .console import OutputClosed, out
-from .failures import INTERRUPTED, explain
+from .console import INTERRUPTED, OutputClosed, explain, out
 
 #: New objects between two garbage collections, instead of 700: most commands create fewer, apart from the objects of
 #: imported modules, which stay anyway.

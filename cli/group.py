@@ -18,8 +18,7 @@ from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
 from .._version import __version__
-from .console import OutputClosed
-from .failures import Interrupted
+from .console import Interrupted, OutputClosed
 from .options import Root
 
 # -- conversion of arguments ---------------------------------------------------------------------------------------------

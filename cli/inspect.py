@@ -157,7 +157,7 @@ def run(
         out.heading("origin")
         out.facts(_origin(manifest))
         if manifest.lineage:
-            from ..datasets.card.facts import state_lineage
+            from ..datasets.card.overview import state_lineage
 
             out.heading("lineage")
             out.facts([Fact(name, value) for name, value in state_lineage(manifest.lineage)])
@@ -188,7 +188,7 @@ def _cache_facts(url: str, dataset: Dataset | None) -> list[Fact]:
 
 
 def _facts(path: Path, manifest: Manifest, found: Overview) -> list[Fact]:
-    from ..datasets.card.facts import describe_episodes
+    from ..datasets.card.overview import describe_episodes
 
     ends = [(f"{amounts.count(number)} {name}", number) for name, number in found.outcomes.items() if number]
     several = len(ends) > 1
@@ -265,7 +265,7 @@ def _bytes_of(manifest: Manifest, leaf: Leaf) -> int:
 
 
 def _origin(manifest: Manifest) -> list[Fact]:
-    from ..datasets.card.facts import describe_creation, describe_unverified
+    from ..datasets.card.overview import describe_creation, describe_unverified
 
     provenance, objects = manifest.provenance, manifest.source.get("objects", [])
     raw = sum(entry.get("size") or 0 for entry in objects)
@@ -344,10 +344,15 @@ def _write_files(
         draw_sheet,
         encode_image,
     )
-    from ..datasets.card.html_card import SUFFIXES as HTML_SUFFIXES
-    from ..datasets.card.html_card import make_html
-    from ..datasets.card.metadata import CROISSANT_SUFFIXES, README_SUFFIXES, make_croissant, make_readme
     from ..datasets.card.target import check_outside, check_target
+    from ..datasets.card.writers import (
+        CROISSANT_SUFFIXES,
+        HTML_SUFFIXES,
+        README_SUFFIXES,
+        make_croissant,
+        make_html,
+        make_readme,
+    )
     from ..storage.durable import write_atomically
 
     if episodes and frames is None:

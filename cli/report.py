@@ -10,8 +10,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .. import settings
 from ..storage import amounts
 from ..storage.lock import WAITING
-from .console import AMOUNTS, Column, Fact, other_output_to_stderr, out, printable, state_style
-from .failures import Failure, Interrupted, explain
+from .console import (
+    AMOUNTS,
+    Column,
+    Fact,
+    Failure,
+    Interrupted,
+    explain,
+    other_output_to_stderr,
+    out,
+    printable,
+    state_style,
+)
 from .progress import show_progress
 
 if TYPE_CHECKING:

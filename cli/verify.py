@@ -12,8 +12,7 @@ from .. import settings
 from ..datasets.fetch.location import is_remote, without_login
 from ..errors import RbdataError, UsageError
 from ..storage import amounts
-from .console import Column, out, state_style
-from .failures import Failure, explain
+from .console import Column, Failure, explain, out, state_style
 from .options import LocalIds, Procs, Root
 from .progress import byte_progress
 

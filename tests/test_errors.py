@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 from rbdata import errors
-from rbdata.cli.failures import explain
+from rbdata.cli.console import explain
 from rbdata.errors import DamagedDatasetError, FetchError, RbdataError, SpecError, UsageError, reason, without_logins
 
 CLASSES = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, RbdataError)]

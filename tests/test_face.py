@@ -16,7 +16,7 @@ import gymnasium
 import pytest
 import rbdata
 import torch
-from rbdata.cli.failures import explain
+from rbdata.cli.console import explain
 from rbdata.datasets.ingest.request import Listener
 from rbdata.errors import MissingExtraError
 from rbdata.storage.amounts import html_table

@@ -84,7 +84,7 @@ CALLS: dict[str, Callable[..., None]] = {one.__name__: one for one in (record_lo
 
 def call(words: list[str]) -> int:
     """Call one of them; its errors are reported as those of a command."""
-    from rbdata.cli.failures import explain
+    from rbdata.cli.console import explain
 
     try:
         CALLS[words[0]](*words[1:])

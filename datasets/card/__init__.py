@@ -1,6 +1,5 @@
 """What a dataset looks like: for people who have it, and for those who consider it.
 
-`overview` has the numbers that everything here draws. `figure` (extra ``plot``) draws the charts, `frames` makes sheets and
-animations. `html_card` is a page that needs no other file, `metadata` a README for the Hugging Face Hub and Croissant for
-catalogues. `facts` are the lines of cards that leave this machine, `target` checks the files to be written.
+`overview` has the numbers and facts that everything here shows. `figure` (extra ``plot``) draws the charts, `frames` makes
+sheets and animations, `writers` the cards (HTML, README, Croissant). `target` checks the files to be written.
 """

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from rbdata.cli.catalogue_table import combine
-from rbdata.cli.console import Column, Console, printable, wrapped
-from rbdata.cli.failures import explain
+from rbdata.cli.console import Column, Console, explain, printable, wrapped
 from rbdata.cli.progress import Tally
 from rbdata.datasets.ingest.request import Estimate
 from rbdata.datasets.sources.catalogue_entry import CatalogueEntry

@@ -111,7 +111,7 @@ def test_a_recording_without_scores():
 def test_cut_episodes_have_no_score():
     """600 steps of Breakout are a piece of an episode: its return is no score."""
     pytest.importorskip("ale_py")
-    from rbdata.datasets.card.facts import describe_episodes
+    from rbdata.datasets.card.overview import describe_episodes
 
     rbdata.record("ALE/Breakout-v5", steps=60, name="cut")
     cut = rbdata.open_dataset("ALE/Breakout-v5@cut")
@@ -125,7 +125,7 @@ def test_cut_episodes_have_no_score():
 @pytest.mark.parametrize("frames", [7, 100])
 def test_scores_count_whole_episodes(frames):
     """Episodes that a time limit truncates are whole."""
-    from rbdata.datasets.card.facts import describe_episodes
+    from rbdata.datasets.card.overview import describe_episodes
 
     def make():
         env = gymnasium_envs.Counter(lengths=(9, 3))
