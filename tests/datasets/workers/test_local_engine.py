@@ -133,7 +133,10 @@ def test_a_killed_parent_takes_its_workers_with_it(at_work, tmp_path):
 def test_a_killed_parent_takes_a_server_with_it_that_still_imports(tmp_path):
     (tmp_path / "endless.py").write_text("import time\nopen('importing', 'w').close()\ntime.sleep(600)\n")
     code = "from rbdata.datasets.workers.local_engine import LocalEngine as E; E(2, modules=['endless']).prepare(); input()"
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, cwd=tmp_path)
+    # By PYTHONPATH: the server takes no modules from the current directory.
+    found = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    environment = {**os.environ, "PYTHONPATH": found}
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, cwd=tmp_path, env=environment)
     wait_until((tmp_path / "importing").exists)
     children = psutil.Process(process.pid).children()
     process.kill()
