@@ -53,10 +53,10 @@ _NUMPY_KINDS = "biufcSUmM"
 
 @contextmanager
 def reading(what: object) -> Iterator[None]:
-    """Whatever goes wrong while files are read and taken over is a DamagedDatasetError, if it is no error of ours."""
+    """What goes wrong while files are read and taken over is a DamagedDatasetError, unless it says what else it is."""
     try:
         yield
-    except RbdataError:
+    except (RbdataError, MemoryError):
         raise
     except Exception as error:
         raise DamagedDatasetError(f"{what} is damaged: {type(error).__name__}: {reason(error)}") from error
