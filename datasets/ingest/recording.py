@@ -31,7 +31,7 @@ from ...storage.writer import ColumnWriter
 from ..fetch.location import DirectoryLocation
 from .job import ConvertOptions, Expectation, PartSpec, Plan, StagedJob
 from .row_source import StagedPart, StagedRows, lengths_path
-from .trajectories import Column, TrajectoryWriter, block_steps, cuts
+from .trajectories import Column, TrajectoryWriter, TransitionRows, block_steps, cuts
 
 RECORDING = "recording"
 #: Bytes of rows kept in memory for all environments together, and the most rows for one.
@@ -43,6 +43,14 @@ REWARD, END, DICTIONARY, ABOUT = "reward", "end", "dictionary", "about.json"
 END_TERMINATED, END_TRUNCATED, END_BOTH, END_CUT = 1, 2, 3, 4
 #: Bytes and rows that the dictionary is trained on. They come from the first rows of all environments.
 SAMPLE_BYTES, SAMPLE_ROWS = 24 << 20, 1500
+
+
+def end_codes(transitions: TransitionRows, low: int, high: int) -> np.ndarray:
+    """How episodes end with the rows ``low`` to ``high - 1`` of a table, as a recording has it, uint8."""
+    flags = (transitions.terminated, transitions.truncated, transitions.by_clock)
+    terminated, truncated, by_clock = (flag[low:high] for flag in flags)
+    over = [terminated & truncated, terminated, truncated & by_clock, truncated]
+    return np.select(over, [END_BOTH, END_TERMINATED, END_TRUNCATED, END_CUT], 0).astype(np.uint8)
 
 
 class RecordingWriter:

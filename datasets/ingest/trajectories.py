@@ -233,6 +233,19 @@ class TransitionRows:
         """End episodes after these rows as well: what follows them in the file is not their successor."""
         self.last[rows] = self.truncated[rows] = True
 
+    def state_rows(self, low: int, high: int, observations: int, *, has_next: bool) -> np.ndarray:
+        """Which rows of a buffer are the states of the rows ``low..high-1``, in order.
+
+        The buffer holds ``observations`` observations from row ``low`` on, then, with ``has_next``, the successors of the rows,
+        then a row of zeros.
+        """
+        kept = np.flatnonzero(self.keep[low:high])
+        zeros = observations + (high - low if has_next else 0)
+        final = observations + kept if has_next else np.where(self.blank[low:high][kept], zeros, kept + 1)
+        pairs = np.stack([kept, final], 1)
+        used = np.stack([np.ones(len(kept), bool), self.last[low:high][kept]], 1)
+        return pairs[used]
+
     def episodes(self, rewards: np.ndarray) -> EpisodeTable:
         """The table of the episodes; ``rewards`` are those of the steps, float32 ``[steps]``."""
         kept = self.keep if not self.keep.all() else slice(None)
@@ -258,7 +271,7 @@ def resolve_transitions(
     truncated = end & (by_clock | ~terminated)
     unknown = np.zeros_like(end) if has_next else end & ~terminated
     rows = TransitionRows(
-        end, by_clock, np.ones_like(end), end.copy(), terminated, truncated, np.zeros_like(end), terminals & ~end
+        end, by_clock.copy(), np.ones_like(end), end.copy(), terminated, truncated, np.zeros_like(end), terminals & ~end
     )
     if not has_next:
         rows.blank = terminated | unknown

@@ -155,6 +155,15 @@ def test_the_caller_may_change_the_arrays_afterwards() -> None:
     np.testing.assert_array_equal(rbdata.open_dataset(path)["observation"], before)
 
 
+def test_the_arrays_of_the_caller_stay_as_they_are() -> None:
+    data = transitions()
+    del data["next_observations"]
+    before = {key: values.copy() for key, values in data.items()}
+    rbdata.from_arrays(data, "my/x")
+    for key, values in before.items():
+        np.testing.assert_array_equal(data[key], values)
+
+
 # -- episodes ------------------------------------------------------------------------------------------------------------
 
 

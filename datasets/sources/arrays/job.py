@@ -22,9 +22,10 @@ from ...ingest.job import ConvertOptions, Expectation, count_notes, name_left_ou
 from ...ingest.recording import RECORDING, RecordedJob, Recording, RecordingWriter
 from ...ingest.row_source import staging_folder
 from ...ingest.spaces import box_json
+from ...ingest.trajectories import TransitionRows
 from ...workers.task import OnBlock
 from .roles import Given, Roles, find_roles
-from .rows import Layout, blocks, columns_of, lay_out
+from .rows import blocks, columns_of, end_episodes
 from .tables import Table, join_columns, open_tables
 
 _COUNTED = {
@@ -94,7 +95,7 @@ class ArraysJob(RecordedJob):
 
     # -- what there is -------------------------------------------------------------------------------------------------
 
-    def sections(self) -> Iterator[tuple[Table, Roles, Layout]]:
+    def sections(self) -> Iterator[tuple[Table, Roles, TransitionRows]]:
         """The tables with what becomes of their rows. Raises UsageError for one that is unlike the first."""
         for number, table in enumerate(self._tables):
             plain = join_columns(table, self._given)
@@ -105,7 +106,7 @@ class ArraysJob(RecordedJob):
             yield (
                 table,
                 roles,
-                lay_out(table, roles, unknown_next=self.options.unknown_next, one_episode=not self._is_one),
+                end_episodes(table, roles, unknown_next=self.options.unknown_next, one_episode=not self._is_one),
             )
 
     @cached_property
@@ -113,8 +114,8 @@ class ArraysJob(RecordedJob):
         """Steps and episodes, where they are known before the arrays are read."""
         if not isinstance(self._tables, Sequence):
             return 0, 0
-        layouts = [layout for _, _, layout in self.sections()]
-        return sum(int(layout.keep.sum()) for layout in layouts), sum(layout.episodes for layout in layouts)
+        every = [transitions for _, _, transitions in self.sections()]
+        return sum(rows.steps for rows in every), sum(int((rows.last & rows.keep).sum()) for rows in every)
 
     def expect(self) -> Expectation:
         return self.expect_rows(*self._counts)
@@ -223,8 +224,8 @@ class _ReadTask:
                 writer.column(0, number, np.zeros((0, *column.shape), column.dtype))
         done = states = 0
         counts: Counter[str] = Counter()
-        for table, roles, layout in self.job.sections():
-            for block in blocks(table, roles, columns, layout):
+        for table, roles, transitions in self.job.sections():
+            for block in blocks(table, roles, columns, transitions):
                 for number, rows in enumerate(block.rows):
                     if len(rows):
                         writer.column(0, number, rows)
@@ -234,5 +235,5 @@ class _ReadTask:
                 states += len(block.rewards) + int(np.count_nonzero(block.end))
                 done += len(block.rewards)
                 on_block(done, 0, 0)
-            counts.update(layout.counts)
+            counts.update(transitions.counts)
         writer.finish({"states": [states], "counts": dict(counts), "notes": []})

@@ -385,25 +385,11 @@ class PixelSource(RowSource):
                         [np.ascontiguousarray(block, leaf.np_dtype).view(np.uint8).reshape(-1) for block in blocks]
                         + [np.zeros(leaf.row_bytes, np.uint8)]
                     )
-                    rows = state_rows(self.transitions, low, high, len(blocks[0]), self.has_next)
+                    rows = self.transitions.state_rows(low, high, len(blocks[0]), has_next=self.has_next)
                     yield Block(leaf.name, buffer, [(position, rows * leaf.row_bytes)], high)
                     position += len(rows)
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-def state_rows(transitions: TransitionRows, low: int, high: int, observations: int, has_next: bool) -> np.ndarray:
-    """Which rows of a buffer are the states of the file's rows ``low..high-1``, in order.
-
-    The buffer holds ``observations`` observations from row ``low`` on, then, with ``has_next``, the successors of the rows,
-    then a row of zeros.
-    """
-    kept = np.flatnonzero(transitions.keep[low:high])
-    zeros = observations + (high - low if has_next else 0)
-    final = observations + kept if has_next else np.where(transitions.blank[low:high][kept], zeros, kept + 1)
-    pairs = np.stack([kept, final], 1)
-    used = np.stack([np.ones(len(kept), bool), transitions.last[low:high][kept]], 1)
-    return pairs[used]
 
 
 def sample(path: Path, name: str, rows: int) -> np.ndarray:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rbdata.datasets.sources.arrays.roles import find_roles
-from rbdata.datasets.sources.arrays.rows import blocks, columns_of, lay_out
+from rbdata.datasets.sources.arrays.rows import blocks, columns_of, end_episodes
 from rbdata.datasets.sources.arrays.tables import memory_table
 from rbdata.errors import CorruptSourceError, UsageError
 
@@ -50,7 +50,7 @@ def read(arrays: dict[str, Any], most_rows: int = 1 << 16, unknown_next: str = "
     table = memory_table(arrays)
     roles = find_roles(table.arrays, given, table.name)
     columns = columns_of(roles, table.arrays)
-    layout = lay_out(table, roles, unknown_next=unknown_next)
+    layout = end_episodes(table, roles, unknown_next=unknown_next)
     parts = list(blocks(table, roles, columns, layout, most_rows))
     states, actions = (np.concatenate([part.rows[number] for part in parts]) for number in (0, 1))
     rewards, end = np.concatenate([p.rewards for p in parts]), np.concatenate([p.end for p in parts])
@@ -133,7 +133,7 @@ def test_zeros_for_unknown_successors_are_asked_for() -> None:
     assert [len(one["actions"]) for one in found] == [2, 1]
     assert (found[0]["states"][-1] == 0).all()
     assert found[0]["end"] == TRUNCATED
-    assert counts == {"rows": 3, "given_up_steps": 0, "unknown_next_steps": 1}
+    assert (counts["rows"], counts["given_up_steps"], counts["unknown_next_steps"]) == (3, 0, 1)
 
 
 def test_a_stated_successor_that_is_not_the_next_row_ends_the_episode() -> None:
