@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -304,6 +304,36 @@ class Dataset:
     def to_tensordict(self) -> TensorDict:
         """The whole dataset in memory, as TED with batch ``[steps]``; state leaves become ``key`` and ``next/key``."""
         return self._range(0, len(self), 1)
+
+    def to_numpy(self, keys: Iterable[str | tuple[str, ...]] | None = None) -> dict[str, np.ndarray]:
+        """Leaves in memory by TED key (``"next/reward"``), a row per step; all of them, or those of ``keys``.
+
+        Raises UnknownKeyError.
+        """
+        names = (
+            self.schema.names if keys is None else ["/".join(key) if isinstance(key, tuple) else key for key in keys]
+        )
+        return {name: self[name].numpy() for name in names}
+
+    def qlearning(self) -> dict[str, np.ndarray]:
+        """The arrays that `d4rl.qlearning_dataset` gives: ``observations``, ``actions``, ``next_observations``, ``rewards`` and
+        ``terminals``, the last two ``[steps]``.
+
+        d4rl leaves out the steps that a time limit ends, whose successors its files do not hold. Here every step has its own.
+        Raises UnknownKeyError for observations of several leaves.
+        """
+        keys = {"observations": "observation", "actions": "action", "next_observations": "next/observation"}
+        several = [key for key in keys.values() if key not in self.schema.names]
+        if several:
+            message = f"{self.id} has no single array {several[0]!r}"
+            raise UnknownKeyError(message, hint=f"there are {', '.join(self.schema.names)}: `to_numpy` gives each")
+        arrays = {name: self[key].numpy() for name, key in keys.items()}
+        flat = {"rewards": "next/reward", "terminals": "next/terminated"}
+        return arrays | {name: self[key].numpy().reshape(-1) for name, key in flat.items()}
+
+    def iter_episodes(self) -> Iterator[TensorDict]:
+        """The episodes in order, each as TED with batch ``[its length]``."""
+        return map(self.episode, range(len(self.episodes)))
 
     def _steps(self, index: torch.Tensor) -> TensorDict:
         return self.read(index).exclude("mask")[:, 0]

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from ..errors import DamagedDatasetError, InvariantError
+from ..errors import DamagedDatasetError, InvariantError, MissingExtraError
 from .amounts import count, html_table, real
 from .checksums import record_of
 from .durable import open_replacement
@@ -80,6 +80,27 @@ class EpisodeTable(Sequence[EpisodeRow]):
 
     def __iter__(self) -> Iterator[EpisodeRow]:
         return map(self._row, range(len(self)))
+
+    def to_arrow(self) -> Any:
+        """The table as `pyarrow.Table`: episode, start, length, return, outcome (text), midway. Raises MissingExtraError."""
+        try:
+            import pyarrow
+        except ImportError as error:
+            raise MissingExtraError("to_arrow needs pyarrow", hint="pip install pyarrow") from error
+        return pyarrow.table(self._columns())
+
+    def to_pandas(self) -> Any:
+        """The table as `pandas.DataFrame`, with the columns of `to_arrow`. Raises MissingExtraError."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise MissingExtraError("to_pandas needs pandas", hint="pip install pandas") from error
+        return pandas.DataFrame(self._columns())
+
+    def _columns(self) -> dict[str, Any]:
+        outcomes = np.array([OUTCOMES.get(code, "") for code in range(max(OUTCOMES) + 1)])[self.outcome]
+        facts = {"start": self.start, "length": self.length, "return": self.returns, "outcome": outcomes.tolist()}
+        return {"episode": np.arange(len(self)), **facts, "midway": self.midway}
 
     def _row(self, number: int) -> EpisodeRow:
         facts = (int(self.start[number]), int(self.length[number]), float(self.returns[number]))

@@ -184,3 +184,44 @@ def test_an_interrupted_export_leaves_nothing(make: Any, tmp_path: Path) -> None
             write_export(rbdata.open_dataset(make("vector").path), tmp_path / "out", to, report=interrupt)
         assert not list(tmp_path.glob("*out*"))
         rbdata.delete("my/vector")
+
+
+# -- in Python -----------------------------------------------------------------------------------------------------------
+
+
+def test_arrays_in_memory(make: Any) -> None:
+    dataset = make("both")
+    arrays = dataset.to_numpy()
+    assert set(arrays) == set(dataset.schema.names)
+    for name, values in arrays.items():
+        np.testing.assert_array_equal(values, dataset[name])
+    assert list(dataset.to_numpy([("next", "reward"), "action"])) == ["next/reward", "action"]
+    with pytest.raises(rbdata.RbdataError, match="rewards"):
+        dataset.to_numpy(["rewards"])
+
+
+@pytest.mark.parametrize("kind", ["vector", "frames"])
+def test_transitions_as_those_of_d4rl(make: Any, kind: str) -> None:
+    dataset = make(kind)
+    arrays = dataset.qlearning()
+    wanted = [one["observation"] for one in episodes(kind)]
+    np.testing.assert_array_equal(arrays["observations"], np.concatenate([states[:-1] for states in wanted]))
+    np.testing.assert_array_equal(arrays["next_observations"], np.concatenate([states[1:] for states in wanted]))
+    np.testing.assert_array_equal(arrays["rewards"], np.concatenate([one["reward"] for one in episodes(kind)]))
+    ends = np.cumsum(LENGTHS) - 1
+    assert np.flatnonzero(arrays["terminals"]).tolist() == ends[::2].tolist()
+    with pytest.raises(rbdata.RbdataError, match="observation"):
+        make("both").qlearning()
+
+
+def test_episodes_one_by_one_and_as_a_table(make: Any) -> None:
+    dataset = make("vector")
+    for found, wanted in zip(dataset.iter_episodes(), episodes("vector"), strict=True):
+        np.testing.assert_array_equal(found["observation"], wanted["observation"][:-1])
+    table = dataset.episodes.to_arrow().to_pydict()
+    assert table["length"] == LENGTHS
+    assert table["outcome"] == ["terminated", "truncated"] * 2
+    assert table["episode"] == [0, 1, 2, 3]
+    np.testing.assert_allclose(table["return"], [one["reward"].sum() for one in episodes("vector")], rtol=1e-5)
+    pandas = pytest.importorskip("pandas")
+    assert dataset.episodes.to_pandas().equals(pandas.DataFrame(table))
