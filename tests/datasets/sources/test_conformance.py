@@ -17,6 +17,9 @@ import numpy as np
 import pytest
 import rlu_writer
 import torch
+from rbdata.datasets.fetch.transports import open_raw
+from rbdata.datasets.ingest.job import ConvertOptions
+from rbdata.datasets.sources.arrays.source import ArraysSource
 from rbdata.datasets.sources.atari.source import AtariSource
 from rbdata.datasets.sources.d4rl.source import D4rlSource
 from rbdata.datasets.sources.gymnasium.source import GymnasiumSource
@@ -83,6 +86,49 @@ class TestD4rlImages(TestD4rl):
         arrays = d4rl_truth.make([50, 60], ["terminal", "timeout"], width=600)
         d4rl_truth.write(self.file, arrays)
         return tmp_path / "raw"
+
+
+class TestArrays(SourceTests):
+    """A folder with an archive per episode; frames, so that rows are compressed."""
+
+    source, name = ArraysSource(), "own"
+
+    @pytest.fixture
+    def raw(self, tmp_path):
+        rng = np.random.default_rng(0)
+        self.episodes = [
+            {
+                "obs": rng.integers(0, 9, (length + 1, 40, 40), np.uint8),
+                "act": rng.integers(0, 4, length),
+                "rew": rng.normal(size=length).astype(np.float32),
+                "done": np.arange(length) == length - 1,
+            }
+            for length in (30, 1, 12)
+        ]
+        for number, arrays in enumerate(self.episodes):
+            (tmp_path / "raw").mkdir(exist_ok=True)
+            np.savez_compressed(tmp_path / "raw" / f"{number}.npz", **arrays)
+        return tmp_path / "raw"
+
+    def open_job(self, raw):
+        options = self.source.check(ConvertOptions(extra=self.options), "convert")
+        return self.source.open_folder(open_raw(raw), options)
+
+    def raw_files(self, raw):
+        return sorted(raw.iterdir())
+
+    def test_names_need_no_network(self):
+        assert not self.source.names()  # what it converts is on the user's machine
+
+    def check_values(self, dataset, raw):
+        assert dataset.episodes.length.tolist() == [30, 1, 12]
+        for number, arrays in enumerate(self.episodes):
+            steps = dataset.episode(number)
+            assert np.array_equal(steps["observation"], arrays["obs"][:-1])
+            assert np.array_equal(steps["next", "observation"], arrays["obs"][1:])
+            assert np.array_equal(steps["action"], arrays["act"])
+            assert np.array_equal(steps["next", "reward"][:, 0], arrays["rew"])
+            assert np.array_equal(steps["next", "terminated"][:, 0], arrays["done"])
 
 
 class TestMinari(SourceTests):
