@@ -33,10 +33,10 @@ _COUNTED = {
         "Dropped: {n} of {rows} rows whose successor is not in the data; the observation of such a row is the final one of "
         "the step before it."
     ),
-    "unknown_next_steps": "{n} steps whose successor is not in the data are kept, truncated, with a next state of zeros.",
-    "seams": "{n} episodes are cut where the stated next observation is not the observation of the next row.",
-    "rows_not_finite": "{n} observations hold NaN or infinity, as in the data.",
-    "cut_episodes": "{n} episodes end without a flag: they count as truncated.",
+    "unknown_next_steps": "Kept, truncated, with a next state of zeros: {n} steps whose successor is not in the data.",
+    "seams": "Episodes cut where the stated next observation is not the observation of the next row: {n}.",
+    "rows_not_finite": "Observations with NaN or infinity, as in the data: {n}.",
+    "cut_episodes": "Episodes without a flag at their end, which count as truncated: {n}.",
 }
 
 
@@ -74,7 +74,7 @@ class ArraysJob(RecordedJob):
             [first, *remaining] if isinstance(tables, Sequence) else _chained(first, remaining)
         )
         self._is_one = isinstance(tables, Sequence) and len(tables) == 1
-        self.why = ", ".join(f"{ours}={theirs}" for ours, theirs in self.roles.to_map().items())
+        self.why = "taken as " + ", ".join(f"{ours}={theirs}" for ours, theirs in self.roles.to_map().items())
         self._given, self._made_from, self._content = given, made_from, content
         self._environment = environment
         self._unreadable = dict(first.unreadable)
