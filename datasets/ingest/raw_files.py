@@ -27,7 +27,6 @@ from ...storage.durable import open_plain
 from ...storage.folder import RAW, check_space, remove_tree
 from ..fetch import Location, RemoteObject, Verifier, fetch_to_file, resolve
 from ..fetch.reading import bytes_there, discard_part
-from ..formats.hdf5 import root_names
 from ..workers.sandbox import RawFiles, Sandbox
 from ..workers.task import OnBlock, Task
 from .job import ConvertOptions, Job, Plan, RawObject
@@ -312,6 +311,8 @@ def hdf5_names(path: Path) -> set[str]:
 
 
 def _root_names(path: Path, _: Any) -> set[str]:
+    from ..formats.hdf5 import root_names  # numpy, which lists do without
+
     return root_names(path)
 
 
