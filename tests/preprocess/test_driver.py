@@ -14,6 +14,7 @@ from preprocess_tools import check_files, lasting, make_input, plain, run
 from rbdata.datasets.workers.local_engine import LocalEngine
 from rbdata.preprocess import chunks, driver
 from rbdata.preprocess.driver import preprocess
+from rbdata.preprocess.planning import WORKER
 from rbdata.preprocess.request import Listener, Request
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.episodes import CUT, TERMINATED
@@ -26,7 +27,7 @@ BATCH = 7
 @pytest.fixture(scope="module")
 def engines():
     """Processes are kept from one test to the next: starting them takes seconds."""
-    made = {1: LocalEngine(1), 2: LocalEngine(2), 5: LocalEngine(5)}
+    made = {procs: LocalEngine(procs, [WORKER]) for procs in (1, 2, 5)}
     yield made
     for engine in made.values():
         engine.close()

@@ -22,6 +22,7 @@ from rbdata.datasets.workers.engines import open_engine
 from rbdata.errors import DatasetExistsError, FunctionError, UnfinishedDatasetError, UsageError
 from rbdata.preprocess import driver
 from rbdata.preprocess.driver import preprocess
+from rbdata.preprocess.planning import WORKER
 from rbdata.preprocess.request import Listener, Request
 from rbdata.storage.dataset import Dataset
 
@@ -41,7 +42,7 @@ def here(tmp_path, monkeypatch):
 
 @pytest.fixture
 def workers():
-    engine = open_engine("local", procs=2, address=None, preload=[])
+    engine = open_engine("local", procs=2, address=None, preload=[WORKER])
     yield engine
     engine.close()
 
