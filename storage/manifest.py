@@ -391,7 +391,7 @@ def check_size(folder: Path, path: str, size: int) -> str | None:
     """How a file differs from the one of this size that should be there, None if it does not."""
     try:
         if not (folder / path).is_file():
-            return "is missing"
+            return "is not a file" if (folder / path).exists() else "is missing"
         found = (folder / path).stat().st_size
     except OSError as error:
         if is_about_reader(error):

@@ -6,7 +6,7 @@ Python's own fork server (`multiprocessing.forkserver`), with two differences. E
 that ends with its owner; the server that the program may use itself is not touched. And the program's main module is not
 run again in workers, so that scripts need no ``if __name__ == "__main__"``.
 
-On Windows this module cannot be imported; see `local_engine.fork_server_is_available`.
+On Windows this module cannot be imported; see `worker_process.fork_server_is_available`.
 """
 
 from __future__ import annotations

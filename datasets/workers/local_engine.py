@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import suppress
@@ -38,14 +37,7 @@ from .task import (
     usable_cpus,
     write_to_stderr,
 )
-from .worker_process import OutputPipe, begin, begin_forked, flush_output
-
-
-def fork_server_is_available() -> bool:
-    """Whether workers can be forked from a server process: on Linux. Windows has no fork, and on macOS a process that has
-    loaded system frameworks is not safe to fork."""
-    return sys.platform == "linux"
-
+from .worker_process import OutputPipe, begin, begin_forked, flush_output, fork_server_is_available
 
 #: Seconds between two reads of the counters.
 POLL = 0.2

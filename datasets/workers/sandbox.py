@@ -27,8 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CorruptSourceError, WorkerLostError
-from .local_engine import fork_server_is_available
-from .worker_process import end_with_parent
+from .worker_process import end_with_parent, fork_server_is_available
 
 #: Bytes that a reader may take, whatever the size of its files, and for a byte of them.
 _MEMORY, _MEMORY_A_BYTE = 1 << 30, 4

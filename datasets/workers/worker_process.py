@@ -26,6 +26,12 @@ _LINE_BUFFERED = 1  # _IOLBF of stdio.h
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
+def fork_server_is_available() -> bool:
+    """Whether workers can be forked from a server process: on Linux. Windows has no fork, and on macOS a process that has
+    loaded system frameworks is not safe to fork."""
+    return sys.platform == "linux"
+
+
 class OutputPipe:
     """The pipe, in the main process; ``sender`` is sent to workers, which call `print_to`."""
 

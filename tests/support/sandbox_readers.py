@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from rbdata.datasets.workers.sandbox import RawFiles, limited
 from rbdata.errors import UsageError
 
 
@@ -66,3 +67,14 @@ def raise_what_cannot_be_sent(*_: object) -> Any:
         pass
 
     raise Local("no")
+
+
+class ReadingTask:
+    """A task of worker processes that reads in one of the ways above."""
+
+    def __init__(self, index: int, files: RawFiles, how: Any) -> None:
+        self.index, self.rows, self.files, self.how = index, 1, files, how
+
+    def __call__(self, on_block: Any) -> dict[str, Any]:
+        with limited(self.files):
+            return {"found": self.how()}

@@ -308,7 +308,7 @@ def test_a_pipe_in_the_place_of_an_empty_file_is_not_waited_for(root: Path, tmp_
     change_manifest(folder, lambda record: record["files"].update(nothing=[[0, "00000000"]]))
     (folder / "nothing").unlink()
     os.mkfifo(folder / "nothing")
-    with pytest.raises(DamagedDatasetError, match="nothing: cannot be read: not a file"):
+    with pytest.raises(DamagedDatasetError, match="nothing: is not a file"):
         push(ID, str(tmp_path / "mirror"), root=tmp_path / "root")
     assert not (tmp_path / "mirror").exists()
 

@@ -16,7 +16,8 @@ from paths import SUPPORT
 from preprocess_tools import make_input
 from processes import RBDATA, is_gone, start_interruptible, wait_until
 from rbdata.datasets.workers import local_engine
-from rbdata.datasets.workers.local_engine import LocalEngine, fork_server_is_available
+from rbdata.datasets.workers.local_engine import LocalEngine
+from rbdata.datasets.workers.worker_process import fork_server_is_available
 from rbdata.errors import WorkerLostError
 from rbdata.storage.scratch import ScratchFolder
 from worker_tasks import TASKS, about, wait_for_the_network

@@ -13,6 +13,7 @@ from rbdata.datasets.workers.local_engine import WorkerFaultError, run_tasks
 from rbdata.datasets.workers.sandbox import RawFiles, Sandbox, limited
 from rbdata.errors import CorruptSourceError, UsageError, WorkerLostError
 from sandbox_readers import (
+    ReadingTask,
     abort,
     add,
     answer_at_length,
@@ -129,23 +130,12 @@ def test_another_thread_that_may_hold_a_lock_forbids_forking(monkeypatch):
         other.join()
 
 
-class Task:
-    """A task of worker processes that reads in one of the ways above."""
-
-    def __init__(self, index, how):
-        self.index, self.rows, self.how = index, 1, how
-
-    def __call__(self, on_block):
-        with limited(FILES):
-            return {"found": self.how()}
-
-
 @pytest.mark.parametrize("how", [crash, hang])
 def test_worker_processes_that_crash_or_hang(how):
     with pytest.raises(WorkerFaultError):
-        list(run_tasks([Task(0, how), Task(1, how)], 2, lambda _: None, patience=2.0))
+        list(run_tasks([ReadingTask(0, FILES, how), ReadingTask(1, FILES, how)], 2, lambda _: None, patience=2.0))
 
 
 def test_worker_processes_that_take_all_memory():
     with pytest.raises(CorruptSourceError, match="memory"):
-        list(run_tasks([Task(0, swallow), Task(1, swallow)], 2, lambda _: None))
+        list(run_tasks([ReadingTask(0, FILES, swallow), ReadingTask(1, FILES, swallow)], 2, lambda _: None))
