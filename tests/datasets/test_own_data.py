@@ -39,6 +39,7 @@ def transitions() -> dict[str, np.ndarray]:
     }
 
 
+NO_NEXT = {"next_observations": None, "terminals": np.zeros(1, bool)}
 NAMES: dict[str, dict[str, Any]] = {
     "d4rl": {},
     "ted": {
@@ -90,6 +91,15 @@ def test_an_array_with_fields_and_columns_that_a_map_joins() -> None:
     np.testing.assert_array_equal(steps["observation"], data["observations"][: len(steps), :2])
 
 
+def test_a_map_may_name_what_ted_has_under_next() -> None:
+    data = transitions()
+    names = {"next/reward": "r", "next/terminated": "t", "next/observation": "n"}
+    theirs = {"r": data.pop("rewards"), "t": data.pop("terminals"), "n": data.pop("next_observations")}
+    dataset = rbdata.open_dataset(rbdata.from_arrays(data | theirs, "my/x", map=names))
+    np.testing.assert_array_equal(dataset["next/reward"][:, 0], theirs["r"])
+    np.testing.assert_array_equal(dataset["next/observation"], theirs["n"])
+
+
 def test_data_without_rewards_state_a_number() -> None:
     data = transitions()
     del data["rewards"]
@@ -121,6 +131,10 @@ def test_an_environment_by_id() -> None:
         ({"obs": np.zeros((N, 3))}, "may each be the observation"),
         ({"next_observations": np.zeros((N, 2), np.float32)}, "next_observations"),
         ({"observations": np.array([["a"] * 3] * N)}, "observations"),
+        ({"observations": torch.zeros(N, 3).bfloat16()}, "observations is not read"),
+        ({"observations": np.ma.masked_less(np.zeros((N, 3)), 1)}, "masked"),
+        (dict.fromkeys(transitions(), np.zeros(0)), "no rows"),
+        ({key: values[:1] for key, values in transitions().items() if key != "next_observations"} | NO_NEXT, "no step"),
     ],
 )
 def test_what_is_missing_or_ambiguous_is_said_with_the_arrays(change: dict[str, Any], text: str, root: Path) -> None:

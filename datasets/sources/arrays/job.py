@@ -68,7 +68,7 @@ class ArraysJob(RecordedJob):
         if first is None:
             raise UsageError(f"{name} has no arrays")
         plain = join_columns(first, given)
-        self.roles = find_roles(first.arrays, plain, first.name)
+        self.roles = find_roles(first.arrays, plain, first.name, first.unreadable)
         super().__init__(name, columns_of(self.roles, first.arrays), 1, options)
         self._tables: Iterable[Table] = (
             [first, *remaining] if isinstance(tables, Sequence) else _chained(first, remaining)
@@ -236,4 +236,6 @@ class _ReadTask:
                 done += len(block.rewards)
                 on_block(done, 0, 0)
             counts.update(transitions.counts)
+        if not done:
+            raise UsageError(f"{self.job.name}: there is no step whose successor is known, and none that is terminated")
         writer.finish({"states": [states], "counts": dict(counts), "notes": []})

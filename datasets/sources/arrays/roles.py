@@ -81,6 +81,8 @@ NAMES: dict[str, tuple[str, ...]] = {
 #: Roles that may consist of several arrays.
 _TREES = ("observation", "action", "next_observation")
 _FLAGS = ("terminated", "truncated", "done")
+#: The roles that TED has under ``next``.
+_TED = {names[0]: role for role, names in NAMES.items() if names[0].startswith("next/")}
 _BOUNDARIES = ("episode", "episode_lengths", "episode_ends")
 #: Folders that others put all rows into.
 _OUTER = "data/"
@@ -130,11 +132,15 @@ class Roles:
         return {**trees, **stated, **self.extra}
 
 
-def find_roles(arrays: Mapping[str, ArrayInfo], given: Mapping[str, str | float], where: str) -> Roles:
+def find_roles(
+    arrays: Mapping[str, ArrayInfo], given: Mapping[str, str | float], where: str, unreadable: Mapping[str, str] = {}
+) -> Roles:
     """The roles of arrays by a map, and by their names where it says nothing.
 
+    ``unreadable`` are other arrays, and why they are not read.
     Raises UsageError that lists what is missing or ambiguous, with the arrays there are.
     """
+    given = {_TED.get(key, key): value for key, value in given.items()}
     found, extra = _given_roles(arrays, given, where)
     taken = {name for names in found.values() for name in names.values()} | set(extra.values())
     ambiguous: dict[str, str] = {}
@@ -150,7 +156,8 @@ def find_roles(arrays: Mapping[str, ArrayInfo], given: Mapping[str, str | float]
             taken |= set(found[role].values())
     problems = [*ambiguous.values(), *_missing({*found, *given, *ambiguous})]
     if problems:
-        raise UsageError(f"{where}: {'; '.join(problems)}", hint=f"{_HINT} The arrays are {listed(arrays)}")
+        also = "".join(f"; {name} is not read: {why}" for name, why in list(unreadable.items())[:_MOST_LISTED])
+        raise UsageError(f"{where}: {'; '.join(problems)}", hint=f"{_HINT} The arrays are {listed(arrays)}{also}")
     rows = arrays[next(iter(found["action"].values()))].shape[0]
     more, left_out = _others(arrays, taken, rows, extra)
     roles = _roles(found, given, {**extra, **more}, left_out)
@@ -158,7 +165,7 @@ def find_roles(arrays: Mapping[str, ArrayInfo], given: Mapping[str, str | float]
     return roles
 
 
-_HINT = 'State it in the map, ours to theirs: map={"observation": "obs"} (--map observation=obs).'
+_HINT = "State it in the map, ours to theirs: --map observation=obs."
 
 
 def listed(arrays: Mapping[str, ArrayInfo]) -> str:

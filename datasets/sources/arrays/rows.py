@@ -51,6 +51,8 @@ def end_episodes(table: Table, roles: Roles, *, unknown_next: str, one_episode: 
     Raises UsageError where nothing says where episodes end, or two statements contradict each other.
     """
     rows = table.arrays[next(iter(roles.action.values()))].shape[0]
+    if not rows:
+        raise UsageError(f"{table.name} has no rows")
     terminated, truncated = _flags(table, roles, rows)
     bounds = _boundaries(table, roles, rows)
     flags = [flag for flag in (terminated, truncated) if flag is not None]

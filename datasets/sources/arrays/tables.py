@@ -77,6 +77,8 @@ def memory_table(arrays: Any, name: str = "the arrays") -> Table:
         except (TypeError, ValueError, RuntimeError) as error:
             unreadable[key] = reason(error)
             continue
+        if np.ma.is_masked(value):
+            raise UsageError(f"{name}: {key} has masked elements", hint="fill them, or leave their rows out")
         if array.dtype.names:
             values |= {f"{key}/{inner}": array[inner] for inner in array.dtype.names}
         elif array.dtype.hasobject:
