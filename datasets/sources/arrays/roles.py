@@ -81,6 +81,7 @@ NAMES: dict[str, tuple[str, ...]] = {
 #: Roles that may consist of several arrays.
 _TREES = ("observation", "action", "next_observation")
 _FLAGS = ("terminated", "truncated", "done")
+_SIMULATOR = ("state", "states", "next_state", "next_states")
 #: The roles that TED has under ``next``.
 _TED = {names[0]: role for role, names in NAMES.items() if names[0].startswith("next/")}
 _BOUNDARIES = ("episode", "episode_lengths", "episode_ends")
@@ -157,7 +158,7 @@ def find_roles(
     problems = [*ambiguous.values(), *_missing({*found, *given, *ambiguous})]
     if problems:
         also = "".join(f"; {name} is not read: {why}" for name, why in list(unreadable.items())[:_MOST_LISTED])
-        raise UsageError(f"{where}: {'; '.join(problems)}", hint=f"{_HINT} The arrays are {listed(arrays)}{also}")
+        raise UsageError(f"{where}: {'; '.join(problems)}", hint=f"{_HINT}; the arrays are {listed(arrays)}{also}")
     rows = arrays[next(iter(found["action"].values()))].shape[0]
     more, left_out = _others(arrays, taken, rows, extra)
     roles = _roles(found, given, {**extra, **more}, left_out)
@@ -165,7 +166,7 @@ def find_roles(
     return roles
 
 
-_HINT = "State it in the map, ours to theirs: --map observation=obs."
+_HINT = "state it in the map, ours to theirs, such as --map observation=obs"
 
 
 def listed(arrays: Mapping[str, ArrayInfo]) -> str:
@@ -241,8 +242,10 @@ def _named(
         if top is not None:
             inner = name[len(name) - len(plain) + len(top) :]
             candidates.setdefault(top, {})[role.removeprefix("next_") + inner] = name
+    # TED has the flags of the state before at the root as well, and robomimic the simulator's states beside observations.
     ted = {top: leaves for top, leaves in candidates.items() if top.startswith("next/")}
-    return ted or candidates  # TED has the flags of the state before at the root as well
+    own = {top: leaves for top, leaves in candidates.items() if top not in _SIMULATOR}
+    return ted or own or candidates
 
 
 def _missing(known: Collection[str]) -> list[str]:

@@ -16,6 +16,7 @@ import os
 import re
 import struct
 import zipfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -392,6 +393,10 @@ def _csv_batches(path: Path, delimiter: str) -> Iterator[Any]:
     import pyarrow
     from pyarrow import csv
 
+    with path.open(encoding="utf-8", errors="replace") as file:
+        head = file.readline(_COPY_BYTES)
+    if delimiter not in head and ";" in head:  # as spreadsheets write it where the comma is for decimals
+        delimiter = ";"
     parse = csv.ParseOptions(delimiter=delimiter)
     types: dict[str, Any] = {}
     names: list[str] = []
@@ -430,6 +435,10 @@ class _Columns:
     def append(self, batch: Any) -> None:
         """Write the rows of a batch. Raises CorruptSourceError for empty cells, and for lists that change their length."""
         if self._made_of is None:
+            twice = [name for name, times in Counter(batch.schema.names).items() if times > 1]
+            if twice:
+                message = f"{self._name} has several columns named {twice[0]!r}"
+                raise CorruptSourceError(message, hint="its first line names the columns")
             self._made_of = _joined(batch.schema.names)
         for number, (name, columns) in enumerate(self._made_of.items()):
             if name in self.unreadable:

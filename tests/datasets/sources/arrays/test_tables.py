@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 import torch
 from pyarrow import feather, ipc, parquet
+from rbdata.datasets.sources.arrays.roles import find_roles
 from rbdata.datasets.sources.arrays.tables import memory_table, natural, open_tables
 from rbdata.errors import CorruptSourceError, UsageError
 from tensordict import TensorDict
@@ -152,6 +153,29 @@ def test_empty_cells_and_lists_of_other_lengths_name_their_row(tmp_path: Path) -
     parquet.write_table(pa.table({"obs": [[1, 2], [3]]}), tmp_path / "a.parquet")
     with pytest.raises(CorruptSourceError, match="obs"), open_tables(tmp_path / "a.parquet", tmp_path):
         pass
+
+
+def test_tables_of_spreadsheets_and_without_names(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("\ufeffact;rew\n1;2\n")
+    with open_tables(tmp_path / "a.csv", tmp_path) as (table,):
+        assert list(table.arrays) == ["act", "rew"]
+    (tmp_path / "b.csv").write_text("1,1\n1,2\n")
+    with pytest.raises(CorruptSourceError, match="several columns"), open_tables(tmp_path / "b.csv", tmp_path):
+        pass
+
+
+def test_states_of_a_simulator_are_not_the_observations() -> None:
+    arrays = {
+        "obs": {"eef": np.zeros((2, 3))},
+        "states": np.zeros((2, 7)),
+        "actions": np.zeros(2),
+        "rewards": np.zeros(2),
+    }
+    roles = find_roles(memory_table(arrays).arrays, {}, "demo_0")
+    assert roles.observation == {"observation/eef": "obs/eef"}
+    assert roles.extra == {"info/states": "states"}
+    del arrays["obs"]
+    assert find_roles(memory_table(arrays).arrays, {}, "demo_0").observation == {"observation": "states"}
 
 
 @pytest.mark.parametrize("name", ["a.npz", "a.npy", "a.h5", "a.parquet", "a.feather"])
