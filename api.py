@@ -310,6 +310,9 @@ def load(
     checkpointer: Any = None,
     end_key: str | tuple[str, ...] | None = None,
     traj_key: str | tuple[str, ...] | None = None,
+    extra: str | Sequence[str] | None = None,
+    normalize: str | Sequence[str] | Mapping[str, Mapping[str, Any]] | None = None,
+    reward_scale: float | Literal["return_range", "minus_one"] | None = None,
 ) -> replay.TensorDictReplayBuffer:
     """A replay buffer over a dataset, given by id, path or URL, or already open: ``buffer.sample()`` is a TED TensorDict.
 
@@ -330,6 +333,13 @@ def load(
       `rbdata.download`.
     - ``growth``: the batches that there were while the dataset was downloaded, again: for each, no more of it is shown than was
       there. It is ``buffer.state_dict()["_storage"]["growth"]``, see `DatasetStorage`.
+    - ``extra``: leaves computed when they are read, ``[*batch, 1]``: "is_first" (bool), "step" (int64, of the episode),
+      "return_to_go" (float32, undiscounted), "discount" (float32, 1 - terminated).
+    - ``normalize``: a key or keys, such as "observation": ``(x - mean) / std`` of these leaves and their successors, before
+      transforms; mean and std (with 1e-3 added) over the whole dataset, computed once and kept beside its folder, or given as
+      ``{"observation": {"mean": ..., "std": ...}}``. ``buffer.statistics`` has what was used.
+    - ``reward_scale``: a number that rewards are multiplied by, "return_range" (1000 / (highest - lowest return), CORL's and
+      IQL's for locomotion), or "minus_one" (reward - 1, for antmaze).
     - ``alpha``, ``beta``: sampling by priority; ``buffer.update_tensordict_priority(batch)`` sets priorities from
       ``priority_key``.
     - ``sampler``: one of your own instead of all these. ``sample_unit``: what is read for each step drawn

@@ -4,7 +4,7 @@ All reads are made of rows, and ways to open a dataset differ in where the rows 
 
     Dataset(path)                  mapped: no row is touched on opening, however many there are
     open_folder(path, check=True)  mapped, and each block compared with its checksum before it is read for the first time
-    open_folder(path, derive=f)    with leaves that ``f`` computes of the stored ones when they are read
+    DerivedDataset(dataset, f)     with leaves that ``f`` computes of the stored ones when they are read
     DatasetPrefix(dataset, n)      the first n episodes of an open dataset
     PartialDataset(place)          mapped in the working folder of a writer; `refresh` maps what was finished since
     RemoteDataset(cache, ...)      mapped in a cache, into which the blocks that a read needs are fetched first
@@ -74,20 +74,13 @@ class Dataset:
     and DatasetBusyError for a dataset that is replaced again and again.
     """
 
-    _derived: Schema | None = None
-
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._open(Path(path))
 
-    def _open(self, path: Path, check: bool = False, derive: Derivation | None = None) -> None:
-        self.path, self._check, self._derive = path, check, derive
+    def _open(self, path: Path, check: bool = False) -> None:
+        self.path, self._check = path, check
         keep_freed_memory()
         self.manifest, self._table, self._rows = read_snapshot(self.path, self._map)
-        if derive is not None:
-            stored = object.__new__(Dataset)  # derived rows read of it; `self` would be a cycle, and stay mapped
-            vars(stored).update(vars(self))
-            self._rows = dict(derive(stored))
-            self._derived = Schema(tuple(rows.leaf for rows in self._rows.values()))
 
     def _map(self, manifest: Manifest) -> tuple[Manifest, EpisodeTable, dict[str, Rows]]:
         # Files to be checked are opened with those that are mapped, so that the bytes checked are the bytes read.
@@ -102,7 +95,7 @@ class Dataset:
 
     @property
     def schema(self) -> Schema:
-        return self._derived or self.manifest.schema
+        return self.manifest.schema
 
     @property
     def statistics(self) -> dict[str, Any]:
@@ -197,7 +190,7 @@ class Dataset:
         return list(self.schema.names)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return open_folder, (self.path.absolute(), self._check, self._derive, self.manifest.content)
+        return open_folder, (self.path.absolute(), self._check, None, self.manifest.content)
 
     @cached_property
     def episodes(self) -> EpisodeTable:
@@ -417,11 +410,11 @@ def open_folder(
     ``content``: that of the dataset that is meant. Raises UsageError where another one lies there: the rows would be others.
     """
     opened = object.__new__(Dataset)
-    opened._open(Path(path), check, derive)
+    opened._open(Path(path), check)
     if content not in (None, opened.manifest.content):
         message = f"{opened.path} was replaced by a dataset with other content since this one was opened"
         raise UsageError(message, hint="open it again, and pickle that")
-    return opened
+    return opened if derive is None else DerivedDataset(opened, derive)
 
 
 def _whole_numbers(index: torch.Tensor) -> torch.Tensor:
@@ -506,8 +499,39 @@ class _FirstRows:
 # -- leaves that are computed when they are read -----------------------------------------------------------------------------
 
 
+class DerivedDataset(Dataset):
+    """A dataset that is read by the leaves that ``derive`` gives; the manifest states the stored ones."""
+
+    folders = ()
+
+    def __init__(self, stored: Dataset, derive: Derivation) -> None:
+        self.stored, self.path, self.manifest, self._derive = stored, stored.path, stored.manifest, derive
+
+    @cached_property
+    def rows(self) -> Mapping[str, Rows]:
+        return dict(self._derive(self.stored))
+
+    @cached_property
+    def schema(self) -> Schema:
+        return Schema(tuple(rows.leaf for rows in self.rows.values()))
+
+    @cached_property
+    def episodes(self) -> EpisodeTable:
+        return self.stored.episodes
+
+    def _count(self, name: str) -> int:
+        return self.stored._count(name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DerivedDataset, (self.stored, self._derive)
+
+
 class ComputedRows:
     """Rows that are computed from their numbers. A derived class defines ``take``."""
+
+    #: Whether a row says what the action of the step led to, as the leaves under ``next`` do: with n-step returns it is
+    #: that of the last step.
+    follows_action = False
 
     def __init__(self, leaf: Leaf, count: int) -> None:
         self.leaf, self.count = leaf, count

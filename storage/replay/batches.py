@@ -243,7 +243,7 @@ class BatchReader:
 
     def _step_rows(self, rows: Readable, draw: Draw, index: torch.Tensor, shifted: torch.Tensor) -> torch.Tensor:
         """The rows of a step leaf, ``[steps, *shape]``."""
-        if shifted is not index and rows.leaf.name.startswith("next/"):
+        if shifted is not index and (rows.leaf.name.startswith("next/") or getattr(rows, "follows_action", False)):
             return rows.take(shifted)
         if draw.length > 1 and draw.lengths is None and draw.timeline is not None and draw.timeline.identity:
             return rows.windows(draw.start, draw.length).flatten(0, 1)

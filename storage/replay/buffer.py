@@ -540,6 +540,17 @@ class ReplayBuffer:
             raise UsageError(f"the buffer stands on a {type(self._storage).__name__}, not on a dataset")
         return self._storage.source
 
+    @property
+    def statistics(self) -> dict[str, Any]:
+        """What the leaves of a dataset were changed by, for evaluation: ``(x - mean) / std`` and ``scale * reward + shift``.
+
+        ``{"observation": {"mean": float64 array, "std": float64 array}, "next/reward": {"scale": float, "shift": float}}``,
+        with the leaves that ``normalize`` and ``reward_scale`` of `load` name; empty without them.
+        """
+        if not isinstance(self._storage, DatasetStorage):
+            return {}
+        return {name: dict(values) for name, values in self._storage.statistics.items()}
+
     # -- datasets that are being written -----------------------------------------------------------------------------
 
     def refresh(self, wait: float = 0.0) -> bool:

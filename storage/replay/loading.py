@@ -8,6 +8,7 @@ from typing import Any
 
 from ...errors import UsageError
 from ..dataset import Dataset
+from ..derived_leaves import derivation
 from ..remote.remote_dataset import RemoteDataset
 from .samplers.prioritized import PrioritizedSampler, PrioritizedSliceSampler
 from .samplers.sampler import Sampler
@@ -23,6 +24,9 @@ def load_buffer(
     sampler: Sampler | None = None,
     growth: Sequence[Sequence[int]] | None = None,
     watch: bool = False,
+    extra: str | Sequence[str] | None = None,
+    normalize: Any = None,
+    reward_scale: float | str | None = None,
     **options: Any,
 ) -> TensorDictReplayBuffer:
     """A buffer over a dataset, whose batches are TED TensorDicts with ``index`` (int64, the steps drawn).
@@ -30,6 +34,7 @@ def load_buffer(
     - options of `make_sampler`: slices, priorities, or one pass without replacement.
     - ``sampler``: one of your own instead of all of these.
     - ``growth``, ``watch``: of a dataset that is being written, see `DatasetStorage`.
+    - ``extra``, ``normalize``, ``reward_scale``: leaves computed when they are read, see `derived_leaves`.
     - all other ``options`` are those of `ReplayBuffer`: ``batch_size``, ``sample_unit``, ``frame_stack``, ``n_step``,
       ``gamma``, ``transform``, ``prefetch``, ``pin_memory``, ``device``, ``seed``, ``generator``, ``rank``, ``world_size``, ...
 
@@ -41,7 +46,8 @@ def load_buffer(
         raise UsageError(f"shuffle is {shuffle!r}, not True, False, 'global' or 'blocks'")
     if shuffle != "blocks" and isinstance(dataset, RemoteDataset):
         dataset.plan_steps()
-    storage = DatasetStorage(dataset, growth=growth, watch=watch)
+    derive, statistics = derivation(dataset, extra=extra, normalize=normalize, reward_scale=reward_scale)
+    storage = DatasetStorage(dataset, growth=growth, watch=watch, derive=derive, statistics=statistics)
     blocks = shuffle == "blocks"
     if blocks and (storage.is_growing or growth):
         raise UsageError("shuffle='blocks' is for datasets that are complete", hint="give shuffle='global'")

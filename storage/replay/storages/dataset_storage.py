@@ -25,7 +25,7 @@ import torch
 from tensordict import TensorDict
 
 from ....errors import RbdataError, ReadOnlyError, SamplingError, StoppedWarning, UsageError
-from ...dataset import Dataset, DatasetPrefix
+from ...dataset import Dataset, DatasetPrefix, Derivation, DerivedDataset
 from ...partial_dataset import PartialDataset
 from ...remote.remote_dataset import RemoteDataset
 from ..timeline import Edges, Key, Timeline
@@ -41,7 +41,8 @@ class DatasetStorage(Storage):
 
     ``growth``: show no more than these steps, as ``growth`` of a storage said it: pairs of the batches drawn before and the
     steps shown from then on. ``watch``: look for more of a `PartialDataset` before a batch; otherwise `show` alone changes what
-    is shown. Raises UsageError for a ``growth`` that is not this dataset's.
+    is shown. ``derive`` gives the leaves by which it is read, and ``statistics`` says what was used for them
+    (`derived_leaves.derivation`). Raises UsageError for a ``growth`` that is not this dataset's.
     """
 
     immutable = True
@@ -52,9 +53,12 @@ class DatasetStorage(Storage):
         *,
         growth: Sequence[Sequence[int]] | None = None,
         watch: bool = False,
+        derive: Derivation | None = None,
+        statistics: dict[str, Any] | None = None,
     ) -> None:
         self.source = dataset if isinstance(dataset, Dataset) else Dataset(dataset)
-        self.dataset = self.source
+        self._derive, self.statistics = derive, statistics or {}
+        self.dataset = self._as_read(self.source)
         super().__init__(max(1, self._plan.steps))
         self._own: Timeline | None = None
         #: What was shown: (batches drawn before, steps from then on); empty where all of it always was.
@@ -67,6 +71,9 @@ class DatasetStorage(Storage):
             self.show(len(self.source), 0)
 
     version = 0
+
+    def _as_read(self, shown: Dataset) -> Dataset:
+        return shown if self._derive is None else DerivedDataset(shown, self._derive)
 
     @property
     def _plan(self) -> Any:
@@ -122,7 +129,7 @@ class DatasetStorage(Storage):
         if episodes >= len(starts) or int(starts[episodes]) != steps:
             raise UsageError(f"{steps} steps are not whole episodes at the beginning of {self.source!r}")
         whole = episodes == self._plan.episodes and not self.is_growing
-        self.dataset = self.source if whole else DatasetPrefix(self.source, episodes)
+        self.dataset = self._as_read(self.source if whole else DatasetPrefix(self.source, episodes))
         self._own, self._timelines = None, {}
         self.version += 1
 
@@ -167,8 +174,8 @@ class DatasetStorage(Storage):
         raise read_only(self.dataset)
 
     def will_read(self, ranges: Sequence[tuple[int, int]]) -> None:
-        if isinstance(self.dataset, RemoteDataset):
-            self.dataset.plan_steps(ranges)
+        if isinstance(self.source, RemoteDataset):
+            self.source.plan_steps(ranges)
 
     def column(self, key: Key) -> torch.Tensor | None:
         name = "/".join(key)

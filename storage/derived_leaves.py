@@ -1,0 +1,336 @@
+"""Leaves that `load` computes of the stored ones when they are read: extra leaves, normalised observations, scaled rewards.
+
+`derive_leaves` makes the rows of a `DerivedDataset`; a batch of a slice, a stack or a window is a read of these rows as of any
+others. The leaves of ``extra`` (all ``[*batch, 1]``, as the done leaves of TED are):
+
+    is_first        bool      whether the step is the first of its episode
+    step            int64     the number of the step in its episode, from 0
+    return_to_go    float32   the undiscounted sum of this reward and all later ones of the episode
+    discount        float32   1 - terminated: what dm_env calls discount (https://github.com/google-deepmind/dm_env)
+
+Returns to go are those of the function ``returns_to_go`` of `preprocess` with gamma 1, of the rewards as they are read.
+Those of an episode are computed when one of its steps is first read, and kept: no pass over the data, 4 bytes a step.
+
+`read_statistics` gives the mean and standard deviation of leaves over the states in which an action was taken, in one pass:
+blocks are merged in float64 (Chan, Golub & LeVeque, 1983). They are kept in a hidden file beside the dataset's folder, with
+the content of the dataset that they belong to.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import UsageError
+from .codecs.codec import Rows
+from .dataset import ComputedRows, Dataset, DatasetPrefix, Derivation, DerivedDataset
+from .durable import write_atomically
+from .leaf import Leaf
+from .partial_dataset import PartialDataset
+from .schema import FLAGS
+
+EXTRA = ("is_first", "step", "return_to_go", "discount")
+#: Added to standard deviations, as by ``compute_mean_std`` of CORL (https://github.com/tinkoff-ai/CORL,
+#: algorithms/offline/iql.py).
+EPS = 1e-3
+#: Rows are read in blocks of so many bytes for statistics, and rewards in blocks of so many elements for returns.
+_BLOCK_BYTES = 16 << 20
+_BLOCK_ELEMENTS = 1 << 20
+
+Moments = Mapping[str, np.ndarray]  # "mean" and "std"
+
+
+def derivation(
+    dataset: Dataset, *, extra: Any = None, normalize: Any = None, reward_scale: Any = None
+) -> tuple[Derivation | None, dict[str, Any]]:
+    """What makes the rows that these options of `load` ask for (None: the stored ones), and the statistics used.
+
+    Raises UsageError for unknown names, and for statistics over a dataset that is not complete.
+    """
+    names = _extra_names(dataset, extra)
+    found: dict[str, Any] = dict(_moments(dataset, normalize))
+    scale, shift = _reward_map(dataset, reward_scale)
+    if reward_scale is not None:
+        found["next/reward"] = {"scale": scale, "shift": shift}
+    if not names and not found:
+        return None, found
+    moments = {name: (values["mean"], values["std"]) for name, values in found.items() if name != "next/reward"}
+    return partial(derive_leaves, extra=names, moments=moments, reward=(scale, shift)), found
+
+
+def derive_leaves(
+    dataset: Dataset, *, extra: Sequence[str], moments: Mapping[str, Any], reward: tuple[float, float]
+) -> dict[str, Rows]:
+    """All leaves, those of ``moments`` normalised, rewards as ``scale * reward + shift``, and the ``extra`` ones."""
+    rows: dict[str, Rows] = dict(dataset.rows)
+    for name, (mean, std) in moments.items():
+        for each in (name, "next/" + name):
+            if each in rows:
+                rows[each] = AffineRows(rows[each], mean, std)
+    if reward != (1.0, 0.0):
+        scale, shift = reward
+        rows["next/reward"] = AffineRows(rows["next/reward"], -shift / scale, 1 / scale)
+    for name in extra:
+        rows[name] = _MAKERS[name](dataset, rows)
+    return rows
+
+
+def _extra_names(dataset: Dataset, extra: Any) -> tuple[str, ...]:
+    names = () if extra is None else (extra,) if isinstance(extra, str) else tuple(extra)
+    for name in names:
+        if name not in EXTRA:
+            raise UsageError(f"there is no extra leaf {name!r}", hint=f"there are {', '.join(EXTRA)}")
+        if name in dataset.schema.names:
+            raise UsageError(f"{dataset.id} has a leaf {name!r} of its own: leave it out of extra")
+    if "return_to_go" in names and "next/reward" not in dataset.schema.names:
+        raise UsageError(f"{dataset.id} has no next/reward: there are no returns to go")
+    return tuple(dict.fromkeys(names))
+
+
+# -- rows ------------------------------------------------------------------------------------------------------------------
+
+
+class AffineRows:
+    """``(row - shift) / scale`` of the rows of a leaf, in float32 (float64 of float64)."""
+
+    def __init__(self, rows: Rows, shift: Any, scale: Any) -> None:
+        dtype = "float64" if rows.leaf.dtype == "float64" else "float32"
+        self._rows, self.leaf = rows, replace(rows.leaf, dtype=dtype, constant=None)
+        self._dtype: torch.dtype = getattr(torch, dtype)
+        self._shift, self._scale = (torch.as_tensor(value, dtype=self._dtype) for value in (shift, scale))
+
+    @property
+    def count(self) -> int:
+        return self._rows.count
+
+    def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
+        return self._mapped(self._rows.windows(first, length))
+
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        return self._mapped(self._rows.take(index))
+
+    def block(self, start: int, stop: int) -> torch.Tensor:
+        return self._mapped(self._rows.block(start, stop))
+
+    def _mapped(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows.to(self._dtype).sub(self._shift).div_(self._scale)
+
+
+class _IsFirst(ComputedRows):
+    def __init__(self, dataset: Dataset, rows: Mapping[str, Rows]) -> None:
+        super().__init__(Leaf("is_first", "step", "bool", (1,)), len(dataset))
+        self._dataset = dataset
+
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        starts = self._dataset.episode_starts
+        return (starts[self._dataset.episode_of(index)] == index)[:, None]
+
+
+class _StepNumber(ComputedRows):
+    def __init__(self, dataset: Dataset, rows: Mapping[str, Rows]) -> None:
+        super().__init__(Leaf("step", "step", "int64", (1,)), len(dataset))
+        self._dataset = dataset
+
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        return (index - self._dataset.episode_starts[self._dataset.episode_of(index)])[:, None]
+
+
+class _Discount(ComputedRows):
+    follows_action = True
+
+    def __init__(self, dataset: Dataset, rows: Mapping[str, Rows]) -> None:
+        self._terminated = rows["next/terminated"]
+        super().__init__(Leaf("discount", "step", "float32", self._terminated.leaf.shape), len(dataset))
+
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        return 1 - self._terminated.take(index).float()
+
+
+class _ReturnToGo(ComputedRows):
+    def __init__(self, dataset: Dataset, rows: Mapping[str, Rows]) -> None:
+        self._rewards, self._dataset = rows["next/reward"], dataset
+        super().__init__(Leaf("return_to_go", "step", "float32", self._rewards.leaf.shape), len(dataset))
+        #: By step; memory is taken for those that are computed.
+        self._sums = torch.empty(self.count, *self.leaf.shape)
+        self._known = torch.zeros(len(dataset.episode_starts) - 1, dtype=torch.bool)
+
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        episode = self._dataset.episode_of(index)
+        known = self._known[episode]
+        if not bool(known.all()):
+            self._compute(torch.unique(episode[~known]))
+        return self._sums[index]
+
+    def _compute(self, episodes: torch.Tensor) -> None:
+        """The sums of these episodes. Threads that compute the same ones write the same numbers."""
+        starts = self._dataset.episode_starts
+        lengths = starts[episodes + 1] - starts[episodes]
+        for length in torch.unique(lengths).tolist():
+            alike = starts[episodes[lengths == length]]
+            for first in alike.split(max(1, _BLOCK_ELEMENTS // length)):
+                later = self._rewards.windows(first, length).double().flip(1).cumsum(1).flip(1)
+                self._sums[first[:, None] + torch.arange(length)] = later.float()
+        self._known[episodes] = True
+
+
+_MAKERS = {"is_first": _IsFirst, "step": _StepNumber, "return_to_go": _ReturnToGo, "discount": _Discount}
+
+
+# -- statistics ------------------------------------------------------------------------------------------------------------
+
+
+def _moments(dataset: Dataset, normalize: Any) -> dict[str, Moments]:
+    """Mean and standard deviation by leaf. Raises UsageError."""
+    if normalize is None:
+        return {}
+    if isinstance(normalize, Mapping):
+        return {name: _given(dataset, name, values) for name, values in normalize.items()}
+    keys = [normalize] if isinstance(normalize, str) else list(normalize)
+    return read_statistics(dataset, [name for key in keys for name in _leaves(dataset, key)])
+
+
+def _leaves(dataset: Dataset, key: Any) -> list[str]:
+    """The leaves at and below a key that numbers can be normalised of."""
+    name = key if isinstance(key, str) else "/".join(key)
+    usable = [
+        leaf.name
+        for leaf in dataset.schema
+        if leaf.key[0] != "next" and leaf.key[0] not in FLAGS and leaf.dtype != "bool"
+    ]
+    found = [one for one in usable if one == name or one.startswith(name + "/")]
+    if not found:
+        hint = f"there are {', '.join(usable)}; rewards have reward_scale"
+        raise UsageError(f"{name!r} cannot be normalised", hint=hint)
+    return found
+
+
+def _given(dataset: Dataset, key: Any, values: Any) -> Moments:
+    name = key if isinstance(key, str) else "/".join(key)
+    if _leaves(dataset, name) != [name]:
+        raise UsageError(
+            f"{name!r} is several leaves: give mean and std for each of {', '.join(_leaves(dataset, name))}"
+        )
+    if not isinstance(values, Mapping) or set(values) != {"mean", "std"}:
+        raise UsageError(f'normalize of {name} is {{"mean": ..., "std": ...}}, not {values!r:.60}')
+    shape = dataset.schema[name].shape
+    moments = {}
+    for what in ("mean", "std"):
+        moments[what] = np.asarray(values[what], np.float64)
+        if moments[what].shape not in ((), shape):
+            raise UsageError(f"the {what} of {name} has shape {moments[what].shape}, and a row has {shape}")
+    if not all(np.isfinite(one).all() for one in moments.values()) or (moments["std"] <= 0).any():
+        raise UsageError(f"mean and std of {name} must be finite, and std greater than 0")
+    return moments
+
+
+def read_statistics(dataset: Dataset, names: Iterable[str]) -> dict[str, Moments]:
+    """``{leaf: {"mean": float64, "std": float64}}``, shaped as a row, or ``[]`` for images (rows of two dimensions and more).
+
+    ``std`` is the population's with 1e-3 added, so that ``(x - mean) / std`` is what batches hold. Read from the file beside
+    the folder where it is of this content, otherwise computed in one pass and written there, where that can be written.
+    Raises UsageError for a dataset that is still being written and for values that are not finite.
+    """
+    place = _kept_at(dataset)
+    kept = {} if place is None else _read_kept(place, dataset)
+    missing = [name for name in dict.fromkeys(names) if name not in kept]
+    if missing:
+        _require_complete(dataset, "normalize", 'or give {"observation": {"mean": ..., "std": ...}}')
+        for name in missing:
+            kept[name] = _compute(dataset, name)
+        if place is not None:
+            leaves = {name: {what: value.tolist() for what, value in one.items()} for name, one in kept.items()}
+            with suppress(OSError):  # a folder that cannot be written costs the pass again
+                write_atomically(place, json.dumps({"content": dataset.manifest.content, "leaves": leaves}).encode())
+    return {name: kept[name] for name in dict.fromkeys(names)}
+
+
+def _kept_at(dataset: Dataset) -> Path | None:
+    """The file beside the folder; None for what is no folder of its own."""
+    if isinstance(dataset, (DatasetPrefix, DerivedDataset, PartialDataset)) or hasattr(dataset, "members"):
+        return None
+    return dataset.path.absolute().parent / f".{dataset.path.name}.statistics.json"
+
+
+def _read_kept(place: Path, dataset: Dataset) -> dict[str, Moments]:
+    """What the file says of this content: nothing where it is missing, or not what was written."""
+    try:
+        data = json.loads(place.read_bytes())
+        if data["content"] != dataset.manifest.content:
+            return {}
+        kept = {
+            name: {what: np.asarray(one[what], np.float64) for what in ("mean", "std")}
+            for name, one in data["leaves"].items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    return {name: one for name, one in kept.items() if name in dataset.schema and _is_sound(dataset.schema[name], one)}
+
+
+def _is_sound(leaf: Leaf, moments: Moments) -> bool:
+    shapes = {value.shape for value in moments.values()} == {_moment_shape(leaf)}
+    return shapes and all(np.isfinite(value).all() for value in moments.values()) and bool((moments["std"] > 0).all())
+
+
+def _moment_shape(leaf: Leaf) -> tuple[int, ...]:
+    return leaf.shape if len(leaf.shape) < 2 else ()
+
+
+def _require_complete(dataset: Dataset, option: str, instead: str) -> None:
+    if isinstance(dataset, PartialDataset) and not dataset.complete:
+        raise UsageError(
+            f"{option} needs all of {dataset.id}, which is incomplete", hint=f"wait until it is there, {instead}"
+        )
+
+
+def _compute(dataset: Dataset, name: str) -> Moments:
+    rows = dataset.rows[name]
+    shape, steps = _moment_shape(rows.leaf), max(1, _BLOCK_BYTES // max(1, 8 * math.prod(rows.leaf.shape)))
+    count, mean, squares = 0, np.zeros(shape), np.zeros(shape)
+    for start in range(0, len(dataset), steps):
+        stop = min(len(dataset), start + steps)
+        if rows.leaf.kind == "step":
+            block = rows.block(start, stop)
+        else:  # the states in which an action was taken: not those after the last one
+            block = rows.take(dataset.state_numbers(start, stop))
+        values = block.numpy().astype(np.float64)
+        values = values.reshape(-1, *shape)
+        own = values.mean(0)
+        differences, new = own - mean, len(values)
+        values -= own
+        squares = squares + (values * values).sum(0) + differences**2 * (count * new / (count + new))
+        mean, count = mean + differences * (new / (count + new)), count + new
+    if not count or not (np.isfinite(mean).all() and np.isfinite(squares).all()):
+        raise UsageError(f"{name} of {dataset.id} has no finite mean and standard deviation")
+    return {"mean": np.asarray(mean), "std": np.asarray(np.sqrt(squares / count) + EPS)}
+
+
+def _reward_map(dataset: Dataset, reward_scale: Any) -> tuple[float, float]:
+    """Scale and shift of rewards. Raises UsageError.
+
+    "return_range" is 1000 / (highest - lowest return), the locomotion scaling of CORL's ``modify_reward``
+    (algorithms/offline/iql.py; Kostrikov, Nair & Levine, 2021); "minus_one" its reward - 1 for antmaze.
+    """
+    if reward_scale is None:
+        return 1.0, 0.0
+    if reward_scale == "minus_one":
+        return 1.0, -1.0
+    if reward_scale == "return_range":
+        _require_complete(dataset, "reward_scale='return_range'", "or give a number")
+        returns = dataset.episodes.returns
+        width = float(returns.max() - returns.min()) if len(returns) else 0.0
+        if not (math.isfinite(width) and width > 0):
+            raise UsageError(f"the returns of {dataset.id} have no range to scale rewards by: it is {width}")
+        return 1000 / width, 0.0
+    number = isinstance(reward_scale, (int, float)) and not isinstance(reward_scale, bool)
+    if not number or not math.isfinite(reward_scale) or reward_scale == 0:
+        raise UsageError(f"reward_scale is a number, 'return_range' or 'minus_one', not {reward_scale!r}")
+    return float(reward_scale), 0.0
